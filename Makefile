@@ -1,0 +1,42 @@
+# Two commands for a fresh machine: `make run` and `make test`. Both install what is missing first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+ARGS ?=
+IMAGES := data/textures
+
+.PHONY: help run test check lint bench clean
+
+help:  ## show this text
+	@echo "make VERB [PYTHON=python3] [ARGS='...']"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+# The stamp makes the second time quick; a change of the dependencies installs again.
+$(INSTALLED): pyproject.toml constraints.txt scripts/install.sh
+	sh scripts/install.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+run: $(INSTALLED)  ## write a small folder of images, train on it and print the tables
+	$(BIN)/hires data make $(IMAGES) --classes 4 --count 64 --size 256x256 --seed 0
+	$(BIN)/hires run campaign=quickstart data=folder data.path=$(IMAGES) model=resnet18 image=256 \
+	    parallel=sp+lp precision=bf16 batch=8 steps=12 $(ARGS)
+
+test: $(INSTALLED)  ## run the tests; ARGS='-m slow' runs the slow ones
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint  ## run ruff, mypy and the fast tests
+	$(BIN)/python -m pytest -m "not dist and not slow and not mpi and not gpu" $(ARGS)
+
+lint: $(INSTALLED)  ## run ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)  ## measure layouts beside torch's own
+	$(BIN)/hires bench layouts $(ARGS)
+
+clean:  ## remove what was made here, results excepted
+	rm -rf "$(VENV)" build dist ./*.egg-info $(IMAGES)
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

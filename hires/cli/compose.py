@@ -1,0 +1,93 @@
+"""Which config do the overrides on the command line describe?
+
+Hydra merges ``conf/`` and the overrides onto the dataclasses of :mod:`hires.core.config`; what
+comes out are those dataclasses again, checked. What goes wrong is a ``ConfigError``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from yaml import YAMLError
+
+from hires.cli.choices import conf_dir, groups, keys
+from hires.cli.overrides import checked
+from hires.core.config import RunConfig, from_dict
+from hires.core.errors import ConfigError
+
+_SPOKEN = (  # how a declared type is said; the first one that its name holds
+    ("list", "a list of whole numbers, as [2,2]"),
+    ("dict", "keys and values, as {width:64}"),
+    ("int", "a whole number"),
+    ("float", "a number"),
+    ("bool", "true or false"),
+    ("str", "text"),
+)
+
+
+def compose(overrides: list[str], config_dir: str | None = None) -> RunConfig:
+    """Returns the config of one run.
+
+    Args:
+        overrides: words of Hydra's override grammar, as ``parallel=sp`` or ``image=[75,61]``.
+        config_dir: a folder of groups that add choices to those of ``conf/``.
+
+    Raises:
+        ConfigError: an override is misspelt, has the wrong type, or its value makes no sense.
+    """
+    extra = Path(config_dir).expanduser().absolute() if config_dir else None
+    words = checked(overrides, groups(extra))
+    if extra is not None:
+        words.append(f"hydra.searchpath=['file://{extra}']")
+    values = _composed(words)
+    _make_absolute(values)
+    return from_dict(values)
+
+
+def _composed(words: list[str]) -> dict[str, Any]:
+    """Returns the plain values that Hydra makes of checked overrides."""
+    ConfigStore.instance().store(name="schema", node=RunConfig)
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+            composed = hydra_compose("config", overrides=words)
+        return cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(_explained(error, words)) from error
+
+
+def _make_absolute(values: dict[str, Any]) -> None:
+    """Writes the data folder as an absolute path, since ranks may start elsewhere."""
+    for section, key in ((values.get("data", {}), "path"), (values, "results")):
+        if isinstance(section.get(key), str):
+            path = Path(section[key]).expanduser()
+            section[key] = str(path.absolute() if key == "path" else path)
+
+
+def _explained(error: Exception, words: list[str]) -> str:
+    """Returns what Hydra or OmegaConf complain about, in our words where they can be known."""
+    cause: BaseException = error.__cause__ or error
+    key = str(getattr(cause, "full_key", "") or "")
+    field = re.sub(r"\[.*", "", key)
+    hint = str(keys().get(field, ""))
+    spoken = next((text for name, text in _SPOKEN if name in hint), None)
+    if spoken is None or isinstance(cause, InterpolationResolutionError):
+        return _plain(cause, words)
+    word = next((w for w in words if w.lstrip("+").startswith(f"{field}=")), None)
+    return f"{word or key} has the wrong type: {field} must be {spoken}"
+
+
+def _plain(cause: BaseException, words: list[str]) -> str:
+    """Returns an error's own words as one line, with the place that it tells of."""
+    text, _, place = str(cause).partition("full_key:")
+    key = (place.split() or [""])[0]
+    word = next((w for w in words if key and w.startswith(f"{key}=")), None)
+    where = word or (f"key {key}" if key else "")
+    return " ".join(text.split()) + (f" ({where})" if where else "")

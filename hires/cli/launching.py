@@ -1,0 +1,50 @@
+"""How do the verbs that run ranks start them, and what do they say if that fails?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from hires.cli.progress import StepProgress
+from hires.core.config import RunConfig
+from hires.core.rundir import RunDir
+from hires.launcher.local import Outcome, launch
+
+
+def launched(config: RunConfig, run: RunDir, world: int, args: Sequence[str] = ()) -> Outcome:
+    """Returns how an attempt ended, after its ranks are gone; shows the steps meanwhile.
+
+    Args:
+        config: the frozen config.
+        run: the folder and its fresh attempt.
+        world: number of ranks.
+        args: further words for every rank.
+
+    Raises:
+        ConfigError: the port that the config names is taken.
+        RunError: the ranks cannot be started.
+    """
+    with StepProgress(world, config.batch, config.steps) as progress:
+        return launch(run.path, run.attempt, args=args, on_line=progress)
+
+
+def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
+    """Says why an attempt failed; nothing if it did not.
+
+    Args:
+        outcome: how the attempt ended.
+        run: its folder.
+        keep: whether the folder is still there afterwards, so that it may be named.
+    """
+    if outcome.exit_code == 0:
+        return
+    print(f"hires: the run {_ENDS[outcome.state]}: {outcome.cause}", file=sys.stderr)
+    if outcome.tail:
+        print(f"last lines of rank {outcome.failed_rank}:", file=sys.stderr)
+        for line in outcome.tail:
+            print(f"  {line}", file=sys.stderr)
+    if keep:
+        print(f"all lines: {run.attempt_dir / 'logs'}", file=sys.stderr)
+
+
+_ENDS = {"failed": "failed", "cancelled": "was cancelled"}

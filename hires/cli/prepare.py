@@ -1,0 +1,68 @@
+"""What happens between a config and its plan?
+
+The verbs ``run``, ``plan`` and ``verify`` share this: read how many classes the data has, trace the
+network, plan, and refuse what cannot run. Nothing is started or written here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+from hires.cli.show_plan import finding_lines
+from hires.cli.tracing import trace
+from hires.core.config import RunConfig
+from hires.core.errors import ConfigError, PlanError
+from hires.plan.plan import Plan
+
+
+def planned(config: RunConfig) -> Plan:
+    """Returns the plan of a config, with all findings.
+
+    Args:
+        config: as :func:`with_classes` returns it.
+
+    Raises:
+        ConfigError: the network cannot be built or traced.
+    """
+    from hires.plan.planner import make_plan
+
+    if sys.stderr.isatty():
+        print("tracing the network ...", end="\r", file=sys.stderr, flush=True)
+    graph = trace(config)
+    if sys.stderr.isatty():
+        print(" " * 24, end="\r", file=sys.stderr, flush=True)
+    return make_plan(config, graph)
+
+
+def with_classes(config: RunConfig) -> RunConfig:
+    """Returns the config with ``model.classes`` as many as the data has, unless it is set.
+
+    Raises:
+        ConfigError: the data folder is missing or unusable, or has more classes than the network.
+    """
+    from hires.data.source import open_source
+
+    source = open_source(config.data, config.image, config.model.channels, config.seed)
+    classes = config.model.classes or source.num_classes
+    if classes < source.num_classes:
+        raise ConfigError(
+            f"model.classes={classes} is fewer than the {source.num_classes} classes of the data; "
+            f"leave model.classes out, or set it to {source.num_classes} or more"
+        )
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
+
+
+def require_feasible(plan: Plan) -> None:
+    """Prints warnings and notes; refuses a plan that has errors.
+
+    Raises:
+        PlanError: the plan has errors; the message holds all of them.
+    """
+    errors = [finding for finding in plan.findings if finding.severity == "error"]
+    others = [finding for finding in plan.findings if finding.severity != "error"]
+    for line in finding_lines([dataclasses.asdict(finding) for finding in others]):
+        print(line, file=sys.stderr)
+    if errors:
+        text = "; ".join(f"{finding.text} [{finding.key}]" for finding in errors)
+        raise PlanError(f"the layout cannot run: {text}")

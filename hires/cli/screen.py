@@ -1,0 +1,81 @@
+"""How do configs and tables reach the screen?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from hires.core.config import RunConfig, to_dict
+from hires.report.tables import Column, tables
+
+_PLAIN_WIDTH = 200
+"""Columns when the output is no terminal, so that no table is cut in a file."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes keys below each other and lists on one line, as one types them."""
+
+
+_Dumper.add_representer(
+    list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True)
+)
+
+
+def print_config(config: RunConfig) -> int:
+    """Prints a config as the YAML that a run would freeze; returns 0."""
+    print(yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False), end="")
+    return 0
+
+
+def print_record(record: dict[str, Any]) -> None:
+    """Prints the tables of a record if it has any numbers, and how to make it again."""
+    if record["throughput"]["samples"] or record["state"] == "done":
+        for table in tables(record):
+            print_table(table.title, table.columns, table.text_rows())
+    if record.get("reproduce"):
+        print(f"again: {record['reproduce']}")
+
+
+def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table through rich, numbers flush right.
+
+    A single row that is wider than the terminal is printed as one line a column instead.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    console = Console(file=sys.stdout, width=width, markup=False, highlight=False)
+    if len(rows) == 1 and _natural_width(columns, rows[0]) > console.width:
+        _print_upright(title, columns, rows[0])
+        return
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for column in columns:
+        shown.add_column(_two_lines(column), justify="right" if column.numeric else "left")
+    for row in rows:
+        shown.add_row(*row)
+    console.print(shown)
+
+
+def _natural_width(columns: Sequence[Column], row: Sequence[str]) -> int:
+    """Returns how many characters a table of one row wants."""
+    pairs = zip(columns, row, strict=True)
+    return sum(max(len(c.title), len(c.unit) + 2, len(cell)) + 3 for c, cell in pairs)
+
+
+def _print_upright(title: str, columns: Sequence[Column], row: Sequence[str]) -> None:
+    """Prints one row with its columns below each other."""
+    width = max(len(column.title) for column in columns)
+    print(title)
+    for column, cell in zip(columns, row, strict=True):
+        print(f"  {column.title:<{width}}  {cell} {column.unit}".rstrip())
+    print()
+
+
+def _two_lines(column: Column) -> str:
+    """Returns the heading with its unit below, which keeps the columns narrow."""
+    return f"{column.title}\n[{column.unit}]" if column.unit else column.title

@@ -1,0 +1,128 @@
+"""How does a plan look on a screen?
+
+Placement as a grid, the pipeline's time line, what travels in one step, and all findings, read from
+the dict that ``plan.json`` holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hires.core.units import count, size
+
+Facts = dict[str, Any]
+
+
+def plan_lines(plan: Facts, timeline: list[str]) -> list[str]:
+    """Returns the text of a plan.
+
+    Args:
+        plan: as :meth:`hires.plan.plan.Plan.to_dict` gives it.
+        timeline: one line a stage, as :meth:`hires.plan.plan.Plan.timeline` gives it.
+    """
+    sections = (
+        ("placement (ranks)", placement_lines(plan)),
+        ("stages", _stage_lines(plan)),
+        ("time line of a step (F forward, B backward, one column an action)", _timed(timeline)),
+        ("messages of a step, all ranks", message_lines(plan.get("totals", {}))),
+        ("findings", finding_lines(plan["findings"]) + _verdict(plan)),
+    )
+    lines: list[str] = []
+    for title, body in sections:
+        lines += [title, *(f"  {line}" for line in body), ""]
+    return lines[:-1]
+
+
+def placement_lines(plan: Facts) -> list[str]:
+    """Returns one block a replica: the tile grid of every stage with its ranks, side by side."""
+    lines: list[str] = []
+    for replica in sorted({slot["replica"] for slot in plan["placement"]}):
+        slots = [slot for slot in plan["placement"] if slot["replica"] == replica]
+        blocks = [_block(slots, stage["index"], stage["tiles"]) for stage in plan["stages"]]
+        if any(slot["replica"] for slot in plan["placement"]):
+            lines.append(f"replica {replica}")
+        lines += _beside(blocks)
+    return lines
+
+
+def message_lines(totals: Facts) -> list[str]:
+    """Returns one line a kind of message: how many a step, how many bytes."""
+    rows = [
+        (kind, f"{facts['messages']}", size(facts["bytes"]))
+        for kind, facts in totals.get("by_kind", {}).items()
+        if facts["messages"]
+    ]
+    if not rows:
+        return ["none"]
+    rows.append(("all", f"{totals['messages']}", size(totals["bytes"])))
+    return _aligned([("kind", "messages", "bytes"), *rows])
+
+
+def finding_lines(findings: list[Facts]) -> list[str]:
+    """Returns one line a finding, errors first."""
+    order = {"error": 0, "warning": 1, "note": 2}
+    ranked = sorted(findings, key=lambda finding: order[finding["severity"]])
+    return [f"{f['severity']}: {f['text']} [{f['key']}]" for f in ranked]
+
+
+def _block(slots: list[Facts], stage: int, tiles: list[int]) -> list[str]:
+    """Returns the title of a stage and its grid of ranks."""
+    ranks = {tuple(s["tile"] or (0, 0)): s["rank"] for s in slots if s["stage"] == stage}
+    width = max(len(str(rank)) for rank in ranks.values())
+    rows = [
+        " ".join(f"{ranks[row, col]:>{width}}" for col in range(tiles[1]))
+        for row in range(tiles[0])
+    ]
+    return [f"stage {stage}", *(f"[ {row} ]" for row in rows)]
+
+
+def _beside(blocks: list[list[str]]) -> list[str]:
+    """Returns blocks of lines next to each other."""
+    height = max(len(block) for block in blocks)
+    columns = []
+    for block in blocks:
+        width = max(len(line) for line in block)
+        columns.append([f"{line:<{width}}" for line in block + [""] * (height - len(block))])
+    return ["   ".join(parts).rstrip() for parts in zip(*columns, strict=True)]
+
+
+def _stage_lines(plan: Facts) -> list[str]:
+    """Returns one line a stage: its layers and what they cost."""
+    rows = [("stage", "layers", "from", "to", "tiles", "FLOPs", "parameters")]
+    for stage in plan["stages"]:
+        rows.append(
+            (
+                str(stage["index"]),
+                str(stage["num_layers"]),
+                str(stage["first_layer"]),
+                str(stage["last_layer"]),
+                "x".join(str(n) for n in stage["tiles"]),
+                count(stage["flops"]),
+                count(stage["params"]),
+            )
+        )
+    return _aligned(rows)
+
+
+def _timed(timeline: list[str]) -> list[str]:
+    """Returns the time line with the stage before each line."""
+    return [f"stage {index}  {line}" for index, line in enumerate(timeline)]
+
+
+def _verdict(plan: Facts) -> list[str]:
+    """Returns the proof's answer, if there is one."""
+    return [plan["verdict"]] if plan.get("verdict") else []
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Returns rows of cells as lines with columns of equal width, numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    numeric = [all(row[i][:1].isdigit() for row in rows[1:]) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            f"{cell:>{width}}" if right else f"{cell:<{width}}"
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,33 @@
+"""``hires plan``: what would happen, without starting anything?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from hires.cli.compose import compose
+from hires.cli.options import Parser, add_json, add_overrides
+from hires.cli.prepare import planned, with_classes
+from hires.cli.screen import print_config
+from hires.cli.show_plan import plan_lines
+from hires.core.errors import PlanError
+
+_EXAMPLES = (
+    "hires plan parallel=pp image=512",
+    "hires plan parallel=sp 'parallel.tiles=[2,2]' --json",
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0."""
+    parser = Parser("plan", "Show who computes and sends what, without running it.", _EXAMPLES)
+    add_overrides(parser)
+    add_json(parser)
+    args = parser.read(words)
+    config = compose(args.overrides, args.config_dir)
+    if args.cfg:
+        return print_config(config)
+    plan = planned(with_classes(config))
+    facts = plan.to_dict()
+    print(json.dumps(facts) if args.json else "\n".join(plan_lines(facts, plan.timeline())))
+    return 0 if plan.ok else PlanError.exit_code

@@ -1,0 +1,84 @@
+"""``hires run``: one command from a config to throughput and memory tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hires.cli.compose import compose
+from hires.cli.launching import explain, launched
+from hires.cli.options import Parser, add_json, add_overrides
+from hires.cli.prepare import planned, require_feasible, with_classes
+from hires.cli.screen import print_config, print_record
+from hires.core.config import RunConfig
+from hires.core.errors import RunError
+from hires.core.naming import run_name
+from hires.core.records import read_record
+from hires.core.rundir import RunDir, create, open_run
+from hires.report.tables import write
+
+_EXAMPLES = (
+    "hires run                                        ResNet-50, one process, made-up images",
+    "hires run parallel=sp+lp precision=bf16          tiles first, then a second stage",
+    "hires run 'image=[480,640]' parallel=dp          quotes keep the shell off the brackets",
+    "hires run data=folder data.path=data/textures    your own images",
+    "hires run parallel=pp --cfg job                  only show the config",
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs an experiment, or shows it if it is complete; returns the exit code."""
+    parser = Parser("run", "Run an experiment and print its throughput and memory.", _EXAMPLES)
+    add_overrides(parser)
+    parser.add_argument("--again", action="store_true", help="run even if it is complete already")
+    add_json(parser)
+    args = parser.read(words)
+    config = compose(args.overrides, args.config_dir)
+    if args.cfg:
+        return print_config(config)
+    config = with_classes(config)
+    run = None if args.again else _complete(config)
+    if run is not None:
+        print(f"complete since an earlier time: {run.path} (--again runs it anew)", file=sys.stderr)
+        _print(run, args.json)
+        return 0
+    return _start(config, ["hires", "run", *words], args.again, args.json)
+
+
+def _complete(config: RunConfig) -> RunDir | None:
+    """Returns the run if it was completed earlier, so that nothing needs to be traced."""
+    path = Path(config.results).absolute() / config.campaign / run_name(config)
+    try:
+        run = open_run(path)
+    except RunError:
+        return None
+    return run if run.complete else None
+
+
+def _start(config: RunConfig, argv: list[str], again: bool, as_json: bool) -> int:
+    """Plans, freezes and runs; returns the exit code."""
+    plan = planned(config)
+    require_feasible(plan)
+    run = create(config, plan.to_dict(), argv, again=again)
+    code = 0
+    if not run.complete:  # another process may have completed it since we looked
+        print(f"run folder: {run.path}", file=sys.stderr)
+        outcome = launched(config, run, plan.world)
+        explain(outcome, run)
+        code = outcome.exit_code
+    _print(run, as_json)
+    return code
+
+
+def _print(run: RunDir, as_json: bool) -> None:
+    """Prints the run's record, if it has one, and writes its tables into the folder."""
+    record = read_record(run.path)
+    if record is None:
+        return
+    write(run.path, record)
+    if as_json:
+        print(json.dumps(record, indent=2))
+    else:
+        print_record(record)

@@ -1,0 +1,27 @@
+"""How do ranks talk? Every message of hires goes through these functions."""
+
+from hires.comm.runtime import (
+    Group,
+    Handle,
+    all_gather,
+    all_reduce,
+    barrier,
+    irecv,
+    isend,
+    make_groups,
+    shutdown,
+    start,
+)
+
+__all__ = [
+    "Group",
+    "Handle",
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "irecv",
+    "isend",
+    "make_groups",
+    "shutdown",
+    "start",
+]

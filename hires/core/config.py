@@ -1,0 +1,352 @@
+"""What can be configured, with which defaults?
+
+These dataclasses hold every default; the files under ``conf/`` hold differences only. Values are
+checked in ``__post_init__``, so a config that exists is a config whose values make sense one by
+one; what only makes sense together (does the batch divide?) is the plan's business.
+The worker reads a frozen ``config.yaml`` with :func:`from_dict` and needs neither hydra nor omegaconf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from hires.core.errors import ConfigError
+
+T = TypeVar("T")
+
+PRECISIONS = ("fp32", "bf16", "fp64")
+SCHEDULES = ("gpipe", "1f1b")
+FITS = ("resize", "crop", "error")
+
+
+@dataclass
+class ModelConfig:
+    """``model=NAME``: the network."""
+
+    name: str = "resnet"
+    """Family: ``resnet`` (post-activation, He et al. 2015), ``preact_resnet`` (9n+2, 2016) or ``custom``."""
+    depth: int = 50
+    """Layers of a ``resnet``: 18, 34, 50, 101 or 152."""
+    n: int = 12
+    """Blocks per group of a ``preact_resnet``, whose depth is 9n+2."""
+    classes: int | None = None
+    """Outputs of the classifier; unset: as many as the data has."""
+    channels: int = 3
+    """Channels of the input image."""
+    target: str | None = None
+    """``custom`` only: ``package.module:function`` that returns a torch module."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """``custom`` only: keyword arguments of the function."""
+
+    def __post_init__(self) -> None:
+        _at_least("model.n", self.n, 1)
+        _at_least("model.channels", self.channels, 1)
+        if self.classes is not None:
+            _at_least("model.classes", self.classes, 1)
+        if self.name == "custom" and (not self.target or self.target.count(":") != 1):
+            raise ConfigError(
+                f"model=custom needs model.target=package.module:function, not {self.target!r}"
+            )
+
+
+@dataclass
+class DataConfig:
+    """``data=NAME``: where the images come from."""
+
+    name: str = "synthetic"
+    """``synthetic`` (made in memory from the seed) or ``folder`` (one sub-folder per class)."""
+    path: str | None = None
+    """``folder`` only: the folder whose sub-folders are the classes."""
+    classes: int = 10
+    """``synthetic`` only: number of classes."""
+    length: int = 1024
+    """``synthetic`` only: number of images."""
+    fit: str = "resize"
+    """An image of another size than ``image`` is: ``resize`` d (bilinear), ``crop`` ped or padded with
+    zeros about its centre, or an ``error``."""
+    shuffle: bool = True
+    """Whether the order is drawn anew for every epoch, from the seed."""
+    prefetch: int = 2
+    """Microbatches that are read ahead."""
+
+    def __post_init__(self) -> None:
+        _at_least("data.classes", self.classes, 1)
+        _at_least("data.length", self.length, 1)
+        _at_least("data.prefetch", self.prefetch, 0)
+        _one_of("data.fit", self.fit, FITS)
+
+
+@dataclass
+class ParallelConfig:
+    """``parallel=NAME``: the layout."""
+
+    name: str = "single"
+    """The label in tables; the keys below decide."""
+    replicas: int = 1
+    """Data-parallel copies of everything; the batch is divided among them."""
+    stages: int = 1
+    """Contiguous slices of the network, each on ranks of its own."""
+    tiles: list[int] = field(default_factory=lambda: [1, 1])
+    """[rows, cols] of the grid that cuts every image in the spatial stages."""
+    spatial_stages: int = 0
+    """The first so many stages are tiled; 0 means one if ``tiles`` is more than one tile."""
+    microbatches: int = 1
+    """Pieces into which a replica's share of the batch is cut, one after the other."""
+    schedule: str = "gpipe"
+    """Order of the passes of a pipeline: ``gpipe`` or ``1f1b``."""
+    balance: list[int] | None = None
+    """Layers per stage, one number a stage; unset: balanced by estimated FLOPs."""
+
+    def __post_init__(self) -> None:
+        for key in ("replicas", "stages", "microbatches"):
+            _at_least(f"parallel.{key}", getattr(self, key), 1)
+        _at_least("parallel.spatial_stages", self.spatial_stages, 0)
+        _one_of("parallel.schedule", self.schedule, SCHEDULES)
+        if len(self.tiles) != 2 or any(t < 1 for t in self.tiles):
+            raise ConfigError(
+                f"parallel.tiles={self.tiles} must be [rows, cols], each at least 1, as [2,2]"
+            )
+        if self.spatial_stages > self.stages:
+            raise ConfigError(
+                f"parallel.spatial_stages={self.spatial_stages} is more than "
+                f"parallel.stages={self.stages}; use at most {self.stages}"
+            )
+        if self.spatial_stages == 0 and self.num_tiles > 1:
+            self.spatial_stages = 1
+        if self.balance is not None:
+            if len(self.balance) != self.stages or any(b < 1 for b in self.balance):
+                raise ConfigError(
+                    f"parallel.balance={self.balance} must hold one positive number for each of "
+                    f"the {self.stages} stages"
+                )
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of a spatial stage."""
+        return self.tiles[0] * self.tiles[1]
+
+
+@dataclass
+class PrecisionConfig:
+    """``precision=NAME``: the arithmetic."""
+
+    name: str = "fp32"
+    """``fp32``, ``bf16`` (autocast in training, cast in inference) or ``fp64``."""
+
+    def __post_init__(self) -> None:
+        _one_of("precision", self.name, PRECISIONS)
+
+
+@dataclass
+class CommConfig:
+    """``comm=NAME``: how ranks talk."""
+
+    backend: str = "gloo"
+    """Transport of every message."""
+    timeout_s: float = 120.0
+    """A message that takes longer than this stops the run."""
+
+    def __post_init__(self) -> None:
+        _one_of("comm.backend", self.backend, ("gloo",))
+        if self.timeout_s <= 0:
+            raise ConfigError(f"comm.timeout_s={self.timeout_s} must be above 0 seconds")
+
+
+@dataclass
+class TaskConfig:
+    """``task=NAME``: what is done with the network."""
+
+    name: str = "train"
+    """``train`` or ``infer``."""
+    lr: float = 0.05
+    """Learning rate of stochastic gradient descent."""
+    momentum: float = 0.9
+    """Its momentum."""
+    weight_decay: float = 1e-4
+    """Its L2 penalty, on every parameter."""
+
+    def __post_init__(self) -> None:
+        _one_of("task", self.name, ("train", "infer"))
+        for key in ("lr", "momentum", "weight_decay"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"task.{key}={getattr(self, key)} must not be negative")
+
+
+@dataclass
+class LauncherConfig:
+    """``launcher=NAME``: what starts the ranks."""
+
+    name: str = "local"
+    """``local``: one process per rank on this machine."""
+    threads: int = 1
+    """Compute threads of every rank."""
+    port: int = 0
+    """Rendezvous port; 0: a free one is chosen."""
+
+    def __post_init__(self) -> None:
+        _one_of("launcher", self.name, ("local",))
+        _at_least("launcher.threads", self.threads, 1)
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"launcher.port={self.port} must be 0 (any free port) to 65535")
+
+
+@dataclass
+class MeasureConfig:
+    """``measure.*``: which steps count."""
+
+    warmup: int = 2
+    """Steps at the start that no table counts."""
+    steps: int | None = None
+    """Steps after the warm-up that are counted; unset: all of them."""
+
+    def __post_init__(self) -> None:
+        _at_least("measure.warmup", self.warmup, 0)
+        if self.steps is not None:
+            _at_least("measure.steps", self.steps, 1)
+
+
+@dataclass
+class RunConfig:
+    """Everything that decides one run. The key names are the public interface."""
+
+    image: Any = 224
+    """Size of the images in pixels: n, or [height, width]."""
+    batch: int = 8
+    """Images per step, of the whole world."""
+    steps: int = 12
+    """Steps of the run, warm-up included."""
+    seed: int = 0
+    """Decides weights, data and order."""
+    campaign: str = "default"
+    """Name that groups runs: one folder under ``results``."""
+    results: str = "results"
+    """Folder for all run folders."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    comm: CommConfig = field(default_factory=CommConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+
+    def __post_init__(self) -> None:
+        self.image = _image_size(self.image)
+        _at_least("batch", self.batch, 1)
+        _at_least("steps", self.steps, 1)
+        _at_least("seed", self.seed, 0)
+        _check_campaign(self.campaign)
+        counted = self.measure.warmup + (self.measure.steps or 1)
+        if self.steps < counted:
+            raise ConfigError(
+                f"steps={self.steps} leaves nothing to measure after measure.warmup="
+                f"{self.measure.warmup} and measure.steps={self.measure.steps}; "
+                f"use steps={counted} or more"
+            )
+
+    @property
+    def height(self) -> int:
+        """Rows of the image in pixels."""
+        return int(self.image[0])
+
+    @property
+    def width(self) -> int:
+        """Columns of the image in pixels."""
+        return int(self.image[1])
+
+
+def from_dict(values: dict[str, Any]) -> RunConfig:
+    """Returns the config that plain values describe, as :func:`to_dict` gives them.
+
+    Raises:
+        ConfigError: a key is unknown or a value has the wrong type or makes no sense.
+    """
+    return _build(RunConfig, values, "")
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Returns the config as plain values: dicts, lists, strings and numbers."""
+    return dataclasses.asdict(config)
+
+
+def _build(cls: type[T], values: Any, prefix: str) -> T:
+    """Returns an instance of a config dataclass, its fields checked one by one."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{prefix.rstrip('.') or 'the config'} must hold keys, not {values!r}")
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(str(k) for k in values if k not in hints)
+    if unknown:
+        raise ConfigError(
+            f"unknown key {prefix}{unknown[0]}; choose one of {', '.join(sorted(hints))}"
+        )
+    made = {}
+    for name, value in values.items():
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            made[name] = _build(hint, value, f"{prefix}{name}.")  # type: ignore[arg-type]
+        else:
+            made[name] = _checked(hint, value, prefix + name)
+    return cls(**made)
+
+
+def _checked(hint: Any, value: Any, key: str) -> Any:
+    """Returns the value as the type that the field declares."""
+    if hint is Any:
+        return value
+    args = typing.get_args(hint)
+    if type(None) in args:
+        if value is None:
+            return None
+        hint = next(a for a in args if a is not type(None))
+        args = typing.get_args(hint)
+    origin = typing.get_origin(hint) or hint
+    if origin is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wrong_bool = isinstance(value, bool) and origin is not bool
+    if not isinstance(value, origin) or wrong_bool:
+        raise ConfigError(f"{key}={value!r} must be {_spoken(hint)}")
+    if origin is list:
+        return [_checked(args[0], item, f"{key}[{i}]") for i, item in enumerate(value)]
+    return value
+
+
+def _spoken(hint: Any) -> str:
+    """Returns a type as a user would say it."""
+    names = {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}
+    return names.get(hint, "a list of whole numbers, as [2,2]" if "list" in str(hint) else "keys")
+
+
+def _image_size(image: Any) -> list[int]:
+    """Returns [height, width] of ``image``, which is n or [height, width]."""
+    size = [image, image] if isinstance(image, int) else image
+    good = isinstance(size, (list, tuple)) and len(size) == 2
+    if not good or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in size):
+        raise ConfigError(
+            f"image={image!r} must be a whole number of pixels or [height,width], as image=512 "
+            f"or image=[480,640]"
+        )
+    return list(size)
+
+
+def _check_campaign(name: str) -> None:
+    """Refuses a campaign that would not be one plain folder."""
+    if not name or name in (".", "..") or "/" in name or "\0" in name or name.startswith("."):
+        raise ConfigError(
+            f"campaign={name!r} names a folder under results/: use a plain name without '/' that "
+            f"does not begin with '.'"
+        )
+
+
+def _at_least(key: str, value: int, low: int) -> None:
+    """Refuses a number below ``low``."""
+    if value < low:
+        raise ConfigError(f"{key}={value} must be at least {low}")
+
+
+def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuses a name that is not among the choices."""
+    if value not in choices:
+        raise ConfigError(f"{key}={value!r} is unknown; choose one of {', '.join(choices)}")

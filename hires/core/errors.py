@@ -1,0 +1,31 @@
+"""Which errors does a user see, and with which exit code?
+
+Every message names the value, why it fails and what would work (STYLE). Anything else that
+escapes is a bug of hires and keeps its traceback.
+"""
+
+
+class HiresError(Exception):
+    """An error that is explained in one paragraph, without a traceback."""
+
+    exit_code = 1
+
+
+class RunError(HiresError):
+    """A run that had started failed: a rank died, a file was broken, a disk was full."""
+
+
+class CommError(RunError):
+    """Ranks could not talk to each other, or not within ``comm.timeout_s``."""
+
+
+class ConfigError(HiresError):
+    """The configuration cannot be used; raised before any rank starts."""
+
+    exit_code = 2
+
+
+class PlanError(HiresError):
+    """The layout cannot run as asked; raised before any rank starts."""
+
+    exit_code = 3

@@ -1,0 +1,98 @@
+"""How is a file written so that nobody ever reads half of it?
+
+Whole files appear by writing a temporary sibling and renaming it; logs of JSON lines grow by one
+``write`` per line. A full disk or a folder without permission becomes a :class:`RunError` that
+names the path and the remedy, and no temporary file stays behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from pathlib import Path
+
+from hires.core.errors import RunError
+
+StrPath = str | os.PathLike[str]
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or choose a folder on another disk with results=FOLDER",
+    errno.EDQUOT: "free some of your quota, or choose a folder on another disk with results=FOLDER",
+    errno.EACCES: "choose a folder that you may write to with results=FOLDER",
+    errno.EPERM: "choose a folder that you may write to with results=FOLDER",
+    errno.EROFS: "choose a folder that you may write to with results=FOLDER",
+    errno.ENOTDIR: "a file is where a folder should be: move it, or choose results=FOLDER",
+    errno.EEXIST: "a file is where a folder should be: move it, or choose results=FOLDER",
+    errno.ENAMETOOLONG: "choose a shorter campaign=NAME or results=FOLDER",
+}
+
+
+def write_atomically(path: StrPath, text: str, *, executable: bool = False) -> None:
+    """Writes a whole file that is either there with all of ``text`` or not there (or as before).
+
+    Raises:
+        RunError: the file cannot be written; the message says why and what would work.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if executable:
+            temporary.chmod(0o777 & ~_umask())
+        temporary.replace(path)
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise cannot_write(path, error) from error
+
+
+def append_line(path: StrPath, line: str) -> None:
+    """Appends one line with one ``write``, so that lines of several processes never mix.
+
+    Raises:
+        RunError: the line could not be written as a whole.
+    """
+    data = line.encode() + b"\n"
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            written = os.write(fd, data)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    if written < len(data):  # a second write could land behind another process's line
+        raise cannot_write(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def make_folder(path: StrPath) -> None:
+    """Makes a folder and its parents, if they are not there yet.
+
+    Raises:
+        RunError: it cannot be made.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: StrPath, error: Exception) -> RunError:
+    """Returns the error that tells a user why ``path`` cannot be written and what would work."""
+    if not isinstance(error, OSError):
+        return RunError(f"cannot write {path}: {error}; use names in UTF-8")
+    why = error.strerror or str(error)
+    remedy = _REMEDIES.get(error.errno or 0, "choose another folder with results=FOLDER")
+    return RunError(f"cannot write {path}: {why}; {remedy}")
+
+
+def _umask() -> int:
+    """Returns the process's umask; asking for it means setting it for a moment."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,80 @@
+"""What is a run called, and when are two runs the same run?
+
+A run's folder is ``<slug>-<hash8>``: the slug is for people, the hash decides. The hash is of the
+resolved config without the keys that change nothing about what is computed or measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from hires.core.config import ModelConfig, RunConfig, to_dict
+from hires.core.errors import ConfigError
+
+SCHEMA = 1
+"""Version of what a run folder holds; it is part of the hash, so versions never share a folder."""
+
+COSMETIC = ("campaign", "results", "launcher.port", "comm.timeout_s")
+"""Keys that say where a run is kept or how it is started, not what it is."""
+
+_MAX_PART = 48
+
+
+def model_label(model: ModelConfig) -> str:
+    """Returns the network in one word, as ``resnet50``, ``preact_resnet110`` or ``custom:unet``."""
+    if model.name == "resnet":
+        return f"resnet{model.depth}"
+    if model.name == "preact_resnet":
+        return f"preact_resnet{9 * model.n + 2}"
+    return f"{model.name}:{(model.target or '').rpartition(':')[2]}"
+
+
+def slug(config: RunConfig) -> str:
+    """Returns model, image, layout and precision as one name that is safe in a path."""
+    parts = (
+        model_label(config.model),
+        f"{config.height}x{config.width}",
+        config.parallel.name,
+        config.precision.name,
+    )
+    return "-".join(re.sub(r"[^A-Za-z0-9._+]+", "_", part)[:_MAX_PART] for part in parts)
+
+
+def run_name(config: RunConfig) -> str:
+    """Returns the name of the run's folder, ``<slug>-<hash8>``."""
+    text = json.dumps([SCHEMA, identity(plain(config))], sort_keys=True)
+    return f"{slug(config)}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def identity(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config, as plain values, without its cosmetic keys."""
+    kept: dict[str, Any] = json.loads(json.dumps(values))
+    for key in COSMETIC:
+        *groups, last = key.split(".")
+        inner: Any = kept
+        for group in groups:
+            inner = inner.get(group)
+            if not isinstance(inner, dict):
+                break
+        else:
+            inner.pop(last, None)
+    return kept
+
+
+def plain(config: RunConfig) -> dict[str, Any]:
+    """Returns the config as values that JSON and YAML give back unchanged.
+
+    Raises:
+        ConfigError: ``model.args`` holds something that is no plain value.
+    """
+    try:
+        values: dict[str, Any] = json.loads(json.dumps(to_dict(config)))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model.args={config.model.args!r} must hold numbers, text, lists and keys only "
+            f"({error})"
+        ) from None
+    return values

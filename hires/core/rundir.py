@@ -1,0 +1,280 @@
+"""Where does a run live, and how is its folder made so that no two runs get in each other's way?
+
+    results/<campaign>/<slug>-<hash8>/   config.yaml plan.json launch.sh record.json
+    a<attempt>/                          env.json logs/ metrics.jsonl events.jsonl exit.json
+
+A folder is built beside its place and renamed into it, so it is whole from the first moment on,
+even if hundreds of processes make the same one at once: one rename wins, the others find the
+folder. Every start is an attempt of its own, taken by an exclusive mkdir.
+
+The frozen files belong to the latest attempt. If a run that never completed is started again and
+its plan or a cosmetic key differs by now (a newer hires, another ``launcher.port``), the new file
+was just checked by the hires that will execute it, so it replaces the old one, which moves into
+the folder of the last attempt that used it. A run that is complete is never touched unless asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hires.core import launchfile, provenance
+from hires.core.config import RunConfig
+from hires.core.errors import RunError
+from hires.core.files import StrPath, cannot_write, make_folder, write_atomically
+from hires.core.naming import identity, plain, run_name
+from hires.core.records import attempt_dir, read_record
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A run folder and the attempt that was opened or made."""
+
+    path: Path
+    """The folder, absolute."""
+    attempt: int
+    """The attempt to launch, or of a complete run the one that its record tells about."""
+    complete: bool
+    """Whether the run was complete already, so that nothing needs to be started."""
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        """``<slug>-<hash8>``."""
+        return self.path.name
+
+    @property
+    def attempt_dir(self) -> Path:
+        """Folder of the attempt."""
+        return attempt_dir(self.path, self.attempt)
+
+
+def create(
+    config: RunConfig, plan: dict[str, Any], argv: Sequence[str], *, again: bool = False
+) -> RunDir:
+    """Returns the folder of a run with a fresh attempt in it, or as it is if the run is complete.
+
+    Args:
+        config: the resolved config; it is frozen as ``config.yaml``.
+        plan: the verified plan as plain values; it is frozen as ``plan.json``.
+        argv: the command line as typed, for the record: ``["hires", "run", ...]``.
+        again: whether a complete run gets another attempt.
+
+    Raises:
+        RunError: the folder cannot be written, or its ``config.yaml`` was edited.
+        ConfigError: the config holds something that cannot be written down.
+    """
+    path = Path(config.results).absolute() / config.campaign / run_name(config)
+    files = _frozen_files(config, plan, argv)
+    if _build(path, files, argv):
+        return RunDir(path, 0, complete=False)
+    _check_same_config(path, config)
+    done = _done_attempt(path)
+    if done is not None and not again:
+        return RunDir(path, done, complete=True)
+    _refresh(path, files)
+    return RunDir(path, next_attempt(path, argv), complete=False)
+
+
+def open_run(path: StrPath) -> RunDir:
+    """Returns an existing run folder at its latest attempt, or at the one of its record.
+
+    Raises:
+        RunError: there is no run folder at ``path``.
+    """
+    path = Path(path).absolute()
+    attempts = _attempts(path)
+    if not (path / "config.yaml").is_file() or not attempts:
+        raise RunError(f"{path} is no run folder: it holds no config.yaml and no attempt a0")
+    done = _done_attempt(path)
+    if done is not None:
+        return RunDir(path, done, complete=True)
+    return RunDir(path, attempts[-1], complete=False)
+
+
+def find(name: str, results: StrPath = "results") -> RunDir:
+    """Returns the run that a person means by a path, a folder name or the beginning of a hash.
+
+    Raises:
+        RunError: no run, or more than one, goes by this name.
+    """
+    if (Path(name) / "config.yaml").is_file():
+        return open_run(name)
+    runs = sorted(Path(results).glob("*/*/config.yaml"))
+    folders = [file.parent for file in runs if not file.parent.name.startswith(".")]
+    for match in (
+        [f for f in folders if f.name == name or f"{f.parent.name}/{f.name}" == name],
+        [f for f in folders if name and f.name.rpartition("-")[2].startswith(name)],
+        [f for f in folders if name and f.name.startswith(name)],
+    ):
+        if len(match) == 1:
+            return open_run(match[0])
+        if match:
+            several = ", ".join(str(f) for f in match[:5])
+            raise RunError(f"{name!r} may be any of {len(match)} runs: give one path of {several}")
+    raise RunError(
+        f"there is no run {name!r}: give the path of a run folder, or its name or hash if it is "
+        f"under {results}/"
+    )
+
+
+def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
+    """Makes the folder of a new attempt, ``env.json`` included, and returns its number.
+
+    Args:
+        path: the run folder.
+        argv: the command line as typed; unset: this is an attempt by hand, which is reproduced by
+            the command of the first attempt.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    path = Path(path)
+    reproduce = _first_reproduce(path) if argv is None else launchfile.reproduce_line(argv)
+    number = max(_attempts(path), default=-1) + 1
+    while True:
+        folder = attempt_dir(path, number)
+        try:
+            folder.mkdir()
+            break
+        except FileExistsError:  # another process took this number
+            number += 1
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+    try:
+        _fill_attempt(folder, argv, reproduce)
+    except RunError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return number
+
+
+def _frozen_files(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> dict[str, str]:
+    """Returns name and text of the files that are frozen in a run folder."""
+    return {
+        # Only ASCII: PyYAML writes some other characters (U+0085) so that they read back changed.
+        "config.yaml": yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=False),
+        "plan.json": json.dumps(plan, indent=1) + "\n",
+        "launch.sh": launchfile.render(argv),
+    }
+
+
+def _build(path: Path, files: dict[str, str], argv: Sequence[str]) -> bool:
+    """Makes the whole folder with its first attempt; returns False if it exists already."""
+    if _is_filled(path):
+        return False
+    make_folder(path.parent)
+    building = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        building.mkdir()
+        _write_files(building, files)
+        next_attempt(building, argv)
+        building.rename(path)
+    except OSError as error:
+        if _is_filled(path):
+            return False  # another process made it meanwhile
+        raise cannot_write(path, error) from error
+    finally:
+        if building.exists():
+            shutil.rmtree(building, ignore_errors=True)
+    return True
+
+
+def _is_filled(path: Path) -> bool:
+    """Returns whether there is a folder with something in it."""
+    try:
+        return any(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False  # whether it can be made is seen when it is made
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def _write_files(folder: Path, files: dict[str, str]) -> None:
+    """Writes the frozen files."""
+    for name, text in files.items():
+        write_atomically(folder / name, text, executable=name.endswith(".sh"))
+
+
+def _refresh(path: Path, files: dict[str, str]) -> None:
+    """Replaces frozen files that differ; the old ones move to the last attempt that used them."""
+    for name, text in files.items():
+        try:
+            old = (path / name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            old = None
+        if old == text:
+            continue
+        attempts = _attempts(path)
+        if old is not None and attempts and not name.endswith(".sh"):
+            kept = attempt_dir(path, attempts[-1]) / name
+            if not kept.exists():
+                write_atomically(kept, old)
+        _write_files(path, {name: text})
+
+
+def _done_attempt(path: Path) -> int | None:
+    """Returns the attempt that completed the run, or None if none did or its record is damaged."""
+    with contextlib.suppress(RunError):
+        record = read_record(path)
+        if record is not None and record.get("state") == "done":
+            return int(record["attempt"])
+    return None
+
+
+def _check_same_config(path: Path, config: RunConfig) -> None:
+    """Refuses a folder whose frozen config is of another run: it was edited, or damaged."""
+    file = path / "config.yaml"
+    try:
+        frozen = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return  # whoever made the folder by hand left it to us
+    except (OSError, ValueError, yaml.YAMLError):
+        frozen = None
+    if not isinstance(frozen, dict) or identity(frozen) != identity(plain(config)):
+        raise RunError(
+            f"{file} is not the config of this run any more: it was edited or damaged; move "
+            f"{path} away, or choose another campaign=NAME"
+        )
+
+
+def _attempts(path: Path) -> list[int]:
+    """Returns the numbers of a run folder's attempts."""
+    try:
+        names = [entry.name for entry in path.iterdir()]
+    except OSError:
+        return []
+    return sorted(int(name[1:]) for name in names if re.fullmatch(r"a(0|[1-9]\d*)", name))
+
+
+def _fill_attempt(folder: Path, argv: Sequence[str] | None, reproduce: str | None) -> None:
+    """Writes what an attempt knows before it starts."""
+    make_folder(folder / "logs")
+    env = {
+        "started": provenance.now(),
+        "argv": None if argv is None else list(argv),
+        "reproduce": reproduce,
+        "provenance": provenance.collect(),
+    }
+    write_atomically(folder / "env.json", json.dumps(env, indent=1) + "\n")
+
+
+def _first_reproduce(path: Path) -> str | None:
+    """Returns the line that reproduces the run, as its first attempt wrote it down."""
+    try:
+        env = json.loads((attempt_dir(path, 0) / "env.json").read_text(encoding="utf-8"))
+        return str(env["reproduce"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,204 @@
+"""What do the lines of one attempt say about the run?
+
+Turns the lines that all ranks appended into the record: the slowest rank is the sample, warm-up
+is left out, and a run is done only if no rank lacks a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hires.core import provenance
+from hires.core.config import RunConfig
+from hires.core.naming import SCHEMA, model_label
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What is known about one attempt, as read from its files."""
+
+    run: str
+    """Name of the run folder."""
+    number: int
+    """Which attempt of the run."""
+    config: RunConfig
+    """The frozen config."""
+    plan: dict[str, Any]
+    """The frozen plan."""
+    env: dict[str, Any]
+    """The attempt's ``env.json``."""
+    lines: Sequence[Line]
+    """The attempt's ``metrics.jsonl``."""
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return int(self.plan["world"])
+
+
+def build(attempt: Attempt, state: str, cause: str | None) -> dict[str, Any]:
+    """Returns the record of an attempt that ended in ``state``, as ``record.json`` holds it.
+
+    Durations are in seconds, memory in bytes, throughput in images per second.
+    """
+    steps = _steps(attempt)
+    missing = _missing(attempt, steps)
+    if state == "done" and missing:
+        state, cause = "failed", missing
+    config = attempt.config
+    samples, discarded = _samples(config, steps, attempt.world)
+    return {
+        "schema": SCHEMA,
+        "state": state,
+        "cause": cause,
+        "attempt": attempt.number,
+        "run": attempt.run,
+        "campaign": config.campaign,
+        "throughput": _throughput(config, samples, discarded),
+        "samples": samples,
+        "loss": _loss(steps),
+        "memory": _memory(attempt),
+        "messages": attempt.plan.get("totals", {}),
+        "world": attempt.world,
+        "images_per_step": config.batch,
+        "precision": config.precision.name,
+        "layout": config.parallel.name,
+        "model": model_label(config.model),
+        "image": list(config.image),
+        "provenance": _provenance(attempt.env),
+        "reproduce": attempt.env.get("reproduce"),
+    }
+
+
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """Returns a quantile, interpolated linearly between the two values beside it."""
+    ordered = sorted(values)
+    place = fraction * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _steps(attempt: Attempt) -> dict[int, dict[int, Line]]:
+    """Returns the step lines by step and rank."""
+    steps: dict[int, dict[int, Line]] = {}
+    for line in attempt.lines:
+        if line.get("kind") == "step":
+            steps.setdefault(line["step"], {})[line["rank"]] = line
+    return steps
+
+
+def _missing(attempt: Attempt, steps: dict[int, dict[int, Line]]) -> str | None:
+    """Returns which rank lacks steps, in words, or None if every rank has all of them."""
+    wanted = range(attempt.config.steps)
+    for rank in range(attempt.world):
+        held = sum(rank in steps.get(step, {}) for step in wanted)
+        if held < len(wanted):
+            return f"rank {rank} recorded {held} of {len(wanted)} steps"
+    return None
+
+
+def _samples(
+    config: RunConfig, steps: dict[int, dict[int, Line]], world: int
+) -> tuple[list[Line], list[Line]]:
+    """Returns the slowest rank's time of every whole step, and which steps do not count and why."""
+    samples, discarded = [], []
+    first = config.measure.warmup
+    end = config.steps if config.measure.steps is None else first + config.measure.steps
+    for step in sorted(steps):
+        ranks = steps[step]
+        if len(ranks) < world:
+            late = min(set(range(world)) - ranks.keys())
+            discarded.append({"step": step, "why": f"rank {late} did not finish it"})
+            continue
+        samples.append({"step": step, "step_s": max(line["step_s"] for line in ranks.values())})
+        if step < first:
+            discarded.append({"step": step, "why": "warm-up"})
+        elif step >= end:
+            discarded.append({"step": step, "why": "after measure.steps"})
+    return samples, discarded
+
+
+def _throughput(config: RunConfig, samples: list[Line], discarded: list[Line]) -> dict[str, Any]:
+    """Returns median, p10 and p90 over the samples that count; None where there is no sample."""
+    left_out = {line["step"] for line in discarded}
+    times = [line["step_s"] for line in samples if line["step"] not in left_out]
+    rates = [config.batch / step_s for step_s in times if step_s > 0]
+    return {
+        "img_per_s": _spread(rates),
+        "step_s": _spread(times),
+        "samples": len(times),
+        "discarded": discarded,
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Returns median, p10 and p90 of the values."""
+    if not values:
+        return None
+    return {
+        "median": quantile(values, 0.5),
+        "p10": quantile(values, 0.1),
+        "p90": quantile(values, 0.9),
+    }
+
+
+def _loss(steps: dict[int, dict[int, Line]]) -> dict[str, Any]:
+    """Returns the first and last step's loss, averaged over the replicas that know it.
+
+    JSON has no NaN: a loss that is no finite number is null, and ``finite`` says so.
+    """
+    losses = []
+    for step in sorted(steps):
+        known = [line["loss"] for line in steps[step].values() if line.get("loss") is not None]
+        if known:
+            losses.append(math.fsum(known) / len(known) if all(map(math.isfinite, known)) else None)
+    return {
+        "first": losses[0] if losses else None,
+        "last": losses[-1] if losses else None,
+        "finite": None not in losses if losses else None,
+    }
+
+
+def _memory(attempt: Attempt) -> list[dict[str, Any]]:
+    """Returns one entry per rank: its place in the layout, and bytes as far as it told them."""
+    told: dict[int, Line] = {}
+    for line in attempt.lines:
+        if line.get("kind") in ("ready", "memory"):
+            told.setdefault(line["rank"], {}).update(line)
+    places = {place["rank"]: place for place in attempt.plan.get("placement", [])}
+    entries = []
+    for rank in range(attempt.world):
+        entry: dict[str, Any] = {"rank": rank}
+        for key in ("replica", "stage", "tile"):
+            entry[key] = places.get(rank, {}).get(key)
+        for key in _MEMORY_KEYS:
+            entry[key] = told.get(rank, {}).get(key)
+        entries.append(entry)
+    return entries
+
+
+_MEMORY_KEYS = (
+    "peak_bytes",
+    "source",
+    "peak_rss_bytes",
+    "rss_import_bytes",
+    "params_bytes",
+    "grads_bytes",
+    "optimizer_bytes",
+)
+
+
+def _provenance(env: dict[str, Any]) -> dict[str, Any]:
+    """Returns where the record comes from: code, versions, machine, command line, times."""
+    return {
+        **env.get("provenance", {}),
+        "argv": env.get("argv"),
+        "started": env.get("started"),
+        "ended": provenance.now(),
+    }

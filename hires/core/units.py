@@ -1,0 +1,61 @@
+"""How is a number shown to a person, with its unit?
+
+Records hold plain numbers in bytes and seconds; only text for people goes through here.
+"""
+
+from __future__ import annotations
+
+GIB = 2**30
+MIB = 2**20
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def gib(num_bytes: float) -> str:
+    """Returns bytes in GiB, as ``1.25 GiB``."""
+    return f"{num_bytes / GIB:.3g} GiB" if num_bytes < 100 * GIB else f"{num_bytes / GIB:.0f} GiB"
+
+
+def mib(num_bytes: float) -> str:
+    """Returns bytes in MiB, as ``97.8 MiB``."""
+    return f"{num_bytes / MIB:.1f} MiB"
+
+
+def size(num_bytes: float) -> str:
+    """Returns bytes in the unit that suits them, as ``512 B``, ``1.5 KiB`` or ``97.8 MiB``."""
+    value = float(num_bytes)
+    for unit in _BINARY:
+        if abs(value) < 1024 or unit == _BINARY[-1]:
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def seconds(value_s: float) -> str:
+    """Returns a duration, as ``310 us``, ``41.5 ms``, ``3.21 s`` or ``4 min 10 s``."""
+    if value_s < 0:
+        return "-" + seconds(-value_s)
+    if value_s < 60:
+        return _short(value_s)
+    minutes, rest = divmod(round(value_s), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def count(value: float) -> str:
+    """Returns a large count, as ``832``, ``25.6 M`` or ``4.1 G``."""
+    for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.1f} {letter}"
+    return f"{value:g}"
+
+
+def _short(value_s: float) -> str:
+    """Returns a duration below a minute."""
+    if value_s >= 1:
+        return f"{value_s:.2f} s"
+    if value_s >= 1e-3:
+        return f"{value_s * 1e3:.1f} ms"
+    return f"{value_s * 1e6:.0f} us"

@@ -1,0 +1,92 @@
+"""Which rank is this process, of how many, and where do they meet?
+
+A launcher gives every rank seven environment variables; this file is the one place that knows
+their names. The same variables work with ``torch.distributed``'s ``env://``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hires.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank's view of all processes."""
+
+    rank: int
+    """This process, 0 to size - 1."""
+    size: int
+    """All processes."""
+    local_rank: int
+    """This process among those on the same machine."""
+    local_size: int
+    """Processes on this machine."""
+    address: str
+    """Host where rank 0 listens."""
+    port: int
+    """Port where rank 0 listens."""
+    attempt: int
+    """Which attempt of the run: the records go to ``a<attempt>``."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(f"RANK={self.rank} must be 0 to WORLD_SIZE-1={self.size - 1}")
+        if not 0 <= self.local_rank < self.local_size <= self.size:
+            raise ConfigError(
+                f"LOCAL_RANK={self.local_rank} and LOCAL_WORLD_SIZE={self.local_size} do not fit "
+                f"each other and WORLD_SIZE={self.size}"
+            )
+        if not 0 < self.port <= 65535:
+            raise ConfigError(f"MASTER_PORT={self.port} must be 1 to 65535")
+        if self.attempt < 0:
+            raise ConfigError(f"HIRES_ATTEMPT={self.attempt} must be 0 or more")
+
+    def to_environment(self) -> dict[str, str]:
+        """Returns the variables that tell a process that it is this rank."""
+        return {name: str(getattr(self, field)) for field, name in _NAMES.items()}
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> World:
+    """Returns this process's world from its environment variables.
+
+    Args:
+        environ: the variables; unset: those of this process.
+
+    Raises:
+        ConfigError: a variable is missing, is no number, or does not fit the others.
+    """
+    environ = os.environ if environ is None else environ
+    missing = [name for name in _NAMES.values() if not environ.get(name)]
+    if missing:
+        raise ConfigError(
+            f"the environment variable {missing[0]} is not set: a rank is started by `hires run` "
+            f"or by the launch.sh of a run folder, which set {', '.join(_NAMES.values())}"
+        )
+    return World(
+        address=environ[_NAMES["address"]],
+        **{field: _number(name, environ[name]) for field, name in _NUMBERS.items()},
+    )
+
+
+_NAMES = {
+    "rank": "RANK",
+    "size": "WORLD_SIZE",
+    "local_rank": "LOCAL_RANK",
+    "local_size": "LOCAL_WORLD_SIZE",
+    "address": "MASTER_ADDR",
+    "port": "MASTER_PORT",
+    "attempt": "HIRES_ATTEMPT",
+}
+_NUMBERS = {field: name for field, name in _NAMES.items() if field != "address"}
+
+
+def _number(name: str, text: str) -> int:
+    """Returns a variable's value as a number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"the environment variable {name}={text!r} must be a number") from None

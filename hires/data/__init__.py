@@ -1,0 +1,1 @@
+"""Labelled images, of which every rank reads only its own window."""

@@ -1,0 +1,51 @@
+"""Which images does a step use?
+
+The images of all epochs form one endless line: a permutation of the data set, then the next one.
+A step takes the next ``batch`` images of that line, so steps run over the borders of epochs and no
+image is dropped. The answer depends on the arguments alone: every rank computes the same list.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def step_indices(step: int, batch: int, length: int, seed: int, shuffle: bool) -> list[int]:
+    """Returns the images of one step, for the whole world.
+
+    Args:
+        step: number of the step, from 0.
+        batch: images per step; may exceed ``length``.
+        length: images of the data set.
+        seed: decides the permutations.
+        shuffle: whether every epoch has a permutation of its own, or all go in order.
+
+    Returns:
+        ``batch`` indices into the data set, in the order in which replicas and microbatches take
+        them.
+    """
+    assert step >= 0
+    assert min(batch, length) >= 1
+    indices: list[int] = []
+    position = step * batch
+    end = position + batch
+    while position < end:
+        epoch, offset = divmod(position, length)
+        taken = min(length - offset, end - position)
+        if shuffle:
+            indices += _permutation(seed, epoch, length)[offset : offset + taken].tolist()
+        else:
+            indices += range(offset, offset + taken)
+        position += taken
+    return indices
+
+
+@lru_cache(maxsize=2)  # a step touches the end of one epoch and the start of the next
+def _permutation(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
+    """Returns the order of one epoch, (length,)."""
+    order = np.random.Generator(np.random.PCG64([seed, epoch])).permutation(length)
+    order.setflags(write=False)  # it is shared through the cache
+    return order

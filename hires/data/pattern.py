@@ -1,0 +1,133 @@
+"""What does an image of class k look like when hires makes it?
+
+A class has a colour, and stripes or a weave of its own direction and width; an image of the class
+varies their phase, direction, width and brightness and adds noise. Colour and width can be seen in
+any window of any size, so a network learns them from a tile and a person tells the classes apart.
+A window is computed alone, from functions of the row and of the column (see ``window``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hires.data.window import Size, Span, Window
+
+GOLDEN = 0.6180339887498949
+PERIODS = (6.0, 15.0, 9.0, 24.0)
+
+# How far each ingredient moves a value away from 0.5; together exactly 0.5.
+COLOUR, STRIPES, SHADE, BRIGHTNESS, NOISE = 0.20, 0.15, 0.05, 0.04, 0.06
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the images of one class have in common."""
+
+    hue: float
+    """Place on the colour circle, from 0 to 1."""
+    angle: float
+    """Direction across the stripes, in radians."""
+    period: float
+    """Width of a stripe and its gap, in pixels."""
+    weave: bool
+    """Whether stripes cross."""
+
+
+def class_name(label: int, num_classes: int) -> str:
+    """Returns the name of a class; names sort as labels do."""
+    return f"texture{label:0{len(str(num_classes - 1))}d}"
+
+
+def look_of(label: int) -> Look:
+    """Returns the look of a class; multiples of the golden ratio keep any number of them apart."""
+    turn = label * GOLDEN % 1.0
+    return Look(turn, np.pi * turn, PERIODS[label % len(PERIODS)], weave=label % 3 == 2)
+
+
+def draw(
+    label: int, channels: int, size: Size, rows: Span, cols: Span, *, seed: int, index: int
+) -> Window:
+    """Returns a window of an image.
+
+    Args:
+        label: its class.
+        channels: its channels.
+        size: (height, width) of the whole image.
+        rows: rows of the window.
+        cols: columns of the window.
+        seed: decides, with ``index``, what varies between images of a class.
+        index: number of the image.
+
+    Returns:
+        (channels, h, w), values from 0 to 1.
+    """
+    look = look_of(label)
+    random = np.random.Generator(np.random.PCG64([seed, index]))
+    plane = _plane(look, random, size, rows, cols)
+    brightness = 0.5 + BRIGHTNESS * random.uniform(-1, 1)
+    out = np.empty((channels, *plane.shape), np.float32)
+    for c in range(channels):
+        tint = COLOUR * np.cos(2 * np.pi * (look.hue + c / max(channels, 3)))
+        np.add(plane, np.float32(brightness + tint), out=out[c])
+    return out
+
+
+def _plane(
+    look: Look, random: np.random.Generator, size: Size, rows: Span, cols: Span
+) -> NDArray[np.float32]:
+    """Returns what all channels share, (h, w): stripes, shade and noise about 0."""
+    angle = look.angle + 0.1 * random.uniform(-1, 1)
+    period = look.period * (1 + 0.1 * random.uniform(-1, 1))
+    stripes = _waves(angle, period, random.uniform(0, 2 * np.pi), size, rows, cols)
+    if look.weave:
+        across = random.uniform(0, 2 * np.pi)
+        stripes *= _waves(angle + np.pi / 2, period, across, size, rows, cols)
+    stripes *= np.float32(STRIPES)
+    stripes += _shade(size[0], random)[rows[0] : rows[1], None]
+    stripes += _noise(random, size, rows, cols)
+    return stripes
+
+
+def _waves(
+    angle: float, period: float, phase: float, size: Size, rows: Span, cols: Span
+) -> NDArray[np.float32]:
+    """Returns sin(a r + b c + phase), (h, w), as sin cos + cos sin of whole axes."""
+    along_rows = 2 * np.pi * np.sin(angle) / period * np.arange(size[0]) + phase
+    along_cols = 2 * np.pi * np.cos(angle) / period * np.arange(size[1])
+    r, c = slice(*rows), slice(*cols)
+    sin_r, cos_r = _single(np.sin(along_rows))[r, None], _single(np.cos(along_rows))[r, None]
+    sin_c, cos_c = _single(np.sin(along_cols))[c], _single(np.cos(along_cols))[c]
+    waves: NDArray[np.float32] = sin_r * cos_c
+    waves += cos_r * sin_c
+    return waves
+
+
+def _shade(height: int, random: np.random.Generator) -> Vector:
+    """Returns light that changes slowly from the top to the bottom of the image, (height,)."""
+    turns = random.uniform(0.5, 1.5) * np.arange(height) / height + random.uniform(0, 1)
+    return _single(SHADE * np.cos(2 * np.pi * turns))
+
+
+def _noise(random: np.random.Generator, size: Size, rows: Span, cols: Span) -> NDArray[np.float32]:
+    """Returns uniform noise, (h, w): a hash of a random number per row and one per column."""
+    keys = random.integers(0, 2**32, size=sum(size), dtype=np.uint32)
+    of_rows, of_cols = keys[: size[0]], keys[size[0] :]
+    mixed = of_rows[slice(*rows), None] ^ of_cols[slice(*cols)]
+    mixed *= np.uint32(0x85EBCA6B)
+    mixed ^= mixed >> np.uint32(15)
+    mixed *= np.uint32(0xC2B2AE35)
+    mixed >>= np.uint32(8)  # 24 bits, which float32 holds exactly
+    noise = mixed.astype(np.float32)
+    noise *= np.float32(2 * NOISE / 2**24)
+    noise -= np.float32(NOISE)
+    return noise
+
+
+def _single(values: NDArray[np.float64]) -> Vector:
+    """Returns values in single precision."""
+    return values.astype(np.float32)

@@ -1,0 +1,68 @@
+"""Where do images come from?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from hires.core.config import DataConfig
+from hires.core.errors import ConfigError
+from hires.data.folder import FolderSource
+from hires.data.index import scan
+from hires.data.synthetic import SyntheticSource
+from hires.data.window import Span, Window
+
+
+class Source(Protocol):
+    """Labelled images of one size, of which any window can be read alone."""
+
+    num_classes: int
+    """Labels go from 0 to this, exclusive."""
+    class_names: tuple[str, ...]
+    """One name per label."""
+
+    def __len__(self) -> int:
+        """Returns the number of images."""
+        ...
+
+    def label(self, i: int) -> int:
+        """Returns the class of image ``i``; reads no pixel."""
+        ...
+
+    def window(self, i: int, rows: Span, cols: Span) -> Window:
+        """Returns a part of image ``i``.
+
+        Args:
+            i: number of the image, from 0.
+            rows: rows [start, stop) of the image at the size that the config asks for.
+            cols: columns likewise.
+
+        Returns:
+            (C, h, w) float32, C-contiguous, from -2 (black) to 2 (white): bit for bit the same
+            numbers as this part of the window that is the whole image.
+
+        Raises:
+            RunError: the image cannot be read; the message names the file.
+        """
+        ...
+
+
+def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int) -> Source:
+    """Returns the images that the config names; reads no pixel.
+
+    Args:
+        data: the config group ``data``.
+        image: [height, width] that every image is given.
+        channels: channels that every image is given.
+        seed: decides the images of ``data=synthetic``.
+
+    Raises:
+        ConfigError: ``data.name`` is unknown, or ``data.path`` is no folder with one sub-folder of
+            images per class.
+    """
+    size = (image[0], image[1])
+    if data.name == "synthetic":
+        return SyntheticSource(data.classes, data.length, size, channels, seed)
+    if data.name == "folder":
+        return FolderSource(scan(data.path), size, channels, data.fit)
+    raise ConfigError(f"data={data.name!r} is unknown; choose one of synthetic, folder")

@@ -1,0 +1,216 @@
+"""How is a part of a TIFF file decoded without the rest?
+
+Of a tiled file the tiles that overlap the window are read and decoded, of a stripped file the
+strips; uncompressed pixels in one piece are mapped into memory. The first page counts. tifffile
+knows deflate (zlib), PackBits and no compression by itself; others need the package imagecodecs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from tifffile import COMPRESSION, PHOTOMETRIC, TIFF, TiffFile, TiffPage
+
+from hires.data import colour
+from hires.data.window import ImageError, Pixels, Size, Span
+
+COLOURS: dict[int, int] = {
+    PHOTOMETRIC.MINISWHITE: 1,
+    PHOTOMETRIC.MINISBLACK: 1,
+    PHOTOMETRIC.RGB: 3,
+    PHOTOMETRIC.PALETTE: 3,
+    PHOTOMETRIC.SEPARATED: 3,
+    PHOTOMETRIC.YCBCR: 3,  # only inside JPEG, whose decoder returns RGB
+}
+JPEG = (6, 7)
+
+
+class CodecError(ImageError):
+    """tifffile cannot decode the file by itself; Pillow may, as a whole."""
+
+
+class TiffImage:
+    """The first page of an open TIFF file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = TiffFile(path)
+        try:
+            page = self._file.pages[0]
+            assert isinstance(page, TiffPage)
+            self._page = page
+            _check_readable(page)
+        except BaseException:
+            self._file.close()
+            raise
+        self.size: Size = (page.imagelength, page.imagewidth)
+        self.colours = COLOURS[page.photometric]
+        self._stored_peak = 1.0 if page.sampleformat == 3 else float(2**page.bitspersample - 1)
+        self.peak = 65535.0 if page.photometric == PHOTOMETRIC.PALETTE else self._stored_peak
+
+    def __enter__(self) -> TiffImage:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def read(self, rows: Span, cols: Span) -> Pixels:
+        """Returns a part of the image, (h, w, samples), colours first, white = ``peak``.
+
+        Raises:
+            ImageError: it holds floats outside 0 to 1.
+            Exception: whatever tifffile raises when the file is broken.
+        """
+        page = self._page
+        if page.is_contiguous and page.is_memmappable:
+            pixels = self._mapped(rows, cols)
+        else:
+            pixels = self._decoded(rows, cols)
+        if pixels.dtype == np.bool_:
+            pixels = pixels.astype(np.uint8)
+        if pixels.dtype.kind == "f":
+            _check_range(pixels)
+        if page.photometric == PHOTOMETRIC.MINISWHITE:
+            pixels = np.subtract(pixels.dtype.type(self._stored_peak), pixels)
+        if page.photometric == PHOTOMETRIC.SEPARATED:
+            return colour.from_cmyk(pixels, self.peak)
+        if page.photometric == PHOTOMETRIC.PALETTE:
+            assert page.colormap is not None
+            return colour.from_palette(pixels, page.colormap)
+        return pixels
+
+    def _mapped(self, rows: Span, cols: Span) -> Pixels:
+        """Returns a part of pixels that lie uncompressed in one piece."""
+        page = self._page
+        assert page.dtype is not None
+        short = page.dataoffsets[0] + page.nbytes - self._file.filehandle.size
+        if short > 0:
+            raise ValueError(f"it is cut off, {short} bytes short")
+        stored = np.memmap(
+            self._file.filehandle.path,
+            page.dtype.newbyteorder(self._file.byteorder),
+            "r",
+            page.dataoffsets[0],
+            page.shaped,
+        )  # (planes, 1, H, W, samples)
+        part = stored[:, 0, slice(*rows), slice(*cols)]
+        pixels = part.astype(part.dtype.newbyteorder("="))
+        return _samples_last(pixels)
+
+    def _decoded(self, rows: Span, cols: Span) -> Pixels:
+        """Returns a part of pixels that lie in tiles or strips."""
+        page = self._page
+        assert page.dtype is not None
+        planes, _, _, _, samples = page.shaped
+        shape = (planes, rows[1] - rows[0], cols[1] - cols[0], samples)
+        out = np.full(shape, page.nodata, page.dtype)
+        for index in _segments(page, rows, cols):
+            data = self._segment(index)
+            segment, (plane, _, top, left, _), _ = page.decode(
+                data, index, jpegtables=page.jpegtables, jpegheader=page.jpegheader
+            )
+            if segment is not None:
+                _paste(out[plane], (rows[0], cols[0]), segment[0], (top, left))
+        return _samples_last(out)
+
+    def _segment(self, index: int) -> bytes | None:
+        """Returns the bytes of a tile or strip; nothing if the file leaves it out."""
+        page, handle = self._page, self._file.filehandle
+        if index >= min(len(page.dataoffsets), len(page.databytecounts)):
+            raise ValueError(f"it is cut off, its table does not list segment {index}")
+        offset, num_bytes = page.dataoffsets[index], page.databytecounts[index]
+        if num_bytes == 0:
+            return None
+        handle.seek(offset)
+        data = handle.read(num_bytes)
+        if len(data) < num_bytes:
+            raise ValueError(
+                f"it is cut off in segment {index}, {num_bytes - len(data)} bytes short"
+            )
+        return data
+
+
+def _check_readable(page: TiffPage) -> None:
+    """Refuses what has no defined treatment.
+
+    Raises:
+        CodecError: the compression is not known to tifffile alone, but may be to Pillow.
+        ImageError: the kind of the pixels is not supported, or needs a package to be installed.
+    """
+    ycbcr = page.photometric == PHOTOMETRIC.YCBCR and page.compression not in JPEG
+    if page.photometric not in COLOURS or ycbcr:
+        name = _name(PHOTOMETRIC, page.photometric)
+        raise ImageError(f"its colours are stored as {name}; convert it to RGB or grey")
+    if page.dtype is None or page.sampleformat not in (1, 3) or 0 in page.shaped:
+        raise ImageError(
+            f"its pixels are {page.dtype or 'of an unknown type'}; convert them to unsigned 8- or "
+            f"16-bit numbers"
+        )
+    if page.imagedepth != 1:
+        raise ImageError("it is a volume; convert it to one file per slice")
+    try:
+        TIFF.DECOMPRESSORS[page.compression]
+        TIFF.UNPREDICTORS[page.predictor]
+    except KeyError as error:
+        deep = page.bitspersample > 8  # of which Pillow would drop bits without a word
+        raise (ImageError if deep else CodecError)(
+            f"its compression is {_name(COMPRESSION, page.compression)}, which needs `pip install "
+            f"imagecodecs`; or save it with deflate (zlib) compression"
+        ) from error
+
+
+def _segments(page: TiffPage, rows: Span, cols: Span) -> Iterator[int]:
+    """Yields the numbers of the tiles or strips that overlap a window, plane by plane."""
+    planes, _, height, width, _ = page.shaped
+    if page.is_tiled:
+        tall, wide = page.tilelength, page.tilewidth
+    else:
+        tall, wide = min(page.rowsperstrip, height), width
+    down, across = -(-height // tall), -(-width // wide)
+    for plane in range(planes):
+        for r in range(rows[0] // tall, -(-rows[1] // tall)):
+            for c in range(cols[0] // wide, -(-cols[1] // wide)):
+                yield (plane * down + r) * across + c
+
+
+def _paste(
+    out: Pixels, out_corner: tuple[int, int], segment: Pixels, corner: tuple[int, int]
+) -> None:
+    """Copies the overlap of a segment with the window; corners are (row, column) in the image."""
+    spans = []
+    for k in (0, 1):
+        start = max(out_corner[k], corner[k])
+        stop = min(out_corner[k] + out.shape[k], corner[k] + segment.shape[k])
+        spans.append((start, max(start, stop)))
+    to = tuple(slice(a - out_corner[k], b - out_corner[k]) for k, (a, b) in enumerate(spans))
+    out[to] = segment[tuple(slice(a - corner[k], b - corner[k]) for k, (a, b) in enumerate(spans))]
+
+
+def _samples_last(pixels: Pixels) -> Pixels:
+    """Returns (planes, h, w, samples) as (h, w, all samples); one of the two counts is 1."""
+    last: Pixels = pixels[0] if len(pixels) == 1 else pixels[..., 0].transpose(1, 2, 0)
+    return last
+
+
+def _name(kind: type[IntEnum], value: int) -> str:
+    """Returns the name of a number in a TIFF tag."""
+    return kind(value).name if value in set(kind) else str(value)
+
+
+def _check_range(pixels: Pixels) -> None:
+    """Refuses floats that are not from 0 (black) to 1 (white)."""
+    low, high = pixels.min(), pixels.max()
+    if not (low >= 0 and high <= 1):  # also refuses not-a-number
+        raise ImageError(
+            f"its floats reach from {low} to {high}; scale them to 0 (black) to 1 (white)"
+        )

@@ -1,0 +1,124 @@
+"""How is a file read whose format can only be decoded as a whole?
+
+PNG and JPEG are, through Pillow, and so are TIFF files whose compression tifffile does not know.
+The last few images stay in memory, so a small folder is decoded once. Of 16-bit colours Pillow
+keeps the upper 8 bits; 16-bit grey stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from hires.data.window import ImageError, Pixels, Size, Span
+
+CACHE_BYTES = 64 * 2**20
+"""Decoded images that a process keeps, all together."""
+
+FORMATS = ("PNG", "JPEG", "TIFF")
+"""What Pillow is asked to read."""
+CONVERTED = {"1": "L", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB"}
+"""Pillow's modes that become another one before pixels are taken."""
+COLOURS = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "RGBX": 3}
+
+
+@dataclass(frozen=True)
+class WholeImage:
+    """A decoded image."""
+
+    pixels: Pixels
+    """(H, W, samples), colours first."""
+    colours: int
+    """Samples that are colours: 1 or 3."""
+    peak: float
+    """The value of white."""
+
+    @property
+    def size(self) -> Size:
+        """(height, width) in pixels."""
+        return (self.pixels.shape[0], self.pixels.shape[1])
+
+    def read(self, rows: Span, cols: Span) -> Pixels:
+        """Returns a part of the image, (h, w, samples)."""
+        return self.pixels[slice(*rows), slice(*cols)]
+
+    def __enter__(self) -> WholeImage:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Does nothing: the file is closed already."""
+
+
+class WholeImages:
+    """Decodes files, and keeps the images that were used last."""
+
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self._cache_bytes = cache_bytes
+        self._kept: OrderedDict[tuple[Path, int, int], WholeImage] = OrderedDict()
+
+    def open(self, path: Path) -> WholeImage:
+        """Returns the image of a file; one that has changed is decoded again.
+
+        Raises:
+            Exception: as :func:`decode`.
+        """
+        stat = path.stat()
+        key = (path, stat.st_mtime_ns, stat.st_size)
+        image = self._kept.pop(key, None) or decode(path)
+        self._kept[key] = image
+        while sum(kept.pixels.nbytes for kept in self._kept.values()) > self._cache_bytes:
+            self._kept.popitem(last=False)
+        return image
+
+
+def decode(path: Path) -> WholeImage:
+    """Returns the first image of a file that Pillow can read.
+
+    Raises:
+        ImageError: Pillow's mode of the pixels has no defined treatment.
+        Exception: whatever Pillow raises when the file is broken.
+    """
+    try:
+        with _any_number_of_pixels(), Image.open(path, formats=FORMATS) as opened:
+            opened.load()
+            image = _plain(opened)
+    except UnidentifiedImageError as error:
+        raise ValueError(f"it is no {', '.join(FORMATS)} image") from error
+    if image.mode.startswith("I"):  # 16-bit grey, which older versions of Pillow call "I"
+        return WholeImage(np.asarray(image).astype(np.uint16)[:, :, None], 1, 65535.0)
+    if image.mode not in COLOURS:
+        raise ImageError(f"its pixels are of Pillow's mode {image.mode}; convert it to RGB or grey")
+    pixels = np.asarray(image)
+    pixels = pixels.reshape(*pixels.shape[:2], -1)
+    return WholeImage(pixels, COLOURS[image.mode], 255.0)
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """Returns the image without palette, and in grey or red, green and blue."""
+    if image.mode == "P":
+        return image.convert("RGBA" if "transparency" in image.info else "RGB")
+    return image.convert(CONVERTED[image.mode]) if image.mode in CONVERTED else image
+
+
+@contextmanager
+def _any_number_of_pixels() -> Iterator[None]:
+    """Lifts Pillow's limit, which protects servers from strangers: large images are our trade."""
+    limit = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit

@@ -1,0 +1,58 @@
+"""What is a window, and which numbers does it hold?
+
+A window is the part ``[rows) x [cols)`` of an image. Everything in this package that makes one
+obeys one rule: its numbers are bit for bit those of the same part of the whole image. Therefore
+pixels go through operations that treat each element alone and round as IEEE 754 says (+ - * / on
+float32); sines and sums, whose rounding may depend on the place in a vector, are taken over whole
+axes first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Span = tuple[int, int]
+"""``[start, stop)`` in pixels."""
+
+Size = tuple[int, int]
+"""(height, width) in pixels."""
+
+Pixels = NDArray[Any]
+"""(h, w, samples): values as they were stored, of any unsigned or floating type."""
+
+Window = NDArray[np.float32]
+"""(C, h, w): values as the network takes them, C-contiguous."""
+
+
+class ImageError(ValueError):
+    """An image has no defined treatment; the message says what would work."""
+
+
+def normalised(pixels: Pixels, peak: float, channels: int) -> Window:
+    """Returns pixels as the network takes them: (value / peak - 0.5) / 0.25, from -2 to 2.
+
+    Args:
+        pixels: (h, w, samples) with as many samples as channels, or one that all channels share.
+        peak: the value of white.
+        channels: channels of the result.
+
+    Returns:
+        (channels, h, w), C-contiguous.
+    """
+    h, w, samples = pixels.shape
+    assert samples in (1, channels)
+    out = np.empty((channels, h, w), np.float32)
+    quarter = np.float32(peak) / np.float32(4)
+    for c in range(channels):
+        np.divide(pixels[:, :, c % samples], quarter, out=out[c], dtype=np.float32)
+    out -= np.float32(2)
+    return out
+
+
+def check_window(rows: Span, cols: Span, size: Size) -> None:
+    """Asserts that a window is a non-empty part of an image of this size."""
+    for (start, stop), length in zip((rows, cols), size, strict=True):
+        assert 0 <= start < stop <= length, f"window {rows} x {cols} of an image of {size}"

@@ -1,0 +1,173 @@
+"""How do a frozen config and plan become what one rank runs? Its own slots only, nothing decided anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hires.comm import make_groups
+from hires.core.config import RunConfig
+from hires.data.order import step_indices
+from hires.data.source import Source, open_source
+from hires.engine.loader import Loader
+from hires.nets.build import build_model, materialise
+from hires.parallel.context import Context
+from hires.parallel.executor import Executor
+from hires.parallel.gradients import GradientSync
+from hires.parallel.stage import StageModule
+from hires.plan.plan import Plan
+from hires.plan.program import groups
+
+IMAGE_DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
+"""Type of the images; reduced precision trains from fp32 images and infers from its own type."""
+
+
+@dataclass
+class RankEngine:
+    """Everything that one rank runs."""
+
+    context: Context
+    model: nn.Module
+    module: StageModule
+    executor: Executor
+    sync: GradientSync
+    loader: Loader
+    optimizer: torch.optim.Optimizer | None
+
+    def byte_counts(self) -> dict[str, int]:
+        """Returns the bytes of parameters, gradients and optimiser state as they are now."""
+        parameters = list(self.module.parameters.values())
+        state = self.optimizer.state.values() if self.optimizer else []
+        momenta = [t for entry in state for t in entry.values() if isinstance(t, Tensor)]
+        return {
+            "params_bytes": num_bytes(parameters),
+            "grads_bytes": num_bytes([p.grad for p in parameters if p.grad is not None]),
+            "optimizer_bytes": num_bytes(momenta),
+        }
+
+
+def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngine:
+    """Returns what a rank runs; all ranks call it together, since it creates the groups.
+
+    Args:
+        config: the frozen config.
+        plan: the frozen plan.
+        rank: this process.
+        steps: how many steps the data is read for.
+    """
+    context = Context(plan, rank, make_groups(groups(plan)))
+    model = build_model(config.model, config.seed)
+    names = {name for node in plan.nodes(context.stage.index) for name in node.params}
+    names |= set(_counter_names(model, names))
+    materialise(model, names, config.seed)
+    cast(model, config)
+    module = StageModule(context, model)
+    counters = [dict(model.named_buffers())[name] for name in _counter_names(model, names)]
+    return RankEngine(
+        context=context,
+        model=model,
+        module=module,
+        executor=Executor(context, module, _autocast(config)),
+        sync=GradientSync(context, module, counters),
+        loader=_loader(config, context, steps),
+        optimizer=make_optimizer(config, list(module.parameters.values())),
+    )
+
+
+def make_optimizer(
+    config: RunConfig, parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer | None:
+    """Returns stochastic gradient descent on the trainable parameters, or None if there are none."""
+    trainable = [p for p in parameters if p.requires_grad]
+    if config.task.name != "train" or not trainable:
+        return None
+    task = config.task
+    return torch.optim.SGD(
+        trainable, lr=task.lr, momentum=task.momentum, weight_decay=task.weight_decay, foreach=True
+    )
+
+
+def cast(model: nn.Module, config: RunConfig) -> None:
+    """Brings parameters and buffers to the run's type, convolution weights to channels-last."""
+    dtype = _parameter_dtype(config)
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for tensor in store.values():
+                if tensor is not None and not tensor.is_meta and tensor.is_floating_point():
+                    tensor.data = _channels_last(tensor.data.to(dtype))
+
+
+def image_dtype(config: RunConfig) -> torch.dtype:
+    """Returns the type in which images enter the network."""
+    if config.precision.name == "bf16" and config.task.name == "infer":
+        return torch.bfloat16
+    return IMAGE_DTYPES.get(config.precision.name, torch.float32)
+
+
+def open_data(config: RunConfig) -> Source:
+    """Returns the run's images."""
+    return open_source(config.data, config.image, config.model.channels, config.seed)
+
+
+def samples_of(config: RunConfig, source: Source, step: int, replica: int) -> list[int]:
+    """Returns the indices of a replica's images in a step, microbatch after microbatch."""
+    indices = step_indices(
+        step, config.batch, len(source), config.seed, shuffle=config.data.shuffle
+    )
+    share = config.batch // config.parallel.replicas
+    return indices[replica * share : (replica + 1) * share]
+
+
+def num_bytes(tensors: list[Tensor] | list[nn.Parameter]) -> int:
+    """Returns the bytes that tensors hold."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _loader(config: RunConfig, context: Context, steps: int) -> Loader:
+    """Returns the reader of this rank's window of its replica's images."""
+    source = open_data(config)
+    nodes = context.plan.nodes(context.stage.index)
+    reads = any("input" in node.inputs for node in nodes)
+    r0, r1, c0, c1 = context.own(config.image)
+    last = context.stage.index == len(context.plan.stages) - 1
+    return Loader(
+        source,
+        order=lambda step: samples_of(config, source, step, context.replica),
+        num_microbatches=config.parallel.microbatches,
+        rows=(r0, r1) if reads else None,
+        cols=(c0, c1) if reads else None,
+        labels=last and config.task.name == "train",
+        steps=steps,
+        prefetch=config.data.prefetch,
+        dtype=image_dtype(config),
+    )
+
+
+def _parameter_dtype(config: RunConfig) -> torch.dtype:
+    """Returns the type of the parameters: fp32 under autocast."""
+    return image_dtype(config)
+
+
+def _autocast(config: RunConfig) -> torch.dtype | None:
+    """Returns the type to which training lowers matrix products."""
+    low = config.precision.name == "bf16" and config.task.name == "train"
+    return torch.bfloat16 if low else None
+
+
+def _counter_names(model: nn.Module, names: set[str]) -> list[str]:
+    """Returns the counters beside the running statistics among ``names``."""
+    buffers = dict(model.named_buffers())
+    found = []
+    for name in sorted(names):
+        if name.endswith("running_mean"):
+            counter = name.removesuffix("running_mean") + "num_batches_tracked"
+            if counter in buffers:
+                found.append(counter)
+    return found
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """Returns a weight of four dims in channels-last order."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor

@@ -1,0 +1,76 @@
+"""What happens in every step of a run, and what is written down about it?"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from pathlib import Path
+
+import torch
+
+from hires.comm import barrier
+from hires.core import records
+from hires.core.config import RunConfig
+from hires.core.errors import RunError
+from hires.engine.build import RankEngine
+from hires.engine.memory import peak_rss_bytes
+
+log = logging.getLogger(__name__)
+
+
+def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, rss_import: int) -> None:
+    """Runs all steps of one rank; every step is one line in ``metrics``.
+
+    Args:
+        engine: the rank.
+        config: the run.
+        metrics: file that all ranks append to.
+        rss_import: resident bytes after the imports, which no table counts.
+
+    Raises:
+        RunError: the loss is no number any more.
+    """
+    rank = engine.context.rank
+    ready = {"kind": "ready", "rank": rank, "rss_import_bytes": rss_import}
+    records.append(metrics, {**ready, **engine.byte_counts()})
+    for step in range(config.steps):
+        barrier()
+        waited_s, start_s = engine.loader.wait_s, time.perf_counter()
+        loss = run_step(engine)
+        step_s = time.perf_counter() - start_s
+        line = {"kind": "step", "rank": rank, "step": step, "step_s": step_s, "loss": loss}
+        line["data_s"] = engine.loader.wait_s - waited_s
+        records.append(metrics, line)
+        if loss is not None and not math.isfinite(loss):
+            raise RunError(
+                f"the loss is {loss} at step {step}; a smaller task.lr (now {config.task.lr}) helps"
+            )
+    records.append(metrics, _memory_line(engine, rss_import))
+    engine.loader.close()
+
+
+def run_step(engine: RankEngine) -> float | None:
+    """Runs one step; returns the replica's mean loss where it is known."""
+    if not engine.context.plan.training:
+        engine.executor.step(engine.loader)
+        return None
+    if engine.optimizer is not None:
+        engine.optimizer.zero_grad(set_to_none=True)
+    engine.sync.begin_step()
+    result = engine.executor.step(engine.loader)
+    engine.sync.end_step()
+    if engine.optimizer is not None:
+        engine.optimizer.step()
+    return result.loss
+
+
+def _memory_line(engine: RankEngine, rss_import: int) -> dict[str, object]:
+    """Returns the rank's peak: of the device's allocator if it tells, else of the process."""
+    peak_rss = peak_rss_bytes()
+    line: dict[str, object] = {"kind": "memory", "rank": engine.context.rank}
+    if torch.cuda.is_available():
+        line |= {"peak_bytes": torch.cuda.max_memory_allocated(), "source": "device"}
+    else:
+        line |= {"peak_bytes": max(0, peak_rss - rss_import), "source": "rss"}
+    return {**line, "peak_rss_bytes": peak_rss, **engine.byte_counts()}

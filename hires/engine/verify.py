@@ -1,0 +1,184 @@
+"""Does the layout compute what one process computes? One step of both, compared in float64.
+
+Every rank runs the layout's step. Then rank 0 runs the user's plain module, with none of hires'
+operators, over the microbatches of all replicas one after the other, and every rank compares what
+it holds with that: its tile of the output, loss, gradients, parameters after the step and running
+statistics.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hires.comm import barrier
+from hires.core import records
+from hires.core.config import RunConfig
+from hires.core.files import write_atomically
+from hires.engine.build import (
+    RankEngine,
+    cast,
+    image_dtype,
+    make_optimizer,
+    open_data,
+    samples_of,
+)
+from hires.nets.build import build_model, materialise
+
+TOLERANCE = 1e-10
+FLOOR = 1e-4
+"""A tensor whose largest value is below this part of the largest of its kind is compared with that
+part: the gradient of a bias before a norm is zero but for rounding, and so is its error."""
+
+KINDS = ("output", "loss", "gradients", "parameters", "running_stats")
+Tensors = dict[str, Tensor]
+
+
+def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
+    """Runs and compares one step of one rank; rank 0 writes ``verify.json`` into ``attempt``."""
+    rank = engine.context.rank
+    held = _layout_step(engine)
+    reference_file = attempt / "reference.pt"
+    barrier()
+    if rank == 0:
+        torch.save(reference_step(config), reference_file)
+    barrier()
+    reference: Tensors = torch.load(reference_file, weights_only=True, mmap=True)
+    errors = _compare(held, reference, engine, config)
+    records.append(attempt / "verify.jsonl", {"rank": rank, "errors": errors})
+    del reference
+    barrier()
+    if rank == 0:
+        reference_file.unlink()
+        lines = records.read_lines(attempt / "verify.jsonl")
+        worst = {
+            kind: max((line["errors"][kind] for line in lines if kind in line["errors"]), default=0.0)
+            for kind in KINDS
+        }
+        largest = max(worst.values())
+        answer = {"ok": largest <= TOLERANCE, "max_rel_err": largest, "errors": worst}
+        write_atomically(attempt / "verify.json", json.dumps(answer))
+    engine.loader.close()
+
+
+def reference_step(config: RunConfig) -> Tensors:
+    """Returns everything that one process computes in one step, by ``kind/name``."""
+    model = build_model(config.model, config.seed)
+    materialise(model, [*model.state_dict()], config.seed)
+    cast(model, config)
+    training = config.task.name == "train"
+    model.train(training)
+    pieces = config.parallel.replicas * config.parallel.microbatches
+    found: Tensors = {}
+    with torch.set_grad_enabled(training):
+        for index, (images, labels) in enumerate(_microbatches(config)):
+            output = model(images)
+            found[f"output/{index}"] = output.detach()
+            if training:
+                loss = _plain_loss(output, labels)
+                (loss / pieces).backward()
+                found[f"loss/{index}"] = loss.detach()
+    if training:
+        _finish_step(config, model, found)
+    found |= {f"running_stats/{name}": t for name, t in model.named_buffers()}
+    return found
+
+
+def _finish_step(config: RunConfig, model: nn.Module, found: Tensors) -> None:
+    """Takes the optimiser's step and notes gradients and parameters."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            found[f"gradients/{name}"] = parameter.grad.clone()
+    optimizer = make_optimizer(config, list(model.parameters()))
+    if optimizer is not None:
+        optimizer.step()
+    found |= {f"parameters/{name}": p.detach() for name, p in model.named_parameters()}
+
+
+def _microbatches(config: RunConfig) -> list[tuple[Tensor, Tensor]]:
+    """Returns images and labels of the first step, replica by replica, microbatch by microbatch."""
+    source = open_data(config)
+    rows, cols = (0, config.height), (0, config.width)
+    size = config.batch // (config.parallel.replicas * config.parallel.microbatches)
+    made = []
+    for replica in range(config.parallel.replicas):
+        samples = samples_of(config, source, 0, replica)
+        for first in range(0, len(samples), size):
+            chosen = samples[first : first + size]
+            images = [torch.from_numpy(source.window(i, rows, cols)) for i in chosen]
+            labels = torch.tensor([source.label(i) for i in chosen])
+            made.append((torch.stack(images).to(image_dtype(config)), labels))
+    return made
+
+
+def _plain_loss(output: Tensor, labels: Tensor) -> Tensor:
+    """Returns the mean cross-entropy; every pixel of an image-like output has its image's class."""
+    if output.dim() == 4:
+        labels = labels.view(-1, 1, 1).expand(-1, *output.shape[2:])
+    return F.cross_entropy(output, labels)
+
+
+def _layout_step(engine: RankEngine) -> Tensors:
+    """Runs one step of the layout; returns what this rank holds afterwards, by ``kind/name``."""
+    training = engine.context.plan.training
+    engine.sync.begin_step()
+    result = engine.executor.step(engine.loader, keep_outputs=True)
+    first = engine.context.replica * engine.context.plan.num_microbatches
+    held = {f"output/{first + i}": output for i, output in enumerate(result.outputs)}
+    if training:
+        engine.sync.end_step()
+        if result.loss is not None:
+            held["loss/"] = torch.tensor(result.loss, dtype=torch.float64)
+        for name, parameter in engine.module.parameters.items():
+            if parameter.grad is not None:
+                held[f"gradients/{name}"] = parameter.grad.clone()
+        if engine.optimizer is not None:
+            engine.optimizer.step()
+        held |= {f"parameters/{n}": p.detach() for n, p in engine.module.parameters.items()}
+    buffers = dict(engine.model.named_buffers())
+    held |= {f"running_stats/{n}": t for n, t in buffers.items() if not t.is_meta}
+    return held
+
+
+def _compare(
+    held: Tensors, reference: Tensors, engine: RankEngine, config: RunConfig
+) -> dict[str, float]:
+    """Returns the largest relative error of each kind that this rank holds."""
+    worst: dict[str, float] = {}
+    largest = {
+        kind: max((_size(t) for n, t in reference.items() if n.startswith(kind)), default=0.0)
+        for kind in KINDS
+    }
+    for name, tensor in held.items():
+        kind = name.split("/")[0]
+        expected = _expected(name, reference, engine, config)
+        scale = max(_size(expected), FLOOR * largest[kind])
+        if tensor.shape != expected.shape:
+            error = float("inf")
+        else:
+            error = _size(tensor.double() - expected.double()) / scale if scale else 0.0
+        worst[kind] = max(worst.get(kind, 0.0), error if error == error else float("inf"))
+    return worst
+
+
+def _expected(name: str, reference: Tensors, engine: RankEngine, config: RunConfig) -> Tensor:
+    """Returns what one process computed for something that this rank holds."""
+    if name == "loss/":
+        first = engine.context.replica * config.parallel.microbatches
+        own = range(first, first + config.parallel.microbatches)
+        return torch.stack([reference[f"loss/{i}"] for i in own]).mean()
+    expected = reference[name]
+    plan, stage = engine.context.plan, engine.context.stage
+    if name.startswith("output/") and stage.layout[plan.graph.output] == "tiled":
+        r0, r1, c0, c1 = engine.context.own(list(expected.shape[2:]))
+        return expected[:, :, r0:r1, c0:c1]
+    return expected
+
+
+def _size(tensor: Tensor) -> float:
+    """Returns the largest absolute value."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0

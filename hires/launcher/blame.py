@@ -1,0 +1,81 @@
+"""Which rank failed first, and why, when several are down?
+
+One rank that dies takes the others with it: within milliseconds they report that a neighbour is
+gone. What a person needs to read is the one that began it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from hires.launcher.processes import RankProcess, last_lines
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The rank that failed first."""
+
+    rank: int
+    cause: str
+    """One paragraph."""
+    tail: list[str]
+    """The last lines of its log."""
+
+
+def first_failure(
+    ranks: Sequence[RankProcess], failed: Iterable[int], events: Iterable[dict[str, Any]]
+) -> Failure:
+    """Returns the rank to blame.
+
+    Args:
+        ranks: all ranks.
+        failed: those that ended with an error before the supervisor stopped the rest.
+        events: lines of ``events.jsonl``; a rank that could still speak said ``rank_failed`` there.
+    """
+    told: dict[int, dict[str, Any]] = {}
+    for line in events:
+        if line.get("event") == "rank_failed":
+            told.setdefault(line["rank"], line)
+    suspects = [ranks[rank] for rank in sorted({*failed, *told})]
+    first = min(suspects, key=lambda rank: _order(rank, told.get(rank.rank)))
+    tail = last_lines(first.log)
+    return Failure(first.rank, _cause(first, told.get(first.rank), tail), tail)
+
+
+def _order(rank: RankProcess, told: dict[str, Any] | None) -> tuple[int, float, float]:
+    """Returns what sorts causes before consequences, then earlier before later."""
+    if told is not None:
+        when = datetime.fromisoformat(told["time"]).timestamp()
+        # To lose a neighbour is a consequence, as long as any rank has another reason.
+        return (2 if told.get("type") == "CommError" else 1, when, 0.0)
+    # Nobody kills a rank because its neighbour failed, and it cannot tell when it happened.
+    murdered = rank.code == -signal.SIGKILL
+    try:  # of two that were found dead at once, the one that spoke last failed last
+        spoke = rank.log.stat().st_mtime
+    except OSError:
+        spoke = 0.0
+    return (0 if murdered else 1, rank.ended_s, spoke)
+
+
+def _cause(rank: RankProcess, told: dict[str, Any] | None, tail: Sequence[str]) -> str:
+    """Returns why a rank failed, in words."""
+    if told is not None and told.get("text"):
+        return f"rank {rank.rank} failed: {told['text']}"
+    if rank.code is not None and rank.code < 0:
+        name = _signal_name(-rank.code)
+        hint = " (by `kill -9`, or the system ran out of memory)" if name == "SIGKILL" else ""
+        return f"rank {rank.rank} was killed by {name}{hint}"
+    last = next((line.strip() for line in reversed(tail) if line.strip()), "")
+    return f"rank {rank.rank} exited with code {rank.code}" + (f": {last}" if last else "")
+
+
+def _signal_name(number: int) -> str:
+    """Returns a signal's name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,50 @@
+"""How does the supervisor hear Ctrl-C without being torn out of what it does?
+
+Signals are only counted here; the supervisor looks at the count, stops the ranks and writes down
+how the run ended.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+_SPOKEN = {"SIGINT": "Ctrl-C"}
+
+
+class Interrupts:
+    """Counts SIGINT, SIGTERM and SIGHUP while it is entered; then the former handlers are back.
+
+    Only the main thread can set handlers: elsewhere nothing is counted and nothing changes. A
+    signal that was ignored before (``nohup``) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        """Starts with nothing counted."""
+        self.count = 0
+        self.name = ""
+        """The first signal, as a person would call it."""
+        self._former: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._former[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        """Counts one signal."""
+        name = signal.Signals(number).name
+        self.name = self.name or _SPOKEN.get(name, name)
+        self.count += 1

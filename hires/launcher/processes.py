@@ -1,0 +1,153 @@
+"""How is one process per rank started, watched and stopped, so that none ever stays behind?
+
+Every rank leads a session and process group of its own: a signal reaches whatever it started too,
+and Ctrl-C in the terminal reaches only the supervisor, which decides. On Linux the kernel kills a
+rank whose supervisor dies, even by ``kill -9``; it watches the *thread* that started the rank,
+so the thread that calls :func:`start` must live as long as the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hires.core.errors import RunError
+from hires.core.files import cannot_write
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class RankProcess:
+    """A rank's process and what is known about its end."""
+
+    rank: int
+    log: Path
+    process: subprocess.Popen[bytes]
+    code: int | None = None
+    """Exit code, negative for a signal; None while it runs."""
+    ended_s: float = 0.0
+    """When its end was seen, in seconds since the epoch."""
+
+
+def start(rank: int, command: Sequence[str], environ: Mapping[str, str], log: Path) -> RankProcess:
+    """Starts a rank's process, its output going to ``log``.
+
+    Raises:
+        RunError: the log cannot be written or the process cannot be started.
+    """
+    try:
+        output = log.open("ab")
+    except OSError as error:
+        raise cannot_write(log, error) from error
+    with output:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise RunError(f"cannot start rank {rank} with {command[0]}: {error}") from error
+    return RankProcess(rank, log, process)
+
+
+def poll(ranks: Iterable[RankProcess]) -> list[RankProcess]:
+    """Returns the ranks that ended since the last call, their exit codes filled in."""
+    ended = [rank for rank in ranks if rank.code is None and _has_ended(rank.process.pid)]
+    seen_s = time.time()
+    for rank in ended:
+        # It is not reaped yet, so its number still means this group and nobody else's.
+        _signal_group(rank, signal.SIGKILL)
+        rank.code = rank.process.wait()
+        rank.ended_s = seen_s
+    return ended
+
+
+def stop(ranks: Sequence[RankProcess], grace_s: float, hurry: Callable[[], bool]) -> None:
+    """Ends all ranks: SIGTERM, and SIGKILL for those still there after ``grace_s``.
+
+    Args:
+        ranks: the ranks; those that ended already are left alone.
+        grace_s: how long they may take to end by themselves.
+        hurry: asked again and again; SIGKILL follows at once when it says True.
+    """
+    for rank in ranks:
+        if rank.code is None:
+            _signal_group(rank, signal.SIGTERM)
+            _signal_group(rank, signal.SIGCONT)  # a stopped process sees no SIGTERM
+    deadline = time.monotonic() + grace_s
+    while not all_ended(ranks) and time.monotonic() < deadline and not hurry():
+        time.sleep(0.02)
+    kill(ranks)
+
+
+def kill(ranks: Sequence[RankProcess]) -> None:
+    """Ends all ranks at once and waits for them."""
+    for rank in ranks:
+        if rank.code is None:
+            _signal_group(rank, signal.SIGKILL)
+    for rank in ranks:
+        if rank.code is None:
+            rank.code = rank.process.wait()
+            rank.ended_s = time.time()
+
+
+def all_ended(ranks: Iterable[RankProcess]) -> bool:
+    """Returns whether every rank has ended."""
+    ranks = list(ranks)
+    poll(ranks)
+    return all(rank.code is not None for rank in ranks)
+
+
+def last_lines(log: Path, count: int = 20) -> list[str]:
+    """Returns the last lines of a log, without reading all of it."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 200 * count))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return text.rstrip().splitlines()[-count:]
+
+
+def _die_with(supervisor: int) -> Callable[[], None] | None:
+    """Returns what a child does before it becomes a rank: it asks to die with ``supervisor``."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child must not import
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != supervisor:  # it died before we asked
+            os._exit(1)
+
+    return ask
+
+
+def _has_ended(pid: int) -> bool:
+    """Returns whether the process has ended, without reaping it."""
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    try:
+        return os.waitid(os.P_PID, pid, options) is not None
+    except ChildProcessError:  # somebody else reaped it
+        return True
+
+
+def _signal_group(rank: RankProcess, number: signal.Signals) -> None:
+    """Sends a signal to a rank and all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(rank.process.pid, number)

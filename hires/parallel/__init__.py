@@ -1,0 +1,1 @@
+"""Executes a plan's stage on one rank: tiled operators, the pipeline's passes, gradients."""

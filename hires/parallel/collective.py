@@ -1,0 +1,68 @@
+"""Operations that look at the whole image: a sum over the tiles, and values that all tiles share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires.comm import Group, all_gather
+
+
+class SumOverTiles(torch.autograd.Function):
+    """Partial sums -> the sum on all tiles.
+
+    What follows is computed alike on all tiles, so its gradient is complete on each of them and
+    goes to the tile's own partial sum as it is.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, group: Group) -> Tensor:
+        """Returns the sum, added in rank order so that all tiles get the same bits."""
+        return all_gather(partial.contiguous(), group).sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """The gradient needs no message."""
+        return grad, None
+
+
+class Share(torch.autograd.Function):
+    """A value that all tiles hold, about to be used with each tile's own pixels.
+
+    Every tile sees only the part of its gradient that its pixels make; the parts are summed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, group: Group) -> Tensor:
+        """Returns the value."""
+        ctx.group = group
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Returns the sum of the tiles' gradients."""
+        return all_gather(grad.contiguous(), ctx.group).sum(0), None
+
+
+def mean_over_image(x: Tensor, group: Group, pixels: int) -> Tensor:
+    """Returns the mean over rows and columns of the whole image, on all tiles.
+
+    Args:
+        x: this rank's tile, (n, C, h, w); it may hold no pixel.
+        group: the tiles.
+        pixels: H * W of the whole map.
+
+    Returns:
+        (n, C, 1, 1).
+    """
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    partial = x.sum((2, 3), keepdim=True, dtype=wide)
+    total: Tensor = SumOverTiles.apply(partial, group)
+    return (total / pixels).to(x.dtype)
+
+
+def share(whole: Tensor, group: Group) -> Tensor:
+    """Returns a value that all tiles hold, its gradient summed over them."""
+    return Share.apply(whole, group)  # type: ignore[no-any-return]

@@ -1,0 +1,176 @@
+"""How does a rank execute one node of the graph? Each node becomes one callable."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires.parallel.collective import mean_over_image, share
+from hires.parallel.context import TORCH_DTYPES, Context
+from hires.parallel.norm import NormTiles, tiled_batch_norm
+from hires.parallel.window import Window
+from hires.plan.graph import Node
+from hires.plan.plan import CommOp
+from hires.plan.rules import TILED, rule_of
+
+Values = dict[str, Any]
+Operator = Callable[[Values], Any]
+
+NAMED_DTYPES = {**TORCH_DTYPES, "int64": torch.int64, "bool": torch.bool, "int32": torch.int32}
+MEMORY_FORMATS = {
+    "contiguous_format": torch.contiguous_format,
+    "preserve_format": torch.preserve_format,
+    "channels_last": torch.channels_last,
+}
+
+
+def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+    """Returns the callable that computes a node from the values of the stage.
+
+    Args:
+        node: a node of this rank's stage.
+        context: the rank.
+        tensors: parameters and buffers of the stage by name.
+    """
+    stage = context.stage
+    ops = {(op.kind, op.value): op for op in stage.comm if op.node == node.name}
+    if stage.num_tiles == 1 or stage.layout[node.name] != TILED:
+        tiled = any(stage.layout[name] == TILED for name in node.inputs)
+        if stage.num_tiles > 1 and tiled:
+            return _reduction(node, context, tensors)
+        return _local(node, tensors)
+    return _tiled(node, context, tensors, ops)
+
+
+def _tiled(
+    node: Node, context: Context, tensors: dict[str, Tensor], ops: dict[tuple[str, str], CommOp]
+) -> Operator:
+    """Returns the callable of a node whose value lies in tiles."""
+    rule = rule_of(node, context.plan.graph, context.stage.layout)
+    assert rule is not None, f"{node.name} was planned without a rule"
+    bind = _binder(node, tensors)
+    source = next(name for name in node.inputs if context.stage.layout[name] == TILED)
+    if rule.kind == "window":
+        window = Window(node, context, ops.get(("halo", source)))
+        return lambda values: window(values[source], bind(values))
+    if rule.kind == "norm":
+        return _norm(node, context, bind, source)
+    run = _local(node, tensors)
+    shared = [value for kind, value in ops if kind == "share"]
+    if not shared:
+        return run
+    group = context.tiles
+
+    def run_shared(values: Values) -> Any:
+        return run({**values, **{name: share(values[name], group) for name in shared}})
+
+    return run_shared
+
+
+def _norm(
+    node: Node, context: Context, bind: Callable[[Values], dict[str, Any]], source: str
+) -> Operator:
+    """Returns the callable of batch normalisation in training."""
+    n, _, *size = context.plan.graph.shape(source)
+    rects = [context.own(size, tile) for tile in range(context.stage.num_tiles)]
+    tiles = NormTiles(context.tiles, [n * (r[1] - r[0]) * (r[3] - r[2]) for r in rects])
+
+    def run(values: Values) -> Tensor:
+        a = bind(values)
+        running = None if a["running_mean"] is None else (a["running_mean"], a["running_var"])
+        return tiled_batch_norm(
+            a["input"], a["weight"], a["bias"], running, tiles, a["momentum"], a["eps"]
+        )
+
+    return run
+
+
+def _reduction(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+    """Returns the callable of a pool over the whole image."""
+    [source] = node.inputs
+    _, _, height, width = context.plan.graph.shape(source)
+    group, flat = context.tiles, node.shape is not None and len(node.shape) == 2
+
+    def run(values: Values) -> Tensor:
+        mean = mean_over_image(values[source], group, height * width)
+        return mean.flatten(1) if flat else mean
+
+    return run
+
+
+def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
+    """Returns the callable of a node that needs no other tile: the ATen operator itself."""
+    if node.kind == "getitem":
+        [source], index = node.inputs, node.args["index"]
+        return lambda values: operator.getitem(values[source], index)
+    name, overload = node.op.split(".", 1)
+    function = getattr(getattr(torch.ops.aten, name), overload or "default")
+    keyword = {a.name for a in function._schema.arguments if a.kwarg_only}
+    bind = _binder(node, tensors)
+
+    def run(values: Values) -> Any:
+        args = bind(values)
+        named = {key: args.pop(key) for key in keyword}
+        return function(*args.values(), **named)
+
+    return run
+
+
+def _binder(node: Node, tensors: dict[str, Tensor]) -> Callable[[Values], dict[str, Any]]:
+    """Returns what puts a node's arguments together, all that is constant decided beforehand."""
+    fixed: dict[str, Any] = {}
+    from_values: list[tuple[str, Any]] = []
+    for key, arg in node.args.items():
+        fixed[key] = None
+        if _has_value(arg):
+            from_values.append((key, arg))
+        else:
+            fixed[key] = _decode(arg, {}, tensors)
+    if node.op == "conv2d.default" and _gains_from_onednn(fixed["weight"]):
+        fixed["dilation"] = [2, 2]
+
+    def bind(values: Values) -> dict[str, Any]:
+        bound = dict(fixed)
+        for key, arg in from_values:
+            bound[key] = _decode(arg, values, tensors)
+        return bound
+
+    return bind
+
+
+def _gains_from_onednn(weight: Tensor | None) -> bool:
+    """Whether a convolution is 1x1 in fp32 on a CPU.
+
+    There ATen picks a matrix product at half oneDNN's speed; a dilation, which a 1x1 kernel does
+    not feel, makes it pick oneDNN.
+    """
+    if weight is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return False
+    return tuple(weight.shape[2:]) == (1, 1)
+
+
+def _has_value(arg: Any) -> bool:
+    """Whether an argument refers to a value."""
+    if isinstance(arg, list):
+        return any(_has_value(item) for item in arg)
+    return isinstance(arg, dict) and "value" in arg
+
+
+def _decode(arg: Any, values: Values, tensors: dict[str, Tensor]) -> Any:
+    """Returns an argument as the operator takes it."""
+    if isinstance(arg, list):
+        return [_decode(item, values, tensors) for item in arg]
+    if not isinstance(arg, dict):
+        return arg
+    [(kind, name)] = arg.items()
+    if kind == "value":
+        return values[name]
+    if kind == "param":
+        return tensors[name]
+    if kind == "dtype":
+        return NAMED_DTYPES[name]
+    return MEMORY_FORMATS[name] if kind == "memory_format" else None

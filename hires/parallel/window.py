@@ -1,0 +1,215 @@
+"""Windowed operations of one tile: convolution, pools, padding, crops, interpolation, shuffles.
+
+Each gathers its window (own pixels, halo and the ring outside the image) and computes on it what
+the whole-image operation would compute for the pixels of the output that the tile owns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hires.parallel.context import Context
+from hires.parallel.halo import Exchange, gather_window, part
+from hires.plan.graph import Node, Rect
+from hires.plan.plan import CommOp
+from hires.plan.rules import WINDOWS, pair
+from hires.plan.tiling import Axes, Axis, is_empty, need_rect
+
+Kernel = Callable[["Window", Tensor, dict[str, Any]], Tensor]
+
+
+class Window:
+    """One windowed node on one tile.
+
+    In a dim that is not cut, convolution and pools keep their own padding, so that nothing is
+    copied there.
+    """
+
+    def __init__(self, node: Node, context: Context, op: CommOp | None) -> None:
+        graph = context.plan.graph
+        shape_in = graph.shape(node.inputs[0])
+        axes = WINDOWS[node.kind](node, shape_in, graph)
+        assert axes is not None and node.shape is not None
+        self.axes: Axes = axes
+        self.out = context.own(node.shape[2:])
+        self.shape = (*node.shape[:2], self.out[1] - self.out[0], self.out[3] - self.out[2])
+        self.own = context.own(shape_in[2:])
+        grid = context.stage.tiles
+        padded = node.kind in ("max_pool2d", "avg_pool2d") or node.op == "conv2d.default"
+        self.native = [padded and grid[dim] == 1 for dim in (0, 1)]
+        self.rect = self._rect(node, need_rect(axes, grid, context.tile))
+        self.exchange = Exchange(context, op, self.own, self.rect)
+        self.local = op is None and _inside(self.rect, self.own)
+        self.kernel = KERNELS[node.kind]
+
+    def __call__(self, x: Tensor, args: dict[str, Any]) -> Tensor:
+        """Returns this tile of the node's value from this tile of its input."""
+        fill = -math.inf if self.kernel is _max_pool else 0.0
+        if self.kernel is _crop:
+            fill = float(args.get("value") or 0.0)
+        if self.local:
+            window = x if self.rect == self.own else part(x, self.own, self.rect)
+        else:
+            window = gather_window(x, self.exchange, fill)
+        if 0 in self.shape or is_empty(self.rect):
+            blank: Tensor = Blank.apply(window, self.shape)
+            bias = args.get("bias")
+            return blank if bias is None else blank + bias.view(1, -1, 1, 1)
+        return self.kernel(self, window, args)
+
+    def padding(self, index: int) -> int:
+        """Returns the padding that the operation itself applies in a dim."""
+        return self.axes[index].padding if self.native[index] else 0
+
+    def _rect(self, node: Node, need: Rect) -> Rect:
+        """Returns the window: what is needed, with the ring outside the image where one is used."""
+        if is_empty(self.out) or node.kind not in RINGED:
+            return need
+        rect: list[int] = []
+        for index, out in enumerate((self.out[:2], self.out[2:])):
+            axis = self.axes[index]
+            rect += (0, axis.size_in) if self.native[index] else axis.reach(out)
+        return rect[0], rect[1], rect[2], rect[3]
+
+
+class Blank(torch.autograd.Function):
+    """Zeros that depend on a window in name only, so that its exchange has a way back."""
+
+    @staticmethod
+    def forward(ctx: Any, window: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Returns zeros."""
+        ctx.like = window.shape
+        return window.new_zeros(shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """No pixel of the window had an influence."""
+        return grad.new_zeros(ctx.like), None
+
+
+def _convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+    """Convolution."""
+    padding = [w.padding(0), w.padding(1)]
+    return torch.conv2d(
+        x, args["weight"], args["bias"], args["stride"], padding, args["dilation"], args["groups"]
+    )
+
+
+def _max_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+    """Maximum; the ring is -inf, so it never wins."""
+    return F.max_pool2d(
+        x,
+        args["kernel_size"],
+        args["stride"] or None,
+        [w.padding(0), w.padding(1)],
+        args["dilation"],
+        args["ceil_mode"],
+    )
+
+
+def _avg_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+    """Mean, with the divisor of the whole image's borders."""
+    total = F.avg_pool2d(
+        x,
+        args["kernel_size"],
+        args["stride"] or None,
+        [w.padding(0), w.padding(1)],
+        args["ceil_mode"],
+        divisor_override=1,
+    )
+    if args["divisor_override"]:
+        return total / args["divisor_override"]
+    rows, cols = (
+        _counts(axis, out, args["count_include_pad"])
+        for axis, out in zip(w.axes, (w.out[:2], w.out[2:]), strict=True)
+    )
+    divisor = torch.tensor(rows, dtype=x.dtype).view(-1, 1) * torch.tensor(cols, dtype=x.dtype)
+    return total / divisor.to(x.device)
+
+
+def _counts(axis: Axis, out: tuple[int, int], with_padding: bool) -> list[int]:
+    """Returns by how many rows (or columns) the mean of each output row divides."""
+    counts = []
+    for index in range(*out):
+        low = index * axis.stride - axis.padding
+        high = min(low + axis.kernel, axis.size_in + axis.padding)
+        counts.append(high - low if with_padding else min(high, axis.size_in) - max(low, 0))
+    return counts
+
+
+def _conv_transpose(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+    """Transposed convolution: all that the window's pixels add to, cut to the tile's own rows."""
+    raw = torch.conv_transpose2d(
+        x, args["weight"], None, args["stride"], 0, 0, args["groups"], args["dilation"]
+    )
+    pads: list[int] = []
+    for dim in (1, 0):  # F.pad counts from the last dim
+        axis, first = w.axes[dim], w.rect[2 * dim]
+        begin = first * axis.stride - axis.padding  # output row of the first raw row
+        wanted = w.out[2 * dim : 2 * dim + 2]
+        pads += [begin - wanted[0], wanted[1] - (begin + raw.shape[2 + dim])]
+    y = F.pad(raw, pads)
+    return y if args["bias"] is None else y + args["bias"].view(1, -1, 1, 1)
+
+
+def _crop(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+    """Padding and cropping: the window is the answer, but for a step."""
+    return x[:, :, :: w.axes[0].stride, :: w.axes[1].stride]
+
+
+def _interpolation(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+    """Nearest or bilinear interpolation, rows then columns."""
+    narrow = x.dtype
+    wide = x if narrow == torch.float64 else x.float()
+    for dim, axis in enumerate(w.axes):
+        first = w.rect[2 * dim]
+        sources = [axis.sources(index) for index in range(*w.out[2 * dim : 2 * dim + 2])]
+        low = torch.tensor([s[0] - first for s in sources], device=x.device)
+        mixed = wide.index_select(2 + dim, low)
+        if axis.kind.startswith("linear"):
+            high = torch.tensor([s[1] - first for s in sources], device=x.device)
+            shape = [1, 1, 1, 1]
+            shape[2 + dim] = -1
+            weight = torch.tensor([s[2] for s in sources], dtype=wide.dtype, device=x.device)
+            mixed = mixed.lerp(wide.index_select(2 + dim, high), weight.view(shape))
+        wide = mixed
+    return wide.to(narrow)
+
+
+def _shuffle(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+    """PixelShuffle, cut to the tile's own rows and columns."""
+    factor = w.axes[0].stride
+    whole = F.pixel_shuffle(x, factor)
+    origin = tuple(edge * factor for edge in w.rect)
+    return part(whole, (origin[0], origin[1], origin[2], origin[3]), w.out)
+
+
+KERNELS: dict[str, Kernel] = {
+    "conv2d": _convolution,
+    "conv_transpose2d": _conv_transpose,
+    "max_pool2d": _max_pool,
+    "avg_pool2d": _avg_pool,
+    "pad": _crop,
+    "constant_pad_nd": _crop,
+    "slice": _crop,
+    "upsample_nearest2d": _interpolation,
+    "_upsample_nearest_exact2d": _interpolation,
+    "upsample_bilinear2d": _interpolation,
+    "pixel_shuffle": _shuffle,
+}
+"""Operator -> what computes it on a window; the same operators as ``plan.rules.WINDOWS``."""
+
+RINGED = {"conv2d", "max_pool2d", "avg_pool2d", "pad", "constant_pad_nd", "slice"}
+"""Operators whose window has a ring outside the image."""
+
+
+def _inside(inner: Rect, outer: Rect) -> bool:
+    """Whether a rectangle lies in another."""
+    rows = outer[0] <= inner[0] and inner[1] <= outer[1]
+    return rows and outer[2] <= inner[2] and inner[3] <= outer[3]

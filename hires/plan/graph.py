@@ -1,0 +1,149 @@
+"""What does the network compute, as plain facts?
+
+A graph is the list of ATen operations of one forward pass over one microbatch, in execution order,
+with shapes and names of parameters. It is made by ``hires.nets.trace``, decides everything in
+``hires.plan``, and is the very program that ``hires.parallel`` executes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+INPUT = "input"
+"""Name of the value that holds the images."""
+
+Rect = tuple[int, int, int, int]
+"""Rows and columns of an image as (row0, row1, col0, col1), ends excluded."""
+
+
+@dataclass
+class Parameter:
+    """One parameter or buffer of the network."""
+
+    shape: list[int]
+    dtype: str
+    trainable: bool
+    """False for frozen parameters and for buffers."""
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclass
+class Node:
+    """One operation and the value it makes."""
+
+    name: str
+    """Unique; the module's path where one module makes one value."""
+    op: str
+    """ATen operator and overload, as ``conv2d.default``."""
+    args: dict[str, Any]
+    """All arguments by the operator's own names, defaults included, in its order. ``{"value": name}``,
+    ``{"param": name}``, ``{"dtype": name}`` and ``{"device": None}`` stand for what JSON cannot hold."""
+    shape: list[int] | None
+    """Shape of the value for one microbatch; None for a list of tensors."""
+    dtype: str | None
+    layer: str = ""
+    """Path of the module that computed it."""
+    flops: int = 0
+    """Floating-point operations of its forward pass, one microbatch."""
+    needs_grad: bool = False
+    """Whether a gradient flows into its value."""
+
+    @functools.cached_property
+    def inputs(self) -> list[str]:
+        """Values it reads, in order of appearance, each once."""
+        return list(dict.fromkeys(_refs(self.args, "value")))
+
+    @functools.cached_property
+    def params(self) -> list[str]:
+        """Parameters and buffers it reads, each once."""
+        return list(dict.fromkeys(_refs(self.args, "param")))
+
+    @property
+    def kind(self) -> str:
+        """The operator without its overload, as ``conv2d``."""
+        return self.op.split(".")[0]
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers in its value."""
+        return 0 if self.shape is None else math.prod(self.shape)
+
+
+@dataclass
+class Graph:
+    """All operations of one microbatch's forward pass."""
+
+    nodes: list[Node]
+    output: str
+    """Name of the value that the network returns."""
+    input_shape: list[int]
+    """(n, C, H, W) of one microbatch."""
+    params: dict[str, Parameter] = field(default_factory=dict)
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, Node]:
+        """Nodes by the name of their value."""
+        return {node.name: node for node in self.nodes}
+
+    def shape(self, value: str) -> list[int]:
+        """Shape of a value that is one tensor."""
+        shape = self.input_shape if value == INPUT else self.by_name[value].shape
+        assert shape is not None, f"{value} is a list of tensors"
+        return shape
+
+    def needs_grad(self, value: str) -> bool:
+        """Whether a gradient flows into a value; never into the images."""
+        return value != INPUT and self.by_name[value].needs_grad
+
+    @functools.cached_property
+    def consumers(self) -> dict[str, list[int]]:
+        """Indices of the nodes that read a value."""
+        readers: dict[str, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            for name in node.inputs:
+                readers.setdefault(name, []).append(index)
+        return readers
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Graph:
+        """Returns the graph that :meth:`to_dict` described."""
+        return Graph(
+            nodes=[Node(**node) for node in values["nodes"]],
+            output=values["output"],
+            input_shape=values["input_shape"],
+            params={name: Parameter(**p) for name, p in values["params"].items()},
+        )
+
+
+def describe(node: Node) -> str:
+    """Returns how a finding names a node: ``layer1.0.conv2 (conv2d)``."""
+    return f"{node.name} ({node.kind})"
+
+
+def _refs(item: Any, key: str) -> list[str]:
+    """Returns the names that arguments refer to."""
+    if isinstance(item, dict):
+        if key in item and len(item) == 1:
+            return [item[key]]
+        return _joined(_refs(value, key) for value in item.values())
+    if isinstance(item, list):
+        return _joined(_refs(value, key) for value in item)
+    return []
+
+
+def _joined(lists: Iterable[list[str]]) -> list[str]:
+    """Returns one list of all items."""
+    return [item for part in lists for item in part]

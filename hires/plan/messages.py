@@ -1,0 +1,193 @@
+"""Which messages does a layout need? Inside each stage between its tiles, and between stages."""
+
+from __future__ import annotations
+
+from hires.plan.graph import INPUT, Graph, Node, describe
+from hires.plan.plan import CommOp, Edge, Finding, Stage
+from hires.plan.rules import TILED, WHOLE, Rule, rule_of
+from hires.plan.tiling import halo_messages, is_empty, own_rect, regrid_messages
+
+
+def lay_out(graph: Graph, stages: list[Stage]) -> list[Finding]:
+    """Fills in how every value lies on the tiles of each stage, and the stage's communication.
+
+    Returns:
+        An error for every node that tiles cannot compute, with what avoids it.
+    """
+    findings: list[Finding] = []
+    for stage in stages:
+        incoming = {name: _incoming(graph, stages, stage, name) for name in _reads(graph, stage)}
+        stage.layout = incoming
+        for node in graph.nodes[stage.first : stage.last]:
+            if stage.num_tiles == 1:
+                stage.layout[node.name] = WHOLE
+                continue
+            rule = rule_of(node, graph, stage.layout)
+            if rule is None:
+                findings.append(_no_rule(graph, stages, stage, node))
+                rule = Rule("whole")
+            stage.layout[node.name] = rule.result
+            stage.comm += _node_comm(graph, stage, node, rule)
+    return findings
+
+
+def add_loss(graph: Graph, stage: Stage) -> None:
+    """Adds the sum of the tiles' losses where the output itself is an image in tiles."""
+    if stage.num_tiles > 1 and stage.layout[graph.output] == TILED:
+        stage.comm.append(CommOp(graph.output, "loss", graph.output, elements=1))
+
+
+def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:
+    """Returns every value that one stage sends to another, in order of stage and value."""
+    edges = []
+    for target in stages:
+        for value in _reads(graph, target):
+            if value != INPUT:
+                source = _maker(graph, stages, value)
+                back = training and graph.needs_grad(value)
+                edges.append(_edge(graph, value, source, target, back))
+    return edges
+
+
+def _edge(graph: Graph, value: str, source: Stage, target: Stage, back: bool) -> Edge:
+    """Returns the messages that bring one value from a stage to another."""
+    if source.layout[value] == TILED:
+        messages = regrid_messages(graph.shape(value)[2:], source.tiles, target.tiles)
+        returned = messages
+    elif target.num_tiles > 1:  # every tile already holds it, and hands it to its successor
+        messages = [[tile, tile, 0, 0, 0, 0] for tile in range(target.num_tiles)]
+        returned = messages
+    else:  # tile 0 sends it, and all tiles get its gradient
+        messages = [[0, 0, 0, 0, 0, 0]]
+        returned = [[tile, 0, 0, 0, 0, 0] for tile in range(source.num_tiles)]
+    whole = source.layout[value] == WHOLE
+    return Edge(value, source.index, target.index, whole, messages, returned if back else [])
+
+
+def _reads(graph: Graph, stage: Stage) -> list[str]:
+    """Returns the values that a stage reads and does not make, in order of first use."""
+    nodes = graph.nodes[stage.first : stage.last]
+    made = {node.name for node in nodes}
+    read = dict.fromkeys(name for node in nodes for name in node.inputs)
+    return [name for name in read if name not in made]
+
+
+def _maker(graph: Graph, stages: list[Stage], value: str) -> Stage:
+    """Returns the stage that makes a value."""
+    node = graph.by_name[value]
+    return next(
+        s for s in stages if any(node is other for other in graph.nodes[s.first : s.last])
+    )
+
+
+def _incoming(graph: Graph, stages: list[Stage], stage: Stage, value: str) -> str:
+    """Returns how a value that comes from outside lies on the tiles of a stage."""
+    if stage.num_tiles == 1:
+        return WHOLE
+    if value == INPUT:
+        return TILED
+    return _maker(graph, stages, value).layout[value]
+
+
+def _node_comm(graph: Graph, stage: Stage, node: Node, rule: Rule) -> list[CommOp]:
+    """Returns what the tiles say to each other around one node."""
+    tiled = [name for name in node.inputs if stage.layout[name] == TILED]
+    if not tiled:
+        return []
+    ops = [
+        CommOp(node.name, "share", name, elements=_elements(graph, name), back=True)
+        for name in node.inputs
+        if stage.layout[name] == WHOLE and graph.needs_grad(name)
+    ]
+    value, back = tiled[0], graph.needs_grad(tiled[0])
+    if rule.kind == "window":
+        assert rule.axes is not None
+        messages = halo_messages(rule.axes, stage.tiles)
+        if messages:
+            ops.append(CommOp(node.name, "halo", value, messages, back=back))
+    elif rule.kind == "norm":
+        channels = graph.shape(value)[1]
+        ops.append(CommOp(node.name, "norm", value, elements=2 * channels, back=back))
+    elif rule.kind == "reduce":
+        ops.append(CommOp(node.name, "reduce", value, elements=_elements(graph, node.name)))
+    return ops
+
+
+def _elements(graph: Graph, value: str) -> int:
+    """Returns how many numbers a value holds."""
+    count = 1
+    for length in graph.shape(value):
+        count *= length
+    return count
+
+
+def _no_rule(graph: Graph, stages: list[Stage], stage: Stage, node: Node) -> Finding:
+    """Explains that a node cannot be tiled, and how to compute it after a join."""
+    starts = [s.first_layer for s in stages]
+    where = f"{describe(node)} in stage {stage.index} has no tiling rule"
+    if stage.index > 0:
+        return Finding(
+            "error",
+            "parallel.spatial_stages",
+            f"{where}; parallel.spatial_stages={stage.index} joins the tiles before that stage "
+            f"(it begins at {starts[stage.index]})",
+        )
+    return Finding("error", "parallel.balance", f"{where}; {_earlier_cut(graph, stages, node)}")
+
+
+def _earlier_cut(graph: Graph, stages: list[Stage], node: Node) -> str:
+    """Returns which cut would leave a node of stage 0 to a later, untiled stage."""
+    from hires.plan.partition import layer_starts
+
+    starts = layer_starts(graph)
+    index = next(i for i, other in enumerate(graph.nodes) if other is node)
+    before = sum(start <= index for start in starts) - 1
+    if before == 0:
+        return "it belongs to the first layer, so this network cannot begin with tiles"
+    return (
+        f"stage 1 can begin at layer {before} ({graph.nodes[starts[before]].name}): use "
+        f"parallel=sp+lp parallel.stages=2 parallel.spatial_stages=1 "
+        f"parallel.balance=[{before},{len(starts) - before}]"
+    )
+
+
+def small_tiles(graph: Graph, stages: list[Stage]) -> list[Finding]:
+    """Returns notes on tiles that hold nothing or borrow from beyond their neighbour."""
+    findings = []
+    for stage in stages:
+        if stage.num_tiles > 1:
+            findings += _empty_tiles(graph, stage) + _far_halos(stage)
+    return findings
+
+
+def _empty_tiles(graph: Graph, stage: Stage) -> list[Finding]:
+    """Returns a warning for the first value of which some tile of a stage holds nothing."""
+    rows, cols = stage.tiles
+    for node in graph.nodes[stage.first : stage.last]:
+        if stage.layout[node.name] != TILED or node.shape is None or node.shape[0] == 0:
+            continue
+        size = node.shape[2:]
+        empty = [t for t in range(rows * cols) if is_empty(own_rect(size, stage.tiles, t))]
+        if empty:
+            text = (
+                f"{describe(node)} makes a map of {size[0]}x{size[1]}, so {len(empty)} of the "
+                f"{rows}x{cols} tiles of stage {stage.index} hold nothing from there on and wait; "
+                f"the result is exact, an earlier join or a larger image would use them"
+            )
+            return [Finding("warning", "parallel.tiles", text)]
+    return []
+
+
+def _far_halos(stage: Stage) -> list[Finding]:
+    """Returns a note for the first halo that reaches beyond the nearest tile."""
+    cols = stage.tiles[1]
+    for op in stage.comm:
+        for source, target, *_ in op.messages:
+            far_rows = abs(source // cols - target // cols) > 1
+            if far_rows or abs(source % cols - target % cols) > 1:
+                text = (
+                    f"tiles of stage {stage.index} are smaller than the halo of {op.node}: tile "
+                    f"{target} also borrows from tile {source}; fewer tiles would send less"
+                )
+                return [Finding("warning", "parallel.tiles", text)]
+    return []

@@ -1,0 +1,192 @@
+"""What does one rank say to the others in one step, in order?
+
+The engine executes and ``hires.plan.verify`` proves the same list: receives of an action are
+posted one action ahead, its sends when it has been computed, and a rank waits for its sends at the
+end of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hires.plan.plan import CommOp, Edge, Plan
+
+BYTES = {"float32": 4, "bfloat16": 2, "float64": 8, "float16": 2, "int64": 8, "bool": 1}
+
+
+class Event(NamedTuple):
+    """One communication of one rank."""
+
+    kind: str
+    """``send``, ``recv`` (posted, not waited for), ``wait_recv``, ``wait_sends``, ``collective``."""
+    peer: int
+    """The other rank; for a collective the index of its group."""
+    tag: int
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    what: str = ""
+    """In words, for findings."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One tensor from one rank to another."""
+
+    peer: int
+    tag: int
+    value: str
+    rect: tuple[int, int, int, int] | None
+    """Pixels of the whole map; None for the complete value."""
+    shape: tuple[int, ...]
+
+
+def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool) -> list[Message]:
+    """Returns what a rank receives before, or sends after, an action, in order of posting."""
+    replica, stage, tile = plan.slot_of(rank)
+    back = action[0] == "B"
+    found = []
+    for index, edge in enumerate(plan.edges):
+        # A gradient leaves the stage that read the value and comes to the stage that made it.
+        mine, other = (edge.source, edge.target) if outgoing != back else (edge.target, edge.source)
+        if mine != stage:
+            continue
+        for source, target, *rect in edge.back if back else edge.messages:
+            here, there = (source, target) if mine == edge.source else (target, source)
+            if here == tile:
+                peer = plan.rank_of(replica, other, there)
+                tag = (2 * index + back) * plan.num_microbatches + int(action[1:])
+                found.append(_message(plan, edge, peer, tag, rect))
+    return found
+
+
+def halo_messages(
+    plan: Plan, rank: int, op: CommOp, back: bool
+) -> tuple[list[Message], list[Message]]:
+    """Returns the pixels that a rank sends and receives at a node, in order of posting."""
+    replica, stage, tile = plan.slot_of(rank)
+    n, channels, *_ = plan.graph.shape(op.value)
+    tag = _halo_tag(plan, stage, op, back)
+    sends, receives = [], []
+    for source, target, r0, r1, c0, c1 in op.messages:
+        if tile not in (source, target):
+            continue
+        peer = plan.rank_of(replica, stage, target if tile == source else source)
+        shape = (n, channels, r1 - r0, c1 - c0)
+        message = Message(peer, tag, op.value, (r0, r1, c0, c1), shape)
+        (sends if (tile == source) != back else receives).append(message)
+    return sends, receives
+
+
+def groups(plan: Plan) -> list[list[int]]:
+    """Returns the ranks of every group, in the order in which all ranks create them.
+
+    First the tiles of each (replica, stage), then the gradient groups: all ranks of a stage.
+    """
+    made = []
+    for replica in range(plan.num_replicas):
+        for stage in plan.stages:
+            made.append(_members(plan, stage.index, [replica]))
+    for stage in plan.stages:
+        made.append(_members(plan, stage.index, range(plan.num_replicas)))
+    return made
+
+
+def tile_group(plan: Plan, rank: int) -> int:
+    """Returns the index of the group of the tiles of a rank's stage and replica."""
+    replica, stage, _ = plan.slot_of(rank)
+    return replica * len(plan.stages) + stage
+
+
+def gradient_group(plan: Plan, rank: int) -> int:
+    """Returns the index of the group of all ranks that hold a rank's stage."""
+    return plan.num_replicas * len(plan.stages) + plan.slot_of(rank)[1]
+
+
+def events(plan: Plan, rank: int) -> Iterator[Event]:
+    """Yields everything that a rank communicates in one step, in order."""
+    actions = plan.schedule[plan.slot_of(rank)[1]]
+    yield from _posts(plan, rank, actions[:1])
+    for index, action in enumerate(actions):
+        yield from _posts(plan, rank, actions[index + 1 : index + 2])
+        for m in edge_messages(plan, rank, action, outgoing=False):
+            yield Event("wait_recv", m.peer, m.tag, what=f"{_noun(action)} {m.value} for {action}")
+        yield from _inside(plan, rank, action)
+        for m in edge_messages(plan, rank, action, outgoing=True):
+            yield Event(
+                "send", m.peer, m.tag, m.shape, plan.dtype, f"{_noun(action)} {m.value} of {action}"
+            )
+    yield Event("wait_sends", -1, 0, what="its sends")
+    yield from _end_of_step(plan, rank)
+
+
+def _posts(plan: Plan, rank: int, actions: list[str]) -> Iterator[Event]:
+    """Yields the receives of an action."""
+    for action in actions:
+        for m in edge_messages(plan, rank, action, outgoing=False):
+            what = f"{_noun(action)} {m.value} for {action}"
+            yield Event("recv", m.peer, m.tag, m.shape, plan.dtype, what)
+
+
+def _inside(plan: Plan, rank: int, action: str) -> Iterator[Event]:
+    """Yields what a rank says to the other tiles while it computes an action."""
+    stage = plan.stages[plan.slot_of(rank)[1]]
+    back = action[0] == "B"
+    for op in reversed(stage.comm) if back else stage.comm:
+        if (back and not op.back) or (op.kind == "share" and not back):
+            continue
+        if op.kind == "halo":
+            yield from _halo(plan, rank, op, action)
+        else:
+            group = tile_group(plan, rank)
+            what = f"{op.kind} of {op.node} in {action}"
+            yield Event("collective", group, 0, (op.elements,), plan.dtype, what)
+
+
+def _halo(plan: Plan, rank: int, op: CommOp, action: str) -> Iterator[Event]:
+    """Yields one exchange: all receives posted, all sends posted, then all waited for."""
+    back = action[0] == "B"
+    sends, receives = halo_messages(plan, rank, op, back)
+    what = f"halo of {op.node} in {action}" if not back else f"halo gradient of {op.node} in {action}"
+    for m in receives:
+        yield Event("recv", m.peer, m.tag, m.shape, plan.dtype, what)
+    for m in sends:
+        yield Event("send", m.peer, m.tag, m.shape, plan.dtype, what)
+    for m in receives:
+        yield Event("wait_recv", m.peer, m.tag, what=what)
+
+
+def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:
+    """Yields the sum of gradients, with the replicas' running statistics, over all holders."""
+    group = gradient_group(plan, rank)
+    if plan.training and len(groups(plan)[group]) > 1:
+        stage = plan.stages[plan.slot_of(rank)[1]]
+        yield Event("collective", group, 1, (stage.params,), "float32", "gradients")
+
+
+def _message(plan: Plan, edge: Edge, peer: int, tag: int, rect: list[int]) -> Message:
+    """Returns a message of an edge."""
+    shape = plan.graph.shape(edge.value)
+    if edge.whole:
+        return Message(peer, tag, edge.value, None, tuple(shape))
+    r0, r1, c0, c1 = rect
+    return Message(peer, tag, edge.value, (r0, r1, c0, c1), (*shape[:2], r1 - r0, c1 - c0))
+
+
+def _halo_tag(plan: Plan, stage: int, op: CommOp, back: bool) -> int:
+    """Returns the tag of an exchange; messages of one tag between two ranks stay in order."""
+    base = 2 * len(plan.edges) * plan.num_microbatches
+    index = next(i for i, other in enumerate(plan.stages[stage].comm) if other is op)
+    return base + 2 * index + back
+
+
+def _members(plan: Plan, stage: int, replicas: range | list[int]) -> list[int]:
+    """Returns the ranks that hold a stage."""
+    tiles = range(plan.stages[stage].num_tiles)
+    return [plan.rank_of(replica, stage, tile) for replica in replicas for tile in tiles]
+
+
+def _noun(action: str) -> str:
+    """Returns what an action's message between stages is."""
+    return "gradient of" if action[0] == "B" else "value"

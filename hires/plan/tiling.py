@@ -1,0 +1,148 @@
+"""Which rows and columns does a tile own, and which does it need?
+
+A feature map of length L on P tiles is split the canonical way, ``L // P`` plus one for the first
+``L % P``: a pure function of (L, P), so the operands of an addition always align. An axis tells
+which input rows an interval of output rows depends on; need minus own is the halo.
+
+Source:
+    The interval arithmetic follows Dryden et al., "Improving strong-scaling of CNN training by
+    exploiting finer-grained parallelism", IPDPS 2019, for any kernel, stride, padding, dilation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hires.plan.graph import Rect
+
+Interval = tuple[int, int]
+"""First index and the one after the last."""
+
+
+def split(length: int, parts: int, index: int) -> Interval:
+    """Returns the interval of ``length`` indices that part ``index`` of ``parts`` owns."""
+    size, extra = divmod(length, parts)
+    first = index * size + min(index, extra)
+    return first, first + size + (index < extra)
+
+
+def own_rect(size: Sequence[int], grid: Sequence[int], tile: int) -> Rect:
+    """Returns the rectangle of an H x W map that a tile owns; tiles count row by row."""
+    row, col = divmod(tile, grid[1])
+    return split(size[0], grid[0], row) + split(size[1], grid[1], col)
+
+
+def is_empty(rect: Rect) -> bool:
+    """Whether a rectangle holds no pixel."""
+    return rect[1] <= rect[0] or rect[3] <= rect[2]
+
+
+def intersect(a: Rect, b: Rect) -> Rect:
+    """Returns the common rectangle of two, which may be empty."""
+    return max(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), min(a[3], b[3])
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How one dim of an output depends on the same dim of the input.
+
+    ``kind`` is ``window`` (convolution, pool, pad, crop), ``transposed`` (transposed convolution),
+    ``nearest``, ``nearest_exact``, ``linear``, ``linear_corners`` (interpolation) or ``shuffle``
+    (PixelShuffle).
+    """
+
+    kind: str
+    size_in: int
+    size_out: int
+    kernel: int = 1
+    stride: int = 1
+    padding: int = 0
+    """Rows before the first input row; negative for a crop."""
+    dilation: int = 1
+    scale: float = 1.0
+    """Input rows per output row, for interpolation."""
+
+    def reach(self, out: Interval) -> Interval:
+        """Returns the input interval of a non-empty output interval, also beyond the image."""
+        first, last = out[0], out[1] - 1
+        extent = self.dilation * (self.kernel - 1)
+        if self.kind == "window":
+            return first * self.stride - self.padding, last * self.stride - self.padding + extent + 1
+        if self.kind == "transposed":
+            low = math.ceil((first + self.padding - extent) / self.stride)
+            return low, (last + self.padding) // self.stride + 1
+        if self.kind == "shuffle":
+            return first // self.stride, last // self.stride + 1
+        return self.sources(first)[0], self.sources(last)[1] + 1
+
+    def sources(self, out: int) -> tuple[int, int, float]:
+        """Returns the two input rows that an interpolated row mixes, and the weight of the second."""
+        top = self.size_in - 1
+        if self.kind == "nearest":
+            index = min(int(math.floor(out * self.scale)), top)
+            return index, index, 0.0
+        if self.kind == "nearest_exact":
+            index = min(int(math.floor((out + 0.5) * self.scale)), top)
+            return index, index, 0.0
+        centre = out * self.scale
+        if self.kind == "linear":
+            centre = max((out + 0.5) * self.scale - 0.5, 0.0)
+        low = min(int(centre), top)
+        weight = min(max(centre - low, 0.0), 1.0)
+        return low, min(low + 1, top), weight
+
+    def need(self, out: Interval) -> Interval:
+        """Returns the input interval inside the image that an output interval depends on."""
+        if out[1] <= out[0]:
+            return 0, 0
+        low, high = self.reach(out)
+        low = min(max(low, 0), self.size_in)
+        return low, max(low, min(high, self.size_in))
+
+
+Axes = tuple[Axis, Axis]
+"""Rows and columns."""
+
+
+def need_rect(axes: Axes, grid: Sequence[int], tile: int) -> Rect:
+    """Returns the input rectangle that a tile needs for the output that it owns."""
+    out = own_rect([axis.size_out for axis in axes], grid, tile)
+    if is_empty(out):
+        return 0, 0, 0, 0
+    rect = axes[0].need(out[:2]) + axes[1].need(out[2:])
+    return (0, 0, 0, 0) if is_empty(rect) else rect
+
+
+def halo_messages(axes: Axes, grid: Sequence[int]) -> list[list[int]]:
+    """Returns who sends which pixels to whom before the operation.
+
+    Returns:
+        [source tile, target tile, row0, row1, col0, col1] of the input map, by target then source.
+    """
+    size_in = [axis.size_in for axis in axes]
+    tiles = range(grid[0] * grid[1])
+    owned = [own_rect(size_in, grid, tile) for tile in tiles]
+    messages = []
+    for target in tiles:
+        need = need_rect(axes, grid, target)
+        for source in tiles:
+            part = intersect(need, owned[source])
+            if source != target and not is_empty(part):
+                messages.append([source, target, *part])
+    return messages
+
+
+def regrid_messages(
+    size: Sequence[int], source_grid: Sequence[int], target_grid: Sequence[int]
+) -> list[list[int]]:
+    """Returns who sends which pixels to whom so that one grid's tiles become another's."""
+    messages = []
+    for target in range(target_grid[0] * target_grid[1]):
+        want = own_rect(size, target_grid, target)
+        for source in range(source_grid[0] * source_grid[1]):
+            part = intersect(want, own_rect(size, source_grid, source))
+            if not is_empty(part):
+                messages.append([source, target, *part])
+    return messages

@@ -1,0 +1,98 @@
+"""One rank: ``python -m hires.worker RUN_DIR`` reads config and plan, and runs its part of the plan.
+
+The launcher says by environment variables which rank it is. Exit codes: 0 done, 1 failed, 2 the
+frozen config cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from hires import comm
+from hires.core import log as logs
+from hires.core import records
+from hires.core.errors import HiresError, RunError
+from hires.core.world import World, from_environment
+from hires.engine.build import build_rank
+from hires.engine.memory import reset_peak, rss_bytes
+from hires.engine.run import run_steps
+from hires.engine.verify import verify_rank
+from hires.plan.plan import Plan
+
+VERIFY_TIMEOUT_S = 3600.0
+"""In a verification the ranks wait while rank 0 computes the whole network alone."""
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one rank; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m hires.worker", description=__doc__)
+    parser.add_argument("run_dir", type=Path, help="a run folder that `hires run` made")
+    parser.add_argument("--verify", action="store_true", help="compare one step with one process")
+    options = parser.parse_args(argv)
+    world = None
+    try:
+        world = from_environment()
+        logs.setup(world.rank)
+        _run(options.run_dir, world, options.verify)
+    except HiresError as error:
+        log.error("%s", error)
+        _tell(options.run_dir, world, error)
+        return error.exit_code
+    except Exception as error:
+        log.exception("rank failed")
+        _tell(options.run_dir, world, error)
+        return 1
+    return 0
+
+
+def _run(run_dir: Path, world: World, verify: bool) -> None:
+    """Runs the rank from the rendezvous to its last record."""
+    config = records.read_config(run_dir)
+    plan = Plan.from_dict(records.read_plan(run_dir))
+    if plan.world != world.size:
+        raise RunError(f"the plan is for {plan.world} ranks, but WORLD_SIZE={world.size}")
+    attempt = records.attempt_dir(run_dir, world.attempt)
+    torch.set_num_threads(config.launcher.threads)
+    rss_import = rss_bytes()
+    reset_peak()
+    comm.start(world, VERIFY_TIMEOUT_S if verify else config.comm.timeout_s)
+    engine = build_rank(config, plan, world.rank, 1 if verify else config.steps)
+    stage = engine.context.stage
+    log.info(
+        "stage %d of %d holds %s to %s", stage.index, len(plan.stages), stage.first_layer, stage.last_layer
+    )
+    if verify:
+        verify_rank(engine, config, attempt)
+    else:
+        run_steps(engine, config, attempt / "metrics.jsonl", rss_import)
+    comm.barrier()
+    if world.rank == 0 and not verify:
+        records.append(attempt / "metrics.jsonl", {"kind": "done", "rank": 0})
+        records.finish(run_dir, world.attempt, "done")
+    comm.shutdown()
+
+
+def _tell(run_dir: Path, world: World | None, error: Exception) -> None:
+    """Notes why the rank failed, so that the launcher can tell the cause from its consequences."""
+    if world is None:
+        return
+    fields = {"rank": world.rank, "type": type(error).__name__, "text": str(error)}
+    try:
+        records.event(run_dir, world.attempt, "rank_failed", **fields)
+    except HiresError:
+        log.error("the failure could not be noted in events.jsonl")
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of a broken transport must not keep a failed rank alive

@@ -1,0 +1,19 @@
+#!/bin/sh
+# Starts this run again on this machine, as a new attempt beside the earlier ones: sh launch.sh
+# It was made by: @COMMAND@
+set -eu
+
+run_dir=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+python=@PYTHON@
+pythonpath=@PYTHONPATH@
+
+# Relative paths of the config (data.path, a network of your own) count from this folder.
+cd -- @FOLDER@
+if [ -n "$pythonpath" ]; then
+    export PYTHONPATH="$pythonpath${PYTHONPATH:+:$PYTHONPATH}"
+fi
+
+# One process per rank; Ctrl-C stops them all. Logs, metrics and record are in $run_dir.
+"$python" -m hires.launcher.local "$run_dir"
+# The tables on screen, and as CSV and Markdown in $run_dir.
+"$python" -m hires.report.tables "$run_dir"

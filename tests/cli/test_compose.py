@@ -1,0 +1,120 @@
+"""What config comes out of the overrides that somebody types?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hires.cli.compose import compose
+from hires.core.config import RunConfig, from_dict, to_dict
+from hires.core.errors import ConfigError
+
+
+def test_no_override_gives_the_defaults_of_the_dataclasses():
+    assert to_dict(compose([])) == to_dict(RunConfig())
+
+
+def test_result_is_a_fixed_point_of_the_frozen_config():
+    config = compose(["parallel=sp+pp", "image=[75,61]", "precision=bf16"])
+    assert from_dict(to_dict(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("layout", "replicas", "stages", "tiles", "spatial_stages", "microbatches"),
+    [
+        ("single", 1, 1, [1, 1], 0, 1),
+        ("dp", 2, 1, [1, 1], 0, 1),
+        ("lp", 1, 2, [1, 1], 0, 1),
+        ("pp", 1, 2, [1, 1], 0, 4),
+        ("sp", 1, 1, [2, 1], 1, 1),
+        ("sp+lp", 1, 2, [2, 1], 1, 1),
+        ("sp+pp", 1, 2, [2, 1], 1, 4),
+    ],
+)
+def test_layouts(layout, replicas, stages, tiles, spatial_stages, microbatches):
+    made = compose([f"parallel={layout}"]).parallel
+    assert made.name == layout
+    assert (made.replicas, made.stages, made.tiles) == (replicas, stages, tiles)
+    assert (made.spatial_stages, made.microbatches) == (spatial_stages, microbatches)
+
+
+def test_keys_win_over_the_layout_in_any_order():
+    for words in (["parallel.stages=3", "parallel=sp+lp"], ["parallel=sp+lp", "parallel.stages=3"]):
+        made = compose(words).parallel
+        assert (made.stages, made.tiles, made.name) == (3, [2, 1], "sp+lp")
+
+
+def test_replicas_go_around_every_layout():
+    assert compose(["parallel=sp+pp", "parallel.replicas=2"]).parallel.replicas == 2
+
+
+def test_arguments_of_a_users_network_need_no_plus():
+    words = ["model=custom", "model.target=a.b:c", "model.args.width=3", "model.args.kind=x"]
+    assert compose(words).model.args == {"width": 3, "kind": "x"}
+    assert compose([*words[:2], "model.args={width:3,dims:[1,2]}"]).model.args == {
+        "width": 3,
+        "dims": [1, 2],
+    }
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_a_plus_before_a_known_key_changes_nothing(plus):
+    assert compose([f"{plus}steps=20"]).steps == 20
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/tmp/my images (2024)/a=b", "/tmp/it's", '/tmp/"quoted"', "/tmp/ünïcode", "/tmp/a b"],
+)
+def test_paths_need_no_quotes_of_their_own(path):
+    assert compose(["data=folder", f"data.path={path}"]).data.path == path
+
+
+def test_data_path_is_absolute_because_ranks_may_start_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert compose(["data.path=images"]).data.path == str(tmp_path / "images")
+
+
+def test_tilde_means_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    config = compose(["data.path=~/images", "results=~/runs"])
+    assert (config.data.path, config.results) == ("/home/somebody/images", "/home/somebody/runs")
+
+
+def test_number_as_a_name():
+    assert compose(["campaign=2024"]).campaign == "2024"
+
+
+def test_deleting_a_group_goes_back_to_its_defaults():
+    assert compose(["~parallel"]).parallel == RunConfig().parallel
+
+
+def test_config_dir_adds_choices(tmp_path):
+    folder = tmp_path / "my conf"
+    (folder / "parallel").mkdir(parents=True)
+    (folder / "parallel" / "wide.yaml").write_text("defaults: [sp]\nname: wide\ntiles: [1, 4]\n")
+    made = compose(["parallel=wide"], str(folder)).parallel
+    assert (made.name, made.tiles) == ("wide", [1, 4])
+
+
+def test_missing_config_dir_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no-such is not a folder"):
+        compose([], str(tmp_path / "no-such"))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("name: [\n", "mine.yaml"),
+        ("nonsense: 1\n", "nonsense"),
+        ("tiles: many\n", "(key parallel.tiles)"),
+    ],
+)
+def test_broken_choice_of_a_user_is_one_paragraph(tmp_path: Path, text: str, reason: str):
+    (tmp_path / "parallel").mkdir()
+    (tmp_path / "parallel" / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        compose(["parallel=mine"], str(tmp_path))
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)

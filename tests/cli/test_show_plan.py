@@ -1,0 +1,65 @@
+"""Is a plan drawn as it is? Expected drawings are written out."""
+
+from __future__ import annotations
+
+from hires.cli.show_plan import finding_lines, message_lines, placement_lines
+
+
+def facts(replicas: int, *tiles: list[int]) -> dict:
+    """The placement of stages with these tile grids, ranks in order."""
+    placement = []
+    for replica in range(replicas):
+        for stage, (rows, cols) in enumerate(tiles):
+            for tile in range(rows * cols):
+                where = list(divmod(tile, cols)) if rows * cols > 1 else None
+                slot = {"rank": len(placement), "replica": replica, "stage": stage, "tile": where}
+                placement.append(slot)
+    stages = [{"index": index, "tiles": list(grid)} for index, grid in enumerate(tiles)]
+    return {"placement": placement, "stages": stages}
+
+
+def test_one_process():
+    assert placement_lines(facts(1, [1, 1])) == ["stage 0", "[ 0 ]"]
+
+
+def test_tiles_stand_as_they_cut_the_image():
+    assert placement_lines(facts(1, [2, 3])) == [
+        "stage 0",
+        "[ 0 1 2 ]",
+        "[ 3 4 5 ]",
+    ]
+
+
+def test_stages_stand_side_by_side_and_replicas_below_each_other():
+    assert placement_lines(facts(2, [2, 2], [2, 2], [1, 1])) == [
+        "replica 0",
+        "stage 0   stage 1   stage 2",
+        "[ 0 1 ]   [ 4 5 ]   [ 8 ]",
+        "[ 2 3 ]   [ 6 7 ]",
+        "replica 1",
+        "stage 0     stage 1     stage 2",
+        "[  9 10 ]   [ 13 14 ]   [ 17 ]",
+        "[ 11 12 ]   [ 15 16 ]",
+    ]
+
+
+def test_messages_by_kind_with_their_sum():
+    halo, none = {"messages": 12, "bytes": 3 << 20}, {"messages": 0, "bytes": 0}
+    totals = {"messages": 12, "bytes": 3 << 20, "by_kind": {"halo": halo, "join": none}}
+    assert message_lines(totals) == [
+        "kind  messages    bytes",
+        "halo        12  3.0 MiB",
+        "all         12  3.0 MiB",
+    ]
+
+
+def test_one_process_sends_nothing():
+    assert message_lines({"messages": 0, "bytes": 0, "by_kind": {}}) == ["none"]
+
+
+def test_errors_come_first_and_name_their_key():
+    found = [
+        {"severity": "note", "key": "batch", "text": "small"},
+        {"severity": "error", "key": "parallel.tiles", "text": "too many"},
+    ]
+    assert finding_lines(found) == ["error: too many [parallel.tiles]", "note: small [batch]"]

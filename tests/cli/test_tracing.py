@@ -1,0 +1,55 @@
+"""What does the front end make of the tracing process's answer?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hires.cli.tracing import trace
+from hires.core.config import RunConfig
+from hires.core.errors import ConfigError, PlanError, RunError
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Makes a module that stands for ``hires.nets.trace`` and runs the given lines."""
+
+    def make(text: str) -> str:
+        (tmp_path / "fake_trace.py").write_text("import json, sys\n" + text)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        return "fake_trace"
+
+    return make
+
+
+def test_config_goes_in_and_a_graph_comes_out(process):
+    module = process(
+        "image = json.load(sys.stdin)['image']\n"
+        "graph = {'nodes': [], 'output': 'fc', 'input_shape': [1, 3, *image], 'params': {}}\n"
+        "print(json.dumps({'graph': graph}))\n"
+    )
+    graph = trace(RunConfig(image=[75, 61]), module)
+    assert graph.input_shape == [1, 3, 75, 61]
+
+
+@pytest.mark.parametrize("kind", [ConfigError, PlanError, RunError])
+def test_errors_keep_their_class_and_text(process, kind):
+    body = {"error": {"type": kind.__name__, "text": "because"}}
+    module = process(f"print(json.dumps({body!r}))\n")
+    with pytest.raises(kind, match="^because$"):
+        trace(RunConfig(), module)
+
+
+@pytest.mark.parametrize(
+    "text", ["raise ValueError('boom')\n", "sys.exit(3)\n", "print('no json')\n", "print('[]')\n"]
+)
+def test_process_that_breaks_is_one_paragraph(process, text):
+    with pytest.raises(RunError, match="tracing the network failed") as caught:
+        trace(RunConfig(), process(text))
+    assert "\n" not in str(caught.value)
+
+
+def test_graph_of_a_real_network(graph):
+    assert graph.input_shape == [4, 3, 32, 32]
+    assert {"conv2d", "linear", "max_pool2d"} <= {node.kind for node in graph.nodes}

@@ -1,0 +1,55 @@
+"""Fixtures that tests of several packages use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@dataclass
+class Answer:
+    """What a command line answered."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def hires(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Answer]:
+    """Runs one command line of hires in this process, in an empty folder."""
+    from hires.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+
+    def run(*words: str) -> Answer:
+        capsys.readouterr()
+        code = main(words)
+        captured = capsys.readouterr()
+        return Answer(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
+    """Runs Python with some arguments in a fresh process, in an empty folder."""
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+
+    def run(*words: str) -> Answer:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    return run

@@ -1,0 +1,37 @@
+import pytest
+
+from hires.core import units
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (44 << 20, "44.0 MiB"), (3 << 50, "3.0 PiB")],
+)
+def test_size_takes_the_unit_that_suits(num_bytes, text):
+    assert units.size(num_bytes) == text
+
+
+def test_fixed_units():
+    assert units.gib(5 << 28) == "1.25 GiB"
+    assert units.gib(1 << 38) == "256 GiB"
+    assert units.mib(3 << 19) == "1.5 MiB"
+
+
+@pytest.mark.parametrize(
+    ("value_s", "text"),
+    [
+        (310e-6, "310 us"),
+        (0.0415, "41.5 ms"),
+        (3.214, "3.21 s"),
+        (250, "4 min 10 s"),
+        (7500, "2 h 5 min"),
+        (-0.5, "-500.0 ms"),
+    ],
+)
+def test_seconds(value_s, text):
+    assert units.seconds(value_s) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(832, "832"), (25.6e6, "25.6 M"), (4.1e9, "4.1 G")])
+def test_count(value, text):
+    assert units.count(value) == text

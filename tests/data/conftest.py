@@ -1,0 +1,69 @@
+"""Writes small image files, and opens them as hires does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from hires.core.config import DataConfig
+from hires.data.source import Source, open_source
+
+
+@pytest.fixture
+def pixels() -> Callable[..., np.ndarray]:
+    """Returns random pixels of a shape and type."""
+
+    def make(*shape: int, dtype: Any = np.uint8, seed: int = 0) -> np.ndarray:
+        random = np.random.default_rng(seed)
+        if np.dtype(dtype).kind == "f":
+            return random.random(shape).astype(dtype)
+        return random.integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
+
+    return make
+
+
+@pytest.fixture
+def source_of(tmp_path: Path) -> Callable[..., Source]:
+    """Writes an array or a Pillow image into a folder of one class, and opens the folder."""
+
+    def make(
+        image: Any,
+        name: str = "a.tif",
+        *,
+        size: tuple[int, int] | None = None,
+        channels: int = 3,
+        fit: str = "error",
+        **how: Any,
+    ) -> Source:
+        folder = tmp_path / "data" / "only"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / name
+        if isinstance(image, bytes):
+            path.write_bytes(image)
+        elif isinstance(image, Image.Image):
+            image.save(path, **how)
+        else:
+            tifffile.imwrite(path, image, **how)
+        data = DataConfig(name="folder", path=str(folder.parent), fit=fit)
+        return open_source(data, size or (16, 16), channels, seed=0)
+
+    return make
+
+
+@pytest.fixture
+def whole() -> Callable[[Source, int, int], np.ndarray]:
+    """Returns image 0 of a source as values from 0 to 1, (H, W, C)."""
+
+    def read(source: Source, height: int, width: int) -> np.ndarray:
+        window = source.window(0, (0, height), (0, width))
+        assert window.dtype == np.float32
+        assert window.flags["C_CONTIGUOUS"]
+        return window.transpose(1, 2, 0) / 4 + 0.5
+
+    return read

@@ -1,0 +1,185 @@
+import errno
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+
+from hires.core.config import DataConfig
+from hires.core.errors import ConfigError, RunError
+from hires.data import textures
+from hires.data.index import MANIFEST, UNFINISHED
+from hires.data.source import open_source
+from hires.data.textures import make_folder
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def make(path: Path, **how):
+    return make_folder(path, **{"classes": 3, "count": 7, "size": (20, 36), "seed": 5} | how)
+
+
+@pytest.fixture
+def third_image_fails(monkeypatch):
+    """Lets the disk fill up within the third image."""
+    real, calls = tifffile.imwrite, []
+
+    def failing(path, *args, **kwargs):
+        calls.append(path)
+        if len(calls) == 3:
+            path.write_bytes(b"II*\0 half of an image")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(tifffile, "imwrite", failing)
+
+
+def test_the_folder_can_be_trained_on(tmp_path):
+    made = make(tmp_path / "new" / "data")
+    assert (made.num_written, made.num_present) == (7, 0)
+    source = open_source(DataConfig(name="folder", path=str(made.path)), (20, 36), 3, seed=0)
+    assert source.class_names == ("texture0", "texture1", "texture2")
+    assert [source.label(i) for i in range(len(source))] == [0, 0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("tiled", [True, False])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_those_of_the_synthetic_source_in_8_bits(tmp_path, tiled, channels):
+    size = (300, 41)
+    make(tmp_path, size=size, tiled=tiled, channels=channels)
+    spans = (0, 300), (0, 41)
+    folder = open_source(DataConfig(name="folder", path=str(tmp_path)), size, channels, seed=0)
+    memory = open_source(DataConfig(classes=3), size, channels, seed=5)
+    for place, number in enumerate((0, 3, 6, 1, 4, 2, 5)):  # class by class
+        np.testing.assert_allclose(
+            folder.window(place, *spans), memory.window(number, *spans), atol=0.5 * 4 / 255 + 1e-6
+        )
+
+
+def test_tiles_are_256_pixels_or_less(tmp_path):
+    for size, tile in (((20, 36), 48), ((600, 30), 256)):
+        made = make(tmp_path / str(tile), size=size, count=3)
+        with tifffile.TiffFile(made.path / "texture0" / "00000.tif") as file:
+            page = file.pages[0]
+            assert (page.is_tiled, page.tilelength, page.tilewidth) == (True, tile, tile)
+
+
+def test_the_same_arguments_give_the_same_bytes(tmp_path):
+    make(tmp_path / "a")
+    make(tmp_path / "b")
+    make(tmp_path / "c", seed=6)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    image = "texture0/00000.tif"
+    assert contents(tmp_path / "a")[image] != contents(tmp_path / "c")[image]
+
+
+def test_a_second_call_finds_everything_there(tmp_path):
+    make(tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    again = make(tmp_path)
+    assert (again.num_written, again.num_present) == (0, 7)
+    assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+
+
+def test_progress_is_told(tmp_path):
+    told: list[tuple[int, int]] = []
+    make(tmp_path, progress=lambda done, total: told.append((done, total)))
+    assert told == [(k, 7) for k in range(1, 8)]
+
+
+def test_a_full_disk_leaves_nothing_that_looks_complete(tmp_path, third_image_fails):
+    with pytest.raises(RunError, match=r"cannot write images to .*: No space left on device; "):
+        make(tmp_path)
+    assert sorted(contents(tmp_path)) == [UNFINISHED, "texture0/00000.tif", "texture1/00001.tif"]
+    with pytest.raises(ConfigError, match="was not finished"):
+        open_source(DataConfig(name="folder", path=str(tmp_path)), (20, 36), 3, seed=0)
+
+
+def test_an_interrupted_folder_is_continued(tmp_path, third_image_fails):
+    with pytest.raises(RunError):
+        make(tmp_path / "a")
+    made = make(tmp_path / "a")
+    assert (made.num_written, made.num_present) == (5, 2)
+    make(tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_missing_images_are_made_again(tmp_path):
+    make(tmp_path)
+    before = contents(tmp_path)
+    (tmp_path / "texture1" / "00004.tif").unlink()
+    assert make(tmp_path).num_written == 1
+    assert contents(tmp_path) == before
+
+
+def test_other_files_are_not_mixed_with(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="holds files that hires did not write; choose"):
+        make(tmp_path)
+    assert sorted(contents(tmp_path)) == ["thesis.tex"]
+
+
+def test_images_of_other_settings_are_not_mixed_with(tmp_path):
+    make(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match="made with count=7, not 9 and seed=5, not 1; choose"):
+        make(tmp_path, count=9, seed=1)
+    assert contents(tmp_path) == before
+
+
+def test_a_manifest_that_is_none_is_not_trusted(tmp_path):
+    (tmp_path / MANIFEST).write_text("[]")
+    with pytest.raises(ConfigError, match="holds images made with"):
+        make(tmp_path)
+
+
+def test_the_manifest_says_what_was_made(tmp_path):
+    make(tmp_path)
+    note = json.loads((tmp_path / MANIFEST).read_text())
+    assert note["classes"] == 3
+    assert note["count"] == 7
+    assert (note["height"], note["width"]) == (20, 36)
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(ConfigError, match="x is a file"):
+        make(tmp_path / "x")
+
+
+def test_an_unwritable_place_is_named(tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(RunError, match=r"cannot write images to .*Not a directory"):
+        make(tmp_path / "x" / "data")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"classes": 0}, "classes=0 must be at least 1"),
+        ({"count": 2}, "count=2 leaves classes without images; .* 3 classes"),
+        ({"size": (0, 5)}, "height=0 must be at least 1"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"channels": 2}, "channels=2 must be 1"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(tmp_path, how, message):
+    with pytest.raises(ConfigError, match=message):
+        make(tmp_path / "new", **how)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_large_image_is_drawn_row_of_tiles_by_row_of_tiles(tmp_path, monkeypatch):
+    drawn = []
+    real = textures.pattern.draw
+
+    def noting(label, channels, size, rows, cols, **which):
+        drawn.append(rows)
+        return real(label, channels, size, rows, cols, **which)
+
+    monkeypatch.setattr(textures.pattern, "draw", noting)
+    make(tmp_path, size=(600, 300), classes=1, count=1)
+    assert drawn == [(0, 256), (256, 512), (512, 600)]

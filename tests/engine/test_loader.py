@@ -1,0 +1,219 @@
+import gc
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from hires.core.config import DataConfig
+from hires.core.errors import RunError
+from hires.data.order import step_indices
+from hires.data.source import open_source
+from hires.engine.loader import Loader
+
+SIZE = (12, 10)
+
+
+class Numbers:
+    """Images that hold their own number; can be slow, or broken at one of them."""
+
+    num_classes = 5
+    class_names = tuple("abcde")
+
+    def __init__(self, delay_s: float = 0.0, broken: int | None = None) -> None:
+        self.delay_s = delay_s
+        self.broken = broken
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 50
+
+    def label(self, i: int) -> int:
+        return i % self.num_classes
+
+    def window(self, i, rows, cols):
+        time.sleep(self.delay_s)
+        if i == self.broken:
+            raise RunError(f"cannot read the image folder/{i}.tif: it is cut off")
+        self.read.append(i)
+        return np.full((3, rows[1] - rows[0], cols[1] - cols[0]), i, np.float32)
+
+
+def loader(source, **how) -> Loader:
+    defaults = {
+        "order": lambda step: list(range(4 * step, 4 * step + 4)),
+        "num_microbatches": 2,
+        "rows": (0, 6),
+        "cols": (0, 10),
+        "labels": True,
+        "steps": 3,
+    }
+    return Loader(source, **(defaults | how))
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "loader"]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    yield
+    gc.collect()
+    assert threads() == []
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 50])
+def test_microbatches_come_in_order(prefetch):
+    got = list(loader(Numbers(), prefetch=prefetch))
+    assert [m.images[:, 0, 0, 0].tolist() for m in got] == [
+        [0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11],
+    ]  # fmt: skip
+    assert [m.labels.tolist() for m in got] == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4], [0, 1]]
+
+
+def test_images_have_the_layout_and_type_that_the_network_wants():
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        with_thread = loader(Numbers(), dtype=dtype)
+        images, labels = with_thread.next_microbatch()
+        with_thread.close()
+        assert images.shape == (2, 3, 6, 10)
+        assert images.dtype == dtype
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_rank_reads_its_window_of_its_samples_only(prefetch):
+    source = open_source(DataConfig(length=9), SIZE, 3, seed=1)
+    order = partial(step_indices, batch=4, length=9, seed=0, shuffle=True)
+    rows, cols = (5, 12), (3, 10)
+    got = list(
+        loader(source, order=order, rows=rows, cols=cols, num_microbatches=1, prefetch=prefetch)
+    )
+    for step, (images, labels) in enumerate(got):
+        for k, i in enumerate(order(step)):
+            whole = source.window(i, (0, 12), (0, 10))
+            np.testing.assert_array_equal(images[k].numpy(), whole[:, 5:12, 3:10])
+            assert labels[k] == source.label(i)
+
+
+def test_a_rank_without_pixels_reads_none():
+    source = Numbers()
+    got = list(loader(source, rows=None, cols=None))
+    assert all(m.images is None for m in got)
+    assert [m.labels.tolist() for m in got][:2] == [[0, 1], [2, 3]]
+    assert source.read == []
+
+
+def test_a_rank_without_labels_has_none():
+    assert all(m.labels is None for m in loader(Numbers(), labels=False))
+
+
+def test_a_rank_that_needs_nothing_has_no_thread():
+    idle = loader(Numbers(), rows=None, cols=None, labels=False)
+    assert threads() == []
+    assert list(idle) == [(None, None)] * 6
+
+
+def test_after_the_last_microbatch_there_is_none():
+    for prefetch in (0, 2):
+        short = loader(Numbers(), steps=1, prefetch=prefetch)
+        short.next_microbatch()
+        short.next_microbatch()
+        for _ in range(2):
+            with pytest.raises(EOFError):
+                short.next_microbatch()
+        short.close()
+
+
+def test_it_reads_ahead_as_far_as_asked_and_no_further():
+    source = Numbers()
+    ahead = loader(source, prefetch=2)
+    wait_until(lambda: len(source.read) == 4)
+    time.sleep(0.05)
+    assert source.read == [0, 1, 2, 3]
+    ahead.next_microbatch()
+    wait_until(lambda: len(source.read) == 6)
+    ahead.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_a_broken_image_is_named_in_its_turn(prefetch):
+    source = loader(Numbers(broken=5), prefetch=prefetch)
+    for _ in range(2):
+        source.next_microbatch()
+    with pytest.raises(RunError, match=r"folder/5\.tif"):
+        source.next_microbatch()
+    source.close()
+
+
+def test_an_error_stays():
+    source = loader(Numbers(broken=0))
+    for _ in range(3):
+        with pytest.raises(RunError, match=r"folder/0\.tif"):
+            source.next_microbatch()
+    source.close()
+
+
+def test_waiting_is_measured():
+    slow = loader(Numbers(delay_s=0.03), steps=1)
+    slow.next_microbatch()
+    assert 0.05 < slow.wait_s < 5
+    slow.close()
+
+
+def test_no_waiting_when_the_rank_computes_longer_than_the_loader_reads():
+    quick = loader(Numbers(), steps=1, prefetch=9)
+    wait_until(lambda: not threads())  # everything has been read
+    quick.next_microbatch()
+    assert quick.wait_s < 0.05
+
+
+def test_closing_stops_the_thread_and_may_be_repeated():
+    endless = loader(Numbers(), steps=10**9)
+    assert threads() == ["loader"]
+    endless.close()
+    endless.close()
+    assert threads() == []
+    with pytest.raises(EOFError):
+        endless.next_microbatch()
+
+
+def test_a_forgotten_loader_stops_its_thread():
+    forgotten = loader(Numbers(), steps=10**9)
+    forgotten.next_microbatch()
+    del forgotten
+    gc.collect()
+    assert threads() == []
+
+
+def test_microbatches_of_unequal_size_are_a_bug():
+    with pytest.raises(AssertionError, match="4 samples in 3 microbatches"):
+        loader(Numbers(), num_microbatches=3).next_microbatch()
+
+
+def test_a_process_ends_although_nobody_closed_the_loader():
+    script = """
+from hires.core.config import DataConfig
+from hires.data.source import open_source
+from hires.engine.loader import Loader
+source = open_source(DataConfig(), (64, 64), 3, seed=0)
+loader = Loader(source, order=lambda step: [0, 1], num_microbatches=1, rows=(0, 64), cols=(0, 64),
+                labels=True, steps=10**9)
+loader.next_microbatch()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -1,0 +1,156 @@
+"""A rank without torch: does what the variable FAKE_RANKS tells it, to try the launcher on.
+
+FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well. Behaviours:
+ok, short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores SIGTERM), stopped
+(SIGSTOP), full (fills the disk, then behaves well), parent (starts a child, then hangs), hub
+(waits on the others and reports when one is gone), port N (says for N starts that its port is
+taken), late (fails, then takes its time).
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hires.core import records, world
+
+
+def main() -> None:
+    here = world.from_environment()
+    run_dir = Path(sys.argv[1])
+    behaviour = json.loads(os.environ.get("FAKE_RANKS", "{}")).get(str(here.rank), "ok")
+    sys.stdout.write(f"rank {here.rank} is {behaviour}\n")
+    word, _, argument = behaviour.partition(" ")
+    _BEHAVIOURS[word](here, run_dir, argument)
+
+
+def ok(here, run_dir, argument, steps=None):
+    metrics = records.attempt_dir(run_dir, here.attempt) / "metrics.jsonl"
+    config = records.read_config(run_dir)
+    sizes = {"params_bytes": 100 << 20, "grads_bytes": 90 << 20, "optimizer_bytes": 80 << 20}
+    records.append(metrics, {"kind": "ready", "rank": here.rank, "rss_import_bytes": 1, **sizes})
+    for step in range(config.steps if steps is None else steps):
+        line = {"kind": "step", "rank": here.rank, "step": step, "data_s": 0.0}
+        line |= {"step_s": 0.5 + here.rank / 4, "loss": 2.0 - step if here.rank else None}
+        records.append(metrics, line)
+    line = {"kind": "memory", "rank": here.rank, "peak_bytes": 1 << 30, "source": "rss", **sizes}
+    records.append(metrics, line)
+    if here.rank == 0:
+        records.append(metrics, {"kind": "done", "rank": 0})
+        records.finish(run_dir, here.attempt, "done") if not sys.argv[2:] else None
+
+
+def short(here, run_dir, argument):
+    ok(here, run_dir, argument, steps=1)
+
+
+def raise_(here, run_dir, argument):
+    raise ValueError("this rank was told to fail")
+
+
+def kill(here, run_dir, argument):
+    _meet_hub(here)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segv(here, run_dir, argument):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def hang(here, run_dir, argument):
+    time.sleep(60)
+
+
+def deaf(here, run_dir, argument):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+
+
+def stopped(here, run_dir, argument):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)
+
+
+def full(here, run_dir, argument):
+    with contextlib.suppress(OSError), (run_dir / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(512))
+    ok(here, run_dir, argument)
+
+
+def parent(here, run_dir, argument):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    (run_dir / "child.pid").write_text(str(child.pid))
+    time.sleep(60)
+
+
+def hub(here, run_dir, argument):
+    """Loses a neighbour within microseconds, as a rank does that waits for its halo."""
+    with socket.create_server((here.address, here.port)) as server:
+        peer, _ = server.accept()
+        peer.recv(1)
+    _fail(here, run_dir, "CommError", "lost a neighbour")
+    sys.exit(1)
+
+
+def late(here, run_dir, argument):
+    """Fails first, but its process ends after those that fail because of it."""
+    _fail(here, run_dir, "RunError", "broken.tif is broken")
+    _meet_hub(here)
+    _CONNECTIONS.clear()
+    time.sleep(0.15)
+    sys.exit(1)
+
+
+def port(here, run_dir, argument):
+    events = records.read_lines(run_dir / "a0/events.jsonl")
+    if [e["event"] for e in events].count("launch_started") <= int(argument):
+        raise OSError("The server socket has failed to listen: EADDRINUSE")
+    ok(here, run_dir, argument)
+
+
+def exit_(here, run_dir, argument):
+    sys.exit(int(argument))
+
+
+def _fail(here, run_dir, kind, text):
+    records.event(run_dir, here.attempt, "rank_failed", rank=here.rank, type=kind, text=text)
+
+
+def _meet_hub(here):
+    """Connects to the hub, if rank 0 is one; the connection closes when this process ends."""
+    if json.loads(os.environ["FAKE_RANKS"]).get("0") != "hub":
+        return
+    for _ in range(200):
+        try:
+            _CONNECTIONS.append(socket.create_connection((here.address, here.port)))
+            return
+        except OSError:
+            time.sleep(0.02)
+
+
+_CONNECTIONS: list = []
+_BEHAVIOURS = {
+    "ok": ok,
+    "short": short,
+    "raise": raise_,
+    "kill": kill,
+    "segv": segv,
+    "hang": hang,
+    "deaf": deaf,
+    "stopped": stopped,
+    "full": full,
+    "parent": parent,
+    "hub": hub,
+    "late": late,
+    "port": port,
+    "exit": exit_,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+import errno
+import socket
+
+import pytest
+
+from hires.core.errors import ConfigError
+from hires.launcher import ports
+
+
+def test_free_port_is_chosen_and_usable():
+    port = ports.choose(0)
+    assert ports.choose(port) == port
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_taken_port_is_named_with_the_remedy(address):
+    with socket.create_server((address, 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"launcher\.port={port} is taken; .*port=0"):
+            ports.choose(port)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_port_taken_on_the_other_kind_of_address_counts():
+    server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    with server, pytest.raises(ConfigError, match="is taken"):
+        ports.choose(server.getsockname()[1])
+
+
+def test_port_whose_last_connection_is_still_closing_is_free():
+    """A run that has just ended leaves its port in TIME_WAIT; the next may use it at once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        peer, _ = server.accept()
+        peer.close()  # whoever closes first waits
+        client.close()
+    assert ports.choose(port) == port
+
+
+def test_port_that_is_not_permitted(monkeypatch):
+    def refuse(port):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(ports, "_try_to_listen", refuse)
+    with pytest.raises(
+        ConfigError, match=r"launcher\.port=80 cannot be used \(Permission denied\)"
+    ):
+        ports.choose(80)
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("... failed to bind ... (errno: 98 - Address already in use).\n", True),
+        ("DistNetworkError: port: 29500, useIpv6: false, code: -98, name: EADDRINUSE\n", True),
+        ("ValueError: something else\n", False),
+    ],
+)
+def test_log_tells_whether_the_port_was_taken(tmp_path, text, taken):
+    log = tmp_path / "rank0000.log"
+    assert not ports.was_taken(log)
+    log.write_text(text)
+    assert ports.was_taken(log) is taken
