@@ -58,7 +58,9 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
         shown.add_column(_two_lines(column), justify="right" if column.numeric else "left")
     for row in rows:
         shown.add_row(*row)
-    console.print(shown)
+    with console.capture() as captured:
+        console.print(shown)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _natural_width(columns: Sequence[Column], row: Sequence[str]) -> int:

@@ -15,18 +15,21 @@ Facts = dict[str, Any]
 
 
 def plan_lines(plan: Facts, timeline: list[str]) -> list[str]:
-    """Returns the text of a plan.
+    """Returns the text of a plan; only the findings if they kept it from being made.
 
     Args:
         plan: as :meth:`hires.plan.plan.Plan.to_dict` gives it.
         timeline: one line a stage, as :meth:`hires.plan.plan.Plan.timeline` gives it.
     """
+    findings = finding_lines(plan["findings"])
+    if not any(stage["num_layers"] for stage in plan["stages"]):
+        return ["findings", *(f"  {line}" for line in findings)]
     sections = (
         ("placement (ranks)", placement_lines(plan)),
         ("stages", _stage_lines(plan)),
         ("time line of a step (F forward, B backward, one column an action)", _timed(timeline)),
         ("messages of a step, all ranks", message_lines(plan.get("totals", {}))),
-        ("findings", finding_lines(plan["findings"]) + _verdict(plan)),
+        ("findings", findings + _verdict(plan)),
     )
     lines: list[str] = []
     for title, body in sections:

@@ -12,7 +12,7 @@ from hires.core.config import RunConfig
 from hires.data.order import step_indices
 from hires.data.source import Source, open_source
 from hires.engine.loader import Loader
-from hires.nets.build import build_model, materialise
+from hires.nets.build import build_model, materialise, release
 from hires.parallel.context import Context
 from hires.parallel.executor import Executor
 from hires.parallel.gradients import GradientSync
@@ -62,6 +62,7 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngi
     names = {name for node in plan.nodes(context.stage.index) for name in node.params}
     names |= set(_counter_names(model, names))
     materialise(model, names, config.seed)
+    release(model, names)
     cast(model, config)
     module = StageModule(context, model)
     counters = [dict(model.named_buffers())[name] for name in _counter_names(model, names)]

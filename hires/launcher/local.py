@@ -119,8 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(job: Job, interrupts: Interrupts) -> End:
     """Runs the ranks, with another port if somebody took it between choosing and listening."""
     for last in (False,) * (_PORT_TRIES - 1) + (True,):
-        port = ports.choose(job.config.launcher.port)
-        end = Supervisor(job, port, interrupts).run()
+        with ports.reserve(job.config.launcher.port) as port:
+            end = Supervisor(job, port, interrupts).run()
         if not end.port_taken:
             break
         if job.config.launcher.port or last:

@@ -1,7 +1,9 @@
 """Which port do the ranks of a run meet at?
 
-Rank 0 listens; a free port is found by binding it here and letting it go. In the moment between,
-somebody else may take it: the launcher then starts again with another one.
+Rank 0 listens there, seconds after the port was chosen. Until then the launcher keeps the port
+bound without listening: nobody is given it by chance, but a socket that allows reuse, as that of
+torch's store does, may listen at it. If somebody asks for this very port and gets it first, the
+launcher starts again with another one.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from hires.core.errors import ConfigError
@@ -19,25 +23,28 @@ ADDRESS = "127.0.0.1"
 _TAKEN = (b"EADDRINUSE", b"ddress already in use")
 
 
-def choose(port: int) -> int:
-    """Returns the port to use: ``port`` itself if it is free, or any free one for 0.
+@contextlib.contextmanager
+def reserve(port: int) -> Iterator[int]:
+    """Yields the port to use, ``port`` itself or any free one for 0, and keeps it until the end.
 
     Raises:
         ConfigError: ``port`` is taken or not permitted.
     """
-    if port == 0:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as free:
-            free.bind(("", 0))
-            return int(free.getsockname()[1])
-    try:
-        _try_to_listen(port)
-    except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        why = "is taken" if taken else f"cannot be used ({error.strerror})"
-        raise ConfigError(
-            f"launcher.port={port} {why}; choose another one, or launcher.port=0 for any free port"
-        ) from None
-    return port
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            if port:
+                _try_to_listen(port)
+            kept.bind(("", port))
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            why = "is taken" if taken else f"cannot be used ({error.strerror})"
+            remedy = "choose another one, or launcher.port=0 for any free port"
+            raise ConfigError(f"launcher.port={port} {why}; {remedy}") from None
+        number = int(kept.getsockname()[1])
+        if not sys.platform.startswith("linux"):
+            kept.close()  # elsewhere a bound port keeps rank 0 out, too
+        yield number
 
 
 def was_taken(log: Path) -> bool:

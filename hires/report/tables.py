@@ -206,3 +206,7 @@ _MEMORY = (
     Column("grads_bytes", "gradients", "MiB", 1 / MIB, 1),
     Column("optimizer_bytes", "optimiser", "MiB", 1 / MIB, 1),
 )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

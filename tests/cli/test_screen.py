@@ -16,7 +16,7 @@ def test_numbers_are_flush_right_below_their_unit(capsys):
     screen.print_table("Throughput", COLUMNS, [["resnet50", "9.50"], ["unet", "12.25"]])
     title, _, *rows = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert title == "Throughput"
-    assert [row for row in rows if row[:1] in "mru["] == [
+    assert [row for row in rows if row[:1] in ("m", "r", "u")] == [
         "median",
         "model      [img/s]",
         "resnet50      9.50",

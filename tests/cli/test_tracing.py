@@ -37,7 +37,7 @@ def test_config_goes_in_and_a_graph_comes_out(process):
 def test_errors_keep_their_class_and_text(process, kind):
     body = {"error": {"type": kind.__name__, "text": "because"}}
     module = process(f"print(json.dumps({body!r}))\n")
-    with pytest.raises(kind, match="^because$"):
+    with pytest.raises(kind, match=r"^because$"):
         trace(RunConfig(), module)
 
 

@@ -79,7 +79,7 @@ def test_infeasible_layout_exits_3_with_nothing_started(hires, words, key):
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"), [("missing", "does not exist"), ("empty", "hires data make")]
+    ("path", "reason"), [("missing", "does not exist"), ("empty", "holds no sub-folders")]
 )
 def test_unusable_data_folder_exits_2_with_nothing_started(hires, path, reason):
     Path("empty").mkdir()

@@ -1,5 +1,6 @@
 import errno
 import socket
+import sys
 
 import pytest
 
@@ -7,11 +8,27 @@ from hires.core.errors import ConfigError
 from hires.launcher import ports
 
 
-def test_free_port_is_chosen_and_usable():
-    port = ports.choose(0)
-    assert ports.choose(port) == port
-    with socket.create_server(("127.0.0.1", port)):
+def chosen(port):
+    with ports.reserve(port) as number:
+        return number
+
+
+def test_free_port_is_chosen_and_rank_0_may_listen_at_it():
+    with ports.reserve(0) as port, socket.create_server(("127.0.0.1", port)):
         pass
+    with ports.reserve(port) as same:
+        assert same == port
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux keeps the port")
+def test_nobody_else_gets_the_port_by_chance():
+    """Two runs that meet at one port talk to each other's ranks before either notices."""
+    with ports.reserve(0) as port:
+        for _ in range(2000):
+            with ports.reserve(0) as other:
+                assert other != port
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
@@ -19,14 +36,14 @@ def test_taken_port_is_named_with_the_remedy(address):
     with socket.create_server((address, 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"launcher\.port={port} is taken; .*port=0"):
-            ports.choose(port)
+            chosen(port)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
 def test_port_taken_on_the_other_kind_of_address_counts():
     server = socket.create_server(("::1", 0), family=socket.AF_INET6)
     with server, pytest.raises(ConfigError, match="is taken"):
-        ports.choose(server.getsockname()[1])
+        chosen(server.getsockname()[1])
 
 
 def test_port_whose_last_connection_is_still_closing_is_free():
@@ -37,7 +54,7 @@ def test_port_whose_last_connection_is_still_closing_is_free():
         peer, _ = server.accept()
         peer.close()  # whoever closes first waits
         client.close()
-    assert ports.choose(port) == port
+    assert chosen(port) == port
 
 
 def test_port_that_is_not_permitted(monkeypatch):
@@ -48,7 +65,7 @@ def test_port_that_is_not_permitted(monkeypatch):
     with pytest.raises(
         ConfigError, match=r"launcher\.port=80 cannot be used \(Permission denied\)"
     ):
-        ports.choose(80)
+        chosen(80)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,17 @@
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from hires.core.errors import RunError
 from hires.report import tables
 
+ROOT = Path(__file__).parents[2]
 SPREAD = {"median": 12.3456, "p10": 11.0, "p90": 13.0}
 
 
@@ -98,6 +103,16 @@ def test_by_hand_prints_and_writes(record, tmp_path, capsys):
         out
         == (tmp_path / "throughput.md").read_text() + "\n" + (tmp_path / "memory.md").read_text()
     )
+
+
+def test_module_is_a_command(record, tmp_path):
+    """As launch.sh calls it: a module without its last lines does nothing and says nothing."""
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    command = [sys.executable, "-m", "hires.report.tables", str(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("## Throughput\n")
+    assert "## Memory" in done.stdout
 
 
 def test_by_hand_before_the_end(tmp_path, capsys):

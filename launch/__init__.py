@@ -1,0 +1,1 @@
+"""The shell that starts ranks, as data: templates of the scripts in a run folder."""

@@ -1,0 +1,75 @@
+"""Networks that hires did not write: every operation with a tiling rule, modules and functions alike."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Zoo(nn.Module):
+    """A small encoder-decoder in which every tiling rule occurs, ending in a classifier."""
+
+    def __init__(self, classes: int = 5, dense: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 5, stride=2, padding=2)
+        self.bn = nn.BatchNorm2d(8)
+        self.dilated = nn.Conv2d(8, 8, 3, padding=4, dilation=4)
+        self.grouped = nn.Conv2d(8, 12, (4, 2), padding=(1, 0), groups=4)
+        self.even = nn.Conv2d(12, 8, 4, padding="same")
+        self.max_pool = nn.MaxPool2d(3, 2, 1, ceil_mode=True)
+        self.avg_pool = nn.AvgPool2d((2, 3), (2, 1), (1, 1), count_include_pad=False)
+        self.up = nn.ConvTranspose2d(8, 8, 4, stride=3, padding=1, output_padding=1, dilation=2)
+        self.up_grouped = nn.ConvTranspose2d(8, 8, 2, stride=2, groups=2, bias=False)
+        self.kernel = nn.Parameter(torch.randn(6, 8, 3, 1) / 5)
+        self.gate = nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.rand(1, 6, 1, 1))
+        self.norm = nn.BatchNorm2d(14, affine=False)
+        self.head = nn.Conv2d(14, classes, 1)
+        self.dense = dense
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, H, W) -> logits (n, classes), or (n, classes, rows, cols) if dense."""
+        x = F.relu(self.bn(self.stem(x)), inplace=True)
+        skip = x
+        x = F.silu(self.even(F.leaky_relu(self.grouped(self.dilated(x)), 0.1)))
+        x = self.max_pool(x)
+        x = F.avg_pool2d(self.avg_pool(x), 3, 2, padding=1)
+        x = self.up(x)
+        x = F.pad(x, (2, -1, 0, 3), value=0.5)
+        x = self.up_grouped(x)[:, :, 1:, :-2]
+        x = F.interpolate(x, size=skip.shape[2:], mode="bilinear", align_corners=False)
+        half = F.interpolate(skip, scale_factor=0.5)
+        x = x + F.interpolate(half, size=skip.shape[2:], mode="bilinear", align_corners=True)
+        y = F.conv2d(x, self.kernel, stride=(1, 2), padding=(2, 0), dilation=(2, 1))
+        y = torch.sigmoid(y) * self.scale
+        y = y * torch.sigmoid(self.gate(y.mean((2, 3)))).view(-1, 6, 1, 1)
+        dy, dx = skip.shape[2] - y.shape[2], skip.shape[3] - y.shape[3]
+        if dy or dx:
+            y = F.pad(y, (dx // 2, dx - dx // 2, dy // 2, dy - dy // 2))
+        x = self.head(self.norm(torch.cat([x, y], dim=1)))
+        return x if self.dense else F.adaptive_avg_pool2d(x, 1).flatten(1)
+
+
+class Flattens(nn.Module):
+    """A classifier whose size depends on the image: its flatten has no tiling rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 4, 3, padding=1)
+        self.conv2 = nn.Conv2d(4, 4, 3, padding=1)
+        self.fc = nn.Linear(4 * 16 * 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, 16, 16) -> logits (n, 3)."""
+        return self.fc(F.relu(self.conv2(F.relu(self.conv1(x)))).flatten(1))  # type: ignore[no-any-return]
+
+
+def zoo(classes: int = 5, dense: bool = False) -> nn.Module:
+    """Returns the network with every rule."""
+    return Zoo(classes, dense)
+
+
+def flattens() -> nn.Module:
+    """Returns a network that cannot be tiled to its end."""
+    return Flattens()

@@ -1,0 +1,82 @@
+"""Does every command in the README work, and is what it says still so?"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hires.cli.choices import groups, keys
+from hires.cli.main import INTERRUPTED, VERBS
+from hires.core.errors import ConfigError, PlanError, RunError
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [
+    command
+    for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+    for command in (line.strip() for line in block.splitlines())
+    if command
+]
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) > 12
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("hires ")])
+def test_hires_command_is_accepted(hires, command):
+    _, verb, *rest = shlex.split(command, comments=True)
+    if verb in ("run", "plan", "verify"):
+        answer = hires(verb, *rest, "--cfg", "job")
+    elif verb in ("doctor", "bench"):  # seconds to hours: their own tests run them
+        assert rest in ([], ["layouts"])
+        answer = hires("--help")
+    elif verb == "data":
+        answer = hires(verb, *rest, "--count", "4", "--size", "16")
+    else:
+        answer = hires(verb, *rest)
+    assert answer.code == 0, answer.err
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
+def test_make_command_has_its_rule(command):
+    words = shlex.split(command, comments=True)
+    done = subprocess.run(
+        [*words, "-n", "VENV=.venv"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_other_commands_are_the_two_that_install():
+    others = [c.split()[0] for c in COMMANDS if c.split()[0] not in ("hires", "make")]
+    assert others == ["python3", ".venv/bin/pip"]
+    assert (ROOT / "constraints.txt").is_file()
+
+
+def test_every_verb_has_its_row():
+    rows = re.findall(r"^\| `(\w+)[^`]*` \|", TEXT, re.MULTILINE)
+    assert set(VERBS) <= set(rows)
+
+
+def test_exit_codes_are_those_of_the_errors():
+    rows = dict(re.findall(r"^\| (\d+) \| (.*) \|$", TEXT, re.MULTILINE))
+    assert "run failed" in rows[str(RunError.exit_code)]
+    assert "bad config" in rows[str(ConfigError.exit_code)]
+    assert "infeasible plan" in rows[str(PlanError.exit_code)]
+    assert rows[str(INTERRUPTED)] == "interrupted"
+
+
+def test_every_layout_and_top_key_is_named():
+    for layout in groups()["parallel"]:
+        assert f"`{layout}`" in TEXT
+    for key in {key.split(".")[0] for key in keys()}:
+        assert f"`{key}`" in TEXT
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
+        assert target.startswith("https://hydra.cc/") or (ROOT / target).exists()
