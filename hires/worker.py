@@ -1,4 +1,4 @@
-"""One rank: ``python -m hires.worker RUN_DIR`` reads config and plan, and runs its part of the plan.
+"""One rank: ``python -m hires.worker RUN_DIR`` reads config and plan, and runs its part.
 
 The launcher says by environment variables which rank it is. Exit codes: 0 done, 1 failed, 2 the
 frozen config cannot be used.
@@ -67,7 +67,11 @@ def _run(run_dir: Path, world: World, verify: bool) -> None:
     engine = build_rank(config, plan, world.rank, 1 if verify else config.steps)
     stage = engine.context.stage
     log.info(
-        "stage %d of %d holds %s to %s", stage.index, len(plan.stages), stage.first_layer, stage.last_layer
+        "stage %d of %d holds %s to %s",
+        stage.index,
+        len(plan.stages),
+        stage.first_layer,
+        stage.last_layer,
     )
     if verify:
         verify_rank(engine, config, attempt)

@@ -1,0 +1,1 @@
+"""Measures on this machine: layouts beside one process and beside torch's own."""

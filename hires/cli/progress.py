@@ -13,7 +13,9 @@ from typing import Any, TextIO
 from hires.launcher.progress import Progress, Step
 
 _PLAIN_EVERY_S = 2.0
-"""Plain lines come at most this often, except for the first and the last step."""
+_PLAIN_SHARE = 0.05
+"""Plain lines come at most every 2 s, and every twentieth of the time so far, so that the log of a
+long run stays short; the first and the last step always have theirs."""
 
 
 class StepProgress:
@@ -24,7 +26,8 @@ class StepProgress:
         self.progress = Progress(world, batch, steps)
         self.stream = stream or sys.stderr
         self._bar = _Bar(steps, self.stream) if self.stream.isatty() else None
-        self._printed_at = -_PLAIN_EVERY_S
+        self._began = time.monotonic()
+        self._printed_at = 0.0
 
     def __enter__(self) -> StepProgress:
         """Begins to draw."""
@@ -55,7 +58,9 @@ class StepProgress:
 
     def _is_due(self) -> bool:
         """Whether the last plain line is long enough ago."""
-        return time.monotonic() - self._printed_at >= _PLAIN_EVERY_S
+        now = time.monotonic()
+        wait_s = max(_PLAIN_EVERY_S, _PLAIN_SHARE * (now - self._began))
+        return now - self._printed_at >= wait_s
 
 
 class _Bar:

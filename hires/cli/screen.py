@@ -32,6 +32,8 @@ def print_config(config: RunConfig) -> int:
 
 def print_record(record: dict[str, Any]) -> None:
     """Prints the tables of a record if it has any numbers, and how to make it again."""
+    if record["state"] != "done" and record["throughput"]["samples"]:
+        print(f"{record['state']}: the tables hold what was measured until then\n")
     if record["throughput"]["samples"] or record["state"] == "done":
         for table in tables(record):
             print_table(table.title, table.columns, table.text_rows())
@@ -53,7 +55,9 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
     if len(rows) == 1 and _natural_width(columns, rows[0]) > console.width:
         _print_upright(title, columns, rows[0])
         return
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    shown = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
     for column in columns:
         shown.add_column(_two_lines(column), justify="right" if column.numeric else "left")
     for row in rows:
@@ -79,5 +83,7 @@ def _print_upright(title: str, columns: Sequence[Column], row: Sequence[str]) ->
 
 
 def _two_lines(column: Column) -> str:
-    """Returns the heading with its unit below, which keeps the columns narrow."""
-    return f"{column.title}\n[{column.unit}]" if column.unit else column.title
+    """Returns the heading with its unit, or else its second word, below: narrow columns."""
+    if column.unit:
+        return f"{column.title}\n[{column.unit}]"
+    return column.title.replace(" ", "\n")

@@ -7,11 +7,11 @@ operation and the other side.
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -95,7 +95,7 @@ def make_groups(members: list[list[int]]) -> dict[int, Group]:
     for number, ranks in enumerate(members):
         handle = None
         if len(ranks) > 1:
-            handle = _guard(lambda ranks=ranks: dist.new_group(ranks), f"group {ranks}")
+            handle = _guard(functools.partial(dist.new_group, ranks), f"group {ranks}")
         if rank in ranks:
             made[number] = Group(ranks, ranks.index(rank), handle, GATHER_TAG + number % 1024)
     return made
@@ -123,9 +123,7 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
     if group.size == 1:
         return None
     what = f"an all-reduce among ranks {group.ranks}"
-    work = _guard(
-        lambda: dist.all_reduce(tensor, group=group.process_group, async_op=True), what
-    )
+    work = _guard(lambda: dist.all_reduce(tensor, group=group.process_group, async_op=True), what)
     handle = Handle(work, what)
     if wait:
         handle.wait()
@@ -139,9 +137,7 @@ def all_gather(tensor: Tensor, group: Group) -> Tensor:
     if group.size > 1 and tensor.numel() * tensor.element_size() > DIRECT_BYTES:
         parts = list(gathered.unbind(0))
         what = f"an all-gather among ranks {group.ranks}"
-        _guard(
-            lambda: dist.all_gather(parts, tensor.contiguous(), group=group.process_group), what
-        )
+        _guard(lambda: dist.all_gather(parts, tensor.contiguous(), group=group.process_group), what)
         return gathered
     gathered[group.index] = tensor
     others = [(i, rank) for i, rank in enumerate(group.ranks) if i != group.index]
@@ -165,8 +161,7 @@ def _wire(tensor: Tensor) -> Tensor:
 def _guard(call: Callable[[], Any], what: str) -> Any:
     """Returns what a call returns, its failure said in hires' words."""
     try:
-        with torch.no_grad():
-            return call()
+        return call()
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise CommError(f"{what} failed: {reason[0][:300]}") from error

@@ -1,0 +1,1 @@
+"""Errors, config, run folder and records: what everything else stands on."""

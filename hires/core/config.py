@@ -3,7 +3,8 @@
 These dataclasses hold every default; the files under ``conf/`` hold differences only. Values are
 checked in ``__post_init__``, so a config that exists is a config whose values make sense one by
 one; what only makes sense together (does the batch divide?) is the plan's business.
-The worker reads a frozen ``config.yaml`` with :func:`from_dict` and needs neither hydra nor omegaconf.
+The worker reads a frozen ``config.yaml`` with :func:`from_dict` and needs neither hydra nor
+omegaconf.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ModelConfig:
     """``model=NAME``: the network."""
 
     name: str = "resnet"
-    """Family: ``resnet`` (post-activation, He et al. 2015), ``preact_resnet`` (9n+2, 2016) or ``custom``."""
+    """Family: ``resnet`` (post-activation, 2015), ``preact_resnet`` (9n+2, 2016) or ``custom``."""
     depth: int = 50
     """Layers of a ``resnet``: 18, 34, 50, 101 or 152."""
     n: int = 12
@@ -65,8 +66,8 @@ class DataConfig:
     length: int = 1024
     """``synthetic`` only: number of images."""
     fit: str = "resize"
-    """An image of another size than ``image`` is: ``resize`` d (bilinear), ``crop`` ped or padded with
-    zeros about its centre, or an ``error``."""
+    """What happens to an image of another size than ``image``: ``resize`` (bilinear), ``crop`` (or
+    pad with zeros) about its centre, or ``error``."""
     shuffle: bool = True
     """Whether the order is drawn anew for every epoch, from the seed."""
     prefetch: int = 2
@@ -116,12 +117,12 @@ class ParallelConfig:
             )
         if self.spatial_stages == 0 and self.num_tiles > 1:
             self.spatial_stages = 1
-        if self.balance is not None:
-            if len(self.balance) != self.stages or any(b < 1 for b in self.balance):
-                raise ConfigError(
-                    f"parallel.balance={self.balance} must hold one positive number for each of "
-                    f"the {self.stages} stages"
-                )
+        balance = self.balance
+        if balance is not None and (len(balance) != self.stages or any(b < 1 for b in balance)):
+            raise ConfigError(
+                f"parallel.balance={balance} must hold one positive number for each of the "
+                f"{self.stages} stages"
+            )
 
     @property
     def num_tiles(self) -> int:
@@ -161,7 +162,7 @@ class TaskConfig:
 
     name: str = "train"
     """``train`` or ``infer``."""
-    lr: float = 0.05
+    lr: float = 0.005
     """Learning rate of stochastic gradient descent."""
     momentum: float = 0.9
     """Its momentum."""

@@ -1,0 +1,1 @@
+"""Runs one rank: data, precision, training and inference steps, verification, metrics."""

@@ -1,4 +1,4 @@
-"""How do a frozen config and plan become what one rank runs? Its own slots only, nothing decided anew."""
+"""How do a frozen config and plan become what one rank runs? Its own slots, nothing else."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngi
 def make_optimizer(
     config: RunConfig, parameters: list[nn.Parameter]
 ) -> torch.optim.Optimizer | None:
-    """Returns stochastic gradient descent on the trainable parameters, or None if there are none."""
+    """Returns stochastic gradient descent, or None if there is nothing to train."""
     trainable = [p for p in parameters if p.requires_grad]
     if config.task.name != "train" or not trainable:
         return None
     task = config.task
     return torch.optim.SGD(
-        trainable, lr=task.lr, momentum=task.momentum, weight_decay=task.weight_decay, foreach=True
+        trainable, lr=task.lr, momentum=task.momentum, weight_decay=task.weight_decay, fused=True
     )
 
 

@@ -15,6 +15,7 @@ from hires.core.config import RunConfig
 from hires.core.errors import RunError
 from hires.engine.build import RankEngine
 from hires.engine.memory import peak_rss_bytes
+from hires.parallel.executor import Feed
 
 log = logging.getLogger(__name__)
 
@@ -50,15 +51,21 @@ def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, rss_import: 
     engine.loader.close()
 
 
-def run_step(engine: RankEngine) -> float | None:
-    """Runs one step; returns the replica's mean loss where it is known."""
+def run_step(engine: RankEngine, feed: Feed | None = None) -> float | None:
+    """Runs one step; returns the replica's mean loss where it is known.
+
+    Args:
+        engine: the rank.
+        feed: where the microbatches come from; unset: the rank's loader.
+    """
+    feed = feed or engine.loader
     if not engine.context.plan.training:
-        engine.executor.step(engine.loader)
+        engine.executor.step(feed)
         return None
     if engine.optimizer is not None:
         engine.optimizer.zero_grad(set_to_none=True)
     engine.sync.begin_step()
-    result = engine.executor.step(engine.loader)
+    result = engine.executor.step(feed)
     engine.sync.end_step()
     if engine.optimizer is not None:
         engine.optimizer.step()

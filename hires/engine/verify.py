@@ -56,7 +56,9 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
         reference_file.unlink()
         lines = records.read_lines(attempt / "verify.jsonl")
         worst = {
-            kind: max((line["errors"][kind] for line in lines if kind in line["errors"]), default=0.0)
+            kind: max(
+                (line["errors"][kind] for line in lines if kind in line["errors"]), default=0.0
+            )
             for kind in KINDS
         }
         largest = max(worst.values())
@@ -80,7 +82,7 @@ def reference_step(config: RunConfig) -> Tensors:
             found[f"output/{index}"] = output.detach()
             if training:
                 loss = _plain_loss(output, labels)
-                (loss / pieces).backward()
+                torch.autograd.backward(loss / pieces)
                 found[f"loss/{index}"] = loss.detach()
     if training:
         _finish_step(config, model, found)

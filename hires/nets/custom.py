@@ -1,10 +1,14 @@
-"""How does a network that hires did not write come in? ``model=custom model.target=package.module:function``."""
+"""How does a network that hires did not write come in? By its name, ``package.module:function``."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -23,21 +27,70 @@ def custom(target: str, args: dict[str, Any]) -> nn.Module:
         ConfigError: the target cannot be imported or does not return a torch module.
     """
     module_name, _, function_name = target.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"model.target={target!r} cannot be imported: {error}; use package.module:function of "
-            f"a module that lies on the Python path or below {Path.cwd()}"
-        ) from error
-    try:
-        net = function(**args)
-    except TypeError as error:
-        raise ConfigError(f"model.target={target!r} refused model.args={args}: {error}") from error
+    function = _function(_module(module_name, target), function_name, target)
+    net = _call(function, target, args)
     if not isinstance(net, nn.Module):
         raise ConfigError(
             f"model.target={target!r} returned {type(net).__name__}, not a torch.nn.Module"
         )
+    unmade = [name for name, tensor in net.state_dict().items() if tensor.is_meta]
+    if unmade:
+        raise ConfigError(
+            f"model.target={target!r} leaves {unmade[0]} on the meta device; make it on the CPU"
+        )
     return net
+
+
+def _module(name: str, target: str) -> ModuleType:
+    """Returns the user's Python module."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # importing runs whatever stands in the user's file
+        raise ConfigError(
+            f"model.target={target!r} cannot be imported: {_said(error)}; use package.module:function "
+            f"of a module that lies on the Python path or below {Path.cwd()}"
+        ) from error
+
+
+def _function(module: ModuleType, name: str, target: str) -> Callable[..., Any]:
+    """Returns the user's function or class."""
+    function = getattr(module, name, None)
+    if callable(function):
+        return function  # type: ignore[no-any-return]
+    own = [
+        key
+        for key, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", "") == module.__name__
+    ]
+    raise ConfigError(
+        f"model.target={target!r}: {module.__name__} has no function {name!r}; it has "
+        f"{', '.join(own) or 'none at all'}"
+    )
+
+
+def _call(function: Callable[..., Any], target: str, args: dict[str, Any]) -> Any:
+    """Returns what the user's function returns for model.args."""
+    try:
+        inspect.signature(function).bind(**args)
+    except TypeError as error:
+        raise ConfigError(
+            f"model.args={args} do not fit {target}{inspect.signature(function)}: {error}"
+        ) from error
+    except ValueError:
+        pass  # a function without a signature: the call itself will tell
+    try:
+        return function(**args)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"model.target={target!r} failed with model.args={args}: {_said(error)} "
+            f"({place.filename}:{place.lineno})"
+        ) from error
+
+
+def _said(error: BaseException) -> str:
+    """Returns an error of the user's code in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

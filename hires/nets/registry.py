@@ -9,4 +9,4 @@ from torch import nn
 from hires.core.registry import Registry
 
 NETS: Registry[Callable[..., nn.Module]] = Registry("network")
-"""Family name (``model.name``) -> function of the config keys that its parameters are named after."""
+"""``model.name`` -> function whose parameters are named after the config keys that it takes."""

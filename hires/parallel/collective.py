@@ -1,4 +1,4 @@
-"""Operations that look at the whole image: a sum over the tiles, and values that all tiles share."""
+"""Operations that look at the whole image: sums over the tiles, and values that all tiles share."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def mean_over_image(x: Tensor, group: Group, pixels: int) -> Tensor:
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     partial = x.sum((2, 3), keepdim=True, dtype=wide)
-    total: Tensor = SumOverTiles.apply(partial, group)
+    total: Tensor = SumOverTiles.apply(partial, group)  # type: ignore[no-untyped-call]
     return (total / pixels).to(x.dtype)
 
 
 def share(whole: Tensor, group: Group) -> Tensor:
     """Returns a value that all tiles hold, its gradient summed over them."""
-    return Share.apply(whole, group)  # type: ignore[no-any-return]
+    return Share.apply(whole, group)  # type: ignore[no-any-return,no-untyped-call]

@@ -1,4 +1,4 @@
-"""How does a rank walk through its action list? Exactly as ``plan.program.events`` writes it down."""
+"""How does a rank walk through its actions? Exactly as ``plan.program.events`` writes it down."""
 
 from __future__ import annotations
 
@@ -165,7 +165,11 @@ class Executor:
     def _buffer(self, message: Message) -> Tensor:
         """Returns an uninitialised tensor for a message."""
         like = torch.empty(0, dtype=self.context.dtype)
-        return new_map(like, message.shape) if len(message.shape) == 4 else like.new_empty(message.shape)
+        return (
+            new_map(like, message.shape)
+            if len(message.shape) == 4
+            else like.new_empty(message.shape)
+        )
 
     def _send(self, action: str, tensors: dict[str, Tensor]) -> list[Handle]:
         """Sends the values or gradients of an action."""

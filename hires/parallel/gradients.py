@@ -2,7 +2,7 @@
 
 Gradients are summed over the tiles and averaged over everything else; the loss of every microbatch
 is already divided by the number of microbatches of all replicas, so one sum over all holders does
-both. Parameters behind the global pool have the complete gradient on every tile and count 1 / tiles.
+it. Parameters behind the global pool have the whole gradient on every tile and count 1 / tiles.
 
 Running statistics end as if one process had seen the replicas' microbatches one after the other:
 the update r <- (1 - m) r + m s is affine, so that of each replica is a r + b, with b = r_k - a r_0,
@@ -21,8 +21,8 @@ from hires.parallel.context import Context
 from hires.parallel.stage import StageModule
 from hires.plan.program import gradient_group
 
-BUCKET_BYTES = 32 * 2**20
-"""Small gradients travel together up to this size."""
+ALONE_BYTES = 2**20
+"""Tensors from this size on are summed where they lie; smaller ones are copied into one bucket."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class GradientSync:
                 statistic.tensor.copy_(total.add_(statistic.before, alpha=decay))
 
     def _contribution(self, statistic: _Statistic) -> Tensor:
-        """Returns this replica's term of the merged statistic; only tile 0 speaks for its replica."""
+        """Returns this replica's term of the merged statistic; tile 0 speaks for its replica."""
         if self.context.tile != 0:
             return torch.zeros_like(statistic.tensor)
         later = self.context.plan.num_replicas - 1 - self.context.replica
@@ -106,27 +106,29 @@ def _statistics(context: Context, module: StageModule) -> list[_Statistic]:
 
 
 def _sum_all(tensors: list[Tensor], group: Group) -> None:
-    """Sums tensors over a group in place, small ones together."""
-    bucket: list[Tensor] = []
-    size = 0
+    """Sums tensors over a group in place."""
+    small: dict[torch.dtype, list[Tensor]] = {}
+    handles = []
     for tensor in tensors:
-        num_bytes = tensor.numel() * tensor.element_size()
-        if bucket and (size + num_bytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
-            _sum_bucket(bucket, group)
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += num_bytes
-    if bucket:
+        if tensor.numel() * tensor.element_size() >= ALONE_BYTES:
+            handles.append(all_reduce(_flat(tensor), group, wait=False))
+        else:
+            small.setdefault(tensor.dtype, []).append(tensor)
+    for bucket in small.values():
         _sum_bucket(bucket, group)
+    for handle in handles:
+        if handle is not None:
+            handle.wait()
 
 
 def _sum_bucket(bucket: list[Tensor], group: Group) -> None:
     """Sums some tensors as one."""
     flat = torch.cat([_flat(tensor) for tensor in bucket])
     all_reduce(flat, group)
-    parts = flat.split([tensor.numel() for tensor in bucket])
-    for tensor, summed in zip(bucket, parts, strict=True):
-        _flat(tensor).copy_(summed)
+    begin = 0
+    for tensor in bucket:
+        _flat(tensor).copy_(flat[begin : begin + tensor.numel()])
+        begin += tensor.numel()
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -122,10 +122,9 @@ def gather_window(x: Tensor, exchange: Exchange, fill: float = 0.0) -> Tensor:
     Raises:
         CommError: a neighbour died or did not answer within ``comm.timeout_s``.
     """
-    if exchange.window == exchange.own:
-        if not (exchange.sends or exchange.receives):
-            return x
-    return GatherWindow.apply(x.to(exchange.dtype), exchange, fill)  # type: ignore[no-any-return]
+    if exchange.window == exchange.own and not (exchange.sends or exchange.receives):
+        return x
+    return GatherWindow.apply(x.to(exchange.dtype), exchange, fill)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def part(x: Tensor, origin: Rect, rect: Rect | None) -> Tensor:
@@ -151,7 +150,7 @@ def _fill_ring(window: Tensor, exchange: Exchange, fill: float) -> None:
     if is_empty(inside):
         window.fill_(fill)
         return
-    r0, r1, c0, c1 = exchange.window
+    r0, _, c0, _ = exchange.window
     window[:, :, : inside[0] - r0] = fill
     window[:, :, inside[1] - r0 :] = fill
     window[:, :, :, : inside[2] - c0] = fill

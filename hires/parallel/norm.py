@@ -10,7 +10,6 @@ Source:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,13 +19,21 @@ from torch import Tensor
 from hires.comm import Group, all_gather
 
 
-@dataclass
 class NormTiles:
-    """Who normalises together."""
+    """Who normalises together, and how much of the image each holds."""
 
-    group: Group
-    counts: list[int]
-    """Pixels times samples that each tile holds."""
+    def __init__(self, group: Group, counts: list[int]) -> None:
+        """``counts`` are the pixels times samples of each tile."""
+        self.group = group
+        self.count = sum(counts)
+        self._share = (torch.tensor(counts, dtype=torch.float64) / self.count).view(-1, 1)
+        self._constants: dict[torch.dtype, Tensor] = {}
+
+    def share(self, like: Tensor) -> Tensor:
+        """Returns each tile's part of the image, (tiles, 1), in another tensor's type."""
+        if like.dtype not in self._constants:
+            self._constants[like.dtype] = self._share.to(like)
+        return self._constants[like.dtype]
 
 
 class TiledBatchNorm(torch.autograd.Function):
@@ -59,7 +66,7 @@ class TiledBatchNorm(torch.autograd.Function):
         grad_x = None
         if ctx.needs_input_grad[0]:
             total = all_gather(sums, ctx.tiles.group).sum(0)
-            grad_x = _gradient_of_input(grad, x, weight, mean, invstd, total, ctx.tiles)
+            grad_x = _gradient_of_input(grad, x, weight * invstd, mean, invstd, total, ctx.tiles)
         return grad_x, sums[0].to(weight.dtype), sums[1].to(weight.dtype), None, None
 
 
@@ -86,12 +93,13 @@ def tiled_batch_norm(
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     scale = x.new_ones(x.shape[1], dtype=kind) if weight is None else weight
     offset = x.new_zeros(x.shape[1], dtype=kind) if bias is None else bias
-    y, mean, var = TiledBatchNorm.apply(x, scale, offset, tiles, eps)
+    apply = TiledBatchNorm.apply
+    y, mean, var = apply(x, scale, offset, tiles, eps)  # type: ignore[no-untyped-call]
     if running is not None:
-        count = sum(tiles.counts)
+        unbiased = tiles.count / max(tiles.count - 1, 1)
         with torch.no_grad():
-            running[0].lerp_(mean.to(running[0].dtype), momentum)
-            running[1].lerp_((var * (count / (count - 1))).to(running[1].dtype), momentum)
+            running[0].mul_(1 - momentum).add_(mean, alpha=momentum)
+            running[1].mul_(1 - momentum).add_(var, alpha=momentum * unbiased)
     return y  # type: ignore[no-any-return]
 
 
@@ -100,22 +108,20 @@ def _local_statistics(x: Tensor) -> Tensor:
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     if not x.numel():
         return x.new_zeros(2, x.shape[1], dtype=kind)
-    mean, var = torch.batch_norm_update_stats(x, None, None, 0.0)
-    return torch.stack((mean, var)).to(kind)
+    return torch.stack(torch.batch_norm_update_stats(x, None, None, 0.0)).to(kind)
 
 
 def _combine(local: Tensor, tiles: NormTiles) -> tuple[Tensor, Tensor]:
     """Returns mean and biased variance of the whole image from those of the tiles."""
     gathered = all_gather(local, tiles.group)  # (tiles, 2, C)
-    share = gathered.new_tensor(tiles.counts).div_(sum(tiles.counts)).view(-1, 1)
-    means, variances = gathered[:, 0], gathered[:, 1]
-    mean = (share * means).sum(0)
-    return mean, (share * (variances + (means - mean).square())).sum(0)
+    share = tiles.share(gathered)
+    # Products and sums, not a matrix product, which autocast would lower to bfloat16.
+    mean = (share * gathered[:, 0]).sum(0)
+    apart = gathered[:, 0] - mean
+    return mean, (share * torch.addcmul(gathered[:, 1], apart, apart)).sum(0)
 
 
-def _gradient_sums(
-    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor
-) -> Tensor:
+def _gradient_sums(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor) -> Tensor:
     """Returns the sums over this tile of grad * normalised x and of grad, (2, C)."""
     if not x.numel():
         return mean.new_zeros(2, x.shape[1])
@@ -128,23 +134,21 @@ def _gradient_sums(
 def _gradient_of_input(
     grad: Tensor,
     x: Tensor,
-    weight: Tensor,
+    a: Tensor,
     mean: Tensor,
     invstd: Tensor,
     total: Tensor,
     tiles: NormTiles,
 ) -> Tensor:
-    """Returns weight * invstd * (grad - mean(grad) - xhat * mean(grad * xhat)).
+    """Returns a * (grad - mean(grad) - xhat * mean(grad * xhat)), with a = weight * invstd.
 
     Written as a * grad + (b * x + c) with one number per channel each, so that two passes over the
     tile do it: batch_norm with mean 0 and variance 1 is the fused b * x + c.
     """
     if not x.numel():
         return torch.zeros_like(x)
-    total = total / sum(tiles.counts)
-    a = weight.to(mean.dtype) * invstd
-    b = -a * invstd * total[0]
-    c = -a * total[1] - b * mean
-    zero, one = torch.zeros_like(mean), torch.ones_like(mean)
-    result = F.batch_norm(x, zero, one, b, c, False, 0.0, 0.0)
+    pulled = total * (a / -tiles.count)  # (2, C)
+    b = pulled[0] * invstd
+    c = torch.addcmul(pulled[1], b, mean, value=-1)
+    result = F.batch_norm(x, torch.zeros_like(b), torch.ones_like(b), b, c, False, 0.0, 0.0)
     return result.addcmul_(grad, a.to(grad.dtype).view(1, -1, 1, 1))

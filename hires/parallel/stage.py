@@ -36,7 +36,9 @@ class StageModule:
         self.operators: list[tuple[str, Operator, list[str]]] = []
         last_use = _last_use(self.nodes)
         for index, node in enumerate(self.nodes):
-            run = _relu_(node) if node.name in in_place else compile_node(node, context, self.tensors)
+            run = (
+                _relu_(node) if node.name in in_place else compile_node(node, context, self.tensors)
+            )
             ended = [n for n in node.inputs if last_use[n] == index and n not in self.outputs]
             self.operators.append((node.name, run, ended))
         self.partial = _partial(context, self.nodes, self.parameters)
@@ -87,9 +89,7 @@ def _relu_(node: Node) -> Operator:
     return lambda values: torch.relu_(values[source])
 
 
-def _partial(
-    context: Context, nodes: list[Node], parameters: dict[str, nn.Parameter]
-) -> set[str]:
+def _partial(context: Context, nodes: list[Node], parameters: dict[str, nn.Parameter]) -> set[str]:
     """Returns the parameters whose gradient a tile sees only in part: those of tiled values.
 
     The gradient of a parameter behind the global pool is complete on every tile.

@@ -18,7 +18,7 @@ from hires.parallel.context import Context
 from hires.parallel.halo import Exchange, gather_window, part
 from hires.plan.graph import Node, Rect
 from hires.plan.plan import CommOp
-from hires.plan.rules import WINDOWS, pair
+from hires.plan.rules import WINDOWS
 from hires.plan.tiling import Axes, Axis, is_empty, need_rect
 
 Kernel = Callable[["Window", Tensor, dict[str, Any]], Tensor]
@@ -35,7 +35,8 @@ class Window:
         graph = context.plan.graph
         shape_in = graph.shape(node.inputs[0])
         axes = WINDOWS[node.kind](node, shape_in, graph)
-        assert axes is not None and node.shape is not None
+        assert axes is not None
+        assert node.shape is not None
         self.axes: Axes = axes
         self.out = context.own(node.shape[2:])
         self.shape = (*node.shape[:2], self.out[1] - self.out[0], self.out[3] - self.out[2])
@@ -58,7 +59,7 @@ class Window:
         else:
             window = gather_window(x, self.exchange, fill)
         if 0 in self.shape or is_empty(self.rect):
-            blank: Tensor = Blank.apply(window, self.shape)
+            blank: Tensor = Blank.apply(window, self.shape)  # type: ignore[no-untyped-call]
             bias = args.get("bias")
             return blank if bias is None else blank + bias.view(1, -1, 1, 1)
         return self.kernel(self, window, args)
@@ -124,13 +125,15 @@ def _avg_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
         divisor_override=1,
     )
     if args["divisor_override"]:
-        return total / args["divisor_override"]
+        scale: float = args["divisor_override"]
+        return total / scale
     rows, cols = (
         _counts(axis, out, args["count_include_pad"])
         for axis, out in zip(w.axes, (w.out[:2], w.out[2:]), strict=True)
     )
     divisor = torch.tensor(rows, dtype=x.dtype).view(-1, 1) * torch.tensor(cols, dtype=x.dtype)
-    return total / divisor.to(x.device)
+    mean: Tensor = total / divisor.to(x.device)
+    return mean
 
 
 def _counts(axis: Axis, out: tuple[int, int], with_padding: bool) -> list[int]:

@@ -45,8 +45,11 @@ class Node:
     op: str
     """ATen operator and overload, as ``conv2d.default``."""
     args: dict[str, Any]
-    """All arguments by the operator's own names, defaults included, in its order. ``{"value": name}``,
-    ``{"param": name}``, ``{"dtype": name}`` and ``{"device": None}`` stand for what JSON cannot hold."""
+    """All arguments by the operator's own names, defaults included, in its order.
+
+    ``{"value": name}``, ``{"param": name}``, ``{"dtype": name}`` and ``{"device": None}`` stand for
+    what JSON cannot hold.
+    """
     shape: list[int] | None
     """Shape of the value for one microbatch; None for a list of tensors."""
     dtype: str | None
@@ -103,6 +106,11 @@ class Graph:
     def needs_grad(self, value: str) -> bool:
         """Whether a gradient flows into a value; never into the images."""
         return value != INPUT and self.by_name[value].needs_grad
+
+    @functools.cached_property
+    def position(self) -> dict[str, int]:
+        """Index of the node that makes a value."""
+        return {node.name: index for index, node in enumerate(self.nodes)}
 
     @functools.cached_property
     def consumers(self) -> dict[str, list[int]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from hires.plan.graph import INPUT, Graph, Node, describe
+from hires.plan.partition import layer_starts
 from hires.plan.plan import CommOp, Edge, Finding, Stage
 from hires.plan.rules import TILED, WHOLE, Rule, rule_of
 from hires.plan.tiling import halo_messages, is_empty, own_rect, regrid_messages
@@ -12,22 +15,22 @@ def lay_out(graph: Graph, stages: list[Stage]) -> list[Finding]:
     """Fills in how every value lies on the tiles of each stage, and the stage's communication.
 
     Returns:
-        An error for every node that tiles cannot compute, with what avoids it.
+        An error for every kind of node that the tiles of a stage cannot compute, with what avoids
+        it.
     """
     findings: list[Finding] = []
     for stage in stages:
         incoming = {name: _incoming(graph, stages, stage, name) for name in _reads(graph, stage)}
         stage.layout = incoming
+        refused: dict[str, list[Node]] = {}
         for node in graph.nodes[stage.first : stage.last]:
-            if stage.num_tiles == 1:
-                stage.layout[node.name] = WHOLE
-                continue
-            rule = rule_of(node, graph, stage.layout)
+            rule = rule_of(node, graph, stage.layout) if stage.num_tiles > 1 else Rule("whole")
             if rule is None:
-                findings.append(_no_rule(graph, stages, stage, node))
-                rule = Rule("whole")
+                refused.setdefault(node.kind, []).append(node)
+                rule = _guessed(node, stage.layout)
             stage.layout[node.name] = rule.result
             stage.comm += _node_comm(graph, stage, node, rule)
+        findings += [_no_rule(graph, stages, stage, nodes) for nodes in refused.values()]
     return findings
 
 
@@ -74,10 +77,7 @@ def _reads(graph: Graph, stage: Stage) -> list[str]:
 
 def _maker(graph: Graph, stages: list[Stage], value: str) -> Stage:
     """Returns the stage that makes a value."""
-    node = graph.by_name[value]
-    return next(
-        s for s in stages if any(node is other for other in graph.nodes[s.first : s.last])
-    )
+    return next(s for s in stages if s.first <= graph.position[value] < s.last)
 
 
 def _incoming(graph: Graph, stages: list[Stage], stage: Stage, value: str) -> str:
@@ -115,33 +115,36 @@ def _node_comm(graph: Graph, stage: Stage, node: Node, rule: Rule) -> list[CommO
 
 def _elements(graph: Graph, value: str) -> int:
     """Returns how many numbers a value holds."""
-    count = 1
-    for length in graph.shape(value):
-        count *= length
-    return count
+    return math.prod(graph.shape(value))
 
 
-def _no_rule(graph: Graph, stages: list[Stage], stage: Stage, node: Node) -> Finding:
-    """Explains that a node cannot be tiled, and how to compute it after a join."""
-    starts = [s.first_layer for s in stages]
-    where = f"{describe(node)} in stage {stage.index} has no tiling rule"
+def _guessed(node: Node, layout: dict[str, str]) -> Rule:
+    """Returns how a refused node's value would lie, so that what follows it is judged as well."""
+    image = node.shape is None or len(node.shape) == 4
+    tiled = any(layout[name] == TILED for name in node.inputs)
+    return Rule("pointwise" if image and tiled else "whole")
+
+
+def _no_rule(graph: Graph, stages: list[Stage], stage: Stage, nodes: list[Node]) -> Finding:
+    """Explains that nodes of one kind cannot be tiled, and how to compute them after a join."""
+    who = f"{describe(nodes[0])} in stage {stage.index} has"
+    if len(nodes) > 1:
+        who = f"{describe(nodes[0])} and {len(nodes) - 1} more of its kind in stage {stage.index} have"
     if stage.index > 0:
         return Finding(
             "error",
             "parallel.spatial_stages",
-            f"{where}; parallel.spatial_stages={stage.index} joins the tiles before that stage "
-            f"(it begins at {starts[stage.index]})",
+            f"{who} no tiling rule; parallel.spatial_stages={stage.index} joins the tiles before "
+            f"that stage (it begins at {stage.first_layer})",
         )
-    return Finding("error", "parallel.balance", f"{where}; {_earlier_cut(graph, stages, node)}")
+    cut = _earlier_cut(graph, nodes[0])
+    return Finding("error", "parallel.balance", f"{who} no tiling rule; {cut}")
 
 
-def _earlier_cut(graph: Graph, stages: list[Stage], node: Node) -> str:
+def _earlier_cut(graph: Graph, node: Node) -> str:
     """Returns which cut would leave a node of stage 0 to a later, untiled stage."""
-    from hires.plan.partition import layer_starts
-
     starts = layer_starts(graph)
-    index = next(i for i, other in enumerate(graph.nodes) if other is node)
-    before = sum(start <= index for start in starts) - 1
+    before = sum(start <= graph.position[node.name] for start in starts) - 1
     if before == 0:
         return "it belongs to the first layer, so this network cannot begin with tiles"
     return (
@@ -152,7 +155,7 @@ def _earlier_cut(graph: Graph, stages: list[Stage], node: Node) -> str:
 
 
 def small_tiles(graph: Graph, stages: list[Stage]) -> list[Finding]:
-    """Returns notes on tiles that hold nothing or borrow from beyond their neighbour."""
+    """Returns warnings of tiles that hold nothing or borrow from beyond their neighbour."""
     findings = []
     for stage in stages:
         if stage.num_tiles > 1:
@@ -179,7 +182,7 @@ def _empty_tiles(graph: Graph, stage: Stage) -> list[Finding]:
 
 
 def _far_halos(stage: Stage) -> list[Finding]:
-    """Returns a note for the first halo that reaches beyond the nearest tile."""
+    """Returns a warning for the first halo that reaches beyond the nearest tile."""
     cols = stage.tiles[1]
     for op in stage.comm:
         for source, target, *_ in op.messages:

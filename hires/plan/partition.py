@@ -2,7 +2,7 @@
 
 A layer is a run of nodes that begins with an operation that has a weight matrix (convolution,
 linear); cuts fall between layers. Stages are balanced by FLOPs; among cuts whose slowest stage is
-within 5 % of the best, the one that sends the fewest bytes wins.
+within 5 % of the best, the one that the fewest numbers cross wins.
 """
 
 from __future__ import annotations
@@ -42,58 +42,69 @@ def partition(graph: Graph, num_stages: int, balance: list[int] | None) -> list[
     flops = [
         sum(node.flops for node in graph.nodes[a:b]) for a, b in zip(starts, ends, strict=True)
     ]
-    bytes_cut = [cut_elements(graph, start) for start in starts]
-    chosen = _cheapest_cuts(flops, bytes_cut, num_stages)
+    crossing = [cut_elements(graph, start) for start in starts]
+    chosen = _cheapest_cuts(flops, crossing, num_stages)
     return [*(starts[index] for index in chosen), len(graph.nodes)]
 
 
 def cut_values(graph: Graph, index: int) -> list[str]:
     """Returns the values that are made before node ``index`` and read at or after it."""
     made = [node.name for node in graph.nodes[:index]]
-    return [name for name in made if any(i >= index for i in graph.consumers.get(name, []))]
+    return [name for name in made if graph.consumers.get(name, [0])[-1] >= index]
 
 
 def cut_elements(graph: Graph, index: int) -> int:
-    """Returns how many numbers a cut before node ``index`` sends, one microbatch."""
+    """Returns how many numbers cross a cut before node ``index``, one microbatch."""
     return sum(graph.by_name[name].num_elements for name in cut_values(graph, index))
 
 
 def _can_cut(graph: Graph, index: int) -> bool:
-    """Whether only tensors cross a cut, no lists of tensors."""
-    return all(graph.by_name[name].shape is not None for name in cut_values(graph, index))
+    """Whether only floating-point tensors cross a cut: no lists of tensors, masks or indices."""
+    crossing = [graph.by_name[name] for name in cut_values(graph, index)]
+    return all(node.shape is not None and "float" in (node.dtype or "") for node in crossing)
 
 
 def _cheapest_cuts(flops: list[int], elements: list[int], num_stages: int) -> list[int]:
     """Returns the first layer of every stage.
 
-    Dynamic programming twice: the smallest possible maximum of a stage's FLOPs, then the fewest
-    bytes whose maximum is within SLACK of it.
+    Dynamic programming: the fewest numbers that cross, of all cuts whose largest stage is within
+    SLACK of the smallest possible maximum.
     """
     total = [0, *itertools.accumulate(flops)]
-    limit = _smallest_maximum(total, num_stages) * SLACK
+    limit = _smallest_maximum(flops, num_stages) * SLACK
     n = len(flops)
-    # best[k][i]: (elements sent, first layers) of k stages that hold the layers before i.
+    # best[k][i]: (numbers that cross, first layers) of k stages that hold the layers before i.
     best: list[dict[int, tuple[int, list[int]]]] = [{0: (0, [])}]
     for _ in range(num_stages):
         row: dict[int, tuple[int, list[int]]] = {}
         for start, (sent, cuts) in best[-1].items():
             here = sent + (elements[start] if start else 0)
             for end in range(start + 1, n + 1):
-                if total[end] - total[start] > limit and end > start + 1:
+                if total[end] - total[start] > limit:
                     break
-                if total[end] - total[start] <= limit and (end not in row or here < row[end][0]):
+                if end not in row or here < row[end][0]:
                     row[end] = (here, [*cuts, start])
         best.append(row)
     return best[-1][n][1]
 
 
-def _smallest_maximum(total: list[int], num_stages: int) -> int:
-    """Returns the FLOPs of the largest stage in the best balance; ``total`` accumulates layers."""
-    n = len(total) - 1
-    row = list(total)  # one stage holds everything before i
-    for stages in range(2, num_stages + 1):
-        row = [0] * stages + [
-            min(max(row[j], total[i] - total[j]) for j in range(stages - 1, i))
-            for i in range(stages, n + 1)
-        ]
-    return row[n]
+def _smallest_maximum(flops: list[int], num_stages: int) -> int:
+    """Returns the FLOPs of the largest stage in the best balance, found by bisection."""
+    low, high = max(flops), sum(flops)
+    while low < high:
+        middle = (low + high) // 2
+        if _stages_needed(flops, middle) <= num_stages:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _stages_needed(flops: list[int], limit: int) -> int:
+    """Returns how many stages of at most ``limit`` FLOPs hold all layers."""
+    needed, filled = 1, 0
+    for layer in flops:
+        if filled + layer > limit:
+            needed, filled = needed + 1, 0
+        filled += layer
+    return needed

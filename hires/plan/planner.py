@@ -1,4 +1,4 @@
-"""How does a config become a plan? Each decision once, in this order: divide, cut, tile, schedule, prove."""
+"""How does a config become a plan? Each decision once: cut, tile, schedule, connect, prove."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import math
 from typing import Any
 
 from hires.core.config import RunConfig
+from hires.plan.checks import (
+    check_batch,
+    check_cuts,
+    check_output,
+    check_shared,
+    check_ties,
+    check_tiles,
+)
 from hires.plan.graph import Graph
 from hires.plan.messages import add_loss, edges_of, lay_out, small_tiles
 from hires.plan.partition import layer_starts, partition
@@ -24,7 +32,6 @@ def make_plan(config: RunConfig, graph: Graph) -> Plan:
         config: the run.
         graph: the network of ``config``, traced for one microbatch.
     """
-    findings = _check_degrees(config, graph)
     plan = Plan(
         graph=graph,
         stages=[Stage(0, 0, len(graph.nodes), [1, 1], 0)],
@@ -34,22 +41,35 @@ def make_plan(config: RunConfig, graph: Graph) -> Plan:
         training=config.task.name == "train",
         dtype=DTYPES[config.precision.name],
         schedule=[[]],
-        findings=findings,
+        findings=[*check_batch(config), *check_tiles(config), *check_output(config, graph)],
     )
+    uncut = check_cuts(config.parallel, graph)
+    plan.findings += uncut or _divide(config, plan)
     if plan.ok:
-        plan.stages = _stages(config, graph)
-        plan.schedule = _schedule(config)
-        plan.findings += lay_out(graph, plan.stages)
-        plan.findings += _check_ties(plan)
-        plan.findings += _check_loss(plan)
-    if plan.ok:
-        if plan.training:
-            add_loss(graph, plan.stages[-1])
-        plan.edges = edges_of(graph, plan.stages, plan.training)
-        plan.findings += small_tiles(graph, plan.stages)
-        plan.findings += verify(plan)
-        plan.totals = totals(plan)
+        _connect(plan)
     return plan
+
+
+def _divide(config: RunConfig, plan: Plan) -> list[Finding]:
+    """Lays the network out on stages and tiles; the plan keeps them if the numbers make sense."""
+    stages = _stages(config, plan.graph)
+    if plan.ok:
+        plan.stages, plan.schedule = stages, _schedule(config)
+    return [
+        *lay_out(plan.graph, stages),
+        *check_ties(plan.graph, stages, plan.training),
+        *check_shared(plan.graph, stages, plan.training),
+    ]
+
+
+def _connect(plan: Plan) -> None:
+    """Adds the messages, and proves that they cannot block each other."""
+    if plan.training:
+        add_loss(plan.graph, plan.stages[-1])
+    plan.edges = edges_of(plan.graph, plan.stages, plan.training)
+    plan.findings += small_tiles(plan.graph, plan.stages)
+    plan.findings += verify(plan)
+    plan.totals = totals(plan)
 
 
 def totals(plan: Plan) -> dict[str, Any]:
@@ -75,8 +95,9 @@ def totals(plan: Plan) -> dict[str, Any]:
 
 
 def _count_rank(plan: Plan, rank: int, add: Any) -> None:
-    """Adds what one rank sends in one step."""
+    """Adds what one rank sends in one step; sums travel in single precision or better."""
     size = BYTES[plan.dtype]
+    wide = max(size, BYTES["float32"])
     stage = plan.stages[plan.slot_of(rank)[1]]
     for action in plan.schedule[stage.index]:
         for message in edge_messages(plan, rank, action, outgoing=True):
@@ -90,67 +111,10 @@ def _count_rank(plan: Plan, rank: int, add: Any) -> None:
                     add("halo", 1, math.prod(message.shape) * size)
             elif op.kind != "halo" and (op.back if back else op.kind != "share"):
                 share = 2 * (stage.num_tiles - 1) / stage.num_tiles
-                add(op.kind, 1, int(share * op.elements * 4))
+                add(op.kind, 1, int(share * op.elements * wide))
     members = len(groups(plan)[gradient_group(plan, rank)])
     if plan.training and members > 1:
-        add("gradient", 1, int(2 * (members - 1) / members * stage.params * 4))
-
-
-def _check_degrees(config: RunConfig, graph: Graph) -> list[Finding]:
-    """Returns what is wrong with the numbers before any cut is made."""
-    findings = []
-    parallel = config.parallel
-    pieces = parallel.replicas * parallel.microbatches
-    if config.batch % pieces:
-        below = config.batch // pieces * pieces
-        near = f"batch={below or pieces} or batch={below + pieces}" if below else f"batch={pieces}"
-        findings.append(
-            Finding(
-                "error",
-                "batch",
-                f"batch={config.batch} does not divide into {parallel.replicas} replicas of "
-                f"{parallel.microbatches} microbatches; use {near}, or parallel.microbatches="
-                f"{_divisor(config.batch, parallel.replicas, parallel.microbatches)}",
-            )
-        )
-    layers = len(layer_starts(graph))
-    if parallel.stages > layers:
-        findings.append(
-            Finding(
-                "error",
-                "parallel.stages",
-                f"parallel.stages={parallel.stages} is more than the {layers} layers of the "
-                f"network; use parallel.stages={layers} or fewer",
-            )
-        )
-    if parallel.balance is not None and sum(parallel.balance) != layers:
-        findings.append(
-            Finding(
-                "error",
-                "parallel.balance",
-                f"parallel.balance={parallel.balance} sums to {sum(parallel.balance)}, but the "
-                f"network has {layers} layers; the numbers must sum to {layers}",
-            )
-        )
-    for name, length, parts in zip(
-        ("rows", "columns"), (config.height, config.width), parallel.tiles, strict=True
-    ):
-        if parts > length:
-            findings.append(
-                Finding(
-                    "error",
-                    "parallel.tiles",
-                    f"parallel.tiles={parallel.tiles} cuts {length} {name} of the image into "
-                    f"{parts} tiles; use at most {length}, or a larger image",
-                )
-            )
-    return findings
-
-
-def _divisor(batch: int, replicas: int, microbatches: int) -> int:
-    """Returns the largest number of microbatches up to the wanted one that divides the batch."""
-    share = batch // replicas if batch % replicas == 0 else 1
-    return max(m for m in range(1, microbatches + 1) if share % m == 0) if share else 1
+        add("gradient", 1, int(2 * (members - 1) / members * stage.params * wide))
 
 
 def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
@@ -182,28 +146,3 @@ def _schedule(config: RunConfig) -> list[list[str]]:
     if config.task.name == "infer":
         return forward_only(stages, microbatches)
     return SCHEDULES[config.parallel.schedule](stages, microbatches)
-
-
-def _check_ties(plan: Plan) -> list[Finding]:
-    """Returns an error for every parameter that two stages use."""
-    holders: dict[str, int] = {}
-    findings = []
-    for stage in plan.stages:
-        for name in {name for node in plan.nodes(stage.index) for name in node.params}:
-            first = holders.setdefault(name, stage.index)
-            if first != stage.index:
-                text = f"{name} is used by stages {first} and {stage.index}; cut so that one has both"
-                findings.append(Finding("error", "parallel.balance", text))
-    return findings
-
-
-def _check_loss(plan: Plan) -> list[Finding]:
-    """Returns an error if the output is nothing that a classifier's loss can take."""
-    shape = plan.graph.shape(plan.graph.output)
-    if not plan.training or len(shape) in (2, 4):
-        return []
-    text = (
-        f"the network returns {shape}; training needs (n, classes), or (n, classes, rows, columns) "
-        f"with the image's class for every pixel"
-    )
-    return [Finding("error", "model", text)]

@@ -20,14 +20,15 @@ class Event(NamedTuple):
     """One communication of one rank."""
 
     kind: str
-    """``send``, ``recv`` (posted, not waited for), ``wait_recv``, ``wait_sends``, ``collective``."""
+    """``send`` and ``recv`` (posted, not waited for), ``wait_send``, ``wait_recv``, ``wait_sends``
+    (for all of them), ``collective``."""
     peer: int
     """The other rank; for a collective the index of its group."""
     tag: int
     shape: tuple[int, ...] = ()
     dtype: str = ""
     what: str = ""
-    """In words, for findings."""
+    """In words, for findings; equal on both sides of a message and on all members of a group."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,10 @@ def events(plan: Plan, rank: int) -> Iterator[Event]:
     for index, action in enumerate(actions):
         yield from _posts(plan, rank, actions[index + 1 : index + 2])
         for m in edge_messages(plan, rank, action, outgoing=False):
-            yield Event("wait_recv", m.peer, m.tag, what=f"{_noun(action)} {m.value} for {action}")
+            yield Event("wait_recv", m.peer, m.tag, what=_said(m, action))
         yield from _inside(plan, rank, action)
         for m in edge_messages(plan, rank, action, outgoing=True):
-            yield Event(
-                "send", m.peer, m.tag, m.shape, plan.dtype, f"{_noun(action)} {m.value} of {action}"
-            )
+            yield Event("send", m.peer, m.tag, m.shape, plan.dtype, _said(m, action))
     yield Event("wait_sends", -1, 0, what="its sends")
     yield from _end_of_step(plan, rank)
 
@@ -125,8 +124,7 @@ def _posts(plan: Plan, rank: int, actions: list[str]) -> Iterator[Event]:
     """Yields the receives of an action."""
     for action in actions:
         for m in edge_messages(plan, rank, action, outgoing=False):
-            what = f"{_noun(action)} {m.value} for {action}"
-            yield Event("recv", m.peer, m.tag, m.shape, plan.dtype, what)
+            yield Event("recv", m.peer, m.tag, m.shape, plan.dtype, _said(m, action))
 
 
 def _inside(plan: Plan, rank: int, action: str) -> Iterator[Event]:
@@ -148,13 +146,15 @@ def _halo(plan: Plan, rank: int, op: CommOp, action: str) -> Iterator[Event]:
     """Yields one exchange: all receives posted, all sends posted, then all waited for."""
     back = action[0] == "B"
     sends, receives = halo_messages(plan, rank, op, back)
-    what = f"halo of {op.node} in {action}" if not back else f"halo gradient of {op.node} in {action}"
+    what = f"the {'gradient of the ' if back else ''}halo of {op.node} in {action}"
     for m in receives:
         yield Event("recv", m.peer, m.tag, m.shape, plan.dtype, what)
     for m in sends:
         yield Event("send", m.peer, m.tag, m.shape, plan.dtype, what)
     for m in receives:
         yield Event("wait_recv", m.peer, m.tag, what=what)
+    for m in sends:
+        yield Event("wait_send", m.peer, m.tag, what=what)
 
 
 def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:
@@ -187,6 +187,6 @@ def _members(plan: Plan, stage: int, replicas: range | list[int]) -> list[int]:
     return [plan.rank_of(replica, stage, tile) for replica in replicas for tile in tiles]
 
 
-def _noun(action: str) -> str:
-    """Returns what an action's message between stages is."""
-    return "gradient of" if action[0] == "B" else "value"
+def _said(message: Message, action: str) -> str:
+    """Returns what a message between stages is, in words."""
+    return f"{'the gradient of ' if action[0] == 'B' else ''}{message.value} in {action}"

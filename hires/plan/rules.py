@@ -17,26 +17,33 @@ from hires.plan.tiling import Axes, Axis
 TILED, WHOLE = "tiled", "whole"
 """How a value lies on the tiles: each holds its rectangle, or all hold the same complete value."""
 
-POINTWISE = frozenset(
-    "relu add sub mul div neg abs exp log sqrt rsqrt pow sigmoid tanh silu gelu elu selu celu "
-    "leaky_relu prelu hardtanh relu6 hardswish hardsigmoid mish softplus clamp clamp_min clamp_max "
-    "clone to _to_copy where maximum minimum square sin cos detach log_sigmoid threshold".split()
-)
+POINTWISE = {
+    *("relu", "relu6", "leaky_relu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish"),
+    *("sigmoid", "log_sigmoid", "hardsigmoid", "tanh", "hardtanh", "hardswish", "softplus"),
+    *("softshrink", "hardshrink", "threshold", "clamp", "clamp_min", "clamp_max", "logit"),
+    *("add", "sub", "rsub", "mul", "div", "neg", "abs", "sign", "reciprocal", "square", "pow"),
+    *("exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "sin", "cos", "atan", "erf"),
+    *("floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "maximum", "minimum"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "nan_to_num", "where", "masked_fill", "lerp"),
+    *("logical_and", "logical_or", "logical_not", "logical_xor", "addcmul", "addcdiv"),
+    *("clone", "detach", "to", "_to_copy", "type_as", "zeros_like", "ones_like", "full_like"),
+}
 """Operations on every number alone; operands align because tiles of equal maps are equal."""
 
 CHANNELWISE = {
-    "cat": "dim",
-    "chunk": "dim",
-    "split": "dim",
-    "slice": "dim",
-    "softmax": "dim",
-    "log_softmax": "dim",
-    "glu": "dim",
-    "mean": "dim",
-    "amax": "dim",
-    "sum": "dim",
+    **{"cat": "dim", "chunk": "dim", "split": "dim", "split_with_sizes": "dim", "slice": "dim"},
+    **{"softmax": "dim", "log_softmax": "dim", "glu": "dim"},
+    **{"mean": "dim", "sum": "dim", "amax": "dim", "amin": "dim"},
 }
 """Operations along one dim, and the argument that names it: local if the dim is the channels."""
+
+DROPOUTS = {"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"}
+"""Random in training, nothing at all otherwise."""
+
+RANDOM = {"bernoulli", "multinomial", "normal", "rand", "rand_like", "randint", "randn"} | {
+    *("randint_like", "randn_like", "randperm", "rrelu"),
+}
+"""Operations that every rank would compute differently."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Rule:
     """How the tiles compute one node together."""
 
     kind: str
-    """``pointwise``, ``window``, ``norm`` or ``reduce``; ``whole`` if all inputs are whole values."""
+    """``pointwise``, ``window``, ``norm`` or ``reduce``; ``whole`` if all inputs are whole."""
     axes: Axes | None = None
     """``window`` only: which pixels of the one input each output pixel depends on."""
 
@@ -63,47 +70,66 @@ def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
         layout: TILED or WHOLE for each value that the node reads.
     """
     tiled = [name for name in node.inputs if layout[name] == TILED]
+    if _is_random(node):
+        return None  # also behind the global pool, where all tiles must compute alike
     if not tiled:
         return Rule("whole")
-    if any(layout[name] == WHOLE and not _broadcasts(graph, name) for name in node.inputs):
-        return None
     if node.kind == "getitem":
         return Rule("pointwise")
     if len(graph.shape(tiled[0])) != 4:
         return None
     if node.kind in POINTWISE:
         return Rule("pointwise") if _aligned(node, graph, tiled) else None
-    if node.kind == "dropout":
-        return None if node.args["train"] and node.args["p"] > 0 else Rule("pointwise")
+    if node.kind in CHANNELWISE and _along_channels(node):
+        return Rule("pointwise") if tiled == node.inputs and not node.params else None
+    return _rule_of_one(node, graph, tiled[0]) if _reads_only(node, tiled[0]) else None
+
+
+def _rule_of_one(node: Node, graph: Graph, value: str) -> Rule | None:
+    """Returns the rule of a node that reads one value, which is tiled."""
+    if node.kind in DROPOUTS:
+        return Rule("pointwise")
     if node.kind == "batch_norm":
         return Rule("norm" if node.args["training"] else "pointwise")
-    if _is_global_pool(node, graph.shape(tiled[0])):
+    if _is_global_pool(node, graph.shape(value)):
         return Rule("reduce")
-    if node.kind in WINDOWS and len(tiled) == 1:
-        axes = WINDOWS[node.kind](node, graph.shape(tiled[0]), graph)
-        if axes is not None:
-            return Rule("window", axes)
-    if node.kind in CHANNELWISE and _along_channels(node):
-        return Rule("pointwise")
-    return None
+    axes = WINDOWS[node.kind](node, graph.shape(value), graph) if node.kind in WINDOWS else None
+    return None if axes is None else Rule("window", axes)
+
+
+def _is_random(node: Node) -> bool:
+    """Whether a node draws random numbers."""
+    if node.kind in DROPOUTS:
+        return bool(node.args["train"]) and node.args["p"] > 0
+    return node.kind in RANDOM and bool(node.args.get("training", True))
 
 
 def _aligned(node: Node, graph: Graph, tiled: list[str]) -> bool:
-    """Whether all tiled operands have the map size of the result."""
-    return all(node.shape is not None and graph.shape(v)[2:] == node.shape[2:] for v in tiled)
+    """Whether tiled operands have the result's map size and others no rows or columns at all."""
+    if node.shape is None or any(graph.shape(name)[2:] != node.shape[2:] for name in tiled):
+        return False
+    others = [graph.shape(name) for name in node.inputs if name not in tiled]
+    # Only prelu takes a vector for one number per channel; elsewhere its dim is the columns.
+    others += [graph.params[name].shape for name in node.params if node.kind != "prelu"]
+    return all(length == 1 for shape in others for length in shape[-2:])
 
 
-def _broadcasts(graph: Graph, value: str) -> bool:
-    """Whether a whole value has no rows and columns of its own, so that tiles can use it."""
-    shape = graph.shape(value)
-    return len(shape) < 2 or (len(shape) == 4 and shape[2:] == [1, 1])
+def _reads_only(node: Node, value: str) -> bool:
+    """Whether a value is read as the first argument, and no other argument is a value.
+
+    A weight that the network computes would need the sum of its gradient over the tiles.
+    """
+    first, *others = node.args.values()
+    return first == {"value": value} and not any(
+        "value" in a for a in others if isinstance(a, dict)
+    )
 
 
 def _along_channels(node: Node) -> bool:
     """Whether an operation along dims works along the channels only."""
     dims = node.args.get(CHANNELWISE[node.kind])
     listed = dims if isinstance(dims, list) else [dims]
-    if set(listed) - {1, -3}:
+    if not listed or set(listed) - {1, -3}:
         return False
     return bool(node.args.get("keepdim", True))
 
@@ -126,9 +152,7 @@ def pair(value: Any) -> list[int]:
 
 def _kernel(node: Node, graph: Graph) -> list[int]:
     """Returns the rows and columns of a convolution's weight."""
-    weight = node.args["weight"]
-    shape = graph.params[weight["param"]].shape if "param" in weight else graph.shape(weight["value"])
-    return shape[2:]
+    return graph.params[node.args["weight"]["param"]].shape[2:]
 
 
 def _conv(node: Node, shape: list[int], graph: Graph) -> Axes | None:
@@ -141,46 +165,22 @@ def _conv(node: Node, shape: list[int], graph: Graph) -> Axes | None:
         padding = [d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True)]
     elif padding == "valid":
         padding = [0, 0]
-    return _windows(node, shape, kernel, stride, pair(padding), dilation)
+    return _axes("window", node, shape, (kernel, stride, pair(padding), dilation))
 
 
 def _pool(node: Node, shape: list[int], graph: Graph) -> Axes | None:
     """Max- and average pools; a missing stride is the kernel."""
     kernel = pair(node.args["kernel_size"])
     stride = pair(node.args["stride"] or kernel)
-    dilation = pair(node.args.get("dilation", 1))
-    return _windows(node, shape, kernel, stride, pair(node.args["padding"]), dilation)
-
-
-def _windows(
-    node: Node,
-    shape: list[int],
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-) -> Axes:
-    """Returns two window axes."""
-    assert node.shape is not None
-    rows, cols = (
-        Axis("window", shape[2 + i], node.shape[2 + i], kernel[i], stride[i], padding[i], dilation[i])
-        for i in (0, 1)
-    )
-    return rows, cols
+    padding, dilation = pair(node.args["padding"]), pair(node.args.get("dilation", 1))
+    return _axes("window", node, shape, (kernel, stride, padding, dilation))
 
 
 def _conv_transpose(node: Node, shape: list[int], graph: Graph) -> Axes | None:
     """Transposed convolution."""
-    assert node.shape is not None
     kernel, stride = _kernel(node, graph), pair(node.args["stride"])
     padding, dilation = pair(node.args["padding"]), pair(node.args["dilation"])
-    rows, cols = (
-        Axis(
-            "transposed", shape[2 + i], node.shape[2 + i], kernel[i], stride[i], padding[i], dilation[i]
-        )
-        for i in (0, 1)
-    )
-    return rows, cols
+    return _axes("transposed", node, shape, (kernel, stride, padding, dilation))
 
 
 def _pad(node: Node, shape: list[int], graph: Graph) -> Axes | None:
@@ -188,7 +188,7 @@ def _pad(node: Node, shape: list[int], graph: Graph) -> Axes | None:
     pads = node.args["pad"] + [0] * (4 - len(node.args["pad"]))
     if node.args.get("mode", "constant") != "constant" or any(pads[4:]):
         return None
-    return _windows(node, shape, [1, 1], [1, 1], [pads[2], pads[0]], [1, 1])
+    return _axes("window", node, shape, ([1, 1], [1, 1], [pads[2], pads[0]], [1, 1]))
 
 
 def _slice(node: Node, shape: list[int], graph: Graph) -> Axes | None:
@@ -200,7 +200,7 @@ def _slice(node: Node, shape: list[int], graph: Graph) -> Axes | None:
     start = max(start + shape[dim], 0) if start < 0 else min(start, shape[dim])
     stride, padding = [1, 1], [0, 0]
     stride[dim - 2], padding[dim - 2] = node.args["step"], -start
-    return _windows(node, shape, [1, 1], stride, padding, [1, 1])
+    return _axes("window", node, shape, ([1, 1], stride, padding, [1, 1]))
 
 
 def _interpolate(node: Node, shape: list[int], graph: Graph) -> Axes | None:
@@ -212,26 +212,31 @@ def _interpolate(node: Node, shape: list[int], graph: Graph) -> Axes | None:
         "_upsample_nearest_exact2d": "nearest_exact",
         "upsample_bilinear2d": "linear_corners" if corners else "linear",
     }[node.kind]
-    given = node.args.get("scale_factors") or [None, None]
+    given = node.args.get("scale_factors") or [node.args.get(f"scales_{dim}") for dim in "hw"]
     axes = []
-    for i in (0, 1):
-        size_in, size_out = shape[2 + i], node.shape[2 + i]
+    for size_in, size_out, factor in zip(shape[2:], node.shape[2:], given, strict=True):
+        scale = 1.0 / factor if factor else size_in / size_out
         if corners:
             scale = (size_in - 1) / (size_out - 1) if size_out > 1 else 0.0
-        else:
-            scale = 1.0 / given[i] if given[i] else size_in / size_out
         axes.append(Axis(kind, size_in, size_out, scale=scale))
     return axes[0], axes[1]
 
 
 def _pixel_shuffle(node: Node, shape: list[int], graph: Graph) -> Axes | None:
     """Channels become an upscale_factor times larger image."""
+    factor = pair(node.args["upscale_factor"])
+    return _axes("shuffle", node, shape, ([1, 1], factor, [0, 0], [1, 1]))
+
+
+def _axes(kind: str, node: Node, shape: list[int], window: tuple[list[int], ...]) -> Axes:
+    """Returns the axes of [rows, cols] of kernel, stride, padding and dilation."""
     assert node.shape is not None
-    factor = node.args["upscale_factor"]
-    rows, cols = (
-        Axis("shuffle", shape[2 + i], node.shape[2 + i], stride=factor) for i in (0, 1)
-    )
-    return rows, cols
+    made = []
+    for i in (0, 1):
+        kernel, stride, padding, dilation = (numbers[i] for numbers in window)
+        size = shape[2 + i], node.shape[2 + i]
+        made.append(Axis(kind, *size, kernel, stride, padding, dilation))
+    return made[0], made[1]
 
 
 WINDOWS: dict[str, Callable[[Node, list[int], Graph], Axes | None]] = {

@@ -87,7 +87,7 @@ def bubble(schedule: Schedule) -> float:
     """Returns the idle share of all stages' time when every pass takes the same time."""
     cells = [line.split() for line in timeline(schedule)]
     idle = sum(cell == "." for line in cells for cell in line)
-    return idle / sum(map(len, cells))
+    return idle / max(1, sum(map(len, cells)))
 
 
 def _before(stage: int, action: str, last: int) -> tuple[int, str] | None:

@@ -11,7 +11,9 @@ Source:
 
 from __future__ import annotations
 
+import itertools
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,7 +71,8 @@ class Axis:
         first, last = out[0], out[1] - 1
         extent = self.dilation * (self.kernel - 1)
         if self.kind == "window":
-            return first * self.stride - self.padding, last * self.stride - self.padding + extent + 1
+            low = first * self.stride - self.padding
+            return low, last * self.stride - self.padding + extent + 1
         if self.kind == "transposed":
             low = math.ceil((first + self.padding - extent) / self.stride)
             return low, (last + self.padding) // self.stride + 1
@@ -78,20 +81,33 @@ class Axis:
         return self.sources(first)[0], self.sources(last)[1] + 1
 
     def sources(self, out: int) -> tuple[int, int, float]:
-        """Returns the two input rows that an interpolated row mixes, and the weight of the second."""
+        """Returns the two input rows that an interpolated row mixes, and the second one's weight.
+
+        Source:
+            ATen/native/UpSample.h, with its special cases and its arithmetic in single precision,
+            which decides on which side of a boundary a nearest neighbour falls.
+        """
+        if self.kind.startswith("nearest"):
+            index = self._nearest(out)
+            return index, index, 0.0
         top = self.size_in - 1
-        if self.kind == "nearest":
-            index = min(int(math.floor(out * self.scale)), top)
-            return index, index, 0.0
-        if self.kind == "nearest_exact":
-            index = min(int(math.floor((out + 0.5) * self.scale)), top)
-            return index, index, 0.0
         centre = out * self.scale
         if self.kind == "linear":
             centre = max((out + 0.5) * self.scale - 0.5, 0.0)
         low = min(int(centre), top)
         weight = min(max(centre - low, 0.0), 1.0)
         return low, min(low + 1, top), weight
+
+    def _nearest(self, out: int) -> int:
+        """Returns the input row that a row of nearest interpolation copies."""
+        scale = _single(self.scale)
+        if self.kind == "nearest_exact":
+            return min(int(_single((out + 0.5) * scale)), self.size_in - 1)
+        if self.size_out == self.size_in:
+            return out
+        if self.size_out == 2 * self.size_in:
+            return out // 2
+        return min(int(_single(out * scale)), self.size_in - 1)
 
     def need(self, out: Interval) -> Interval:
         """Returns the input interval inside the image that an output interval depends on."""
@@ -121,28 +137,56 @@ def halo_messages(axes: Axes, grid: Sequence[int]) -> list[list[int]]:
     Returns:
         [source tile, target tile, row0, row1, col0, col1] of the input map, by target then source.
     """
-    size_in = [axis.size_in for axis in axes]
-    tiles = range(grid[0] * grid[1])
-    owned = [own_rect(size_in, grid, tile) for tile in tiles]
-    messages = []
-    for target in tiles:
-        need = need_rect(axes, grid, target)
-        for source in tiles:
-            part = intersect(need, owned[source])
-            if source != target and not is_empty(part):
-                messages.append([source, target, *part])
-    return messages
+    rows, cols = (
+        _owners(
+            [axis.need(split(axis.size_out, parts, part)) for part in range(parts)],
+            axis.size_in,
+            parts,
+        )
+        for axis, parts in zip(axes, grid, strict=True)
+    )
+    messages = _rectangles(rows, cols, grid[1])
+    return [message for message in messages if message[0] != message[1]]
 
 
 def regrid_messages(
     size: Sequence[int], source_grid: Sequence[int], target_grid: Sequence[int]
 ) -> list[list[int]]:
     """Returns who sends which pixels to whom so that one grid's tiles become another's."""
+    rows, cols = (
+        _owners([split(length, wanted, part) for part in range(wanted)], length, held)
+        for length, held, wanted in zip(size, source_grid, target_grid, strict=True)
+    )
+    return _rectangles(rows, cols, source_grid[1])
+
+
+def _owners(wanted: list[Interval], length: int, parts: int) -> list[list[tuple[int, int, int]]]:
+    """Returns for each wanted interval the (part, first, end) of which it consists."""
+    owned = [split(length, parts, part) for part in range(parts)]
+    return [
+        [
+            (part, max(first, low), min(end, high))
+            for part, (low, high) in enumerate(owned)
+            if max(first, low) < min(end, high)
+        ]
+        for first, end in wanted
+    ]
+
+
+def _rectangles(
+    rows: list[list[tuple[int, int, int]]],
+    cols: list[list[tuple[int, int, int]]],
+    source_cols: int,
+) -> list[list[int]]:
+    """Returns all pieces of all targets' rectangles, from what their rows and columns consist of."""
     messages = []
-    for target in range(target_grid[0] * target_grid[1]):
-        want = own_rect(size, target_grid, target)
-        for source in range(source_grid[0] * source_grid[1]):
-            part = intersect(want, own_rect(size, source_grid, source))
-            if not is_empty(part):
-                messages.append([source, target, *part])
+    for target, (from_rows, from_cols) in enumerate(itertools.product(rows, cols)):
+        for (row, r0, r1), (col, c0, c1) in itertools.product(from_rows, from_cols):
+            messages.append([row * source_cols + col, target, r0, r1, c0, c1])
     return messages
+
+
+def _single(number: float) -> float:
+    """Returns the number rounded to single precision."""
+    rounded: float = struct.unpack("f", struct.pack("f", number))[0]
+    return rounded

@@ -7,7 +7,6 @@ No receive is a wildcard, so the machine has one outcome, and one pass over the 
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -58,11 +57,10 @@ class _Machine:
         self.programs = programs
         self.members = members
         self.at = [0] * len(programs)
-        self.posted_sends: dict[Channel, deque[Event]] = {}
-        self.posted_receives: dict[Channel, deque[Event]] = {}
-        self.arrived: dict[Channel, int] = {}  # matched messages that nobody waited for yet
-        self.open_sends = [0] * len(programs)
-        self.open_channels: list[dict[Channel, int]] = [{} for _ in programs]
+        self.sends: dict[Channel, deque[Event]] = {}  # posted, without a receive
+        self.receives: dict[Channel, deque[Event]] = {}  # posted, without a send
+        self.arrived: dict[Channel, deque[Event]] = {}  # matched, not waited for yet
+        self.open_sends: list[dict[Channel, int]] = [{} for _ in programs]
         self.collective: dict[int, dict[int, Event]] = {}
         self.proof = Proof()
 
@@ -71,86 +69,96 @@ class _Machine:
         ready = deque(range(len(self.programs)))
         while ready:
             rank = ready.popleft()
-            while self.at[rank] < len(self.programs[rank]):
-                woken = self._step(rank, self.programs[rank][self.at[rank]])
+            while (event := self._next(rank)) is not None:
+                woken = self._step(rank, event)
                 if woken is None:
                     break
-                ready.extend(woken)
-        self._report_stuck()
-        self._report_unmatched()
+                ready.extend(other for other in woken if other != rank)
+        self._report()
+
+    def _next(self, rank: int) -> Event | None:
+        """Returns what a rank does next, or None at its end."""
+        program, at = self.programs[rank], self.at[rank]
+        return program[at] if at < len(program) else None
 
     def _step(self, rank: int, event: Event) -> Iterable[int] | None:
-        """Executes one event; returns the ranks that may go on now, or None if ``rank`` must wait."""
-        if event.kind == "send":
-            self.at[rank] += 1
-            return self._post(self.posted_sends, self.posted_receives, rank, event)
-        if event.kind == "recv":
-            self.at[rank] += 1
-            return self._post(self.posted_receives, self.posted_sends, rank, event)
+        """Executes one event; returns the ranks that may go on, or None if ``rank`` must wait."""
         if event.kind == "collective":
             return self._meet(rank, event)
-        if event.kind == "wait_recv":
-            channel = (event.peer, rank, event.tag)
-            if not self.arrived.get(channel):
+        woken: Iterable[int] = ()
+        if event.kind in ("send", "recv"):
+            woken = self._post(rank, event)
+        elif event.kind == "wait_recv":
+            arrived = self.arrived.get((event.peer, rank, event.tag))
+            if not arrived:
                 return None
-            self.arrived[channel] -= 1
-        elif self.open_sends[rank]:
+            arrived.popleft()
+        elif self._unmet(rank, event):
             return None
         self.at[rank] += 1
-        return ()
+        return woken
 
-    def _post(
-        self,
-        here: dict[Channel, deque[Event]],
-        there: dict[Channel, deque[Event]],
-        rank: int,
-        event: Event,
-    ) -> Iterable[int]:
+    def _post(self, rank: int, event: Event) -> Iterable[int]:
         """Posts a send or receive, and matches it if the other side is posted."""
         sending = event.kind == "send"
         channel = (rank, event.peer, event.tag) if sending else (event.peer, rank, event.tag)
+        here, there = (self.sends, self.receives) if sending else (self.receives, self.sends)
         if sending:
             self._count_send(channel, 1)
-        waiting = there.get(channel)
-        if not waiting:
+        if not there.get(channel):
             here.setdefault(channel, deque()).append(event)
             return ()
-        other = waiting.popleft()
+        other = there[channel].popleft()
         send, receive = (event, other) if sending else (other, event)
-        if (send.shape, send.dtype) != (receive.shape, receive.dtype):
-            self.proof.problems.append(
-                f"rank {channel[0]} sends {_spoken(send)} as {list(send.shape)} {send.dtype}, but "
-                f"rank {channel[1]} expects {list(receive.shape)} {receive.dtype}"
-            )
+        self._compare_sides(channel, send, receive)
         self.proof.num_messages += 1
-        self.arrived[channel] = self.arrived.get(channel, 0) + 1
+        self.arrived.setdefault(channel, deque()).append(receive)
         self._count_send(channel, -1)
         return channel[:2]
 
     def _count_send(self, channel: Channel, change: int) -> None:
         """Keeps count of the sends of a rank that no receive has met."""
-        rank = channel[0]
-        self.open_sends[rank] += change
-        opened = self.open_channels[rank]
-        opened[channel] = opened.get(channel, 0) + change
+        counts = self.open_sends[channel[0]]
+        counts[channel] = counts.get(channel, 0) + change
+        if not counts[channel]:
+            del counts[channel]
+
+    def _compare_sides(self, channel: Channel, send: Event, receive: Event) -> None:
+        """Reports a receive that expects something else than what is sent."""
+        if send[2:] != receive[2:]:
+            self.proof.problems.append(
+                f"rank {channel[0]} sends {_spoken(send)} as {list(send.shape)} {send.dtype} where "
+                f"rank {channel[1]} expects {_spoken(receive)} as {list(receive.shape)} "
+                f"{receive.dtype}"
+            )
+
+    def _unmet(self, rank: int, event: Event) -> list[Channel]:
+        """Returns the channels of the sends that an event waits for and no receive has met."""
+        if event.kind == "wait_sends":
+            return list(self.open_sends[rank])
+        channel = (rank, event.peer, event.tag)
+        return [channel] if channel in self.open_sends[rank] else []
 
     def _meet(self, rank: int, event: Event) -> Iterable[int] | None:
         """Lets a collective happen when all members have come to it."""
-        present = self.collective.setdefault(event.peer, {})
-        present[rank] = event
         members = self.members[event.peer]
         if rank not in members:
-            self.proof.problems.append(f"rank {rank} is no member of the group of {_spoken(event)}")
+            text = f"rank {rank} is no member of the group {members} of {_spoken(event)}"
+            self.proof.problems.append(text)
+            self.at[rank] += 1
+            return ()
+        present = self.collective.setdefault(event.peer, {})
+        present[rank] = event
         if len(present) < len(members):
             return None
         del self.collective[event.peer]
-        self._compare(present)
+        self._compare_members(present)
         self.proof.num_collectives += 1
         for member in present:
             self.at[member] += 1
         return list(present)
 
-    def _compare(self, present: dict[int, Event]) -> None:
+    def _compare_members(self, present: dict[int, Event]) -> None:
         """Reports members of a group that came for different collectives."""
         first_rank, first = next(iter(present.items()))
         for rank, event in present.items():
@@ -160,60 +168,98 @@ class _Machine:
                     f"{rank} of the same group calls {_spoken(event)} {list(event.shape)}"
                 )
 
-    def _report_stuck(self) -> None:
-        """Describes a cycle of ranks that wait for each other, or a rank that waits for nobody."""
-        stuck = [r for r, at in enumerate(self.at) if at < len(self.programs[r])]
-        if not stuck:
-            return
-        path = [stuck[0]]
-        while True:
-            rank = path[-1]
-            others = self._waits_for(rank, self.programs[rank][self.at[rank]])
-            blocked = [r for r in others if r in stuck]
-            if not blocked or blocked[0] in path:
-                if blocked:
-                    path = path[path.index(blocked[0]) :]
-                break
-            path.append(blocked[0])
-        said = [self._sentence(rank) for rank in path]
-        self.proof.problems.append("deadlock: " + "; ".join(said))
+    def _report(self) -> None:
+        """Says what keeps ranks from their end, and which messages have one side only."""
+        stuck = [rank for rank in range(len(self.programs)) if self._next(rank) is not None]
+        path, is_cycle = self._follow(stuck)
+        sentences = "; ".join(self._sentence(rank) for rank in path)
+        if is_cycle:
+            self.proof.problems.append(f"deadlock: {sentences}")
+        self._report_one_sided()
+        if stuck and not self.proof.problems:
+            self.proof.problems.append(f"no end: {sentences}")
 
-    def _waits_for(self, rank: int, event: Event) -> list[int]:
+    def _follow(self, stuck: list[int]) -> tuple[list[int], bool]:
+        """Returns ranks that each wait for the next, and whether the last waits for the first."""
+        path = stuck[:1]
+        while path:
+            blocked = [rank for rank in self._waits_for(path[-1]) if rank in stuck]
+            if not blocked:
+                return path, False
+            if blocked[0] in path:
+                return path[path.index(blocked[0]) :], True
+            path.append(blocked[0])
+        return path, False
+
+    def _waits_for(self, rank: int) -> list[int]:
         """Returns the ranks without which a rank cannot go on."""
+        event = self._next(rank)
+        assert event is not None
         if event.kind == "collective":
             present = self.collective.get(event.peer, {})
             return [r for r in self.members[event.peer] if r not in present]
-        if event.kind == "wait_sends":
-            return [channel[1] for channel, count in self.open_channels[rank].items() if count]
-        return [event.peer]
+        if event.kind == "wait_recv":
+            return [event.peer]
+        return [channel[1] for channel in self._unmet(rank, event)]
 
     def _sentence(self, rank: int) -> str:
         """Says what a rank waits for."""
-        event = self.programs[rank][self.at[rank]]
-        others = ", ".join(str(r) for r in self._waits_for(rank, event))
-        return f"rank {rank} waits for {_spoken(event)} with rank {others}"
+        event = self._next(rank)
+        assert event is not None
+        others = " and ".join(str(other) for other in self._waits_for(rank))
+        if event.kind == "collective":
+            return f"rank {rank} waits for rank {others} to join {_spoken(event)}"
+        if event.kind == "wait_recv":
+            return f"rank {rank} waits for {_spoken(event)} from rank {others}"
+        unmet = [_spoken(self.sends[channel][0]) for channel in self._unmet(rank, event)]
+        return f"rank {rank} waits for rank {others} to receive {' and '.join(unmet)}"
 
-    def _report_unmatched(self) -> None:
-        """Reports messages whose other side is missing, if nothing worse is known."""
-        for posted, text in (
-            (self.posted_sends, "rank {0} sends {2} to rank {1}, which never receives it"),
-            (self.posted_receives, "rank {1} waits for {2} from rank {0}, which never sends it"),
+    def _report_one_sided(self) -> None:
+        """Reports messages and collectives whose other side does not come at all."""
+        for posted, kind, who, whom, text in (
+            (self.sends, "recv", 1, 0, "rank {0} sends {2} to rank {1}, which never receives it"),
+            (
+                self.receives,
+                "send",
+                0,
+                1,
+                "rank {1} expects {2} from rank {0}, which never sends it",
+            ),
+            (self.arrived, "wait_recv", 1, 0, "rank {1} never waits for {2} from rank {0}"),
         ):
-            for (source, target, _), waiting in posted.items():
-                for event in itertools.islice(waiting, 1):
-                    self.proof.problems.append(text.format(source, target, _spoken(event)))
+            for channel, events_left in posted.items():
+                if events_left and not self._comes(kind, channel[who], channel[whom], channel[2]):
+                    said = text.format(channel[0], channel[1], _spoken(events_left[0]))
+                    self.proof.problems.append(said)
+        for group, present in self.collective.items():
+            absent = [r for r in self.members[group] if not self._comes("collective", r, group)]
+            if absent:
+                who, event = next(iter(present.items()))
+                others = " and ".join(map(str, absent))
+                said = (
+                    f"rank {who} calls {_spoken(event)}, but rank {others} of its group never does"
+                )
+                self.proof.problems.append(said)
+
+    def _comes(self, kind: str, rank: int, peer: int, tag: int | None = None) -> bool:
+        """Whether a rank that is not at its end would still come to an event."""
+        known = 0 <= rank < len(self.programs)
+        rest = self.programs[rank][self.at[rank] :] if known else []
+        return any((e.kind, e.peer) == (kind, peer) and tag in (None, e.tag) for e in rest)
 
 
 def verify(plan: Plan) -> list[Finding]:
     """Returns the findings of the proof and sets the plan's verdict."""
     proof = prove(plan)
     if proof.problems:
-        plan.verdict = f"{len(proof.problems)} problems"
+        count = len(proof.problems)
+        plan.verdict = f"{count} problem{'s' if count > 1 else ''}"
         return [Finding("error", "parallel", text) for text in proof.problems[:8]]
-    total = proof.num_messages * plan.num_replicas
-    plan.verdict = (
-        f"deadlock-free, {total} messages and {proof.num_collectives} collectives a step"
-    )
+    # Every replica does the same, but all meet in one gradient collective for each stage.
+    joint = len(plan.stages) if plan.training and plan.num_replicas > 1 else 0
+    messages = proof.num_messages * plan.num_replicas
+    collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
+    plan.verdict = f"deadlock-free, {messages} messages and {collectives} collectives a step"
     return []
 
 

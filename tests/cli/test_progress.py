@@ -49,6 +49,16 @@ def test_step_counts_when_every_rank_has_it():
         assert stream.getvalue().startswith("step 1/3")
 
 
+def test_long_runs_get_fewer_lines(monkeypatch):
+    clock = iter(range(0, 100_000, 5))  # a step takes five seconds
+    monkeypatch.setattr("hires.cli.progress.time.monotonic", lambda: float(next(clock)))
+    stream = io.StringIO()
+    with StepProgress(1, 6, 2000, stream) as progress:
+        for line in lines(2000, world=1):
+            progress(line)
+    assert 20 < len(stream.getvalue().splitlines()) < 150
+
+
 def test_bar_on_a_terminal():
     stream = Terminal()
     with StepProgress(2, 6, 3, stream) as progress:

@@ -7,7 +7,7 @@ import yaml
 
 from hires.cli import screen
 from hires.core.config import RunConfig, from_dict
-from hires.report.tables import Column
+from hires.report.tables import Column, memory_table
 
 COLUMNS = (Column("model", "model"), Column("rate", "median", "img/s", digits=2))
 
@@ -18,9 +18,9 @@ def test_numbers_are_flush_right_below_their_unit(capsys):
     assert title == "Throughput"
     assert [row for row in rows if row[:1] in ("m", "r", "u")] == [
         "median",
-        "model      [img/s]",
-        "resnet50      9.50",
-        "unet         12.25",
+        "model     [img/s]",
+        "resnet50     9.50",
+        "unet        12.25",
     ]
 
 
@@ -28,6 +28,31 @@ def test_row_too_wide_for_the_terminal_stands_upright(capsys, monkeypatch):
     monkeypatch.setattr(screen, "_PLAIN_WIDTH", 20)
     screen.print_table("Throughput", COLUMNS, [["resnet50", "9.50"]])
     assert capsys.readouterr().out == ("Throughput\n  model   resnet50\n  median  9.50 img/s\n\n")
+
+
+def test_memory_of_four_ranks_fits_a_terminal_of_80_columns(capsys, monkeypatch):
+    monkeypatch.setattr(screen, "_PLAIN_WIDTH", 80)
+    sizes = dict.fromkeys(("peak_bytes", "params_bytes", "grads_bytes", "optimizer_bytes"), 10**10)
+    place = {"replica": 0, "stage": 1, "tile": [1, 0], "source": "device"}
+    memory = memory_table({"memory": [{"rank": rank, **place, **sizes} for rank in range(4)]})
+    screen.print_table(memory.title, memory.columns, memory.text_rows())
+    text = capsys.readouterr().out
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
+    assert text.count("9536.7") == 16
+
+
+def test_tables_of_a_run_that_did_not_end_say_so(capsys):
+    spread = {"median": 1.0, "p10": 1.0, "p90": 1.0}
+    names = dict.fromkeys(("model", "layout", "precision"), "x")
+    throughput = {"img_per_s": spread, "step_s": spread, "samples": 3}
+    record = {"state": "cancelled", "throughput": throughput, "memory": [], **names}
+    record |= {"image": [8, 8], "world": 1, "images_per_step": 1}
+    screen.print_record(record)
+    assert capsys.readouterr().out.startswith("cancelled: the tables hold what was measured until")
+    record["throughput"]["samples"] = 0
+    screen.print_record(record)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("image", [224, [75, 61]])

@@ -1,4 +1,4 @@
-"""Networks that hires did not write: every operation with a tiling rule, modules and functions alike."""
+"""Networks that hires did not write: every operation with a tiling rule, as module and function."""
 
 from __future__ import annotations
 

@@ -1,0 +1,55 @@
+"""Where do the images of a benchmark come from? They are made once and used again and again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from hires.core.config import RunConfig
+from hires.engine.build import image_dtype, open_data, samples_of
+from hires.engine.loader import Loader, Microbatch
+
+Example = tuple[Tensor, Tensor]
+"""Images (n, C, H, W), channels_last, and labels (n) of one microbatch."""
+
+
+class Replay:
+    """A feed that repeats its microbatches for ever."""
+
+    def __init__(self, microbatches: Iterable[Microbatch]) -> None:
+        self._microbatches = itertools.cycle([*microbatches])
+
+    def next_microbatch(self) -> Microbatch:
+        """Returns the next microbatch."""
+        return next(self._microbatches)
+
+
+def whole_microbatches(config: RunConfig, replica: int) -> list[Example]:
+    """Returns the microbatches of a replica's first step, whole images."""
+    source = open_data(config)
+    loader = Loader(
+        source,
+        order=lambda step: samples_of(config, source, step, replica),
+        num_microbatches=config.parallel.microbatches,
+        rows=(0, config.height),
+        cols=(0, config.width),
+        labels=True,
+        steps=1,
+        prefetch=0,
+        dtype=image_dtype(config),
+    )
+    examples = []
+    for images, labels in loader:
+        assert images is not None
+        assert labels is not None
+        examples.append((images, labels))
+    return examples
+
+
+def whole_batch(config: RunConfig, replica: int) -> Example:
+    """Returns the microbatches of a replica's first step as one."""
+    images, labels = zip(*whole_microbatches(config, replica), strict=True)
+    return torch.cat(images).contiguous(memory_format=torch.channels_last), torch.cat(labels)

@@ -1,0 +1,137 @@
+"""Is a layout worth its ranks? ``hires bench layouts`` measures them beside one process and torch.
+
+``python -m hires.bench.layouts`` plans all rows, starts two ranks that hold all of them at once,
+checks their answers, and lets them run in turns. Exit codes: 0 done, 1 a rank failed or a row is
+wrong, 2 bad options, 3 a layout cannot cut this network and image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hires.bench import table
+from hires.bench.contestants import GROUPS, TASKS, Contestant, Options, line_up, model_config
+from hires.bench.ranks import run_ranks
+from hires.bench.runners import TOLERANCE, Judge, build
+from hires.bench.timing import race
+from hires.comm import make_groups
+from hires.core import log as logs
+from hires.core.errors import ConfigError, HiresError
+
+NUM_RANKS = 2
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    parsed = _parser().parse_args(words)
+    logs.setup()
+    try:
+        options = _options(parsed)
+        line_ups = {task: line_up(options, task) for task in options.tasks}
+        job = (options.timeout_s, line_ups, options.rounds, options.warmup)
+        tables = run_ranks(measure, NUM_RANKS, *job)
+        command = shlex.join(["hires", "bench", "layouts", *words])
+        found = table.result(command, dataclasses.asdict(options), tables)
+        if parsed.out is not None:
+            table.write(parsed.out, found)
+    except HiresError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped by Ctrl-C\n")
+        return 130
+    sys.stdout.write(json.dumps(found, indent=1) + "\n" if parsed.json else table.text(found))
+    return 0 if found["ok"] else 1
+
+
+def measure(
+    rank: int, line_ups: dict[str, list[Contestant]], rounds: int, warmup: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Runs all rows on one rank, one task after the other; returns the tables, by task."""
+    world = make_groups([[*range(NUM_RANKS)]])[0]
+    tables = {}
+    for task, rows in line_ups.items():
+        log.info("%s: building and checking %d rows", task, len(rows))
+        judge = Judge(rank)
+        runners, errors = {}, {}
+        for row in rows:
+            runners[row.name] = build(row, rank)
+            errors[row.name] = judge.error(row, runners[row.name])
+        del judge
+        samples = race(runners, rounds, warmup, world)
+        tables[task] = table.table(rows, samples, errors, TOLERANCE)
+        del runners
+        gc.collect()
+    return tables
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    defaults = Options()
+    parser = argparse.ArgumentParser(prog="hires bench layouts", description=__doc__)
+    add = parser.add_argument
+    add("--model", default=defaults.model, help="resnet18 to resnet152 (default: %(default)s)")
+    add("--image", default="512", help="n or HxW in pixels (default: %(default)s)")
+    add("--batch", type=int, default=defaults.batch, help="images of one microbatch")
+    add("--microbatches", type=int, default=defaults.microbatches, help="of the pipelines")
+    add("--rounds", type=int, default=defaults.rounds, help="samples of every row")
+    add("--warmup", type=int, default=defaults.warmup, help="rounds before them")
+    add("--task", default=",".join(TASKS), help="default: %(default)s")
+    add("--only", default=",".join(GROUPS), help="layouts to measure (default: %(default)s)")
+    add("--timeout", type=float, default=defaults.timeout_s, help="seconds for everything")
+    add("--json", action="store_true", help="print one JSON object instead of tables")
+    add("--out", type=Path, help="folder for README.md and layouts.json, as results/NAME")
+    return parser
+
+
+def _options(parsed: argparse.Namespace) -> Options:
+    """Returns the checked options.
+
+    Raises:
+        ConfigError: one of them makes no sense.
+    """
+    for key in ("batch", "microbatches", "rounds"):
+        if getattr(parsed, key) < 1:
+            raise ConfigError(f"--{key} {getattr(parsed, key)} must be at least 1")
+    if parsed.warmup < 0 or parsed.timeout <= 0:
+        raise ConfigError("--warmup must not be negative, and --timeout must be above 0")
+    sides = parsed.image.split("x")
+    if not all(side.isdecimal() and int(side) for side in sides) or len(sides) > 2:
+        raise ConfigError(f"--image {parsed.image} must be n or HxW, as 512 or 480x640")
+    model_config(parsed.model)
+    return Options(
+        model=parsed.model,
+        image=[int(sides[0]), int(sides[-1])],
+        batch=parsed.batch,
+        microbatches=parsed.microbatches,
+        rounds=parsed.rounds,
+        warmup=parsed.warmup,
+        tasks=_choices("--task", parsed.task, TASKS),
+        only=_choices("--only", parsed.only, GROUPS),
+        timeout_s=parsed.timeout,
+    )
+
+
+def _choices(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the chosen names in their usual order."""
+    chosen = set(filter(None, text.split(",")))
+    if chosen - set(known):
+        wrong = ", ".join(sorted(chosen - set(known)))
+        raise ConfigError(f"{option} {wrong} is unknown; choose from {','.join(known)}")
+    return tuple(name for name in known if name in chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

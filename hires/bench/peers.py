@@ -1,0 +1,190 @@
+"""What do torch's own ways of doing the same look like, written as their documentation says?
+
+They get every advantage that hires gives itself: the 1x1 trick, channels_last, the same optimiser,
+and for pipelining the same operators cut at the same node, whose maps travel as NHWC, so that
+nothing is copied on the way.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
+
+from hires.bench.feed import Example, whole_batch, whole_microbatches
+from hires.core.config import RunConfig
+from hires.engine.build import build_rank, cast, make_optimizer
+from hires.nets.build import build_model, materialise
+from hires.parallel.stage import StageModule
+from hires.plan.graph import INPUT
+from hires.plan.plan import Plan
+
+
+class ModuleSteps:
+    """A plain module on this rank, microbatch after microbatch.
+
+    Args:
+        module: the network, perhaps wrapped in DistributedDataParallel.
+        config: the row's config.
+        microbatches: what one step computes.
+    """
+
+    def __init__(self, module: nn.Module, config: RunConfig, microbatches: list[Example]) -> None:
+        self.module = module
+        self.microbatches = microbatches
+        self.parameters = list(module.parameters())
+        self.optimizer = make_optimizer(config, self.parameters)
+
+    def step(self) -> Tensor:
+        """Runs one step; returns the mean loss (1), or the outputs (images, classes)."""
+        if self.optimizer is None:
+            with torch.inference_mode():
+                return torch.cat([self.module(images) for images, _ in self.microbatches])
+        self.optimizer.zero_grad(set_to_none=True)
+        losses = []
+        for images, labels in self.microbatches:
+            loss = F.cross_entropy(self.module(images), labels) / len(self.microbatches)
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        self.optimizer.step()
+        return torch.stack(losses).sum().view(1)
+
+
+class PipelineSteps:
+    """One stage under ``torch.distributed.pipelining``.
+
+    Args:
+        config: the row's config.
+        plan: says where the network is cut.
+        rank: this process, which holds the stage of that number.
+    """
+
+    def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
+        engine = build_rank(config, plan, rank, 1)
+        self.optimizer = engine.optimizer
+        self.parameters = list(engine.module.parameters.values())
+        self.images, self.labels = whole_batch(config, 0)
+        self.is_first, self.is_last = rank == 0, rank == len(plan.stages) - 1
+        training = plan.training
+        stage = PipelineStage(
+            StagePeer(engine.module, plan, rank),
+            rank,
+            len(plan.stages),
+            torch.device("cpu"),
+            # With examples torch need not run the stage on uninitialised numbers to learn shapes.
+            input_args=_examples(plan, rank - 1, training),
+            output_args=_examples(plan, rank, training),
+        )
+        count = config.parallel.microbatches
+        make = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
+
+        def loss(output: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(output, labels) / count
+
+        # The loss is divided instead of all gradients, as in hires: one pass over them less.
+        self.schedule = make(stage, count, loss if training else None, scale_grads=False)
+
+    def step(self) -> Tensor | None:
+        """Runs one step; returns what :meth:`ModuleSteps.step` does on the last stage's rank."""
+        args = [self.images] if self.is_first else []
+        if self.optimizer is None:
+            with torch.no_grad():
+                output: Tensor | None = self.schedule.eval(*args)
+            return output
+        self.optimizer.zero_grad(set_to_none=True)
+        losses: list[Tensor] = []
+        target = self.labels if self.is_last else None
+        self.schedule.step(*args, target=target, losses=losses, return_outputs=False)
+        self.optimizer.step()
+        return torch.stack([loss.detach() for loss in losses]).sum().view(1) if losses else None
+
+
+class StagePeer(nn.Module):
+    """A stage of hires as the module that torch's pipeline wants: its maps come and go as NHWC."""
+
+    def __init__(self, stage: StageModule, plan: Plan, index: int) -> None:
+        super().__init__()
+        self.held = nn.ParameterList(stage.parameters.values())
+        self.run = stage.forward
+        self.reads = crossing(plan, index - 1) if index else [INPUT]
+        self.ends = index == len(plan.stages) - 1
+
+    def forward(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """The values that enter the stage -> those that leave it."""
+        if self.reads != [INPUT]:
+            values = tuple(v.permute(0, 3, 1, 2) if v.dim() == 4 else v for v in values)
+        outputs = tuple(self.run(dict(zip(self.reads, values, strict=True))).values())
+        if self.ends:
+            return outputs[0]
+        return tuple(v.permute(0, 2, 3, 1) if v.dim() == 4 else v for v in outputs)
+
+
+def plain_module(config: RunConfig, trick: bool = True) -> nn.Module:
+    """Returns the network as a plain module with its first weights, channels_last.
+
+    Args:
+        config: the row's config.
+        trick: whether 1x1 convolutions get the dilation that makes ATen choose oneDNN.
+    """
+    model = build_model(config.model, config.seed)
+    materialise(model, [*model.state_dict()], config.seed)
+    cast(model, config)
+    model.train(config.task.name == "train")
+    for module in model.modules() if trick else ():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
+            module.dilation = (2, 2)
+            _restride(module.weight)
+    return model
+
+
+def module_steps(config: RunConfig, rank: int, trick: bool = True) -> ModuleSteps:
+    """Returns a plain module; rank r has the images of replica r, if there are replicas."""
+    replica = rank if config.parallel.replicas > 1 else 0
+    return ModuleSteps(plain_module(config, trick), config, whole_microbatches(config, replica))
+
+
+def ddp_steps(config: RunConfig, rank: int, views: bool = False) -> ModuleSteps:
+    """Returns a plain module in DistributedDataParallel; all ranks call it together."""
+    module = DistributedDataParallel(plain_module(config), gradient_as_bucket_view=views)
+    return ModuleSteps(module, config, whole_microbatches(config, rank))
+
+
+def reference_steps(config: RunConfig) -> ModuleSteps:
+    """Returns a plain module that computes the whole step, all replicas, in one process."""
+    replicas = range(config.parallel.replicas)
+    microbatches = [m for replica in replicas for m in whole_microbatches(config, replica)]
+    return ModuleSteps(plain_module(config), config, microbatches)
+
+
+def _restride(weight: Tensor) -> None:
+    """Gives a 1x1 weight the strides that its gradient will have, or DDP warns of a slow copy."""
+    channels = weight.shape[1]
+    weight.data = weight.data.as_strided(weight.shape, (channels, 1, channels, channels))
+
+
+def crossing(plan: Plan, stage: int) -> list[str]:
+    """Returns the values that a stage sends to the next, in the order of its outputs."""
+    return list(dict.fromkeys(edge.value for edge in plan.edges if edge.source == stage))
+
+
+def _examples(plan: Plan, stage: int, training: bool) -> tuple[Tensor, ...]:
+    """Returns tensors as they leave a stage; stage -1 is the data."""
+    if stage < 0:
+        return (_images_like(plan),)
+    if stage == len(plan.stages) - 1:
+        shape = plan.graph.shape(plan.graph.output)
+        return (torch.empty(shape, requires_grad=training),)
+    made = []
+    for value in crossing(plan, stage):
+        shape = plan.graph.shape(value)
+        wire = [shape[0], *shape[2:], shape[1]] if len(shape) == 4 else shape
+        made.append(torch.empty(wire, requires_grad=training))
+    return tuple(made)
+
+
+def _images_like(plan: Plan) -> Tensor:
+    """Returns a tensor like one microbatch of images."""
+    images = torch.empty(plan.graph.input_shape)
+    return images.contiguous(memory_format=torch.channels_last)

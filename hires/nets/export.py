@@ -1,0 +1,296 @@
+"""How does an exported program become a graph of plain facts?
+
+An exported program writes into tensors as the user's code did. A graph has no writes: an in-place
+operation becomes the ordinary one, which is the same as long as nothing else reads its memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from hires.core.errors import ConfigError
+from hires.nets.flops import flops_of
+from hires.plan.graph import INPUT, Graph, Node, Parameter
+
+SAME_VALUE = {"alias", "contiguous", "lift_fresh_copy", "_assert_tensor_metadata"}
+"""Operations that change no value: their readers read their input."""
+
+MAY_SHARE = {"contiguous", "dropout", "expand_as", "feature_dropout", "flatten", "getitem"} | {
+    *("reshape", "reshape_as", "to", "type_as", "unflatten", "view_as"),
+}
+"""Operations that may return their input's memory and whose schema does not say so."""
+
+ENDS_GRADIENT = {"detach", "empty_like", "full_like", "ones_like", "zeros_like"} | {
+    *("new_empty", "new_full", "new_ones", "new_zeros", "rand_like", "randn_like"),
+}
+"""Operations whose value has no gradient, whatever they read."""
+
+COUNTER = "num_batches_tracked"
+"""The one buffer that a network may write to; the engine counts once a step."""
+
+
+def graph_of(
+    exported: ExportedProgram, tensors: dict[str, Tensor], names: dict[str, str], shape: list[int]
+) -> Graph:
+    """Returns the graph of an exported program.
+
+    Args:
+        exported: the program of one forward pass.
+        tensors: parameters and buffers by their first name.
+        names: every name of a parameter or buffer -> its first name.
+        shape: of the images, (n, C, H, W).
+
+    Raises:
+        ConfigError: the network does something that a graph cannot say.
+    """
+    return _Writer(exported, tensors, names, shape).write()
+
+
+class _Writer:
+    """Turns the nodes of an exported program into ours, one by one."""
+
+    def __init__(
+        self,
+        exported: ExportedProgram,
+        tensors: dict[str, Tensor],
+        names: dict[str, str],
+        shape: list[int],
+    ) -> None:
+        self.exported = exported
+        self.nodes = list(exported.graph.nodes)
+        self.order = {node: index for index, node in enumerate(self.nodes)}
+        self.tensors = tensors
+        self.shape = shape
+        self.refs: dict[str, dict[str, str]] = _inputs(exported, names)
+        self.memory: dict[torch.fx.Node, set[torch.fx.Node]] = {}  # all that share a node's memory
+        self.taken = {INPUT}
+        self.written: list[Node] = []
+
+    def write(self) -> Graph:
+        """Returns the graph."""
+        for node in self.nodes:
+            if node.op == "call_function":
+                self._call(node)
+        output = self._output()
+        live = _live(self.written, output)
+        used = {name for node in live for name in node.params}
+        facts = {
+            name: Parameter(list(t.shape), _name_of(t.dtype), bool(t.requires_grad))
+            for name, t in self.tensors.items()
+            if name in used
+        }
+        graph = Graph(live, output, self.shape, facts)
+        if not any(INPUT in node.inputs for node in live):
+            raise ConfigError("the network's output does not depend on the image")
+        _mark_gradients(graph)
+        return graph
+
+    def _call(self, node: torch.fx.Node) -> None:
+        """Writes one operation, or skips it if it changes no value."""
+        name, overload = _operator(node)
+        source = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
+        first = self.refs.get(source.name) if source is not None else None
+        self._note_memory(node, source, name)
+        if source is not None and first is not None:
+            if name in SAME_VALUE:
+                self.refs[node.name] = first
+                return
+            if _writes(node):
+                if "param" in first:
+                    self.refs[node.name] = first
+                    return _refuse_buffer(first["param"])
+                self._refuse_shared_write(node, source, name)
+                name = name.removesuffix("_")
+        made = self._node(node, name, overload)
+        self.refs[node.name] = {"value": made.name}
+        self.written.append(made)
+
+    def _node(self, node: torch.fx.Node, name: str, overload: str) -> Node:
+        """Returns our node of an operation."""
+        value = node.meta.get("val")
+        single = isinstance(value, Tensor)
+        made = Node(
+            name=self._unique(node),
+            op=f"{name}.{overload}",
+            args={key: self._encode(arg) for key, arg in _arguments(node).items()},
+            shape=list(value.shape) if single else None,
+            dtype=_name_of(value.dtype) if single else None,
+            layer=_layer(node),
+        )
+        made.flops = flops_of(made, self.tensors, self.written, self.shape)
+        return made
+
+    def _note_memory(self, node: torch.fx.Node, source: torch.fx.Node | None, name: str) -> None:
+        """Notes which values lie in the same memory as a node's value."""
+        shares = source is not None and (name in MAY_SHARE or _aliases(node))
+        family = self.memory.setdefault(source, {source}) if shares and source else set()
+        family.add(node)
+        self.memory[node] = family
+
+    def _refuse_shared_write(self, node: torch.fx.Node, source: torch.fx.Node, name: str) -> None:
+        """Refuses a write if its memory is read later by another name than the write's result."""
+        readable = hasattr(torch.ops.aten, name.removesuffix("_"))
+        for other in self.memory[source] - {node}:
+            if "param" in self.refs.get(other.name, {}):
+                _refuse_buffer(self.refs[other.name]["param"])
+            if any(self.order[user] > self.order[node] for user in other.users):
+                readable = False
+        if not readable:
+            where = _layer(node) or "the top level"
+            raise ConfigError(
+                f"the network writes in place into memory that it also reads otherwise "
+                f"({node.target} at {where}); use the out-of-place operation there"
+            )
+
+    def _encode(self, arg: Any) -> Any:
+        """Returns an argument as JSON can hold it."""
+        if isinstance(arg, torch.fx.Node):
+            return self.refs[arg.name]
+        if isinstance(arg, (list, tuple)):
+            return [self._encode(item) for item in arg]
+        if isinstance(arg, torch.dtype):
+            return {"dtype": _name_of(arg)}
+        if isinstance(arg, torch.device):
+            return {"device": None}
+        if isinstance(arg, torch.memory_format):
+            return {"memory_format": str(arg).removeprefix("torch.")}
+        if isinstance(arg, torch.layout):
+            return None
+        if arg is None or isinstance(arg, (bool, int, float, str)):
+            return arg
+        raise ConfigError(f"the network passes {arg!r} to an operation; hires cannot record that")
+
+    def _output(self) -> str:
+        """Returns the name of the value that the network returns."""
+        [returned] = [node for node in self.nodes if node.op == "output"]
+        spec = self.exported.call_spec.out_spec
+        values = [arg for arg in returned.args[0] if isinstance(arg, torch.fx.Node)]
+        ref = self.refs[values[0].name] if len(values) == 1 else {}
+        if spec is not None and not spec.is_leaf():
+            what = f"a {spec.type.__name__}"
+        elif "value" not in ref:
+            what = "something else"
+        elif ref["value"] == INPUT:
+            what = "the image itself"
+        else:
+            return ref["value"]
+        raise ConfigError(
+            f"the network must return one tensor computed from the image; it returns {what}"
+        )
+
+    def _unique(self, node: torch.fx.Node) -> str:
+        """Returns a name for the value: its module's path, with the operation's where needed."""
+        path = _layer(node)
+        plain = node.name.removesuffix("_")
+        name = path if path and path not in self.taken else (f"{path}.{plain}" if path else plain)
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+
+def _inputs(exported: ExportedProgram, names: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Returns what the program's inputs are: parameters, buffers or the images."""
+    refs = {}
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            assert spec.target is not None
+            refs[spec.arg.name] = {"param": names.get(spec.target, spec.target)}
+        elif spec.kind is InputKind.USER_INPUT:
+            refs[spec.arg.name] = {"value": INPUT}
+        else:
+            raise ConfigError(
+                f"the network holds a constant tensor ({spec.target or spec.arg.name}) that is "
+                f"neither parameter nor buffer; register it with register_buffer"
+            )
+    return refs
+
+
+def _refuse_buffer(name: str) -> None:
+    """Refuses a write to a parameter or buffer, but for the counter of a norm."""
+    if name.rpartition(".")[2] != COUNTER:
+        raise ConfigError(
+            f"the network's forward pass writes to {name}; hires keeps only the running "
+            f"statistics of norms, so compute it without writing to parameters or buffers"
+        )
+
+
+def _operator(node: torch.fx.Node) -> tuple[str, str]:
+    """Returns an operation's name and overload."""
+    target = node.target
+    if target is operator.getitem:
+        return "getitem", "default"
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
+        return target._schema.name.split("::")[1], target._overloadname
+    raise ConfigError(
+        f"the network calls {target}, which is no ATen operation; write it with torch's own"
+    )
+
+
+def _aliases(node: torch.fx.Node) -> bool:
+    """Whether an operation returns its input's memory, as a view or after writing to it."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return any(returned.alias_info is not None for returned in node.target._schema.returns)
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """Whether an operation writes into its first argument; into another one is refused."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    arguments = node.target._schema.arguments
+    written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
+    if any(written[1:]):
+        raise ConfigError(f"the network calls {node.target}; use the variant without out=")
+    return any(written)
+
+
+def _arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """Returns all arguments by name, with the operator's defaults where none was given."""
+    if node.target is operator.getitem:
+        return dict(zip(("list", "index"), node.args, strict=True))
+    assert isinstance(node.target, torch._ops.OpOverload)
+    made: dict[str, Any] = {}
+    for index, argument in enumerate(node.target._schema.arguments):
+        if index < len(node.args):
+            made[argument.name] = node.args[index]
+        else:
+            made[argument.name] = node.kwargs.get(argument.name, argument.default_value)
+    return made
+
+
+def _layer(node: torch.fx.Node) -> str:
+    """Returns the path of the innermost module that made a node."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]).removeprefix("L['self'].") if stack else ""
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    """Returns ``float32`` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _live(nodes: list[Node], output: str) -> list[Node]:
+    """Returns the nodes that the output depends on, in order."""
+    wanted = {output}
+    kept = []
+    for node in reversed(nodes):
+        if node.name in wanted:
+            wanted.update(node.inputs)
+            kept.append(node)
+    return kept[::-1]
+
+
+def _mark_gradients(graph: Graph) -> None:
+    """Marks the values into which a gradient flows."""
+    for node in graph.nodes:
+        trainable = any(graph.params[name].trainable for name in node.params)
+        above = any(graph.needs_grad(name) for name in node.inputs)
+        floating = node.dtype is None or "float" in node.dtype
+        node.needs_grad = floating and (trainable or above) and node.kind not in ENDS_GRADIENT

@@ -1,0 +1,130 @@
+"""What is wrong with a layout, whatever its messages? Numbers, shared parameters, the loss."""
+
+from __future__ import annotations
+
+from hires.core.config import ParallelConfig, RunConfig
+from hires.plan.graph import Graph, Node, describe
+from hires.plan.partition import layer_starts
+from hires.plan.plan import Finding, Stage
+from hires.plan.rules import TILED
+
+
+def check_batch(config: RunConfig) -> list[Finding]:
+    """Returns an error if the batch does not divide into replicas and microbatches."""
+    parallel = config.parallel
+    pieces = parallel.replicas * parallel.microbatches
+    if config.batch % pieces == 0:
+        return []
+    below = config.batch // pieces * pieces
+    remedies = [f"batch={below} or batch={below + pieces}" if below else f"batch={pieces}"]
+    if config.batch % parallel.replicas == 0:
+        share = config.batch // parallel.replicas
+        fewer = max(m for m in range(1, parallel.microbatches) if share % m == 0)
+        remedies.append(f"parallel.microbatches={fewer}")
+    text = (
+        f"batch={config.batch} does not divide into {parallel.replicas} replicas of "
+        f"{parallel.microbatches} microbatches; use {', or '.join(remedies)}"
+    )
+    return [Finding("error", "batch", text)]
+
+
+def check_cuts(parallel: ParallelConfig, graph: Graph) -> list[Finding]:
+    """Returns errors if the network cannot be cut into the stages that are asked for."""
+    layers = len(layer_starts(graph))
+    findings = []
+    if parallel.stages > layers:
+        text = (
+            f"parallel.stages={parallel.stages} is more than the {layers} layers of the network; "
+            f"use parallel.stages={layers} or fewer"
+        )
+        findings.append(Finding("error", "parallel.stages", text))
+    if parallel.balance is not None and sum(parallel.balance) != layers:
+        text = (
+            f"parallel.balance={parallel.balance} sums to {sum(parallel.balance)}, but the network "
+            f"has {layers} layers; the numbers must sum to {layers}"
+        )
+        findings.append(Finding("error", "parallel.balance", text))
+    return findings
+
+
+def check_tiles(config: RunConfig) -> list[Finding]:
+    """Returns errors if the image has fewer rows or columns than tiles."""
+    findings = []
+    lengths = {"rows": config.height, "columns": config.width}
+    for (name, length), parts in zip(lengths.items(), config.parallel.tiles, strict=True):
+        if parts > length:
+            text = (
+                f"parallel.tiles={config.parallel.tiles} cuts {length} {name} of the image into "
+                f"{parts} tiles; use at most {length}, or a larger image"
+            )
+            findings.append(Finding("error", "parallel.tiles", text))
+    return findings
+
+
+def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
+    """Returns an error if no loss can be computed from the network's output."""
+    made, shape = graph.by_name[graph.output], graph.shape(graph.output)
+    if config.task.name != "train":
+        return []
+    problem = ""
+    if len(shape) not in (2, 4) or shape[0] != graph.input_shape[0]:
+        problem = f"the network returns {shape} for {graph.input_shape[0]} images"
+    elif "float" not in (made.dtype or "") or not made.needs_grad:
+        problem = f"no gradient flows from the network's output, {describe(made)}, to a parameter"
+    elif config.model.classes and shape[1] < config.model.classes:
+        problem = f"the network returns {shape[1]} classes, the data has {config.model.classes}"
+    if not problem:
+        return []
+    text = (
+        f"{problem}; training needs floating-point numbers of shape (n, classes), or "
+        f"(n, classes, rows, columns) with the image's class for every pixel"
+    )
+    return [Finding("error", "model", text)]
+
+
+def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Finding]:
+    """Returns an error for every parameter that training would change in two stages apart."""
+    users: dict[str, list[tuple[Stage, Node]]] = {}
+    for stage in stages if training else ():
+        for node in graph.nodes[stage.first : stage.last]:
+            for name in node.params:
+                if graph.params[name].trainable or _updates(node):
+                    users.setdefault(name, []).append((stage, node))
+    findings = []
+    for name, uses in users.items():
+        (first, one), (last, other) = uses[0], uses[-1]
+        if first is not last:
+            text = (
+                f"{name} is used by stages {first.index} ({describe(one)}) and {last.index} "
+                f"({describe(other)}); cut so that one stage holds both, or use fewer stages"
+            )
+            findings.append(Finding("error", "parallel.balance", text))
+    return findings
+
+
+def check_shared(graph: Graph, stages: list[Stage], training: bool) -> list[Finding]:
+    """Returns an error for every parameter that tiles use for their pixels and for whole values.
+
+    Its gradient would be a part on each tile from the one and complete on each from the other.
+    """
+    findings = []
+    for stage in stages:
+        uses: dict[str, dict[bool, Node]] = {}
+        for node in graph.nodes[stage.first : stage.last] if stage.num_tiles > 1 else ():
+            for name in node.params:
+                if training and graph.params[name].trainable:
+                    uses.setdefault(name, {})[stage.layout[node.name] == TILED] = node
+        for name, nodes in uses.items():
+            if len(nodes) > 1:
+                text = (
+                    f"{name} is used for tiles by {describe(nodes[True])} and for values of the "
+                    f"whole image by {describe(nodes[False])}; give them parameters of their own, "
+                    f"or use parallel.tiles=[1,1]"
+                )
+                findings.append(Finding("error", "parallel.tiles", text))
+    return findings
+
+
+def _updates(node: Node) -> bool:
+    """Whether a node changes buffers: the running statistics of a norm in training."""
+    return node.kind == "batch_norm" and bool(node.args["training"])

@@ -1,0 +1,72 @@
+"""Does every row have what it is compared with, and do both compute the same?"""
+
+from __future__ import annotations
+
+import pytest
+
+from hires.bench.contestants import GROUPS, TASKS, Options, line_up, model_config
+from hires.core.errors import ConfigError, PlanError
+from hires.core.naming import model_label
+
+SMALL = {"model": "resnet18", "image": [32, 32]}
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def rows(request):
+    return line_up(Options(**SMALL), request.param)
+
+
+def test_baselines_and_peers_are_rows_that_do_the_same(rows):
+    by_name = {row.name: row for row in rows}
+    assert len(by_name) == len(rows)
+    for row in rows:
+        assert by_name[row.baseline].num_ranks == by_name[row.baseline].threads == 1
+        for name in row.peers:
+            peer = by_name[name]
+            assert (peer.num_ranks, peer.threads) == (row.num_ranks, row.threads)
+            assert peer.config.batch == row.config.batch
+            assert peer.config.model == row.config.model
+
+
+def test_every_layout_of_hires_stands_beside_torch_where_torch_has_it(rows):
+    ours = {row.name for row in rows if row.kind == "hires" and row.peers}
+    assert {"single", "dp"} < ours
+    assert any(name.startswith("pp") for name in ours)
+
+
+def test_pipelines_are_cut_at_the_same_node(rows):
+    pairs = [(r, next(p for p in rows if p.name == r.peers[0])) for r in rows if "pp" in r.name]
+    assert pairs
+    for ours, torchs in pairs:
+        cut = [[stage.first, stage.last] for stage in ours.plan.stages]
+        assert cut == [[stage.first, stage.last] for stage in torchs.plan.stages]
+
+
+def test_all_microbatches_have_the_same_size(rows):
+    for row in rows:
+        layout = row.config.parallel
+        assert row.config.batch == layout.replicas * layout.microbatches
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_only_the_chosen_layouts_and_one_process_run(group):
+    names = {row.name for row in line_up(Options(**SMALL, only=(group,)), "train")}
+    assert {"single", "module", "two threads"} < names
+    assert any(name.startswith("tiles") for name in names) == (group == "sp")
+    assert any(name.startswith("ddp") for name in names) == (group == "dp")
+    assert any(name.startswith("pp") for name in names) == (group == "pp")
+
+
+@pytest.mark.parametrize("name", ["resnet101", "preact_resnet110"])
+def test_model_is_named_as_everywhere(name):
+    assert model_label(model_config(name)) == name
+
+
+def test_unknown_model_is_refused():
+    with pytest.raises(ConfigError, match="vgg16 is unknown"):
+        model_config("vgg16")
+
+
+def test_layout_that_cannot_be_cut_is_a_plan_error():
+    with pytest.raises(PlanError, match="use at most 1"):
+        line_up(Options(model="resnet18", image=[1, 1], only=("sp",)), "infer")

@@ -1,0 +1,76 @@
+"""Do the tables say what the samples say?"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hires.bench.contestants import Options, line_up
+from hires.bench.table import result, table, text, write
+
+
+@pytest.fixture(scope="module")
+def rows():
+    options = Options(model="resnet18", image=[32, 32], only=("dp",))
+    return line_up(options, "train")
+
+
+SAMPLES = {
+    "single": [4.0, 8.0, 4.0],
+    "module": [5.0, 10.0, 5.0],
+    "module, no trick": [6.0, 12.0, 6.0],
+    "two threads": [2.0, 4.0, 2.0],
+    "dp": [4.0, 8.0, 4.0],
+    "ddp": [8.0, 16.0, 8.0],
+    "ddp views": [6.0, 12.0, 6.0],
+}
+
+
+def found(rows, **errors):
+    values = dict.fromkeys(SAMPLES, 1e-6) | errors
+    made = table(rows, SAMPLES, values, tolerance=1e-3)
+    options = {"model": "resnet18", "image": [32, 32], "batch": 1}
+    return result("hires bench layouts", options, {"train": made})
+
+
+def row_of(answer, name):
+    return next(row for row in answer["tasks"]["train"] if row["name"] == name)
+
+
+def test_speedup_counts_images_not_steps(rows):
+    answer = found(rows)
+    assert row_of(answer, "two threads")["speedup"]["median"] == 2
+    assert row_of(answer, "dp")["images"] == 2
+    assert row_of(answer, "dp")["speedup"]["median"] == 2  # two images in the time of one
+
+
+def test_torch_is_represented_by_its_fastest_row(rows):
+    row = row_of(found(rows), "dp")
+    assert row["peer"] == "ddp views"
+    assert row["beside_torch"]["median"] == 1.5
+    assert row_of(found(rows), "ddp")["beside_torch"] is None
+
+
+def test_wrong_row_is_red(rows):
+    answer = found(rows, dp=0.2)
+    assert found(rows)["ok"]
+    assert not answer["ok"]
+    assert not row_of(answer, "dp")["ok"]
+    assert "WRONG 2e-01" in text(answer)
+
+
+def test_row_without_an_answer_is_red(rows):
+    assert not row_of(found(rows, dp=None), "dp")["ok"]
+
+
+def test_folder_holds_numbers_command_machine_and_commit(rows, tmp_path):
+    answer = found(rows)
+    write(tmp_path / "layouts-x", answer)
+    kept = json.loads((tmp_path / "layouts-x/layouts.json").read_text())
+    assert kept == answer
+    readme = (tmp_path / "layouts-x/README.md").read_text()
+    assert "    hires bench layouts\n" in readme
+    assert "| dp | 2 | 1 | 2 | 4000.0 |" in readme
+    assert f"{answer['hardware']['cores']} cores" in readme
+    assert f"torch {answer['torch']}" in readme

@@ -1,0 +1,80 @@
+"""What ranks do in tests: functions that ``run_ranks`` can name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires import comm
+from hires.core.config import from_dict
+from hires.core.world import World
+from hires.engine.build import build_rank
+from hires.engine.verify import verify_rank
+from hires.parallel.context import Context
+from hires.parallel.halo import gather_window
+from hires.parallel.window import Window
+from hires.plan.plan import Plan
+from hires.plan.program import groups
+from hires.plan.tiling import own_rect
+
+
+def verify(world: World, config: dict[str, Any], plan: dict[str, Any], folder: str) -> Any:
+    """Returns verify.json of one layout, on rank 0."""
+    comm.start(world, 60)
+    settings = from_dict(config)
+    engine = build_rank(settings, Plan.from_dict(plan), world.rank, 1)
+    verify_rank(engine, settings, Path(folder))
+    comm.barrier()
+    comm.shutdown()
+    return json.loads((Path(folder) / "verify.json").read_text()) if world.rank == 0 else None
+
+
+def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[float, float]:
+    """Returns (<H x, y>, <x, H* y>) of a node's halo exchange, as far as this rank sees them."""
+    comm.start(world, 60)
+    made = Plan.from_dict(plan)
+    context = Context(made, world.rank, comm.make_groups(groups(made)))
+    op = next(op for op in context.stage.comm if op.node == node and op.kind == "halo")
+    window = Window(made.graph.by_name[node], context, op)
+    generator = torch.Generator().manual_seed(seed + world.rank)
+    n, channels, *size = made.graph.shape(op.value)
+    r0, r1, c0, c1 = own_rect(size, context.stage.tiles, context.tile)
+    x = torch.randn(n, channels, r1 - r0, c1 - c0, generator=generator, dtype=torch.float64)
+    x.requires_grad_()
+    gathered: Tensor = gather_window(x, window.exchange)
+    y = torch.randn(gathered.shape, generator=generator, dtype=torch.float64)
+    gathered.backward(y)
+    assert x.grad is not None
+    comm.barrier()
+    comm.shutdown()
+    return float((gathered.detach() * y).sum()), float((x.detach() * x.grad).sum())
+
+
+def gather_of_rank(world: World, num_elements: int) -> list[float]:
+    """Returns the gathered first elements of tensors that hold the rank's number."""
+    comm.start(world, 60)
+    [group] = comm.make_groups([list(range(world.size))]).values()
+    gathered = comm.all_gather(torch.full((num_elements,), float(world.rank)), group)
+    total = torch.full((3,), float(world.rank))
+    comm.all_reduce(total, group)
+    comm.shutdown()
+    return [*gathered[:, -1].tolist(), total[0].item()]
+
+
+def silent_peer(world: World) -> str:
+    """Rank 1 never answers; returns what rank 0 is told."""
+    comm.start(world, 3)
+    if world.rank == 1:
+        import time
+
+        time.sleep(6)
+        return ""
+    try:
+        comm.irecv(torch.empty(3), 1, tag=5).wait()
+    except comm.runtime.CommError as error:
+        return str(error)
+    return "no error"

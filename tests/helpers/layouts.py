@@ -1,0 +1,45 @@
+"""Plans for tests, from the keys that a user would give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hires.core.config import RunConfig, from_dict, to_dict
+from hires.nets.trace import trace_config
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from tests.helpers.jobs import verify
+from tests.helpers.ranks import run_ranks
+
+
+def config_of(**keys: Any) -> RunConfig:
+    """Returns a small fp64 config; ``parallel={"tiles": [2, 1]}`` and so on override it."""
+    values: dict[str, Any] = {
+        "image": [19, 22],
+        "batch": 2,
+        "steps": 3,
+        "model": {"name": "preact_resnet", "n": 1, "classes": 4},
+        "data": {"classes": 4, "length": 16},
+        "precision": {"name": "fp64"},
+    }
+    for key, value in keys.items():
+        same = isinstance(value, dict) and value.get("name") in (
+            None,
+            values.get(key, {}).get("name"),
+        )
+        values[key] = {**values.get(key, {}), **value} if same else value
+    return from_dict(values)
+
+
+def plan_of(config: RunConfig) -> Plan:
+    """Returns the plan of a config."""
+    return make_plan(config, trace_config(config))
+
+
+def verified(folder: Path, **keys: Any) -> dict[str, Any]:
+    """Returns verify.json of a layout that really ran."""
+    config = config_of(**keys)
+    plan = plan_of(config)
+    assert plan.ok, plan.findings
+    return run_ranks(verify, plan.world, to_dict(config), plan.to_dict(), str(folder))[0]

@@ -1,0 +1,88 @@
+"""Every layout computes what one process computes: real ranks, float64, the user's plain module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.layouts import verified
+
+pytestmark = pytest.mark.dist
+
+ZOO = {"name": "custom", "target": "tests.helpers.custom_nets:zoo"}
+ZOO_DATA = {"classes": 5, "length": 16}
+
+
+def check(folder: Path, **keys: Any) -> None:
+    answer = verified(folder, **keys)
+    assert answer["ok"], answer
+    assert answer["max_rel_err"] < 1e-10
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "single": {},
+    "single with microbatches": {"microbatches": 2},
+    "dp": {"replicas": 2},
+    "dp with microbatches": {"replicas": 2, "microbatches": 2},
+    "lp": {"stages": 2},
+    "pp gpipe": {"stages": 3, "microbatches": 4},
+    "pp 1f1b": {"stages": 3, "microbatches": 4, "schedule": "1f1b"},
+    "pp balance": {"stages": 2, "microbatches": 2, "balance": [3, 11]},
+    "sp rows": {"tiles": [3, 1]},
+    "sp cols": {"tiles": [1, 3]},
+    "sp grid": {"tiles": [2, 2], "microbatches": 2},
+    "sp dp": {"tiles": [1, 2], "replicas": 2},
+    "sp+lp": {"tiles": [2, 1], "stages": 2, "spatial_stages": 1},
+    "sp+pp": {"tiles": [2, 1], "stages": 3, "spatial_stages": 1, "microbatches": 4},
+    "two spatial stages": {"tiles": [1, 2], "stages": 3, "spatial_stages": 2, "microbatches": 2},
+    "all stages spatial": {
+        "tiles": [2, 1],
+        "stages": 2,
+        "spatial_stages": 2,
+        "microbatches": 4,
+        "schedule": "1f1b",
+    },
+    "sp+pp dp": {
+        "tiles": [2, 1],
+        "stages": 2,
+        "spatial_stages": 1,
+        "replicas": 2,
+        "microbatches": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout_equals_one_process(name: str, tmp_path: Path):
+    check(tmp_path, batch=4, parallel={"name": name, **LAYOUTS[name]})
+
+
+@pytest.mark.parametrize("tiles", [[3, 1], [1, 3], [2, 2]])
+def test_stride_32_network_on_uneven_tiles_that_run_empty(tiles: list[int], tmp_path: Path):
+    # 75x61 becomes 3x2 at the end: with three columns one tile holds nothing there.
+    model = {"name": "resnet", "depth": 18, "classes": 4}
+    check(tmp_path, image=[75, 61], model=model, parallel={"name": "sp", "tiles": tiles})
+
+
+@pytest.mark.parametrize("tiles", [[2, 1], [1, 3], [2, 2]])
+@pytest.mark.parametrize("dense", [False, True])
+def test_network_with_every_rule(tiles: list[int], dense: bool, tmp_path: Path):
+    model = {**ZOO, "args": {"dense": dense}}
+    check(tmp_path, image=[37, 41], model=model, data=ZOO_DATA, parallel={"tiles": tiles})
+
+
+def test_network_with_every_rule_in_two_spatial_stages_and_a_join(tmp_path: Path):
+    parallel = {"tiles": [2, 1], "stages": 3, "spatial_stages": 2, "microbatches": 2}
+    check(tmp_path, image=[37, 41], model=ZOO, data=ZOO_DATA, parallel=parallel)
+
+
+def test_inference_equals_one_process(tmp_path: Path):
+    parallel = {"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "microbatches": 2}
+    check(tmp_path, image=[37, 41], task={"name": "infer"}, parallel=parallel)
+
+
+def test_halo_taller_than_the_tile_is_borrowed_from_beyond_the_neighbour(tmp_path: Path):
+    # Tiles of 2 to 3 rows at the dilated convolution, which reaches 4 rows up and down.
+    check(tmp_path, image=[19, 22], model=ZOO, data=ZOO_DATA, parallel={"tiles": [4, 1]})

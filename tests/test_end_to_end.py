@@ -1,0 +1,172 @@
+"""The whole path as a user walks it: image files in, run folder and tables out, real ranks between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hires.data.textures import make_folder
+
+pytestmark = pytest.mark.dist
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TINY = ["model=preact_resnet", "model.n=1", "image=[37,33]", "batch=4", "steps=4"]
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "hires", *words],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def hires(folder: Path, *words: str, code: int = 0) -> tuple[str, str]:
+    process = start(folder, *words)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == code, (process.returncode, out, err)
+    return out, err
+
+
+def run(folder: Path, *words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the record and the metrics lines of a run."""
+    hires(folder, "run", *TINY, *words, "--json")
+    [record_file] = folder.glob("results/*/*/record.json")
+    lines = (record_file.parent / "a0" / "metrics.jsonl").read_text().splitlines()
+    return json.loads(record_file.read_text()), [json.loads(line) for line in lines]
+
+
+def losses(lines: list[dict[str, Any]]) -> list[float]:
+    """Returns the loss of every step, averaged over the replicas."""
+    steps = [line for line in lines if line["kind"] == "step" and line["loss"] is not None]
+    numbers = sorted({line["step"] for line in steps})
+    grouped = [[line["loss"] for line in steps if line["step"] == n] for n in numbers]
+    return [sum(group) / len(group) for group in grouped]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images") / "textures"
+    make_folder(folder, 4, 16, [48, 40], 0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory, images: Path) -> list[float]:
+    """Losses of one process over four microbatches in float64."""
+    folder = tmp_path_factory.mktemp("single")
+    words = ["data=folder", f"data.path={images}", "precision=fp64", "parallel.microbatches=4"]
+    return losses(run(folder, *words)[1])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ["parallel=sp+pp", "parallel.microbatches=4", "parallel.schedule=1f1b"],
+        ["parallel=sp", "parallel.tiles=[1,2]", "parallel.replicas=2", "parallel.microbatches=2"],
+    ],
+)
+def test_training_from_image_files_gives_the_same_losses_in_every_layout(
+    layout: list[str], images: Path, one_process: list[float], tmp_path: Path
+):
+    words = ["data=folder", f"data.path={images}", "precision=fp64"]
+    record, lines = run(tmp_path, *words, *layout)
+    assert losses(lines) == pytest.approx(one_process, rel=1e-9)
+    assert record["state"] == "done"
+    assert record["throughput"]["samples"] == 2  # four steps less two of warm-up
+    assert {row["rank"] for row in record["memory"]} == set(range(record["world"]))
+    assert all(row["peak_bytes"] > 0 for row in record["memory"])
+
+
+def test_bf16_training_stays_close_to_one_process(
+    images: Path, one_process: list[float], tmp_path: Path
+):
+    # 8 bits of mantissa: each of about 10 layers rounds with 2^-9, so the first loss, before any
+    # step has been taken, agrees within 10 * 2^-9 = 2 % of its size, whatever the layout.
+    words = ["data=folder", f"data.path={images}", "precision=bf16"]
+    _, lines = run(tmp_path, *words, "parallel=sp+pp", "parallel.microbatches=4")
+    assert losses(lines)[0] == pytest.approx(one_process[0], rel=2e-2)
+    assert losses(lines)[0] != pytest.approx(one_process[0], rel=1e-6)  # it is no fp32 in disguise
+
+
+def test_bf16_inference_holds_two_bytes_a_parameter(tmp_path: Path):
+    record, lines = run(tmp_path, "task=infer", "precision=bf16", "parallel=sp+lp")
+    [plan] = tmp_path.glob("results/*/*/plan.json")
+    stages = json.loads(plan.read_text())["stages"]
+    for row in record["memory"]:
+        assert row["params_bytes"] == 2 * stages[row["stage"]]["params"]
+        assert row["grads_bytes"] == 0
+    assert all(line["loss"] is None for line in lines if line["kind"] == "step")
+
+
+def test_killed_rank_is_named_and_nothing_looks_complete(tmp_path: Path):
+    process = start(tmp_path, "run", *TINY, "steps=100000", "parallel=sp")
+    try:
+        metrics = _wait_for(tmp_path, "results/*/*/a0/metrics.jsonl", '"step": 3')
+        pid = _rank_pid(metrics.parent / "events.jsonl", 1)
+        os.kill(pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        _, err = process.communicate(timeout=30)
+        assert time.monotonic() - killed_at < 15  # 5 s to stop all ranks, the rest for the answer
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert "rank 1" in err
+    assert "SIGKILL" in err
+    record = json.loads((metrics.parents[1] / "record.json").read_text())
+    assert record["state"] == "failed"
+    assert not list(tmp_path.glob("results/*/*/throughput.csv"))
+
+
+def _wait_for(folder: Path, pattern: str, text: str) -> Path:
+    """Returns the file of that pattern once it holds a text."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for path in folder.glob(pattern):
+            if text in path.read_text():
+                return path
+        time.sleep(0.05)
+    raise AssertionError(f"no {text} in {pattern}")
+
+
+def _rank_pid(events: Path, rank: int) -> int:
+    """Returns the process of a rank."""
+    for line in events.read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "rank_started" and event["rank"] == rank:
+            return int(event["pid"])
+    raise AssertionError(f"rank {rank} never started")
+
+
+def test_broken_image_is_named_without_a_traceback(tmp_path: Path):
+    make_folder(tmp_path / "images", 2, 4, [40, 40], 0)
+    broken = sorted((tmp_path / "images").glob("*/*.tif*"))[0]
+    broken.write_bytes(broken.read_bytes()[:100])
+    words = ["run", *TINY, "data=folder", "data.path=images", "parallel=sp"]
+    _, err = hires(tmp_path, *words, code=1)
+    assert broken.name in err
+    assert "Traceback" not in err
+
+
+def test_launch_script_repeats_the_run_by_hand(tmp_path: Path):
+    run(tmp_path, "parallel=lp")
+    [script] = tmp_path.glob("results/*/*/launch.sh")
+    done = subprocess.run(
+        ["sh", str(script)], capture_output=True, text=True, timeout=120, check=False, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
+    exit_file = script.parent / "a1" / "exit.json"
+    assert json.loads(exit_file.read_text())["state"] == "done"
+    assert "Throughput" in done.stdout
