@@ -34,8 +34,9 @@ class ModuleSteps:
     def __init__(self, module: nn.Module, config: RunConfig, microbatches: list[Example]) -> None:
         self.module = module
         self.microbatches = microbatches
-        self.parameters = list(module.parameters())
-        self.optimizer = make_optimizer(config, self.parameters)
+        named = module.named_parameters()
+        self.parameters = {name.removeprefix("module."): p for name, p in named}
+        self.optimizer = make_optimizer(config, list(self.parameters.values()))
 
     def step(self) -> Tensor:
         """Runs one step; returns the mean loss (1), or the outputs (images, classes)."""
@@ -64,7 +65,7 @@ class PipelineSteps:
     def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
         engine = build_rank(config, plan, rank, 1)
         self.optimizer = engine.optimizer
-        self.parameters = list(engine.module.parameters.values())
+        self.parameters = engine.module.parameters
         self.images, self.labels = whole_batch(config, 0)
         self.is_first, self.is_last = rank == 0, rank == len(plan.stages) - 1
         training = plan.training

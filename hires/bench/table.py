@@ -24,7 +24,7 @@ NOTES = """\
 `speed-up` is images per second over those of the baseline (`single`; for pipelines `single,
 microbatches`), `beside torch` the time of the fastest row of torch's own that does the same over
 that of the row: above 1 is faster. Both are medians of ratios taken within each round. `error` is
-the largest relative error of the row's first answers (outputs; loss before and after an update)
+the largest relative error of the row's first step (outputs, or loss and the norm of every gradient)
 against a plain `nn.Module` in one process. A step in training is forward, backward, gradient sync
 and SGD. All rows run round-robin in one process pair, one sample each a round, in a new order each
 round; a sample is that of the slowest rank."""

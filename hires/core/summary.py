@@ -137,15 +137,32 @@ def _throughput(config: RunConfig, samples: list[Line], discarded: list[Line]) -
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Returns median, p10 and p90 of the values."""
+def _spread(values: Sequence[float]) -> dict[str, Any] | None:
+    """Returns median, p10 and p90 of the values, and where the median lies with 95 % confidence."""
     if not values:
         return None
     return {
         "median": quantile(values, 0.5),
         "p10": quantile(values, 0.1),
         "p90": quantile(values, 0.9),
+        "ci95": confidence(values),
     }
+
+
+def confidence(values: Sequence[float]) -> list[float] | None:
+    """Returns the 95 % confidence interval of the median, or None for fewer than six values.
+
+    The k-th smallest and k-th largest value enclose the median unless fewer than k of the values
+    lie on one side of it, which a fair coin tells without any assumption on the distribution.
+    """
+    ordered, n = sorted(values), len(values)
+    outside, place = 2 * 0.5**n, 0
+    if outside > 0.05:
+        return None
+    while outside + 2 * math.comb(n, place + 1) * 0.5**n <= 0.05:
+        place += 1
+        outside += 2 * math.comb(n, place) * 0.5**n
+    return [ordered[place], ordered[n - 1 - place]]
 
 
 def _loss(steps: dict[int, dict[int, Line]]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def release(model: nn.Module, names: Collection[str]) -> None:
 
 
 def _initialise(module: nn.Module, prefix: str, seed: int) -> None:
-    """Fills a layer: He normal for convolutions, PyTorch's uniform for linear, norms as identity."""
+    """Fills a layer: He normal for convolutions, torch's uniform for linear, 1 and 0 for norms."""
     digest = hashlib.sha256(f"{seed}/{prefix}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):

@@ -49,8 +49,8 @@ def _module(name: str, target: str) -> ModuleType:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # importing runs whatever stands in the user's file
         raise ConfigError(
-            f"model.target={target!r} cannot be imported: {_said(error)}; use package.module:function "
-            f"of a module that lies on the Python path or below {Path.cwd()}"
+            f"model.target={target!r} cannot be imported: {_said(error)}; use "
+            f"package.module:function of a module on the Python path or below {Path.cwd()}"
         ) from error
 
 

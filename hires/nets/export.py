@@ -10,7 +10,7 @@ import operator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -98,14 +98,12 @@ class _Writer:
         first = self.refs.get(source.name) if source is not None else None
         self._note_memory(node, source, name)
         if source is not None and first is not None:
-            if name in SAME_VALUE:
+            counts = _writes(node) and first.get("param", "").endswith(COUNTER)
+            if name in SAME_VALUE or counts:
                 self.refs[node.name] = first
                 return
             if _writes(node):
-                if "param" in first:
-                    self.refs[node.name] = first
-                    return _refuse_buffer(first["param"])
-                self._refuse_shared_write(node, source, name)
+                self._refuse_write(node, source, name)
                 name = name.removesuffix("_")
         made = self._node(node, name, overload)
         self.refs[node.name] = {"value": made.name}
@@ -114,13 +112,15 @@ class _Writer:
     def _node(self, node: torch.fx.Node, name: str, overload: str) -> Node:
         """Returns our node of an operation."""
         value = node.meta.get("val")
-        single = isinstance(value, Tensor)
+        shape, dtype = None, None
+        if isinstance(value, Tensor):
+            shape, dtype = list(value.shape), _name_of(value.dtype)
         made = Node(
             name=self._unique(node),
             op=f"{name}.{overload}",
             args={key: self._encode(arg) for key, arg in _arguments(node).items()},
-            shape=list(value.shape) if single else None,
-            dtype=_name_of(value.dtype) if single else None,
+            shape=shape,
+            dtype=dtype,
             layer=_layer(node),
         )
         made.flops = flops_of(made, self.tensors, self.written, self.shape)
@@ -133,15 +133,18 @@ class _Writer:
         family.add(node)
         self.memory[node] = family
 
-    def _refuse_shared_write(self, node: torch.fx.Node, source: torch.fx.Node, name: str) -> None:
-        """Refuses a write if its memory is read later by another name than the write's result."""
-        readable = hasattr(torch.ops.aten, name.removesuffix("_"))
+    def _refuse_write(self, node: torch.fx.Node, source: torch.fx.Node, name: str) -> None:
+        """Refuses a write whose memory is a parameter's, or is read later by another name."""
+        plain = hasattr(torch.ops.aten, name.removesuffix("_"))
         for other in self.memory[source] - {node}:
-            if "param" in self.refs.get(other.name, {}):
-                _refuse_buffer(self.refs[other.name]["param"])
+            if param := self.refs[other.name].get("param"):
+                raise ConfigError(
+                    f"the network's forward pass writes to {param}; hires keeps only the running "
+                    f"statistics of norms: compute it without writing to parameters or buffers"
+                )
             if any(self.order[user] > self.order[node] for user in other.users):
-                readable = False
-        if not readable:
+                plain = False
+        if not plain:
             where = _layer(node) or "the top level"
             raise ConfigError(
                 f"the network writes in place into memory that it also reads otherwise "
@@ -210,15 +213,6 @@ def _inputs(exported: ExportedProgram, names: dict[str, str]) -> dict[str, dict[
                 f"neither parameter nor buffer; register it with register_buffer"
             )
     return refs
-
-
-def _refuse_buffer(name: str) -> None:
-    """Refuses a write to a parameter or buffer, but for the counter of a norm."""
-    if name.rpartition(".")[2] != COUNTER:
-        raise ConfigError(
-            f"the network's forward pass writes to {name}; hires keeps only the running "
-            f"statistics of norms, so compute it without writing to parameters or buffers"
-        )
 
 
 def _operator(node: torch.fx.Node) -> tuple[str, str]:

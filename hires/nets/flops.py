@@ -1,4 +1,4 @@
-"""What does an operation cost? An estimate in floating-point operations, for cutting into stages."""
+"""What does an operation cost, in floating-point operations? An estimate, for cutting stages."""
 
 from __future__ import annotations
 

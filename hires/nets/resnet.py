@@ -97,8 +97,8 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, channels, H, W) -> logits (n, classes)."""
         x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
-        for group in (self.layer1, self.layer2, self.layer3, self.layer4):
-            x = group(x)
+        for number in (1, 2, 3, 4):
+            x = self.get_submodule(f"layer{number}")(x)
         return self.fc(self.avgpool(x).flatten(1))  # type: ignore[no-any-return]
 
 
@@ -157,8 +157,8 @@ class PreactResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, channels, H, W) -> logits (n, classes)."""
         x = self.conv1(x)
-        for group in (self.group1, self.group2, self.group3):
-            x = group(x)
+        for number in (1, 2, 3):
+            x = self.get_submodule(f"group{number}")(x)
         x = F.relu(self.bn(x))
         return self.fc(self.avgpool(x).flatten(1))  # type: ignore[no-any-return]
 

@@ -127,9 +127,9 @@ def _guessed(node: Node, layout: dict[str, str]) -> Rule:
 
 def _no_rule(graph: Graph, stages: list[Stage], stage: Stage, nodes: list[Node]) -> Finding:
     """Explains that nodes of one kind cannot be tiled, and how to compute them after a join."""
-    who = f"{describe(nodes[0])} in stage {stage.index} has"
-    if len(nodes) > 1:
-        who = f"{describe(nodes[0])} and {len(nodes) - 1} more of its kind in stage {stage.index} have"
+    alike = f" and {len(nodes) - 1} more of its kind" if len(nodes) > 1 else ""
+    has = "have" if alike else "has"
+    who = f"{describe(nodes[0])}{alike} in stage {stage.index} {has}"
     if stage.index > 0:
         return Finding(
             "error",

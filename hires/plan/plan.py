@@ -145,7 +145,7 @@ class Plan:
         return self.graph.nodes[self.stages[stage].first : self.stages[stage].last]
 
     def timeline(self) -> list[str]:
-        """Returns one line a stage: its actions over time, all of equal length, ``.`` for idle."""
+        """Returns one line a stage: its actions over time, ``.`` for idle."""
         from hires.plan.schedule import timeline
 
         return timeline(self.schedule)
@@ -158,7 +158,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for ``plan.json``."""
-        values = {"schema": SCHEMA, "world": self.world, "placement": self._placement()}
+        values: dict[str, Any] = {"schema": SCHEMA, "world": self.world}
+        values["placement"] = self._placement()
         values["batch_per_microbatch"] = self.graph.input_shape[0]
         values.update({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
         for key in ("stages", "edges", "findings"):

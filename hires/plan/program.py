@@ -69,7 +69,8 @@ def halo_messages(
     replica, stage, tile = plan.slot_of(rank)
     n, channels, *_ = plan.graph.shape(op.value)
     tag = _halo_tag(plan, stage, op, back)
-    sends, receives = [], []
+    sends: list[Message] = []
+    receives: list[Message] = []
     for source, target, r0, r1, c0, c1 in op.messages:
         if tile not in (source, target):
             continue

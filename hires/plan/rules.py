@@ -30,12 +30,10 @@ POINTWISE = {
 }
 """Operations on every number alone; operands align because tiles of equal maps are equal."""
 
-CHANNELWISE = {
-    **{"cat": "dim", "chunk": "dim", "split": "dim", "split_with_sizes": "dim", "slice": "dim"},
-    **{"softmax": "dim", "log_softmax": "dim", "glu": "dim"},
-    **{"mean": "dim", "sum": "dim", "amax": "dim", "amin": "dim"},
+CHANNELWISE = {"cat", "chunk", "split", "split_with_sizes", "slice"} | {
+    *("softmax", "log_softmax", "glu", "mean", "sum", "amax", "amin"),
 }
-"""Operations along one dim, and the argument that names it: local if the dim is the channels."""
+"""Operations along the argument ``dim``: local if it is the channels."""
 
 DROPOUTS = {"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"}
 """Random in training, nothing at all otherwise."""
@@ -127,7 +125,7 @@ def _reads_only(node: Node, value: str) -> bool:
 
 def _along_channels(node: Node) -> bool:
     """Whether an operation along dims works along the channels only."""
-    dims = node.args.get(CHANNELWISE[node.kind])
+    dims = node.args.get("dim")
     listed = dims if isinstance(dims, list) else [dims]
     if not listed or set(listed) - {1, -3}:
         return False

@@ -178,7 +178,7 @@ def _rectangles(
     cols: list[list[tuple[int, int, int]]],
     source_cols: int,
 ) -> list[list[int]]:
-    """Returns all pieces of all targets' rectangles, from what their rows and columns consist of."""
+    """Returns the pieces of all targets' rectangles, from those of their rows and columns."""
     messages = []
     for target, (from_rows, from_cols) in enumerate(itertools.product(rows, cols)):
         for (row, r0, r1), (col, c0, c1) in itertools.product(from_rows, from_cols):

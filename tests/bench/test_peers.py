@@ -22,7 +22,9 @@ def test_trick_changes_no_number(rows):
     with_trick, without = plain_module(config), plain_module(config, trick=False)
     dilated = [m for m in with_trick.modules() if getattr(m, "dilation", 1) == (2, 2)]
     assert len(dilated) == 3  # the projections of layers 2 to 4
-    torch.testing.assert_close(with_trick.double()(images.double()), without.double()(images.double()))
+    torch.testing.assert_close(
+        with_trick.double()(images.double()), without.double()(images.double())
+    )
 
 
 def test_weights_of_1x1_convolutions_have_the_strides_of_their_gradients(rows):

@@ -6,22 +6,42 @@ import pytest
 import torch
 
 from hires.bench.contestants import Options, line_up
-from hires.bench.runners import HiresSteps, RankRunner, _error, build
+from hires.bench.runners import Answer, HiresSteps, RankRunner, build, compare
+
+INF = float("inf")
 
 
 @pytest.mark.parametrize(
     ("found", "expected", "error"),
     [
-        ([2.0, 4.0], [3.0], 0.0),  # losses of two replicas: their mean counts
-        ([3.3], [3.0], 0.1),
-        ([float("nan")], [3.0], float("inf")),
-        ([[1.0, 2.0]], [[1.0, 2.0]], 0.0),
-        ([[1.0, 2.0], [1.0, 1.0]], [[1.0, 2.0]], 0.5),  # two tiles: the second one is wrong
-        ([[1.0, 2.0]], [[1.0, 2.0], [1.0, 2.0]], float("inf")),  # an image is missing
+        ([[2.0], [4.0]], [3.0], 0.0),  # losses of two replicas: their mean counts
+        ([[3.3]], [3.0], 0.1),
+        ([[float("nan")]], [3.0], INF),
+        ([None, [3.0]], [3.0], 0.0),  # only the last stage knows the loss
+        ([None, None], [3.0], INF),
+        ([[[1.0, 2.0]]], [[1.0, 2.0]], 0.0),
+        ([[[1.0, 2.0]], [[1.0, 1.0]]], [[1.0, 2.0]], 0.5),  # two tiles: the second one is wrong
+        ([[[1.0, 2.0]]], [[1.0, 2.0], [1.0, 2.0]], INF),  # an image is missing
     ],
 )
-def test_error_is_relative_to_the_largest_value(found, expected, error):
-    got = _error(torch.tensor(found), torch.tensor(expected))
+def test_error_of_a_value_is_relative_to_the_largest(found, expected, error):
+    answers = [Answer(None if v is None else torch.tensor(v), {}) for v in found]
+    got = compare(answers, Answer(torch.tensor(expected), {}))
+    assert got == pytest.approx(error, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [
+        ([{"a": 2.0}, {"b": 1.0}], 0.0),  # two stages
+        ([{"a": 2.0, "b": 1.0}, {"a": 2.0, "b": 0.5}], 0.5),  # a tile has half of a sum
+        ([{"a": 2.0}], INF),  # nobody has a gradient of b
+        ([{"a": 2.0, "b": float("nan")}], INF),
+    ],
+)
+def test_error_of_gradients_is_that_of_the_worst_parameter(found, error):
+    value = torch.ones(1)
+    got = compare([Answer(value, g) for g in found], Answer(value, {"a": 2.0, "b": 1.0}))
     assert got == pytest.approx(error, abs=1e-6)
 
 
@@ -30,30 +50,28 @@ def test_rank_that_is_not_in_builds_nothing():
     assert build(row, 1) is None
 
 
-class Quadratic:
-    """Stands in for a network: its parameter moves with every step unless it stands still."""
+class Square:
+    """Stands in for a network."""
+
+    optimizer = None
 
     def __init__(self):
-        self.weight = torch.nn.Parameter(torch.ones(1))
-        self.parameters = [self.weight]
-        self.optimizer = torch.optim.SGD(self.parameters, lr=0.1, momentum=0.9)
+        self.parameters = {"weight": torch.nn.Parameter(torch.ones(1))}
 
     def step(self):
-        self.weight.square().sum().backward()
-        self.optimizer.step()
+        self.threads = torch.get_num_threads()
+        self.parameters["weight"].square().sum().backward()
 
 
-def test_standing_still_keeps_weights_and_tidying_drops_gradients():
-    runner = RankRunner(Quadratic(), threads=1)
+def test_step_has_its_threads_and_leaves_no_gradient():
+    before = torch.get_num_threads()
+    runner = RankRunner(Square(), threads=3)
     runner.prepare()
     runner.step()
-    moved = runner.steps.weight.item()
-    assert moved != 1
-    runner.stand_still()
-    runner.step()
-    assert runner.steps.weight.item() == moved
     runner.tidy()
-    assert runner.steps.weight.grad is None
+    torch.set_num_threads(before)
+    assert runner.steps.threads == 3
+    assert runner.steps.parameters["weight"].grad is None
 
 
 def test_hires_repeats_its_microbatches(monkeypatch):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -158,3 +162,23 @@ def test_show_of_a_run_without_an_end(hires, fake_ranks):
     answer = hires("show", str(only_run()))
     assert answer.code == 1
     assert "has no record" in answer.err
+
+
+def test_interrupt_stops_the_ranks_and_exits_130(hires, fake_ranks):
+    fake_ranks({"0": "hang", "1": "deaf"})
+
+    def interrupt_when_started():
+        for _ in range(200):
+            events = [file.read_text() for file in Path("results").glob("*/*/a0/events.jsonl")]
+            if events and events[0].count('"rank_started"') == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=interrupt_when_started)
+    thread.start()
+    answer = hires("run", *SMALL, "parallel=sp")
+    thread.join()
+    assert answer.code == 130
+    assert "hires: the run was cancelled" in answer.err
+    assert json.loads((only_run() / "record.json").read_text())["state"] == "cancelled"
