@@ -190,7 +190,9 @@ def _tiles(lines: _Lines) -> list[Contestant]:
 def _pieces(lines: _Lines) -> Contestant:
     """Returns the baseline of the pipelines, which adds up as many gradients."""
     count = lines.microbatches
-    return lines.ours(PIECES, f"hires, one process, {count} microbatches", {"microbatches": count})
+    # All forward passes first, as in GPipe, would hold all activations: one process has no need to.
+    layout = {"microbatches": count, "schedule": "1f1b"}
+    return lines.ours(PIECES, f"hires, one process, {count} microbatches in turn", layout)
 
 
 def _pipelines(lines: _Lines) -> list[Contestant]:

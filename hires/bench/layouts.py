@@ -21,7 +21,7 @@ from typing import Any
 from hires.bench import table
 from hires.bench.contestants import GROUPS, TASKS, Contestant, Options, line_up, model_config
 from hires.bench.ranks import run_ranks
-from hires.bench.runners import TOLERANCE, Judge, build
+from hires.bench.runners import Judge, build
 from hires.bench.timing import race
 from hires.comm import make_groups
 from hires.core import log as logs
@@ -65,13 +65,13 @@ def measure(
     for task, rows in line_ups.items():
         log.info("%s: building and checking %d rows", task, len(rows))
         judge = Judge(rank)
-        runners, errors = {}, {}
+        runners, verdicts = {}, {}
         for row in rows:
             runners[row.name] = build(row, rank)
-            errors[row.name] = judge.error(row, runners[row.name])
+            verdicts[row.name] = judge.judge(row, runners[row.name])
         del judge
         samples = race(runners, rounds, warmup, world)
-        tables[task] = table.table(rows, samples, errors, TOLERANCE)
+        tables[task] = table.table(rows, samples, verdicts)
         del runners
         gc.collect()
     return tables

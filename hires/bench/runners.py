@@ -20,10 +20,14 @@ from hires.engine.build import build_rank
 from hires.engine.run import run_step
 from hires.plan.plan import Plan
 
-TOLERANCE = 1e-2
-"""Largest relative error of a row. In fp32 another order of summation moves a ResNet-101
-by 1e-5 and the gradients of its first layers by 1e-3; a gradient that is not summed over tiles or
-not averaged over replicas is off by more than 1e-1."""
+VALUE_TOLERANCE = 1e-3
+"""Largest relative error of loss or outputs."""
+GRADIENT_TOLERANCE = 0.02
+"""Largest relative error of the norm of a gradient, beyond the network's own noise."""
+NOISE_FACTOR = 3.0
+"""Sums in another order move a network's gradients: those of a ResNet-101 with its first weights by
+0.08 in fp32. How far is measured, with a second thread; a row may be that many times as far off. A
+sum over tiles or a mean over replicas that is missing is off by 0.3 and more."""
 FLOOR = 1e-3
 """A gradient whose norm is below this part of the largest is compared with that part."""
 
@@ -103,45 +107,74 @@ class Answer:
     """Norm of the gradient of every parameter that the rank holds."""
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """How far a row is from what one process computes; infinite where nothing came, or NaN."""
+
+    value: float
+    """Largest error of loss or outputs, over the largest expected value."""
+    gradient: float
+    """Largest relative error of the norm of a gradient."""
+    ok: bool
+    """Whether the row is right."""
+
+
 class Judge:
     """Compares the first step of every row with that of a plain module in one process."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self._expected: dict[tuple[int, int], Answer] = {}
+        self._expected: dict[tuple[int, int], tuple[Answer, float]] = {}
 
-    def error(self, row: Contestant, runner: RankRunner | None) -> float | None:
-        """Returns the largest relative error of a step, None if there is nothing to compare.
+    def judge(self, row: Contestant, runner: RankRunner | None) -> Verdict | None:
+        """Returns whether a row's step is right, None if there is nothing to compare.
 
         All ranks call it together; rank 0 gets the answer.
         """
         own = Answer(None, {}) if runner is None else _answer(runner)
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, own)
-        worst = None
+        verdict = None
         if self.rank == 0 and row.checked:
-            worst = compare(found, self._reference(row.config))
-            log.info("%s: largest relative error %.1e", row.name, worst)
+            verdict = compare(found, *self._reference(row.config))
+            log.info("%s: error %.1e, of gradients %.1e", row.name, verdict.value, verdict.gradient)
         barrier()
-        return worst
+        return verdict
 
-    def _reference(self, config: RunConfig) -> Answer:
-        """Returns what one process answers to the same images in the same microbatches."""
+    def _reference(self, config: RunConfig) -> tuple[Answer, float]:
+        """Returns what one process answers to the same microbatches, and the gradients' noise."""
         key = config.batch, config.parallel.replicas * config.parallel.microbatches
         if key not in self._expected:
-            self._expected[key] = _answer(RankRunner(peers.reference_steps(config), threads=1))
+            steps = peers.reference_steps(config)
+            expected, other = (_answer(RankRunner(steps, threads)) for threads in (1, 2))
+            self._expected[key] = expected, compare([other], expected).gradient
         return self._expected[key]
 
 
-def compare(found: list[Answer], expected: Answer) -> float:
-    """Returns the largest error of all ranks' answers over what was expected; NaN is infinite."""
-    errors = [_value_error([a.value for a in found if a.value is not None], expected.value)]
+def compare(found: list[Answer], expected: Answer, noise: float = 0.0) -> Verdict:
+    """Returns how far the answers of all ranks are from what was expected.
+
+    Args:
+        found: of every rank.
+        expected: of one process.
+        noise: relative error of gradients that another order of summation makes.
+    """
+    values = [answer.value for answer in found if answer.value is not None]
+    value = _bad_is_infinite(_value_error(values, expected.value))
     floor = FLOOR * max(expected.gradients.values(), default=0.0)
+    errors = [0.0]
     for name, norm in expected.gradients.items():
         norms = [answer.gradients[name] for answer in found if name in answer.gradients]
         scale = max(norm, floor) or 1.0
         errors += [abs(other - norm) / scale for other in norms] or [math.inf]
-    return max(error if math.isfinite(error) else math.inf for error in errors)
+    gradient = max(map(_bad_is_infinite, errors))
+    limit = GRADIENT_TOLERANCE + NOISE_FACTOR * noise
+    return Verdict(value, gradient, ok=value <= VALUE_TOLERANCE and gradient <= limit)
+
+
+def _bad_is_infinite(error: float) -> float:
+    """Returns an error, infinite for NaN, which compares with nothing."""
+    return error if math.isfinite(error) else math.inf
 
 
 def _value_error(found: list[Tensor], expected: Tensor | None) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hires.bench.contestants import Contestant
+from hires.bench.runners import Verdict
 from hires.bench.timing import Spread, ratios, spread
 from hires.core import provenance
 from hires.core.files import make_folder, write_atomically
@@ -18,31 +19,29 @@ from hires.core.units import gib
 SCHEMA = 1
 HEADINGS = (
     "row", "ranks", "threads", "images", "step ms", "p10", "p90", "n", "images/s", "speed-up",
-    "beside torch", "error", "what",
+    "beside torch", "errors", "what",
 )  # fmt: skip
 NOTES = """\
 `speed-up` is images per second over those of the baseline (`single`; for pipelines `single,
 microbatches`), `beside torch` the time of the fastest row of torch's own that does the same over
-that of the row: above 1 is faster. Both are medians of ratios taken within each round. `error` is
-the largest relative error of the row's first step (outputs, or loss and the norm of every gradient)
-against a plain `nn.Module` in one process. A step in training is forward, backward, gradient sync
-and SGD. All rows run round-robin in one process pair, one sample each a round, in a new order each
-round; a sample is that of the slowest rank."""
+that of the row: above 1 is faster. Both are medians of ratios taken within each round. `errors` are
+the largest relative errors of the row's first step against a plain `nn.Module` in one process: of
+loss or outputs, and of the norms of all gradients. A training step is forward, backward, gradient
+sync and SGD. All rows run round-robin in one pair of processes, one sample each a round, in a new
+order each round; a sample is that of the slowest rank."""
 
 
 def table(
     rows: Sequence[Contestant],
     samples: dict[str, list[float]],
-    errors: dict[str, float | None],
-    tolerance: float,
+    verdicts: Mapping[str, Verdict | None],
 ) -> list[dict[str, Any]]:
     """Returns one dict of plain values a row.
 
     Args:
         rows: the contestants.
         samples: seconds of every round, by row.
-        errors: largest relative error by row, None where nothing was compared.
-        tolerance: a row whose error is above it is not ``ok``.
+        verdicts: by row, None where nothing was compared.
     """
     by_name = {row.name: row for row in rows}
     made = []
@@ -52,7 +51,7 @@ def table(
         share = row.config.batch / base.config.batch
         speedup = ratios(samples[base.name], samples[row.name])
         peer = min(row.peers, key=lambda name: spread(samples[name]).median, default=None)
-        error = errors.get(row.name)
+        verdict = verdicts.get(row.name)
         made.append(
             {
                 "name": row.name,
@@ -69,8 +68,8 @@ def table(
                 "beside_torch": dataclasses.asdict(ratios(samples[peer], samples[row.name]))
                 if peer
                 else None,
-                "max_rel_err": error,
-                "ok": not row.checked or (error is not None and error <= tolerance),
+                "error": dataclasses.asdict(verdict) if verdict else None,
+                "ok": not row.checked or (verdict is not None and verdict.ok),
                 "samples_s": samples[row.name],
             }
         )
@@ -151,7 +150,8 @@ def _title(found: dict[str, Any], task: str) -> str:
 def _cells(row: dict[str, Any]) -> list[str]:
     """Returns a row as text."""
     step = row["step_s"]
-    error = "-" if row["max_rel_err"] is None else f"{row['max_rel_err']:.0e}"
+    error = row["error"]
+    told = f"{error['value']:.0e} {error['gradient']:.0e}" if error else "-"
     return [
         row["name"],
         str(row["ranks"]),
@@ -162,7 +162,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['images_per_s']:.3f}",
         _ratio(row["speedup"]),
         _ratio(row["beside_torch"]),
-        error if row["ok"] else f"WRONG {error}",
+        told if row["ok"] else f"WRONG {told}",
         row["what"],
     ]
 

@@ -66,12 +66,13 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngi
     cast(model, config)
     module = StageModule(context, model)
     counters = [dict(model.named_buffers())[name] for name in _counter_names(model, names)]
+    sync = GradientSync(context, module, counters)
     return RankEngine(
         context=context,
         model=model,
         module=module,
-        executor=Executor(context, module, _autocast(config)),
-        sync=GradientSync(context, module, counters),
+        executor=Executor(context, module, _autocast(config), sync.begin_last_backward),
+        sync=sync,
         loader=_loader(config, context, steps),
         optimizer=make_optimizer(config, list(module.parameters.values())),
     )

@@ -52,6 +52,14 @@ def graph_of(
     return _Writer(exported, tensors, names, shape).write()
 
 
+def written(name: str) -> ConfigError:
+    """Returns the error of a forward pass that changes a parameter or buffer."""
+    return ConfigError(
+        f"the network's forward pass writes to {name}; hires keeps only the running statistics of "
+        f"norms: compute it without writing to parameters or buffers"
+    )
+
+
 class _Writer:
     """Turns the nodes of an exported program into ours, one by one."""
 
@@ -138,10 +146,7 @@ class _Writer:
         plain = hasattr(torch.ops.aten, name.removesuffix("_"))
         for other in self.memory[source] - {node}:
             if param := self.refs[other.name].get("param"):
-                raise ConfigError(
-                    f"the network's forward pass writes to {param}; hires keeps only the running "
-                    f"statistics of norms: compute it without writing to parameters or buffers"
-                )
+                raise written(param)
             if any(self.order[user] > self.order[node] for user in other.users):
                 plain = False
         if not plain:

@@ -132,7 +132,8 @@ class PreactBlock(nn.Module):
 class PreactResNet(nn.Module):
     """Pre-activation bottleneck ResNet of depth 9n+2 with a stride-1 3x3 stem.
 
-    n=12 is the "ResNet101" that the MPI4DL scripts train (its depth is 110).
+    n=12 has the depth, 110, of the "ResNet101" that the MPI4DL scripts train; the blocks there are
+    wider (3x3, 3x3 and 1x1 of 16, 64 and 128 channels).
 
     Source:
         He et al., "Identity mappings in deep residual networks", ECCV 2016.

@@ -9,21 +9,23 @@ input, ``{"graph": ...}`` or ``{"error": ...}`` as JSON on standard output.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from hires.core.config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError
 from hires.nets.build import build_model
-from hires.nets.export import graph_of
+from hires.nets.export import COUNTER, graph_of, written
 from hires.plan.graph import Graph
 
 
@@ -43,7 +45,10 @@ def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             twin = copy.deepcopy(model).to("meta").train(training)
-            exported = torch.export.export(twin, (images,), strict=False)
+            with _refused_assignments(twin):
+                exported = torch.export.export(twin, (images,), strict=False)
+    except ConfigError:
+        raise
     except Exception as error:  # torch.export raises whatever the forward pass raises
         raise ConfigError(
             f"the network's forward pass on an input of {input_shape} failed or cannot be traced: "
@@ -82,6 +87,22 @@ def _answer(values: dict[str, Any]) -> dict[str, Any]:
         return {"graph": trace_config(from_dict(values)).to_dict()}
     except HiresError as error:
         return {"error": {"type": type(error).__name__, "text": str(error)}}
+
+
+@contextlib.contextmanager
+def _refused_assignments(model: nn.Module) -> Iterator[None]:
+    """Refuses a forward pass that assigns to a buffer, which torch.export may drop in silence."""
+    paths = {module: path for path, module in model.named_modules()}
+
+    def refuse(module: nn.Module, name: str, buffer: Tensor | None) -> None:
+        if module in paths and name != COUNTER:
+            raise written(f"{paths[module]}.{name}".lstrip("."))
+
+    handle = register_module_buffer_registration_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _first_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

@@ -57,14 +57,20 @@ class Executor:
         context: the rank and its plan.
         module: what the rank computes.
         autocast: type to which autocast lowers matrix products in training, or None.
+        on_last_backward: called before the backward pass that completes the gradients.
     """
 
     def __init__(
-        self, context: Context, module: StageModule, autocast: torch.dtype | None = None
+        self,
+        context: Context,
+        module: StageModule,
+        autocast: torch.dtype | None = None,
+        on_last_backward: Callable[[], None] = lambda: None,
     ) -> None:
         self.context = context
         self.module = module
         self.autocast = autocast
+        self.on_last_backward = on_last_backward
         plan, stage = context.plan, context.stage.index
         self.actions = plan.schedule[stage]
         self.edges_in = {edge.value: edge for edge in plan.edges if edge.target == stage}
@@ -91,6 +97,8 @@ class Executor:
                 if self.context.plan.training:
                     flights[action[1:]] = flight
             else:
+                if index == len(self.actions) - 1:
+                    self.on_last_backward()
                 gradients = self._backward(flights.pop(action[1:]), received)
                 sent += self._send(action, gradients)
         for handle in sent:

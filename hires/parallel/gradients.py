@@ -1,43 +1,30 @@
-"""How do all holders of a stage come to the same gradients and running statistics?
+"""How do all holders of a stage come to the same gradients?
 
 Gradients are summed over the tiles and averaged over everything else; the loss of every microbatch
 is already divided by the number of microbatches of all replicas, so one sum over all holders does
 it. Parameters behind the global pool have the whole gradient on every tile and count 1 / tiles.
 
-Running statistics end as if one process had seen the replicas' microbatches one after the other:
-the update r <- (1 - m) r + m s is affine, so that of each replica is a r + b, with b = r_k - a r_0,
-and their composition a^R r_0 + sum_k a^(R-1-k) b_k needs one sum over the replicas.
+Large gradients are summed where they lie, each as soon as the last microbatch's backward pass has
+made it and those before it; small ones travel together at the end. All ranks issue in one order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hires.comm import Group, all_reduce
+from hires.comm import Group, Handle, all_reduce
 from hires.parallel.context import Context
+from hires.parallel.running import RunningStatistics
 from hires.parallel.stage import StageModule
 from hires.plan.program import gradient_group
 
 ALONE_BYTES = 2**20
-"""Tensors from this size on are summed where they lie; smaller ones are copied into one bucket."""
-
-
-@dataclass
-class _Statistic:
-    """One running mean or variance."""
-
-    tensor: Tensor
-    decay: float
-    """What one step of one replica leaves of the old value."""
-    before: Tensor
-    """Value at the start of the step."""
+"""Gradients from this size on travel alone."""
 
 
 class GradientSync:
-    """Sums gradients and merges running statistics at the end of a step.
+    """Sums gradients, and what the replicas' running statistics need, over a stage's holders.
 
     Args:
         context: the rank and its plan.
@@ -46,89 +33,86 @@ class GradientSync:
     """
 
     def __init__(self, context: Context, module: StageModule, counters: list[Tensor]) -> None:
-        self.context = context
         self.group: Group = context.groups[gradient_group(context.plan, context.rank)]
-        self.parameters = [p for p in module.parameters.values() if p.requires_grad]
-        names = {id(p): name for name, p in module.parameters.items()}
-        whole = [p for p in self.parameters if names[id(p)] not in module.partial]
-        self.repeated = whole if context.stage.num_tiles > 1 else []
-        self.counters = counters
-        self.statistics = _statistics(context, module)
+        self.num_tiles = context.stage.num_tiles
+        self.running = RunningStatistics(context, module, counters)
+        trainable = {n: p for n, p in module.parameters.items() if p.requires_grad}
+        self.repeated = {id(p) for n, p in trainable.items() if n not in module.partial}
+        self.small = [p for p in trainable.values() if _num_bytes(p) < ALONE_BYTES]
+        # Backward makes the last layer's gradients first.
+        self.large = [p for p in reversed(trainable.values()) if _num_bytes(p) >= ALONE_BYTES]
+        self.is_last_pass = False
+        self.ready: set[int] = set()
+        self.issued: list[Handle] = []
+        self.num_issued = 0
+        if self.group.size > 1:
+            for parameter in self.large:
+                add_hook = parameter.register_post_accumulate_grad_hook
+                add_hook(self._on_ready)  # type: ignore[no-untyped-call]
 
     def begin_step(self) -> None:
-        """Remembers the running statistics from which all replicas start."""
-        if self.context.plan.num_replicas > 1:
-            for statistic in self.statistics:
-                statistic.before = statistic.tensor.clone()
+        """Begins a step."""
+        self.running.begin_step()
+        self.is_last_pass = False
+        self.ready.clear()
+        self.issued.clear()
+        self.num_issued = 0
+
+    def begin_last_backward(self) -> None:
+        """Says that the next backward pass completes the gradients."""
+        self.is_last_pass = True
 
     @torch.no_grad()
     def end_step(self) -> None:
         """Makes gradients, running statistics and counters equal on all holders of the stage."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
+        for parameter in self.small + self.large:
+            if parameter.grad is None:  # a tile without pixels, or a layer that the loss ignores
                 parameter.grad = torch.zeros_like(parameter)
-        for parameter in self.repeated:
-            assert parameter.grad is not None
-            parameter.grad.div_(self.context.stage.num_tiles)
-        for counter in self.counters:
-            counter.add_(self.context.plan.pieces)
-        if self.group.size == 1:
+        terms = self.running.contributions()
+        if self.group.size > 1:
+            for parameter in self.large[self.num_issued :]:
+                self._issue(parameter)
+            _sum_together([self._scaled(p) for p in self.small] + terms, self.group)
+            for handle in self.issued:
+                handle.wait()
+        self.running.end_step(terms)
+
+    def _on_ready(self, parameter: Tensor) -> None:
+        """Issues the sums of all large gradients whose predecessors are complete too."""
+        if not self.is_last_pass:
             return
-        tensors = [p.grad for p in self.parameters if p.grad is not None]
-        if self.context.plan.num_replicas > 1:
-            tensors += [self._contribution(statistic) for statistic in self.statistics]
-        _sum_all(tensors, self.group)
-        if self.context.plan.num_replicas > 1:
-            merged = tensors[len(self.parameters) :]
-            for statistic, total in zip(self.statistics, merged, strict=True):
-                decay = statistic.decay**self.context.plan.num_replicas
-                statistic.tensor.copy_(total.add_(statistic.before, alpha=decay))
+        self.ready.add(id(parameter))
+        while self.num_issued < len(self.large) and id(self.large[self.num_issued]) in self.ready:
+            self._issue(self.large[self.num_issued])
 
-    def _contribution(self, statistic: _Statistic) -> Tensor:
-        """Returns this replica's term of the merged statistic; tile 0 speaks for its replica."""
-        if self.context.tile != 0:
-            return torch.zeros_like(statistic.tensor)
-        later = self.context.plan.num_replicas - 1 - self.context.replica
-        own = statistic.tensor - statistic.decay * statistic.before
-        return own * statistic.decay**later
+    @torch.no_grad()
+    def _issue(self, parameter: nn.Parameter) -> None:
+        """Begins the sum of one large gradient."""
+        handle = all_reduce(_flat(self._scaled(parameter)), self.group, wait=False)
+        assert handle is not None
+        self.issued.append(handle)
+        self.num_issued += 1
 
-
-def _statistics(context: Context, module: StageModule) -> list[_Statistic]:
-    """Returns the running statistics that the stage updates, each with its decay in one step."""
-    decays: dict[str, float] = {}
-    for node in module.nodes:
-        if node.kind == "batch_norm" and node.args["training"] and node.args["running_mean"]:
-            once = (1 - node.args["momentum"]) ** context.plan.num_microbatches
-            for key in ("running_mean", "running_var"):
-                name = node.args[key]["param"]
-                decays[name] = decays.get(name, 1.0) * once
-    return [_Statistic(module.tensors[n], d, module.tensors[n]) for n, d in decays.items()]
+    def _scaled(self, parameter: nn.Parameter) -> Tensor:
+        """Returns this rank's term of a gradient."""
+        assert parameter.grad is not None
+        if self.num_tiles > 1 and id(parameter) in self.repeated:
+            parameter.grad.div_(self.num_tiles)
+        return parameter.grad
 
 
-def _sum_all(tensors: list[Tensor], group: Group) -> None:
-    """Sums tensors over a group in place."""
-    small: dict[torch.dtype, list[Tensor]] = {}
-    handles = []
+def _sum_together(tensors: list[Tensor], group: Group) -> None:
+    """Sums tensors over a group, those of one type as one message."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
-        if tensor.numel() * tensor.element_size() >= ALONE_BYTES:
-            handles.append(all_reduce(_flat(tensor), group, wait=False))
-        else:
-            small.setdefault(tensor.dtype, []).append(tensor)
-    for bucket in small.values():
-        _sum_bucket(bucket, group)
-    for handle in handles:
-        if handle is not None:
-            handle.wait()
-
-
-def _sum_bucket(bucket: list[Tensor], group: Group) -> None:
-    """Sums some tensors as one."""
-    flat = torch.cat([_flat(tensor) for tensor in bucket])
-    all_reduce(flat, group)
-    begin = 0
-    for tensor in bucket:
-        _flat(tensor).copy_(flat[begin : begin + tensor.numel()])
-        begin += tensor.numel()
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for bucket in by_type.values():
+        flat = torch.cat([_flat(tensor) for tensor in bucket])
+        all_reduce(flat, group)
+        begin = 0
+        for tensor in bucket:
+            _flat(tensor).copy_(flat[begin : begin + tensor.numel()])
+            begin += tensor.numel()
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -136,3 +120,8 @@ def _flat(tensor: Tensor) -> Tensor:
     if tensor.dim() == 4 and not tensor.is_contiguous():
         tensor = tensor.permute(0, 2, 3, 1)
     return tensor.view(-1)
+
+
+def _num_bytes(parameter: nn.Parameter) -> int:
+    """Returns the size of a parameter's gradient."""
+    return parameter.numel() * parameter.element_size()

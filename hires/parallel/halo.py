@@ -97,15 +97,15 @@ class GatherWindow(torch.autograd.Function):
         exchange = ctx.exchange
         pending = exchange.begin_back(grad)
         whole = exchange.inner == exchange.own
-        if whole and not pending.received:
-            result = part(grad, exchange.window, exchange.own)
-        else:
+        result = part(grad, exchange.window, exchange.own) if whole else None
+        if result is None or (pending.received and not _is_dense(result)):
             result = new_map(grad, ctx.shape)
             if not whole:
                 result.zero_()
             if not is_empty(exchange.inner):
                 inner = part(grad, exchange.window, exchange.inner)
                 part(result, exchange.own, exchange.inner).copy_(inner)
+        # The window had one reader, so its gradient is nobody else's and may be added to.
         for rect, buffer in pending.wait():
             part(result, exchange.own, rect).add_(buffer)
         return result, None, None
@@ -139,6 +139,11 @@ def new_map(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.empty(
         shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last
     )
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether a view lies in memory as a tensor of its own would."""
+    return x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _fill_ring(window: Tensor, exchange: Exchange, fill: float) -> None:

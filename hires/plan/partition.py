@@ -78,7 +78,7 @@ def _cheapest_cuts(flops: list[int], elements: list[int], num_stages: int) -> li
     for _ in range(num_stages):
         row: dict[int, tuple[int, list[int]]] = {}
         for start, (sent, cuts) in best[-1].items():
-            here = sent + (elements[start] if start else 0)
+            here = sent + (elements[start] if 0 < start < n else 0)
             for end in range(start + 1, n + 1):
                 if total[end] - total[start] > limit:
                     break

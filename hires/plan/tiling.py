@@ -90,6 +90,8 @@ class Axis:
         if self.kind.startswith("nearest"):
             index = self._nearest(out)
             return index, index, 0.0
+        if self.size_out == self.size_in:
+            return out, out, 0.0
         top = self.size_in - 1
         centre = out * self.scale
         if self.kind == "linear":

@@ -8,7 +8,7 @@ from hires.bench.contestants import GROUPS, TASKS, Options, line_up, model_confi
 from hires.core.errors import ConfigError, PlanError
 from hires.core.naming import model_label
 
-SMALL = {"model": "resnet18", "image": [32, 32]}
+SMALL = {"model": "resnet18", "image": [48, 48]}
 
 
 @pytest.fixture(scope="module", params=TASKS)

@@ -12,7 +12,7 @@ from hires.bench.peers import crossing, plain_module, reference_steps
 
 @pytest.fixture(scope="module")
 def rows():
-    options = Options(model="resnet18", image=[32, 32], microbatches=2)
+    options = Options(model="resnet18", image=[48, 48], microbatches=2)
     return {row.name: row for row in line_up(options, "train")}
 
 

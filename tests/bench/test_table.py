@@ -7,12 +7,13 @@ import json
 import pytest
 
 from hires.bench.contestants import Options, line_up
+from hires.bench.runners import Verdict
 from hires.bench.table import result, table, text, write
 
 
 @pytest.fixture(scope="module")
 def rows():
-    options = Options(model="resnet18", image=[32, 32], only=("dp",))
+    options = Options(model="resnet18", image=[48, 48], only=("dp",))
     return line_up(options, "train")
 
 
@@ -27,10 +28,10 @@ SAMPLES = {
 }
 
 
-def found(rows, **errors):
-    values = dict.fromkeys(SAMPLES, 1e-6) | errors
-    made = table(rows, SAMPLES, values, tolerance=1e-3)
-    options = {"model": "resnet18", "image": [32, 32], "batch": 1}
+def found(rows, **verdicts):
+    values = dict.fromkeys(SAMPLES, Verdict(1e-6, 1e-4, True)) | verdicts
+    made = table(rows, SAMPLES, values)
+    options = {"model": "resnet18", "image": [48, 48], "batch": 1}
     return result("hires bench layouts", options, {"train": made})
 
 
@@ -53,11 +54,11 @@ def test_torch_is_represented_by_its_fastest_row(rows):
 
 
 def test_wrong_row_is_red(rows):
-    answer = found(rows, dp=0.2)
+    answer = found(rows, dp=Verdict(0.2, 0.0, False))
     assert found(rows)["ok"]
     assert not answer["ok"]
     assert not row_of(answer, "dp")["ok"]
-    assert "WRONG 2e-01" in text(answer)
+    assert "WRONG 2e-01 0e+00" in text(answer)
 
 
 def test_row_without_an_answer_is_red(rows):

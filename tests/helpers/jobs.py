@@ -13,7 +13,9 @@ from hires import comm
 from hires.core.config import from_dict
 from hires.core.world import World
 from hires.engine.build import build_rank
+from hires.engine.run import run_step
 from hires.engine.verify import verify_rank
+from hires.parallel import collective, executor, gradients, halo, norm
 from hires.parallel.context import Context
 from hires.parallel.halo import gather_window
 from hires.parallel.window import Window
@@ -78,3 +80,32 @@ def silent_peer(world: World) -> str:
     except comm.runtime.CommError as error:
         return str(error)
     return "no error"
+
+
+def logged_step(world: World, config: dict[str, Any], plan: dict[str, Any]) -> list[tuple]:
+    """Returns what a rank really communicates in one step: (kind, peer, tag, shape), in order."""
+    log: list[tuple] = []
+
+    def logging(kind: str, function: Any) -> Any:
+        def call(tensor: Tensor, where: Any, *rest: Any, **named: Any) -> Any:
+            tag = named.get("tag", rest[0] if rest else 0)
+            point_to_point = kind in ("send", "recv")
+            log.append((kind, where, tag, tuple(tensor.shape)) if point_to_point else (kind,))
+            return function(tensor, where, *rest, **named)
+
+        return call
+
+    for module in (executor, halo):
+        module.isend = logging("send", comm.isend)
+        module.irecv = logging("recv", comm.irecv)
+    for module in (norm, collective):
+        module.all_gather = logging("collective", comm.all_gather)
+    executor.all_reduce = logging("collective", comm.all_reduce)
+    gradients.all_reduce = logging("gradients", comm.all_reduce)
+    comm.start(world, 60)
+    engine = build_rank(from_dict(config), Plan.from_dict(plan), world.rank, 1)
+    run_step(engine)
+    engine.loader.close()
+    comm.barrier()
+    comm.shutdown()
+    return log

@@ -1,0 +1,67 @@
+"""The front end talks to ``python -m hires.nets.trace``: JSON in, JSON out, nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hires.core.config import ModelConfig, RunConfig, to_dict
+from hires.nets.trace import _answer
+from hires.plan.graph import Graph
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+NOISY = """
+import atexit, os, sys
+from torch import nn
+
+print("at import")
+os.write(1, b"from below Python\\n")
+atexit.register(print, "at the end")
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        print("in forward", file=sys.__stdout__)
+        return self.conv(x).mean((2, 3))
+"""
+
+
+def test_nothing_that_a_network_prints_spoils_the_answer(tmp_path):
+    # What was printed by way of sys.__stdout__, in C or at exit came before and after the graph.
+    (tmp_path / "noisy.py").write_text(NOISY)
+    config = RunConfig(image=[9, 8], batch=2, model=ModelConfig("custom", target="noisy:Net"))
+    done = subprocess.run(
+        [sys.executable, "-m", "hires.nets.trace"],
+        input=json.dumps(to_dict(config)),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    graph = Graph.from_dict(json.loads(done.stdout)["graph"])
+    assert [node.kind for node in graph.nodes] == ["conv2d", "mean"]
+    assert graph.input_shape == [2, 3, 9, 8]
+    for words in ("at import", "from below Python", "in forward", "at the end"):
+        assert words in done.stderr
+
+
+def test_error_of_the_user_is_an_answer():
+    values = to_dict(RunConfig(model=ModelConfig("custom", target="nowhere:net")))
+    answer = _answer(json.loads(json.dumps(values)))
+    assert answer["error"]["type"] == "ConfigError"
+    assert answer["error"]["text"].startswith("model.target='nowhere:net' cannot be imported")
+    assert "unknown key" in _answer({"imagee": 3})["error"]["text"]
+
+
+def test_graph_of_a_network_of_hires_is_an_answer():
+    config = RunConfig(image=16, batch=2, model=ModelConfig("preact_resnet", n=1, classes=3))
+    graph = Graph.from_dict(_answer(to_dict(config))["graph"])
+    assert graph.shape(graph.output) == [2, 3]

@@ -1,0 +1,199 @@
+"""A network that cannot become a graph is answered in one line that says what to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hires.core.errors import ConfigError
+from hires.nets.trace import trace
+from tests.helpers.tiny_nets import Forward, Net, traced
+
+
+def reason(forward: Any, **parts: Any) -> str:
+    """What the user is told."""
+    with pytest.raises(ConfigError) as caught:
+        traced(forward, **parts)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write_to_part(n: Any, x: Tensor) -> Tensor:
+    y = x * 2
+    y[:, 0] = 1
+    return y
+
+
+def write_through_view(n: Any, x: Tensor) -> Tensor:
+    y = x * 2
+    F.relu(y[:, 1:], inplace=True)
+    return y
+
+
+def write_below_view(n: Any, x: Tensor) -> Tensor:
+    y = x * 2
+    view = y.flatten(1)
+    y.relu_()
+    return view
+
+
+def write_below_piece(n: Any, x: Tensor) -> Tensor:
+    y = x * 2
+    first, _ = y.chunk(2, dim=1)
+    y.add_(1)
+    return first
+
+
+def write_below_untouched_dropout(n: Any, x: Tensor) -> Tensor:
+    y = x * 2
+    same = F.dropout(y, training=False)
+    y.neg_()
+    return same
+
+
+# A write into a view was refused, one into what a view shows was not: the view kept its old values.
+@pytest.mark.parametrize(
+    "forward",
+    [
+        write_to_part,
+        write_through_view,
+        write_below_view,
+        write_below_piece,
+        write_below_untouched_dropout,
+    ],
+)
+def test_write_that_shows_in_another_value_is_refused(forward):
+    assert "writes in place into memory that it also reads otherwise (aten." in reason(forward)
+    assert "use the out-of-place operation there" in reason(forward)
+
+
+def test_refused_write_names_its_module():
+    net = nn.Sequential(nn.Conv2d(4, 4, 1), Net(write_to_part))
+    with pytest.raises(ConfigError, match=r"\(aten\.copy_\.default at 1\)"):
+        trace(net, [2, 4, 9, 8], True)
+
+
+def test_out_argument_is_refused():
+    assert "aten.add.out; use the variant without out=" in reason(
+        lambda n, x: torch.add(x, 1, out=torch.empty_like(x))
+    )
+
+
+class Counts(nn.Module):
+    """Writes to a buffer of its own in the forward pass."""
+
+    def __init__(self, write: Forward) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+        self.weight = nn.Parameter(torch.ones(1))
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.write(self, x)
+        return x * self.weight
+
+
+def assign(n: Any, x: Tensor) -> None:
+    n.seen = n.seen + x.mean()
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (lambda n, x: n.seen.add_(1), "counts.seen"),
+        (lambda n, x: n.seen.view(-1)[0].add_(1), "counts.seen"),
+        (assign, "counts.seen"),
+        (lambda n, x: n.weight.detach().mul_(0.9), "counts.weight"),
+    ],
+)
+def test_write_to_a_buffer_or_parameter_is_refused(write, name):
+    # It was left out in silence: the buffer of a rank stayed as it was.
+    text = reason(lambda n, x: n.counts(x), counts=Counts(write))
+    assert f"the network's forward pass writes to {name}" in text
+
+
+def test_counter_of_a_norm_is_the_one_buffer_that_may_be_written():
+    graph = traced(lambda n, x: n.bn(x), bn=nn.BatchNorm2d(4))
+    assert [node.op for node in graph.nodes] == ["batch_norm.default"]
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda n, x: x * torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 4, 1, 1),
+        lambda n, x: x * n.constant,
+        lambda n, x: x + torch.arange(8),
+    ],
+)
+def test_constant_tensor_is_refused_with_the_remedy(forward):
+    text = reason(forward, constant=torch.ones(1, 4, 1, 1))
+    assert text.endswith(
+        "it uses a tensor that is neither parameter nor buffer; register it with register_buffer, "
+        "or make it with device=x.device"
+    )
+
+
+def test_tensor_made_beside_the_images_is_fine():
+    graph = traced(lambda n, x: x + torch.arange(8, device=x.device))
+    assert [node.kind for node in graph.nodes] == ["arange", "add"]
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        (lambda n, x: (x + 1, x + 2), "it returns a tuple"),
+        (lambda n, x: [x + 1], "it returns a list"),
+        # One tensor in a dict was taken, but what compares with it calls the module itself.
+        (lambda n, x: {"out": x + 1}, "it returns a dict"),
+        (lambda n, x: x, "it returns the image itself"),
+        (lambda n, x: 5, "it returns something else"),
+        (lambda n, x: n.weight, "it returns something else"),
+        (lambda n, x: n.weight + 1, "output does not depend on the image"),
+    ],
+)
+def test_only_one_tensor_computed_from_the_image_can_be_returned(forward, expected):
+    assert expected in reason(forward, weight=nn.Parameter(torch.ones(3)))
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        (lambda n, x: n.missing(x), "AttributeError: 'Net' object has no attribute 'missing'"),
+        (lambda n, x: {}["key"], "KeyError: 'key'"),
+        (lambda n, x: x @ x.new_empty(3, 3), "RuntimeError: "),
+        (lambda n, x: x if x.sum() > 0 else -x, "its control flow depends on the values of tensor"),
+        (lambda x: x, "TypeError: "),
+    ],
+)
+def test_forward_pass_that_fails_says_why(forward, expected):
+    text = reason(forward)
+    assert text.startswith("the network's forward pass on an input of [2, 4, 9, 8] failed or ")
+    assert expected in text
+
+
+def test_image_too_small_for_the_network_says_so():
+    with pytest.raises(ConfigError, match=r"input of \[1, 3, 2, 2\] failed .*size.*too small"):
+        trace(nn.Sequential(nn.Conv2d(3, 3, 1), nn.MaxPool2d(4)), [1, 3, 2, 2], False)
+
+
+def test_operation_that_is_not_torchs_own_is_named():
+    def forward(n: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = x * 2
+        return n.conv(y)
+
+    text = reason(forward, conv=nn.Conv2d(4, 4, 1))
+    assert "which is no ATen operation; write it with torch's own" in text
+
+
+def test_module_that_cannot_be_copied_is_answered_too():
+    # The copy was made outside the guard, and its error came with a traceback.
+    weight = nn.Parameter(torch.ones(1))
+    net = Net(lambda n, x: x * n.made)
+    net.made = weight * 2  # a tensor with a history
+    with pytest.raises(ConfigError, match="failed or cannot be traced: RuntimeError: Only Tensors"):
+        trace(net, [2, 4, 9, 8], True)

@@ -1,0 +1,12 @@
+"""Tests of plans share the machine: one thread is enough for networks of a few pixels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Keeps torch to one thread."""
+    torch.set_num_threads(1)

@@ -1,0 +1,136 @@
+"""Operations that tiles cannot compute are named, never computed wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hires.plan.messages import lay_out
+from hires.plan.plan import Stage
+from tests.helpers.tiny_nets import Forward, tiled, traced
+
+REFUSED: dict[str, tuple[Forward, dict[str, Any]]] = {
+    "flatten": (lambda n, x: x.flatten(1), {}),
+    "permute": (lambda n, x: x.permute(0, 2, 3, 1), {}),
+    "select": (lambda n, x: x[:, :, 0], {}),
+    "slice": (lambda n, x: x[1:], {}),
+    "cat": (lambda n, x: torch.cat([x, x], dim=2), {}),
+    "softmax": (lambda n, x: x.softmax(3), {}),
+    "mean": (lambda n, x: x.mean(2, keepdim=True), {}),
+    "sum": (lambda n, x: x.sum((1, 2), keepdim=True), {}),
+    # No dim at all means all of them; it was taken for none that is not the channels.
+    "amax": (lambda n, x: x.amax(keepdim=True), {}),
+    "group_norm": (lambda n, x: n.op(x), {"op": nn.GroupNorm(2, 4)}),
+    "instance_norm": (lambda n, x: n.op(x), {"op": nn.InstanceNorm2d(4)}),
+    "layer_norm": (lambda n, x: n.op(x), {"op": nn.LayerNorm([4, 9, 8])}),
+    "linear": (lambda n, x: n.op(x), {"op": nn.Linear(8, 8)}),
+    "pad": (lambda n, x: n.op(x), {"op": nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")}),
+    "adaptive_avg_pool2d": (lambda n, x: F.adaptive_avg_pool2d(x, (3, 2)), {}),
+    "adaptive_max_pool2d": (lambda n, x: F.adaptive_max_pool2d(x, 1), {}),
+    "max_pool2d_with_indices": (lambda n, x: F.max_pool2d(x, 2, return_indices=True)[0], {}),
+    "upsample_bicubic2d": (lambda n, x: F.interpolate(x, scale_factor=2, mode="bicubic"), {}),
+    "dropout": (lambda n, x: F.dropout(x), {}),
+    "feature_dropout": (lambda n, x: n.op(x), {"op": nn.Dropout2d()}),
+    "rand_like": (lambda n, x: x + torch.rand_like(x), {}),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_operation_without_rule_is_named(kind):
+    forward, parts = REFUSED[kind]
+    _, findings = tiled(traced(forward, **parts))
+    assert [(f.severity, f.key) for f in findings] == [("error", "parallel.balance")]
+    assert f"({kind}) in stage 0 has no tiling rule" in findings[0].text
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 4, 9, 8), (4, 9, 1), (9, 8), (8,)], ids=lambda shape: "x".join(map(str, shape))
+)
+def test_parameter_with_rows_or_columns_is_refused(shape):
+    # A position embedding passed for pointwise, although no tile has a parameter of its size.
+    _, findings = tiled(
+        traced(lambda n, x: x + n.position, position=nn.Parameter(torch.ones(shape)))
+    )
+    assert "(add) in stage 0 has no tiling rule" in findings[0].text
+
+
+def test_vector_of_the_whole_image_is_no_row_of_columns():
+    # (8) lines up with the columns, not with the channels: a tile of 4 columns cannot add it.
+    parts = {"gate": nn.Linear(4, 8)}
+    _, findings = tiled(traced(lambda n, x: x + n.gate(x.mean((2, 3)))[0], **parts))
+    assert "(add) in stage 0 has no tiling rule" in findings[0].text
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_computed_weight_is_refused(kernel):
+    # The gradient of a computed 1x1 weight was not summed over the tiles.
+    weight = nn.Parameter(torch.ones(2, 4, kernel, kernel))
+    _, findings = tiled(traced(lambda n, x: F.conv2d(x, n.raw / n.raw.norm()), raw=weight))
+    assert "(conv2d) in stage 0 has no tiling rule" in findings[0].text
+
+
+def test_tiles_as_weight_are_refused():
+    _, findings = tiled(traced(lambda n, x: F.conv2d(x, x), shape=(2, 2, 1, 1)))
+    assert "(conv2d) in stage 0 has no tiling rule" in findings[0].text
+
+
+def test_dropout_behind_the_global_pool_is_refused():
+    # All tiles compute the head alike, but each would draw other numbers.
+    _, findings = tiled(traced(lambda n, x: F.dropout(x.mean((2, 3)))))
+    assert "(dropout) in stage 0 has no tiling rule" in findings[0].text
+
+
+def test_whole_value_is_not_concatenated_to_tiles():
+    forward = lambda n, x: torch.cat([F.avg_pool2d(x, 9), x.mean((2, 3), keepdim=True)], 1)  # noqa: E731
+    _, findings = tiled(traced(forward, shape=(2, 4, 9, 9)))
+    assert "(cat) in stage 0 has no tiling rule" in findings[0].text
+
+
+def deep(n: Any, x: torch.Tensor) -> torch.Tensor:
+    for step in (n.a, n.norm1, n.b, n.norm2, n.c):
+        x = step(x)
+    return n.fc(x.flatten(1))
+
+
+DEEP = {
+    **{name: nn.Conv2d(4, 4, 3, padding=1) for name in "abc"},
+    **{name: nn.GroupNorm(2, 4) for name in ("norm1", "norm2")},
+    "fc": nn.Linear(4 * 72, 3),
+}
+
+
+def test_finding_names_the_first_of_each_kind_and_the_earliest_cut():
+    graph = traced(deep, **DEEP)
+    _, (norms, flatten) = tiled(graph)
+    assert norms.text == (
+        "norm1 (group_norm) and 1 more of its kind in stage 0 have no tiling rule; it belongs to "
+        "the first layer, so this network cannot begin with tiles"
+    )
+    assert flatten.text == (
+        "flatten (flatten) in stage 0 has no tiling rule; stage 1 can begin at layer 2 (c): use "
+        "parallel=sp+lp parallel.stages=2 parallel.spatial_stages=1 parallel.balance=[2,2]"
+    )
+
+
+def test_finding_in_a_later_stage_names_the_join_before_it():
+    graph = traced(deep, **DEEP)
+    first = graph.position["c"]
+    one = Stage(0, 0, first, [2, 1], 0)
+    two = Stage(1, first, len(graph.nodes), [2, 1], 2, first_layer="c")
+    finding = lay_out(graph, [one, two])[-1]
+    assert finding.key == "parallel.spatial_stages"
+    assert finding.text == (
+        "flatten (flatten) in stage 1 has no tiling rule; parallel.spatial_stages=1 joins the "
+        "tiles before that stage (it begins at c)"
+    )
+
+
+def test_one_tile_computes_everything():
+    stage, findings = tiled(traced(deep, **DEEP), tiles=(1, 1))
+    assert not findings
+    assert not stage.comm
+    assert set(stage.layout.values()) == {"whole"}

@@ -1,0 +1,118 @@
+"""Stages are as even as FLOPs allow, and cut where little crosses."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hires.plan.graph import INPUT
+from hires.plan.partition import SLACK, cut_elements, cut_values, layer_starts, partition
+from tests.helpers.graphs import chain, graph_of, node
+
+IMAGE = [1, 4, 8, 8]
+
+costs = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=8)
+
+
+def names(graph, indices):
+    return [graph.nodes[index].name for index in indices]
+
+
+def test_layer_begins_at_each_convolution_and_takes_what_follows():
+    graph = graph_of(
+        node("pad", "pad", [INPUT], IMAGE),
+        node("conv1", "conv2d", ["pad"], IMAGE),
+        node("relu1", "relu", ["conv1"], IMAGE),
+        node("conv2", "conv2d", ["relu1"], IMAGE),
+        node("conv3", "conv2d", ["conv2"], IMAGE),
+    )
+    assert names(graph, layer_starts(graph)) == ["pad", "conv2", "conv3"]
+
+
+def test_network_without_weights_is_one_layer():
+    graph = graph_of(node("relu", "relu", [INPUT], IMAGE), node("exp", "exp", ["relu"], IMAGE))
+    assert layer_starts(graph) == [0]
+    assert partition(graph, 1, None) == [0, 2]
+
+
+@pytest.mark.parametrize("crossing", [{"shape": None, "dtype": None}, {"dtype": "bool"}])
+def test_only_floating_point_tensors_may_cross_a_cut(crossing):
+    # A mask travelled in the type of the activations, and `where` refused it at the other end.
+    shape = crossing.pop("shape", IMAGE)
+    graph = graph_of(
+        node("conv1", "conv2d", [INPUT], IMAGE),
+        node("odd", "gt", ["conv1"], shape, **crossing),
+        node("conv2", "conv2d", ["conv1"], IMAGE),
+        node("use", "where", ["odd", "conv2"], IMAGE),
+        node("conv3", "conv2d", ["use"], IMAGE),
+    )
+    assert names(graph, layer_starts(graph)) == ["conv1", "conv3"]
+
+
+def test_everything_read_later_crosses_a_cut_but_the_images():
+    graph = graph_of(
+        node("conv1", "conv2d", [INPUT], [1, 3]),
+        node("skip", "relu", ["conv1"], [1, 5]),
+        node("conv2", "conv2d", ["skip"], [1, 7]),
+        node("sum", "add", ["conv2", "skip", INPUT], [1, 11]),
+    )
+    assert cut_values(graph, 2) == ["skip"]
+    assert cut_values(graph, 3) == ["skip", "conv2"]
+    assert cut_elements(graph, 3) == 12
+
+
+def test_balance_counts_layers():
+    graph = chain([(1, 1)] * 5, between=1)
+    assert partition(graph, 3, [1, 3, 1]) == [0, 2, 8, 10]
+
+
+def test_even_layers_make_even_stages():
+    assert partition(chain([(10, 1)] * 8), 4, None) == [0, 2, 4, 6, 8]
+
+
+def test_cut_moves_within_the_slack_to_where_less_crosses():
+    # 100 | 100 is even, 104 | 96 sends a hundredth; 110 | 90 would send nothing but is too uneven.
+    graph = chain([(96, 9), (4, 500), (4, 5), (6, 1), (90, 9)])
+    assert partition(graph, 2, None) == [0, 3, 5]
+
+
+def test_one_layer_that_outweighs_all_others_still_leaves_some_for_every_stage():
+    # The search went on from stages that already held every layer, and read beyond the list.
+    assert partition(chain([(100, 1), (1, 1), (1, 1)]), 3, None) == [0, 1, 2, 3]
+
+
+@settings(max_examples=150, deadline=None)
+@given(costs=costs, data=st.data())
+def test_partition_is_the_best_of_all(costs, data):
+    num_stages = data.draw(st.integers(1, len(costs)))
+    flops, elements = zip(*costs, strict=True)
+
+    def largest(cuts):
+        return max(sum(flops[a:b]) for a, b in itertools.pairwise(cuts))
+
+    def crossing(cuts):
+        return sum(elements[cut - 1] for cut in cuts[1:-1])
+
+    every = [
+        [0, *inner, len(costs)]
+        for inner in itertools.combinations(range(1, len(costs)), num_stages - 1)
+    ]
+    limit = min(map(largest, every)) * SLACK
+    best = min(crossing(cuts) for cuts in every if largest(cuts) <= limit)
+    chosen = partition(chain(list(costs)), num_stages, None)
+    assert len(set(chosen)) == num_stages + 1
+    assert largest(chosen) <= limit
+    assert crossing(chosen) == best
+
+
+def test_deep_network_is_cut_in_a_moment():
+    # The size of ResNet-152, and one eight times that; the first search was cubic.
+    for layers, stages in ((156, 8), (1200, 64)):
+        graph = chain([(1000 + index * 7919 % 501, 1 + index % 5) for index in range(layers)], 2)
+        begin = time.process_time()
+        assert len(partition(graph, stages, None)) == stages + 1
+        assert time.process_time() - begin < 5

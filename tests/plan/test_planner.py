@@ -1,0 +1,220 @@
+"""What forbids a layout is said before anything starts: all of it, with what would work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hires.core.errors import PlanError
+from hires.plan.plan import Finding, Plan
+from hires.plan.planner import make_plan
+from tests.helpers.small_plans import IMAGE, config_of, plan_of
+from tests.helpers.tiny_nets import Forward, traced
+
+
+def errors(plan: Plan) -> list[tuple[str, str]]:
+    """(key, text) of every error."""
+    return [(f.key, f.text) for f in plan.findings if f.severity == "error"]
+
+
+def planned(
+    forward: Forward, task: str = "train", parallel: dict[str, Any] | None = None, **parts: Any
+) -> Plan:
+    """The plan of a small network on two images of 13x10."""
+    graph = traced(forward, (2, 3, *IMAGE), task == "train", **parts)
+    return make_plan(config_of(task, 2, **parallel or {}), graph)
+
+
+def classify(n: Any, x: torch.Tensor) -> torch.Tensor:
+    return n.fc(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "parallel", "expected"),
+    [
+        (
+            10,
+            {"microbatches": 4},
+            "batch=10 does not divide into 1 replicas of 4 microbatches; use batch=8 or batch=12, "
+            "or parallel.microbatches=2",
+        ),
+        # No number of microbatches helps replicas of unequal size; 1 was offered.
+        (7, {"replicas": 2, "microbatches": 3}, "3 microbatches; use batch=6 or batch=12"),
+        (
+            1,
+            {"replicas": 2},
+            "batch=1 does not divide into 2 replicas of 1 microbatches; use batch=2",
+        ),
+        (4, {"microbatches": 6}, "use batch=6, or parallel.microbatches=4"),
+    ],
+)
+def test_batch_that_does_not_divide(batch, parallel, expected):
+    [(key, text)] = errors(plan_of(batch=batch, **parallel))
+    assert key == "batch"
+    assert text.endswith(expected)
+
+
+@pytest.mark.parametrize("stages", [8, 50])
+@pytest.mark.parametrize("others", [{}, {"tiles": [2, 2], "spatial_stages": 8}, {"replicas": 2}])
+def test_more_stages_than_layers(stages, others):
+    plan = plan_of(stages=stages, **others)
+    assert errors(plan) == [
+        (
+            "parallel.stages",
+            f"parallel.stages={stages} is more than the 7 layers of the network; use "
+            f"parallel.stages=7 or fewer",
+        )
+    ]
+    assert plan.to_dict()["world"] == plan.num_replicas
+
+
+def test_as_many_stages_as_layers_is_the_most():
+    assert plan_of(stages=7).ok
+
+
+def test_balance_must_name_every_layer():
+    [(key, text)] = errors(plan_of(stages=2, balance=[3, 3]))
+    assert key == "parallel.balance"
+    assert text.endswith("sums to 6, but the network has 7 layers; the numbers must sum to 7")
+    assert [stage.num_layers for stage in plan_of(stages=2, balance=[2, 5]).stages] == [2, 5]
+
+
+def test_more_tiles_than_rows_and_columns():
+    assert [text for _, text in errors(plan_of(tiles=[14, 11]))] == [
+        "parallel.tiles=[14, 11] cuts 13 rows of the image into 14 tiles; use at most 13, or a "
+        "larger image",
+        "parallel.tiles=[14, 11] cuts 10 columns of the image into 11 tiles; use at most 10, or a "
+        "larger image",
+    ]
+
+
+def test_all_findings_come_at_once():
+    # Only those of the first step were told; the next ones came after they had been mended.
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return n.fc(n.conv(n.norm(x)).flatten(1))[:1]
+
+    plan = planned(
+        forward,
+        parallel={"tiles": [14, 1], "microbatches": 3},
+        norm=nn.GroupNorm(1, 3),
+        conv=nn.Conv2d(3, 3, 1),
+        fc=nn.Linear(390, 5),
+    )
+    keys = [key for key, _ in errors(plan)]
+    assert keys == ["batch", "parallel.tiles", "model", "parallel.balance", "parallel.balance"]
+    with pytest.raises(PlanError, match=r"batch=2 .*group_norm.*flatten"):
+        plan.require_ok()
+
+
+def test_infeasible_plan_holds_no_layout():
+    plan = plan_of(stages=8)
+    assert plan.timeline() == [""]
+    assert (plan.edges, plan.totals, plan.verdict) == ([], {}, "")
+
+
+TIED = {"w": nn.Parameter(torch.ones(3, 3, 3, 3)), "fc": nn.Linear(3, 5)}
+
+
+def twice(n: Any, x: torch.Tensor) -> torch.Tensor:
+    x = torch.relu(F.conv2d(x, n.w, padding=1))
+    return classify(n, F.conv2d(x, n.w, padding=1))
+
+
+def test_parameter_of_two_stages_is_named_with_both_users():
+    [(key, text)] = errors(planned(twice, parallel={"stages": 3}, **TIED))
+    assert key == "parallel.balance"
+    assert text == (
+        "w is used by stages 0 (conv2d (conv2d)) and 1 (conv2d_1 (conv2d)); cut so that one stage "
+        "holds both, or use fewer stages"
+    )
+
+
+def test_tied_parameter_is_fine_within_a_stage_and_where_nothing_learns():
+    assert planned(twice, parallel={"stages": 2, "balance": [2, 1]}, **TIED).ok
+    # Each stage may hold a copy that never changes; this was refused.
+    assert planned(twice, "infer", {"stages": 3}, **TIED).ok
+    frozen = {**TIED, "w": nn.Parameter(TIED["w"].detach(), requires_grad=False)}
+    assert planned(twice, parallel={"stages": 3}, **frozen).ok
+
+
+def test_norm_of_two_stages_is_refused_for_its_running_statistics():
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return classify(n, n.norm(n.b(n.norm(n.a(x)))))
+
+    parts = {name: nn.Conv2d(3, 3, 1) for name in "ab"}
+    parts |= {"norm": nn.BatchNorm2d(3, affine=False), "fc": nn.Linear(3, 5)}
+    plan = planned(forward, parallel={"stages": 3}, **parts)
+    assert [text.split(" is used by")[0] for _, text in errors(plan)] == [
+        "norm.running_mean",
+        "norm.running_var",
+    ]
+    assert planned(forward, "infer", {"stages": 3}, **parts).ok
+
+
+def before_and_behind(n: Any, x: torch.Tensor) -> torch.Tensor:
+    x = n.conv(x)
+    return n.fc(n.conv(x.mean((2, 3), keepdim=True)).flatten(1))
+
+
+def test_parameter_of_tiles_and_of_the_whole_image_is_refused():
+    # Its gradient is a part on every tile from the one use and complete from the other, and the
+    # sum over the tiles counted the second one once for each tile.
+    parts = {"conv": nn.Conv2d(3, 3, 1, bias=False), "fc": nn.Linear(3, 5)}
+    [(key, text)] = errors(planned(before_and_behind, parallel={"tiles": [2, 1]}, **parts))
+    assert key == "parallel.tiles"
+    assert text.startswith(
+        "conv.weight is used for tiles by conv (conv2d) and for values of the whole image by "
+        "conv.conv2d_1 (conv2d)"
+    )
+    assert planned(before_and_behind, **parts).ok
+    assert planned(before_and_behind, "infer", {"tiles": [2, 1]}, **parts).ok
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        (lambda n, x: n.conv(x).flatten(2), "returns [2, 5, 130] for 2 images"),
+        (lambda n, x: n.conv(x).mean((0, 2, 3)), "returns [5] for 2 images"),
+        (lambda n, x: n.conv(x).mean((2, 3))[:1], "returns [1, 5] for 2 images"),
+        (lambda n, x: n.conv(x).mean((2, 3))[:, 1:], "returns 4 classes, the data has 5"),
+        (lambda n, x: n.conv(x).mean((2, 3)) > 0, "no gradient flows from the network's output"),
+        (lambda n, x: n.conv(x).mean((2, 3)).detach(), "no gradient flows"),
+        (lambda n, x: x.mean((2, 3)).repeat(1, 2), "no gradient flows"),
+    ],
+)
+def test_output_that_no_loss_takes(forward, expected):
+    conv = nn.Conv2d(3, 5, 1)
+    [(key, text)] = errors(planned(forward, conv=conv))
+    assert key == "model"
+    assert expected in text
+    assert "(n, classes, rows, columns)" in text
+    assert planned(forward, "infer", conv=conv).ok
+
+
+@pytest.mark.parametrize("tiles", [[1, 1], [2, 3]])
+def test_image_of_logits_is_an_output(tiles):
+    plan = planned(lambda n, x: n.conv(x), parallel={"tiles": tiles}, conv=nn.Conv2d(3, 5, 3))
+    assert plan.ok
+    assert ("loss" in plan.totals["by_kind"]) == (tiles != [1, 1])
+
+
+def test_tiles_that_run_empty_and_far_halos_are_warnings():
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return classify(n, F.max_pool2d(n.conv(x), 4))
+
+    parts = {"conv": nn.Conv2d(3, 3, 9, padding=4), "fc": nn.Linear(3, 5)}
+    plan = planned(forward, parallel={"tiles": [5, 1]}, **parts)
+    assert plan.ok
+    empty, far = plan.findings
+    assert isinstance(empty, Finding)
+    assert [empty.severity, far.severity] == ["warning", "warning"]
+    assert empty.text.startswith(
+        "max_pool2d (max_pool2d) makes a map of 3x2, so 2 of the 5x1 tiles of stage 0 hold nothing"
+    )
+    assert far.text.startswith(
+        "tiles of stage 0 are smaller than the halo of conv: tile 0 also borrows from tile 2"
+    )
