@@ -10,6 +10,7 @@ omegaconf.
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -152,8 +153,10 @@ class CommConfig:
 
     def __post_init__(self) -> None:
         _one_of("comm.backend", self.backend, ("gloo",))
-        if self.timeout_s <= 0:
-            raise ConfigError(f"comm.timeout_s={self.timeout_s} must be above 0 seconds")
+        if not 0 < self.timeout_s < math.inf:
+            raise ConfigError(
+                f"comm.timeout_s={self.timeout_s} must be above 0 seconds, and finite"
+            )
 
 
 @dataclass
@@ -172,8 +175,8 @@ class TaskConfig:
     def __post_init__(self) -> None:
         _one_of("task", self.name, ("train", "infer"))
         for key in ("lr", "momentum", "weight_decay"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"task.{key}={getattr(self, key)} must not be negative")
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ConfigError(f"task.{key}={getattr(self, key)} must be 0 or more, and finite")
 
 
 @dataclass

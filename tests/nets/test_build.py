@@ -47,7 +47,18 @@ def test_layers_and_seeds_differ():
     one, other = state(seed=1), state(seed=2)
     weights = [name for name in one if "conv" in name]
     assert not any(torch.equal(one[name], other[name]) for name in weights)
-    assert not torch.equal(one["group2.0.conv2.weight"][:16, :16], one["group1.0.conv2.weight"])
+    alike = state(config=ModelConfig(name="preact_resnet", n=2, classes=4))
+    assert alike["group1.0.conv2.weight"].shape == alike["group1.1.conv2.weight"].shape
+    assert not torch.equal(alike["group1.0.conv2.weight"], alike["group1.1.conv2.weight"])
+
+
+def test_convolutions_begin_as_he_et_al_draw_them():
+    # Normal of variance 2 / (outputs of one weight): 3x3 pixels times 64 channels.
+    weight = state(config=ModelConfig(depth=18, classes=2))["layer1.0.conv1.weight"]
+    assert weight.mean().item() == pytest.approx(0, abs=1e-3)
+    assert weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+    stem = state(["conv1.weight"], config=ModelConfig(depth=18, classes=2))["conv1.weight"]
+    assert stem.std().item() == pytest.approx((2 / (49 * 64)) ** 0.5, rel=0.05)
 
 
 def test_number_of_classes_changes_the_classifier_only():

@@ -48,7 +48,7 @@ def test_function_or_class_in_the_current_folder(module):
     name = module("def net(width=4):\n    return nn.Conv2d(3, width, 1)\n")
     assert custom(f"{name}:net", {}).out_channels == 4
     assert custom(f"{name}:net", {"width": 9}).out_channels == 9
-    assert isinstance(custom("torch.nn:Conv2d", {k: 1 for k in CONV}), nn.Conv2d)
+    assert isinstance(custom("torch.nn:Conv2d", dict.fromkeys(CONV, 1)), nn.Conv2d)
 
 
 CONV = ("in_channels", "out_channels", "kernel_size")
