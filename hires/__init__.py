@@ -1,2 +1,3 @@
 """Distributed deep learning on high-resolution images: layouts, proofs, runs and records."""
+
 __version__ = "0.1.0"

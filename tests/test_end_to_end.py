@@ -1,4 +1,4 @@
-"""The whole path as a user walks it: image files in, run folder and tables out, real ranks between."""
+"""The whole path as a user walks it: image files in, run folder and tables out, real ranks."""
 
 from __future__ import annotations
 

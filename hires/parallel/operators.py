@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hires.parallel.collective import mean_over_image, share
-from hires.parallel.context import TORCH_DTYPES, Context
+from hires.parallel.context import Context
 from hires.parallel.norm import NormTiles, tiled_batch_norm
 from hires.parallel.window import Window
 from hires.plan.graph import Node
@@ -20,7 +20,6 @@ from hires.plan.rules import TILED, rule_of
 Values = dict[str, Any]
 Operator = Callable[[Values], Any]
 
-NAMED_DTYPES = {**TORCH_DTYPES, "int64": torch.int64, "bool": torch.bool, "int32": torch.int32}
 MEMORY_FORMATS = {
     "contiguous_format": torch.contiguous_format,
     "preserve_format": torch.preserve_format,
@@ -172,5 +171,5 @@ def _decode(arg: Any, values: Values, tensors: dict[str, Tensor]) -> Any:
     if kind == "param":
         return tensors[name]
     if kind == "dtype":
-        return NAMED_DTYPES[name]
+        return getattr(torch, name)
     return MEMORY_FORMATS[name] if kind == "memory_format" else None

@@ -120,13 +120,16 @@ def _count_rank(plan: Plan, rank: int, add: Any) -> None:
 def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
     """Returns the stages: where the network is cut, what is tiled, and the ranks of each."""
     parallel = config.parallel
-    bounds = partition(graph, parallel.stages, parallel.balance)
+    grids = [
+        list(parallel.tiles) if index < parallel.spatial_stages else [1, 1]
+        for index in range(parallel.stages)
+    ]
+    bounds = partition(graph, [rows * cols for rows, cols in grids], parallel.balance)
     starts = set(layer_starts(graph))
     stages: list[Stage] = []
     rank = 0
-    for index in range(parallel.stages):
+    for index, tiles in enumerate(grids):
         nodes = graph.nodes[bounds[index] : bounds[index + 1]]
-        tiles = list(parallel.tiles) if index < parallel.spatial_stages else [1, 1]
         names = {name for node in nodes for name in node.params}
         stage = Stage(index, bounds[index], bounds[index + 1], tiles, rank)
         stage.num_layers = len(starts & set(range(stage.first, stage.last)))

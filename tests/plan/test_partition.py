@@ -36,7 +36,7 @@ def test_layer_begins_at_each_convolution_and_takes_what_follows():
 def test_network_without_weights_is_one_layer():
     graph = graph_of(node("relu", "relu", [INPUT], IMAGE), node("exp", "exp", ["relu"], IMAGE))
     assert layer_starts(graph) == [0]
-    assert partition(graph, 1, None) == [0, 2]
+    assert partition(graph, [1] * 1, None) == [0, 2]
 
 
 @pytest.mark.parametrize("crossing", [{"shape": None, "dtype": None}, {"dtype": "bool"}])
@@ -67,32 +67,38 @@ def test_everything_read_later_crosses_a_cut_but_the_images():
 
 def test_balance_counts_layers():
     graph = chain([(1, 1)] * 5, between=1)
-    assert partition(graph, 3, [1, 3, 1]) == [0, 2, 8, 10]
+    assert partition(graph, [1] * 3, [1, 3, 1]) == [0, 2, 8, 10]
 
 
 def test_even_layers_make_even_stages():
-    assert partition(chain([(10, 1)] * 8), 4, None) == [0, 2, 4, 6, 8]
+    assert partition(chain([(10, 1)] * 8), [1] * 4, None) == [0, 2, 4, 6, 8]
+
+
+def test_tiled_stage_gets_as_many_times_the_work_as_it_has_ranks():
+    assert partition(chain([(10, 1)] * 10), [4, 1], None) == [0, 8, 10]
 
 
 def test_cut_moves_within_the_slack_to_where_less_crosses():
     # 100 | 100 is even, 104 | 96 sends a hundredth; 110 | 90 would send nothing but is too uneven.
     graph = chain([(96, 9), (4, 500), (4, 5), (6, 1), (90, 9)])
-    assert partition(graph, 2, None) == [0, 3, 5]
+    assert partition(graph, [1] * 2, None) == [0, 3, 5]
 
 
 def test_one_layer_that_outweighs_all_others_still_leaves_some_for_every_stage():
     # The search went on from stages that already held every layer, and read beyond the list.
-    assert partition(chain([(100, 1), (1, 1), (1, 1)]), 3, None) == [0, 1, 2, 3]
+    assert partition(chain([(100, 1), (1, 1), (1, 1)]), [1] * 3, None) == [0, 1, 2, 3]
 
 
 @settings(max_examples=150, deadline=None)
 @given(costs=costs, data=st.data())
 def test_partition_is_the_best_of_all(costs, data):
     num_stages = data.draw(st.integers(1, len(costs)))
+    ranks = data.draw(st.lists(st.integers(1, 4), min_size=num_stages, max_size=num_stages))
     flops, elements = zip(*costs, strict=True)
 
     def largest(cuts):
-        return max(sum(flops[a:b]) for a, b in itertools.pairwise(cuts))
+        stages = zip(itertools.pairwise(cuts), ranks, strict=True)
+        return max(sum(flops[a:b]) / shared for (a, b), shared in stages)
 
     def crossing(cuts):
         return sum(elements[cut - 1] for cut in cuts[1:-1])
@@ -103,7 +109,7 @@ def test_partition_is_the_best_of_all(costs, data):
     ]
     limit = min(map(largest, every)) * SLACK
     best = min(crossing(cuts) for cuts in every if largest(cuts) <= limit)
-    chosen = partition(chain(list(costs)), num_stages, None)
+    chosen = partition(chain(list(costs)), ranks, None)
     assert len(set(chosen)) == num_stages + 1
     assert largest(chosen) <= limit
     assert crossing(chosen) == best
@@ -114,5 +120,5 @@ def test_deep_network_is_cut_in_a_moment():
     for layers, stages in ((156, 8), (1200, 64)):
         graph = chain([(1000 + index * 7919 % 501, 1 + index % 5) for index in range(layers)], 2)
         begin = time.process_time()
-        assert len(partition(graph, stages, None)) == stages + 1
+        assert len(partition(graph, [1] * stages, None)) == stages + 1
         assert time.process_time() - begin < 5
