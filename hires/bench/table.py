@@ -11,15 +11,15 @@ from typing import Any
 
 from hires.bench.contestants import Contestant
 from hires.bench.runners import Verdict
-from hires.bench.timing import Spread, ratios, spread
+from hires.bench.timing import Samples, Spread, ratios, spread
 from hires.core import provenance
 from hires.core.files import make_folder, write_atomically
 from hires.core.units import gib
 
 SCHEMA = 1
 HEADINGS = (
-    "row", "ranks", "threads", "images", "step ms", "p10", "p90", "n", "images/s", "speed-up",
-    "beside torch", "errors", "what",
+    "row", "ranks", "threads", "images", "step ms", "p10", "p90", "n", "cpu ms", "images/s",
+    "speed-up", "beside torch", "errors", "what",
 )  # fmt: skip
 NOTES = """\
 `speed-up` is images per second over those of the baseline (`single`; for pipelines `single,
@@ -28,29 +28,31 @@ that of the row: above 1 is faster. Both are medians of ratios taken within each
 the largest relative errors of the row's first step against a plain `nn.Module` in one process: of
 loss or outputs, and of the norms of all gradients. A training step is forward, backward, gradient
 sync and SGD. All rows run round-robin in one pair of processes, one sample each a round, in a new
-order each round; a sample is that of the slowest rank."""
+order each round; a sample is that of the slowest rank. `cpu ms` is the processor time of a step, of
+all threads and ranks."""
 
 
 def table(
     rows: Sequence[Contestant],
-    samples: dict[str, list[float]],
+    samples: Mapping[str, Samples],
     verdicts: Mapping[str, Verdict | None],
 ) -> list[dict[str, Any]]:
     """Returns one dict of plain values a row.
 
     Args:
         rows: the contestants.
-        samples: seconds of every round, by row.
+        samples: by row.
         verdicts: by row, None where nothing was compared.
     """
     by_name = {row.name: row for row in rows}
+    step_s = {name: found.step_s for name, found in samples.items()}
     made = []
     for row in rows:
-        took = spread(samples[row.name])
+        took = spread(step_s[row.name])
         base = by_name[row.baseline]
         share = row.config.batch / base.config.batch
-        speedup = ratios(samples[base.name], samples[row.name])
-        peer = min(row.peers, key=lambda name: spread(samples[name]).median, default=None)
+        speedup = ratios(step_s[base.name], step_s[row.name])
+        peer = min(row.peers, key=lambda name: spread(step_s[name]).median, default=None)
         verdict = verdicts.get(row.name)
         made.append(
             {
@@ -61,16 +63,18 @@ def table(
                 "threads": row.threads,
                 "images": row.config.batch,
                 "step_s": dataclasses.asdict(took),
+                "cpu_s": dataclasses.asdict(spread(samples[row.name].cpu_s)),
                 "images_per_s": row.config.batch / took.median,
                 "baseline": base.name,
                 "speedup": dataclasses.asdict(_scaled(speedup, share)),
                 "peer": peer,
-                "beside_torch": dataclasses.asdict(ratios(samples[peer], samples[row.name]))
+                "beside_torch": dataclasses.asdict(ratios(step_s[peer], step_s[row.name]))
                 if peer
                 else None,
                 "error": dataclasses.asdict(verdict) if verdict else None,
                 "ok": not row.checked or (verdict is not None and verdict.ok),
-                "samples_s": samples[row.name],
+                "samples_s": step_s[row.name],
+                "cpu_samples_s": samples[row.name].cpu_s,
             }
         )
     return made
@@ -159,6 +163,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         str(row["images"]),
         *(f"{step[key] * 1e3:.1f}" for key in ("median", "p10", "p90")),
         str(step["count"]),
+        f"{row['cpu_s']['median'] * 1e3:.1f}",
         f"{row['images_per_s']:.3f}",
         _ratio(row["speedup"]),
         _ratio(row["beside_torch"]),

@@ -37,6 +37,16 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True)
+class Samples:
+    """All counted steps of one contestant, one number a round."""
+
+    step_s: list[float]
+    """Seconds of the slowest rank."""
+    cpu_s: list[float]
+    """Seconds of processor time, all threads of all ranks: other work on the machine adds less."""
+
+
+@dataclass(frozen=True)
 class Spread:
     """Some samples in short: seconds of a step, or ratios of two."""
 
@@ -59,8 +69,8 @@ def ratios(over: Sequence[float], under: Sequence[float]) -> Spread:
 
 def race(
     runners: Mapping[str, Runner | None], rounds: int, warmup: int, world: Group
-) -> dict[str, list[float]]:
-    """Returns the seconds of every counted step, of the slowest rank.
+) -> dict[str, Samples]:
+    """Returns the seconds of every counted step.
 
     Args:
         runners: contestants by name, the same names on all ranks; None where this rank is not in.
@@ -69,9 +79,9 @@ def race(
         world: all ranks.
 
     Returns:
-        One list of ``rounds`` samples a contestant, the same on all ranks.
+        ``rounds`` samples a contestant, the same on all ranks.
     """
-    own: dict[str, list[float]] = {name: [] for name in runners}
+    own: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
     gc.collect()
     gc.disable()  # a collection would hit one contestant and not the others
     try:
@@ -85,22 +95,23 @@ def race(
     finally:
         gc.enable()
     table = torch.tensor([samples[warmup:] for samples in own.values()], dtype=torch.float64)
-    slowest = all_gather(table, world).amax(0)
-    return dict(zip(own, slowest.tolist(), strict=True))
+    ranks = all_gather(table, world)  # (ranks, contestants, rounds, 2)
+    slowest, cpu = ranks[..., 0].amax(0), ranks[..., 1].sum(0)
+    return {n: Samples(slowest[i].tolist(), cpu[i].tolist()) for i, n in enumerate(own)}
 
 
-def _sample(runner: Runner | None) -> float:
-    """Returns the seconds of one step on this rank, 0 if it is not in."""
+def _sample(runner: Runner | None) -> tuple[float, float]:
+    """Returns the seconds of one step on this rank and those of its processor, 0 if not in."""
     if runner is None:
         barrier()
-        return 0.0
+        return 0.0, 0.0
     runner.prepare()
     barrier()
-    began = _now()
+    cpu_s, began = time.process_time(), _now()
     runner.step()
-    took_s = _now() - began
+    took_s, cpu_s = _now() - began, time.process_time() - cpu_s
     runner.tidy()
-    return took_s
+    return took_s, cpu_s
 
 
 def _order(names: list[str], index: int) -> list[str]:

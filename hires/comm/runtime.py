@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import datetime
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hires.comm import shared
+from hires.comm.shared import SharedGather
 from hires.core.errors import CommError
 from hires.core.world import World
 
-DIRECT_BYTES = 65536
+DIRECT_BYTES = shared.SLOT_BYTES
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""
 GATHER_TAG = 2**31 - 1024
 """Tags from here on belong to direct gathers; the plan's are far below."""
+PATH_BYTES = 4096
+"""Room for the name of a file."""
+
+_one_machine = False
+_timeout_s = 0.0
 
 
 class Handle:
@@ -51,6 +61,8 @@ class Group:
     """The transport's own handle; None for a group of one."""
     tag: int
     """Tag of its direct gathers."""
+    shared: SharedGather | None = None
+    """Memory for small gathers, where all its ranks are on this machine."""
 
     @property
     def size(self) -> int:
@@ -64,6 +76,8 @@ def start(world: World, timeout_s: float) -> None:
     Raises:
         CommError: not all ranks came within ``timeout_s``.
     """
+    global _one_machine, _timeout_s
+    _one_machine, _timeout_s = world.local_size == world.size, timeout_s
     store = f"tcp://{world.address}:{world.port}"
 
     def join() -> None:
@@ -87,6 +101,8 @@ def shutdown() -> None:
 def make_groups(members: list[list[int]]) -> dict[int, Group]:
     """Creates groups, all ranks in the same order.
 
+    Groups of a world that lives on one machine also get memory for small gathers.
+
     Returns:
         The groups that hold this rank, by their index in ``members``.
     """
@@ -98,6 +114,7 @@ def make_groups(members: list[list[int]]) -> dict[int, Group]:
             handle = _guard(functools.partial(dist.new_group, ranks), f"group {ranks}")
         if rank in ranks:
             made[number] = Group(ranks, ranks.index(rank), handle, GATHER_TAG + number % 1024)
+            made[number].shared = _share_memory(made[number])
     return made
 
 
@@ -133,8 +150,11 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
 
 def all_gather(tensor: Tensor, group: Group) -> Tensor:
     """Returns the tensors of all ranks of a group, stacked in the order of its ranks."""
+    small = tensor.numel() * tensor.element_size() <= DIRECT_BYTES
+    if group.shared is not None and small:
+        return group.shared.gather(tensor)
     gathered = tensor.new_empty((group.size, *tensor.shape))
-    if group.size > 1 and tensor.numel() * tensor.element_size() > DIRECT_BYTES:
+    if group.size > 1 and not small:
         parts = list(gathered.unbind(0))
         what = f"an all-gather among ranks {group.ranks}"
         _guard(lambda: dist.all_gather(parts, tensor.contiguous(), group=group.process_group), what)
@@ -151,6 +171,26 @@ def all_gather(tensor: Tensor, group: Group) -> Tensor:
 def barrier() -> None:
     """Waits for all ranks of the world."""
     _guard(dist.barrier, "a barrier of all ranks")
+
+
+def _share_memory(group: Group) -> SharedGather | None:
+    """Returns the group's shared memory, or None for all members alike."""
+    if group.size == 1 or not _one_machine or not shared.supported():
+        return None
+    name = torch.zeros(PATH_BYTES, dtype=torch.uint8)
+    path = shared.create(group.size) if group.index == 0 else None
+    if path is not None:
+        encoded = os.fsencode(path)
+        name[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    what = f"the shared memory of ranks {group.ranks}"
+    _guard(lambda: dist.broadcast(name, group.ranks[0], group=group.process_group), what)
+    told = os.fsdecode(bytes(name.tolist()).rstrip(b"\0"))
+    if not told:
+        return None
+    memory = shared.SharedGather(Path(told), group.size, group.index, _timeout_s)
+    _guard(lambda: dist.barrier(group=group.process_group), what)
+    shared.remove(Path(told))
+    return memory
 
 
 def _wire(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +67,8 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngi
     cast(model, config)
     module = StageModule(context, model)
     counters = [dict(model.named_buffers())[name] for name in _counter_names(model, names)]
-    sync = GradientSync(context, module, counters)
+    spare = len(os.sched_getaffinity(0)) > plan.world * config.launcher.threads
+    sync = GradientSync(context, module, counters, early=spare)
     return RankEngine(
         context=context,
         model=model,

@@ -4,8 +4,9 @@ Gradients are summed over the tiles and averaged over everything else; the loss 
 is already divided by the number of microbatches of all replicas, so one sum over all holders does
 it. Parameters behind the global pool have the whole gradient on every tile and count 1 / tiles.
 
-Large gradients are summed where they lie, each as soon as the last microbatch's backward pass has
-made it and those before it; small ones travel together at the end. All ranks issue in one order.
+Large gradients are summed where they lie, if there are cores to spare each as soon as the last
+microbatch's backward pass has made it and those before it; small ones travel together at the end.
+All ranks issue in one order.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ class GradientSync:
         context: the rank and its plan.
         module: the rank's stage.
         counters: ``num_batches_tracked`` of the stage's norms.
+        early: whether large gradients set out during the backward pass. Worth it where the
+            transport's threads have cores to themselves; elsewhere they slow the pass down.
     """
 
-    def __init__(self, context: Context, module: StageModule, counters: list[Tensor]) -> None:
+    def __init__(
+        self, context: Context, module: StageModule, counters: list[Tensor], early: bool = True
+    ) -> None:
         self.group: Group = context.groups[gradient_group(context.plan, context.rank)]
         self.num_tiles = context.stage.num_tiles
         self.running = RunningStatistics(context, module, counters)
@@ -45,7 +50,7 @@ class GradientSync:
         self.ready: set[int] = set()
         self.issued: list[Handle] = []
         self.num_issued = 0
-        if self.group.size > 1:
+        if self.group.size > 1 and early:
             for parameter in self.large:
                 add_hook = parameter.register_post_accumulate_grad_hook
                 add_hook(self._on_ready)  # type: ignore[no-untyped-call]

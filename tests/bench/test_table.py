@@ -9,6 +9,7 @@ import pytest
 from hires.bench.contestants import Options, line_up
 from hires.bench.runners import Verdict
 from hires.bench.table import result, table, text, write
+from hires.bench.timing import Samples
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def rows():
     return line_up(options, "train")
 
 
-SAMPLES = {
+STEP_S = {
     "single": [4.0, 8.0, 4.0],
     "module": [5.0, 10.0, 5.0],
     "module, no trick": [6.0, 12.0, 6.0],
@@ -26,6 +27,7 @@ SAMPLES = {
     "ddp": [8.0, 16.0, 8.0],
     "ddp views": [6.0, 12.0, 6.0],
 }
+SAMPLES = {name: Samples(step_s, [1.5, 1.5, 1.5]) for name, step_s in STEP_S.items()}
 
 
 def found(rows, **verdicts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hires.bench import timing
-from hires.bench.timing import race, ratios, spread
+from hires.bench.timing import Samples, race, ratios, spread
 from hires.comm import Group
 
 ALONE = Group([0], 0, None, 0)
@@ -49,7 +49,8 @@ def test_ratio_is_taken_within_a_round():
 def test_only_the_step_lies_between_barrier_and_tidying(seen):
     samples = race({"a": Recorder("a", seen)}, 1, 0, ALONE)
     assert seen == ["prepare a", "barrier", "step a", "tidy a"]
-    assert samples == {"a": [1.0]}
+    assert samples["a"].step_s == [1.0]
+    assert samples["a"].cpu_s[0] >= 0
 
 
 def test_every_round_runs_all_contestants_once_in_an_order_of_its_own(seen):
@@ -64,9 +65,9 @@ def test_every_round_runs_all_contestants_once_in_an_order_of_its_own(seen):
 def test_warmup_is_not_counted(seen):
     samples = race({"a": Recorder("a", seen)}, 2, 3, ALONE)
     assert seen.count("step a") == 5
-    assert len(samples["a"]) == 2
+    assert len(samples["a"].step_s) == len(samples["a"].cpu_s) == 2
 
 
 def test_rank_that_is_not_in_waits_at_the_barrier_only(seen):
-    assert race({"a": None}, 2, 0, ALONE) == {"a": [0.0, 0.0]}
+    assert race({"a": None}, 2, 0, ALONE) == {"a": Samples([0.0, 0.0], [0.0, 0.0])}
     assert seen == ["barrier", "barrier"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.helpers.jobs import gather_of_rank, silent_peer
+from hires.comm import shared
+from tests.helpers.jobs import gather_of_rank, late_gather, many_gathers, silent_peer
 from tests.helpers.ranks import run_ranks
 
 pytestmark = pytest.mark.dist
@@ -19,3 +22,23 @@ def test_gather_stacks_in_rank_order_and_reduce_sums(num_elements: int):
 def test_silent_peer_is_named_within_the_timeout():
     told, _ = run_ranks(silent_peer, 2, timeout_s=30)
     assert "a receive from rank 1" in told
+
+
+def test_shared_memory_gathers_keep_their_order_when_ranks_are_late():
+    before = set(Path("/dev/shm").iterdir())
+    assert run_ranks(many_gathers, 3, 400) == [0, 0, 0]
+    assert not [p for p in set(Path("/dev/shm").iterdir()) - before if p.name.startswith("hires-")]
+
+
+def test_rank_that_misses_a_gather_is_named_within_the_timeout():
+    told, _ = run_ranks(late_gather, 2, timeout_s=30)
+    assert "[1]" in told
+
+
+def test_no_room_for_shared_memory_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    # The members are told by an empty name, and gather point to point.
+    monkeypatch.setattr(shared, "FOLDER", tmp_path)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(full))
+    assert shared.create(2) is None
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,12 @@ from hires.plan.program import groups
 from hires.plan.tiling import own_rect
 
 
-def verify(world: World, config: dict[str, Any], plan: dict[str, Any], folder: str) -> Any:
-    """Returns verify.json of one layout, on rank 0."""
+def verify(
+    world: World, config: dict[str, Any], plan: dict[str, Any], folder: str, cores: int = 0
+) -> Any:
+    """Returns verify.json of one layout, on rank 0; ``cores`` are those that ranks believe in."""
+    if cores:
+        os.sched_getaffinity = lambda _: set(range(cores))
     comm.start(world, 60)
     settings = from_dict(config)
     engine = build_rank(settings, Plan.from_dict(plan), world.rank, 1)
@@ -67,12 +74,41 @@ def gather_of_rank(world: World, num_elements: int) -> list[float]:
     return [*gathered[:, -1].tolist(), total[0].item()]
 
 
+def many_gathers(world: World, rounds: int) -> int:
+    """Gathers again and again, each rank late in turn; returns how many answers were wrong."""
+    comm.start(world, 60)
+    [group] = comm.make_groups([list(range(world.size))]).values()
+    assert group.shared is not None, "this machine should share memory"
+    chance = random.Random(world.rank)
+    wrong = 0
+    for number in range(rounds):
+        if chance.random() < 0.1:
+            time.sleep(chance.random() / 200)
+        gathered = comm.all_gather(torch.tensor([[number, world.rank]]), group)
+        expected = [[[number, rank]] for rank in range(world.size)]
+        wrong += gathered.tolist() != expected
+    comm.shutdown()
+    return wrong
+
+
+def late_gather(world: World) -> str:
+    """Rank 1 never comes to a gather; returns what rank 0 is told."""
+    comm.start(world, 2)
+    [group] = comm.make_groups([[0, 1]]).values()
+    if world.rank == 1:
+        time.sleep(4)
+        return ""
+    try:
+        comm.all_gather(torch.zeros(2), group)
+    except comm.runtime.CommError as error:
+        return str(error)
+    return "no error"
+
+
 def silent_peer(world: World) -> str:
     """Rank 1 never answers; returns what rank 0 is told."""
     comm.start(world, 3)
     if world.rank == 1:
-        import time
-
         time.sleep(6)
         return ""
     try:

@@ -37,9 +37,10 @@ def plan_of(config: RunConfig) -> Plan:
     return make_plan(config, trace_config(config))
 
 
-def verified(folder: Path, **keys: Any) -> dict[str, Any]:
-    """Returns verify.json of a layout that really ran."""
+def verified(folder: Path, cores: int = 0, **keys: Any) -> dict[str, Any]:
+    """Returns verify.json of a layout that ran on ranks that believe in so many cores."""
     config = config_of(**keys)
     plan = plan_of(config)
     assert plan.ok, plan.findings
-    return run_ranks(verify, plan.world, to_dict(config), plan.to_dict(), str(folder))[0]
+    given = (to_dict(config), plan.to_dict(), str(folder), cores)
+    return run_ranks(verify, plan.world, *given)[0]

@@ -86,3 +86,10 @@ def test_inference_equals_one_process(tmp_path: Path):
 def test_halo_taller_than_the_tile_is_borrowed_from_beyond_the_neighbour(tmp_path: Path):
     # Tiles of 2 to 3 rows at the dilated convolution, which reaches 4 rows up and down.
     check(tmp_path, image=[19, 22], model=ZOO, data=ZOO_DATA, parallel={"tiles": [4, 1]})
+
+
+@pytest.mark.parametrize("parallel", [{"replicas": 2, "microbatches": 2}, {"tiles": [2, 1]}])
+def test_gradients_that_set_out_during_the_backward_pass(parallel: dict[str, Any], tmp_path: Path):
+    # Ranks that believe in spare cores sum gradients of 1 MiB and more as they come.
+    model = {"name": "resnet", "depth": 18, "classes": 4}
+    check(tmp_path, image=[64, 40], batch=4, model=model, parallel=parallel, cores=64)
