@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm import shared
-from hires.comm.shared import SharedGather
+from hires.comm.shared import SharedMemory
 from hires.core.errors import CommError
 from hires.core.world import World
 
-DIRECT_BYTES = shared.SLOT_BYTES
+DIRECT_BYTES = shared.GATHER_BYTES
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""
 GATHER_TAG = 2**31 - 1024
 """Tags from here on belong to direct gathers; the plan's are far below."""
@@ -37,8 +37,9 @@ _timeout_s = 0.0
 class Handle:
     """An operation under way."""
 
-    def __init__(self, work: Any, what: str) -> None:
-        self._work = work
+    def __init__(self, finish: Callable[[], Any] | None, what: str) -> None:
+        """``finish`` returns when it is complete; None: it is complete already."""
+        self._finish = finish
         self._what = what
 
     def wait(self) -> None:
@@ -47,7 +48,8 @@ class Handle:
         Raises:
             CommError: the other side died or did not answer within ``comm.timeout_s``.
         """
-        _guard(self._work.wait, self._what)
+        if self._finish is not None:
+            _guard(self._finish, self._what)
 
 
 @dataclass
@@ -61,8 +63,8 @@ class Group:
     """The transport's own handle; None for a group of one."""
     tag: int
     """Tag of its direct gathers."""
-    shared: SharedGather | None = None
-    """Memory for small gathers, where all its ranks are on this machine."""
+    shared: SharedMemory | None = None
+    """Memory for small messages, where all its ranks are on this machine."""
 
     @property
     def size(self) -> int:
@@ -98,10 +100,13 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
-def make_groups(members: list[list[int]]) -> dict[int, Group]:
+def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group]:
     """Creates groups, all ranks in the same order.
 
-    Groups of a world that lives on one machine also get memory for small gathers.
+    Args:
+        members: the ranks of each group.
+        num_close: the first so many groups exchange many small messages; in a world that lives on
+            one machine they get shared memory.
 
     Returns:
         The groups that hold this rank, by their index in ``members``.
@@ -114,25 +119,45 @@ def make_groups(members: list[list[int]]) -> dict[int, Group]:
             handle = _guard(functools.partial(dist.new_group, ranks), f"group {ranks}")
         if rank in ranks:
             made[number] = Group(ranks, ranks.index(rank), handle, GATHER_TAG + number % 1024)
-            made[number].shared = _share_memory(made[number])
+            if number < num_close:
+                made[number].shared = _share_memory(made[number])
     return made
 
 
-def isend(tensor: Tensor, peer: int, tag: int) -> Handle:
+def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
     """Begins to send a tensor, which must stay unchanged until the handle is done.
 
     A 4-dim tensor travels as NHWC, so a strip of rows of a channels-last map is sent as it lies.
+
+    Args:
+        tensor: what is sent.
+        peer: rank that receives it.
+        tag: a number that both sides know it by.
+        group: ranks in lockstep, which both sides name alike: small messages between them go
+            through shared memory where there is some, in order and without a tag.
     """
-    work = _guard(lambda: dist.isend(_wire(tensor), peer, tag=tag), f"a send to rank {peer}")
-    return Handle(work, f"a send to rank {peer}")
+    memory = _memory_for(tensor, group)
+    what = f"a send to rank {peer}"
+    if group is not None and memory is not None:
+        memory.send(_nhwc(tensor), group.ranks.index(peer))
+        return Handle(None, what)
+    work = _guard(lambda: dist.isend(_nhwc(tensor).contiguous(), peer, tag=tag), what)
+    return Handle(work.wait, what)
 
 
-def irecv(tensor: Tensor, peer: int, tag: int) -> Handle:
-    """Begins to fill a tensor (channels-last if it has 4 dims) from another rank."""
-    buffer = tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
+def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
+    """Begins to fill a dense tensor (channels-last if it has 4 dims) from another rank.
+
+    The arguments are those of :func:`isend` on the other side.
+    """
+    buffer = _nhwc(tensor)
+    what = f"a receive from rank {peer}"
+    memory = _memory_for(tensor, group)
+    if group is not None and memory is not None:
+        return Handle(memory.expect(buffer, group.ranks.index(peer)), what)
     assert buffer.is_contiguous(), "a receive needs a dense buffer"
-    work = _guard(lambda: dist.irecv(buffer, peer, tag=tag), f"a receive from rank {peer}")
-    return Handle(work, f"a receive from rank {peer}")
+    work = _guard(lambda: dist.irecv(buffer, peer, tag=tag), what)
+    return Handle(work.wait, what)
 
 
 def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None:
@@ -141,7 +166,7 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
         return None
     what = f"an all-reduce among ranks {group.ranks}"
     work = _guard(lambda: dist.all_reduce(tensor, group=group.process_group, async_op=True), what)
-    handle = Handle(work, what)
+    handle = Handle(work.wait, what)
     if wait:
         handle.wait()
         return None
@@ -173,7 +198,7 @@ def barrier() -> None:
     _guard(dist.barrier, "a barrier of all ranks")
 
 
-def _share_memory(group: Group) -> SharedGather | None:
+def _share_memory(group: Group) -> SharedMemory | None:
     """Returns the group's shared memory, or None for all members alike."""
     if group.size == 1 or not _one_machine or not shared.supported():
         return None
@@ -187,21 +212,31 @@ def _share_memory(group: Group) -> SharedGather | None:
     told = os.fsdecode(bytes(name.tolist()).rstrip(b"\0"))
     if not told:
         return None
-    memory = shared.SharedGather(Path(told), group.size, group.index, _timeout_s)
+    memory = shared.SharedMemory(Path(told), group.size, group.index, _timeout_s)
     _guard(lambda: dist.barrier(group=group.process_group), what)
     shared.remove(Path(told))
     return memory
 
 
-def _wire(tensor: Tensor) -> Tensor:
-    """Returns a tensor as it travels: dense, NHWC if it has 4 dims."""
-    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).contiguous()
+def _memory_for(tensor: Tensor, group: Group | None) -> SharedMemory | None:
+    """Returns the memory through which a message goes: a function of its size and group only."""
+    if group is None or group.shared is None:
+        return None
+    fits = tensor.numel() * tensor.element_size() <= shared.mail_bytes(group.size)
+    return group.shared if fits else None
+
+
+def _nhwc(tensor: Tensor) -> Tensor:
+    """Returns a tensor in the order in which it travels: a 4-dim one as NHWC."""
+    return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
 
 
 def _guard(call: Callable[[], Any], what: str) -> Any:
     """Returns what a call returns, its failure said in hires' words."""
     try:
         return call()
+    except CommError as error:
+        raise CommError(f"{what} failed: {error}") from error
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise CommError(f"{what} failed: {reason[0][:300]}") from error

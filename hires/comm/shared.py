@@ -1,11 +1,9 @@
-"""How do ranks of one machine gather a few numbers in microseconds? Through memory that they share.
+"""How do ranks of one machine exchange small messages in microseconds? Through shared memory.
 
-Tiles exchange statistics hundreds of times a step, and wait for each other every time. Over TCP a
-busy machine answers in a millisecond, since the transport's thread must first get a core. Here each
-rank writes its numbers into its slot and looks at the others' counters until they have come.
-
-A rank is never more than one gather ahead of another, so two sets of slots, used in turns, are
-enough: who writes gather k + 2 has seen everybody in gather k + 1, hence finished with k.
+Tiles exchange statistics and borders hundreds of times a step, and wait for each other every time.
+Over TCP a busy machine answers in a millisecond, since the transport's thread must first get a
+core. Here a rank writes into memory that all members see, and looks at counters until others have.
+Two slots for each way, used in turns, are enough: a third message waits until the first is read.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,19 +23,133 @@ from torch import Tensor
 
 from hires.core.errors import CommError
 
-SLOT_BYTES = 65536
-"""Largest tensor of one rank."""
+GATHER_BYTES = 65536
+"""Largest tensor that a rank gives to a gather."""
+MAIL_BYTES = 262144
+"""Largest message between two ranks, unless there are many."""
+ALL_MAIL_BYTES = 2**26
+"""Memory for the messages of one group."""
 LINE = 128
-"""Bytes between two ranks' counters: each on cache lines of its own."""
+"""Bytes between two counters: each on cache lines of its own."""
 SPINS = 2000
-"""Looks before the waiting rank begins to give its core away between them."""
+"""Looks before a waiting rank begins to give its core away between them."""
 FOLDER = Path("/dev/shm")
 """Memory in the guise of a folder."""
+
+
+class SharedMemory:
+    """One rank's view of the memory of its group.
+
+    Args:
+        path: the file that one member created; it may be deleted once all members have opened it.
+        num_ranks: members.
+        index: this rank's position among them.
+        timeout_s: longest wait for another member.
+    """
+
+    def __init__(self, path: Path, num_ranks: int, index: int, timeout_s: float) -> None:
+        with path.open("r+b") as file:
+            memory = mmap.mmap(file.fileno(), num_bytes(num_ranks))
+        num_counters = num_ranks * (1 + 2 * num_ranks)
+        counters = np.frombuffer(memory, np.int64, num_counters * LINE // 8)[:: LINE // 8]
+        self._came = counters[:num_ranks]
+        pairs = counters[num_ranks:].reshape(2, num_ranks, num_ranks)
+        self._written, self._read = pairs[0], pairs[1]  # [source, target]
+        rest = torch.frombuffer(memory, dtype=torch.uint8, offset=num_counters * LINE)
+        split = 2 * num_ranks * GATHER_BYTES
+        self._gathers = rest[:split].view(2, num_ranks, GATHER_BYTES)
+        self._mail = rest[split:].view(num_ranks, num_ranks, 2, mail_bytes(num_ranks))
+        self._index = index
+        self._timeout_s = timeout_s
+        self._num_gathers = 0
+        self._sent = [0] * num_ranks
+        self._expected = [0] * num_ranks
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Returns the tensors of all ranks, stacked in their order.
+
+        A rank is never more than one gather ahead of another, so no slot is overwritten unread:
+        who writes gather k + 2 has seen everybody in gather k + 1, hence finished with k.
+
+        Raises:
+            CommError: a member did not come in time.
+        """
+        self._num_gathers = number = self._num_gathers + 1
+        slots = self._gathers[number % 2]
+        flat = tensor.contiguous().view(-1).view(torch.uint8)
+        slots[self._index, : flat.numel()] = flat
+        self._came[self._index] = number
+        self._wait(lambda: self._came.min() >= number, "a gather")
+        gathered = slots[:, : flat.numel()].contiguous()
+        return gathered.view(tensor.dtype).view(len(self._came), *tensor.shape)
+
+    def send(self, tensor: Tensor, target: int) -> None:
+        """Writes a message for a member; waits only while two older ones lie unread.
+
+        Raises:
+            CommError: the member did not read them in time.
+        """
+        self._sent[target] = number = self._sent[target] + 1
+        read = self._read[self._index]
+        self._wait(lambda: read[target] >= number - 2, f"member {target} to read")
+        self._slot(self._index, target, number, tensor).copy_(tensor)
+        self._written[self._index, target] = number
+
+    def expect(self, buffer: Tensor, source: int) -> Callable[[], None]:
+        """Returns what waits for the next message of a member and puts it into ``buffer``.
+
+        Messages are to be waited for in the order in which they were expected.
+        """
+        self._expected[source] = number = self._expected[source] + 1
+
+        def receive() -> None:
+            written = self._written[:, self._index]
+            self._wait(lambda: written[source] >= number, f"a message of member {source}")
+            assert self._read[source, self._index] == number - 1, "messages read out of order"
+            buffer.copy_(self._slot(source, self._index, number, buffer))
+            self._read[source, self._index] = number
+
+        return receive
+
+    def _slot(self, source: int, target: int, number: int, like: Tensor) -> Tensor:
+        """Returns the memory of a message, in another tensor's shape and type."""
+        size = like.numel() * like.element_size()
+        return self._mail[source, target, number % 2, :size].view(like.dtype).view(like.shape)
+
+    def _wait(self, done: Callable[[], bool], what: str) -> None:
+        """Returns when something has happened."""
+        looks, begin_s = 0, 0.0
+        while not done():
+            looks += 1
+            if looks < SPINS:
+                continue
+            # Somebody is late: perhaps because this rank keeps the core that the other one needs.
+            os.sched_yield()
+            if looks == SPINS:
+                begin_s = time.monotonic()
+            elif looks > 4 * SPINS:
+                time.sleep(1e-4)
+            if time.monotonic() - begin_s > self._timeout_s:
+                late = [i for i, count in enumerate(self._came) if count < self._num_gathers]
+                behind = f"; members {late} are behind" if late else ""
+                raise CommError(f"waiting for {what} took over {self._timeout_s:g} s{behind}")
 
 
 def supported() -> bool:
     """Whether this machine keeps the order of writes as other cores see them."""
     return platform.machine() in ("x86_64", "AMD64")
+
+
+def mail_bytes(num_ranks: int) -> int:
+    """Returns the largest message between two members of a group."""
+    share = ALL_MAIL_BYTES // (2 * num_ranks * num_ranks)
+    return min(MAIL_BYTES, share // LINE * LINE)
+
+
+def num_bytes(num_ranks: int) -> int:
+    """Returns the size of a group's memory: counters, slots of gathers, slots of messages."""
+    counters = num_ranks * (1 + 2 * num_ranks) * LINE
+    return counters + 2 * num_ranks * (GATHER_BYTES + num_ranks * mail_bytes(num_ranks))
 
 
 def create(num_ranks: int) -> Path | None:
@@ -48,7 +161,7 @@ def create(num_ranks: int) -> Path | None:
         os.close(handle)
         path = Path(name)
         # Written, not only sized: a full memory disk says so here and not by a signal later.
-        path.write_bytes(bytes(_num_bytes(num_ranks)))
+        path.write_bytes(bytes(num_bytes(num_ranks)))
     except OSError:
         if path is not None:
             path.unlink(missing_ok=True)
@@ -56,66 +169,7 @@ def create(num_ranks: int) -> Path | None:
     return path
 
 
-class SharedGather:
-    """One rank's view of the memory of its group.
-
-    Args:
-        path: the file that one member created; it may be deleted once all members have opened it.
-        num_ranks: members.
-        index: this rank's position among them.
-        timeout_s: longest wait for the others.
-    """
-
-    def __init__(self, path: Path, num_ranks: int, index: int, timeout_s: float) -> None:
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), _num_bytes(num_ranks))
-        counters = np.frombuffer(self._memory, np.int64, num_ranks * LINE // 8)
-        self._counters = counters[:: LINE // 8]
-        slots = torch.frombuffer(self._memory, dtype=torch.uint8, offset=num_ranks * LINE)
-        self._slots = slots.view(2, num_ranks, SLOT_BYTES)
-        self._index = index
-        self._timeout_s = timeout_s
-        self._count = 0
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        """Returns the tensors of all ranks, stacked in their order.
-
-        Raises:
-            CommError: a rank did not come within ``timeout_s``.
-        """
-        self._count += 1
-        slots = self._slots[self._count % 2]
-        flat = tensor.contiguous().view(-1).view(torch.uint8)
-        slots[self._index, : flat.numel()] = flat
-        self._counters[self._index] = self._count
-        self._wait()
-        gathered = slots[:, : flat.numel()].contiguous()
-        return gathered.view(tensor.dtype).view(len(self._counters), *tensor.shape)
-
-    def _wait(self) -> None:
-        """Returns when all ranks have written this gather."""
-        looks, begin_s = 0, 0.0
-        while self._counters.min() < self._count:
-            looks += 1
-            if looks < SPINS:
-                continue
-            # Somebody is late: perhaps because this rank keeps the core that the other one needs.
-            os.sched_yield()
-            if looks == SPINS:
-                begin_s = time.monotonic()
-            elif looks > 4 * SPINS:
-                time.sleep(1e-4)
-            if time.monotonic() - begin_s > self._timeout_s:
-                late = [i for i, count in enumerate(self._counters) if count < self._count]
-                raise CommError(f"members {late} of the group did not come to a gather in time")
-
-
 def remove(path: Path) -> None:
     """Deletes the file; the memory stays until the last member ends."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
-
-
-def _num_bytes(num_ranks: int) -> int:
-    """Returns the size of a group's memory: counters, then two sets of slots."""
-    return num_ranks * (LINE + 2 * SLOT_BYTES)

@@ -58,7 +58,8 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngi
         rank: this process.
         steps: how many steps the data is read for.
     """
-    context = Context(plan, rank, make_groups(groups(plan)))
+    num_close = plan.num_replicas * len(plan.stages)  # the groups of tiles come first
+    context = Context(plan, rank, make_groups(groups(plan), num_close))
     model = build_model(config.model, config.seed)
     names = {name for node in plan.nodes(context.stage.index) for name in node.params}
     names |= set(_counter_names(model, names))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hires.comm import Handle, irecv, isend
+from hires.comm import Group, Handle, irecv, isend
 from hires.parallel.context import Context
 from hires.plan.graph import Rect
 from hires.plan.plan import CommOp
@@ -31,30 +31,37 @@ class Exchange:
         self.window = window
         self.inner = intersect(own, window)
         self.dtype = context.dtype
+        self.tiles = context.tiles
         self.sends, self.receives = context.halo(op, back=False) if op else ([], [])
         self.back_sends, self.back_receives = context.halo(op, back=True) if op else ([], [])
 
     def begin(self, x: Tensor) -> Pending:
         """Posts the receives of the halo and the sends of the border pixels of ``x``."""
-        return Pending(x, self.own, self.sends, self.receives)
+        return Pending(x, self.own, self.sends, self.receives, self.tiles)
 
     def begin_back(self, grad: Tensor) -> Pending:
         """Posts the way back: gradients of borrowed pixels go to their owners."""
-        return Pending(grad, self.window, self.back_sends, self.back_receives)
+        return Pending(grad, self.window, self.back_sends, self.back_receives, self.tiles)
 
 
 class Pending:
     """An exchange under way."""
 
     def __init__(
-        self, source: Tensor, origin: Rect, sends: list[Message], receives: list[Message]
+        self,
+        source: Tensor,
+        origin: Rect,
+        sends: list[Message],
+        receives: list[Message],
+        tiles: Group,
     ) -> None:
         self.received: list[tuple[Handle, Message, Tensor]] = []
         for message in receives:
             buffer = new_map(source, message.shape)
-            self.received.append((irecv(buffer, message.peer, message.tag), message, buffer))
+            handle = irecv(buffer, message.peer, message.tag, tiles)
+            self.received.append((handle, message, buffer))
         self.sent = [
-            isend(part(source, origin, message.rect), message.peer, message.tag)
+            isend(part(source, origin, message.rect), message.peer, message.tag, tiles)
             for message in sends
         ]
 

@@ -46,7 +46,7 @@ def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[f
     """Returns (<H x, y>, <x, H* y>) of a node's halo exchange, as far as this rank sees them."""
     comm.start(world, 60)
     made = Plan.from_dict(plan)
-    context = Context(made, world.rank, comm.make_groups(groups(made)))
+    context = Context(made, world.rank, comm.make_groups(groups(made), 1))
     op = next(op for op in context.stage.comm if op.node == node and op.kind == "halo")
     window = Window(made.graph.by_name[node], context, op)
     generator = torch.Generator().manual_seed(seed + world.rank)
@@ -66,7 +66,7 @@ def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[f
 def gather_of_rank(world: World, num_elements: int) -> list[float]:
     """Returns the gathered first elements of tensors that hold the rank's number."""
     comm.start(world, 60)
-    [group] = comm.make_groups([list(range(world.size))]).values()
+    [group] = comm.make_groups([list(range(world.size))], 1).values()
     gathered = comm.all_gather(torch.full((num_elements,), float(world.rank)), group)
     total = torch.full((3,), float(world.rank))
     comm.all_reduce(total, group)
@@ -77,7 +77,7 @@ def gather_of_rank(world: World, num_elements: int) -> list[float]:
 def many_gathers(world: World, rounds: int) -> int:
     """Gathers again and again, each rank late in turn; returns how many answers were wrong."""
     comm.start(world, 60)
-    [group] = comm.make_groups([list(range(world.size))]).values()
+    [group] = comm.make_groups([list(range(world.size))], 1).values()
     assert group.shared is not None, "this machine should share memory"
     chance = random.Random(world.rank)
     wrong = 0
@@ -94,7 +94,7 @@ def many_gathers(world: World, rounds: int) -> int:
 def late_gather(world: World) -> str:
     """Rank 1 never comes to a gather; returns what rank 0 is told."""
     comm.start(world, 2)
-    [group] = comm.make_groups([[0, 1]]).values()
+    [group] = comm.make_groups([[0, 1]], 1).values()
     if world.rank == 1:
         time.sleep(4)
         return ""
