@@ -63,7 +63,8 @@ def _run(run_dir: Path, world: World, verify: bool) -> None:
     torch.set_num_threads(config.launcher.threads)
     rss_import = rss_bytes()
     reset_peak()
-    comm.start(world, VERIFY_TIMEOUT_S if verify else config.comm.timeout_s)
+    timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
+    comm.start(world, timeout_s, config.comm.shared_memory)
     engine = build_rank(config, plan, world.rank, 1 if verify else config.steps)
     stage = engine.context.stage
     log.info(

@@ -80,5 +80,5 @@ def _print(run: RunDir, as_json: bool) -> None:
     write(run.path, record)
     if as_json:
         print(json.dumps(record, indent=2))
-    else:
+    elif record["state"] == "done":  # numbers of half a run would look like a result
         print_record(record)

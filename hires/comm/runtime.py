@@ -30,6 +30,7 @@ GATHER_TAG = 2**31 - 1024
 PATH_BYTES = 4096
 """Room for the name of a file."""
 
+# Set once by start(), like the process groups of torch.distributed themselves.
 _one_machine = False
 _timeout_s = 0.0
 
@@ -72,14 +73,20 @@ class Group:
         return len(self.ranks)
 
 
-def start(world: World, timeout_s: float) -> None:
+def start(world: World, timeout_s: float, shared_memory: bool = True) -> None:
     """Joins the world's rendezvous.
+
+    Args:
+        world: this rank and where the ranks meet.
+        timeout_s: longest wait for another rank, now and later.
+        shared_memory: whether small messages of close groups may go through shared memory.
 
     Raises:
         CommError: not all ranks came within ``timeout_s``.
     """
     global _one_machine, _timeout_s
-    _one_machine, _timeout_s = world.local_size == world.size, timeout_s
+    _one_machine = shared_memory and world.local_size == world.size
+    _timeout_s = timeout_s
     store = f"tcp://{world.address}:{world.port}"
 
     def join() -> None:

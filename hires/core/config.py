@@ -150,6 +150,8 @@ class CommConfig:
     """Transport of every message."""
     timeout_s: float = 120.0
     """A message that takes longer than this stops the run."""
+    shared_memory: bool = True
+    """Whether tiles on one machine exchange small messages through memory that they share."""
 
     def __post_init__(self) -> None:
         _one_of("comm.backend", self.backend, ("gloo",))
@@ -246,9 +248,8 @@ class RunConfig:
         counted = self.measure.warmup + (self.measure.steps or 1)
         if self.steps < counted:
             raise ConfigError(
-                f"steps={self.steps} leaves nothing to measure after measure.warmup="
-                f"{self.measure.warmup} and measure.steps={self.measure.steps}; "
-                f"use steps={counted} or more"
+                f"steps={self.steps} leaves too little after measure.warmup={self.measure.warmup} "
+                f"for {self.measure.steps or 1} measured steps; use steps={counted} or more"
             )
 
     @property

@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from hires.core.config import RunConfig
 from hires.core.errors import RunError
 from hires.core.files import StrPath, cannot_write, make_folder, write_atomically
 from hires.core.naming import identity, plain, run_name
-from hires.core.records import attempt_dir, read_record
+from hires.core.records import attempt_dir, read_lines, read_record
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def create(
         again: whether a complete run gets another attempt.
 
     Raises:
-        RunError: the folder cannot be written, or its ``config.yaml`` was edited.
+        RunError: the folder cannot be written, its ``config.yaml`` was edited, or the same run is
+            under way on this machine.
         ConfigError: the config holds something that cannot be written down.
     """
     path = Path(config.results).absolute() / config.campaign / run_name(config)
@@ -84,6 +86,7 @@ def create(
     done = _done_attempt(path)
     if done is not None and not again:
         return RunDir(path, done, complete=True)
+    _refuse_running(path)
     _refresh(path, files)
     return RunDir(path, next_attempt(path, argv), complete=False)
 
@@ -232,6 +235,32 @@ def _done_attempt(path: Path) -> int | None:
         if record is not None and record.get("state") == "done":
             return int(record["attempt"])
     return None
+
+
+def _refuse_running(path: Path) -> None:
+    """Refuses a second start of a run whose latest attempt still runs on this machine."""
+    attempts = _attempts(path)
+    if not attempts:
+        return
+    folder = attempt_dir(path, max(attempts))
+    if (folder / "exit.json").exists() or not (folder / "events.jsonl").exists():
+        return
+    for event in read_lines(folder / "events.jsonl"):
+        if event.get("event") == "launch_started" and event.get("host") == socket.gethostname():
+            pid = int(event["pid"])
+            if pid != os.getpid() and _is_hires(pid):
+                raise RunError(
+                    f"{path.name} runs already as attempt {folder.name} (process {pid}); wait for "
+                    f"it, stop it, or start this one with another campaign=NAME"
+                )
+
+
+def _is_hires(pid: int) -> bool:
+    """Whether a process of that number lives and is one of hires."""
+    try:
+        return b"hires" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _check_same_config(path: Path, config: RunConfig) -> None:

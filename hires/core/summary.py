@@ -156,13 +156,19 @@ def confidence(values: Sequence[float]) -> list[float] | None:
     lie on one side of it, which a fair coin tells without any assumption on the distribution.
     """
     ordered, n = sorted(values), len(values)
-    outside, place = 2 * 0.5**n, 0
-    if outside > 0.05:
-        return None
-    while outside + 2 * math.comb(n, place + 1) * 0.5**n <= 0.05:
+    # P(fewer than k heads) for k = 1, 2, ...: in logarithms, since 2^-n is no double for long runs.
+    place, below = -1, 0.0
+    while place + 1 < n / 2:
+        below += math.exp(_log_choose(n, place + 1) - n * math.log(2))
+        if 2 * below > 0.05:
+            break
         place += 1
-        outside += 2 * math.comb(n, place) * 0.5**n
-    return [ordered[place], ordered[n - 1 - place]]
+    return None if place < 0 else [ordered[place], ordered[n - 1 - place]]
+
+
+def _log_choose(n: int, k: int) -> float:
+    """Returns the logarithm of the number of ways to choose k of n."""
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def _loss(steps: dict[int, dict[int, Line]]) -> dict[str, Any]:

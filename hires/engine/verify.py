@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,7 @@ from hires.engine.build import (
     samples_of,
 )
 from hires.nets.build import build_model, materialise
+from hires.plan.graph import Graph
 
 TOLERANCE = 1e-10
 FLOOR = 1e-4
@@ -49,22 +51,38 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
     barrier()
     reference: Tensors = torch.load(reference_file, weights_only=True, mmap=True)
     errors = _compare(held, reference, engine, config)
-    records.append(attempt / "verify.jsonl", {"rank": rank, "errors": errors})
-    del reference
+    compared = {"rank": rank, "errors": errors, "names": list(held)}
+    records.append(attempt / "verify.jsonl", compared)
     barrier()
     if rank == 0:
         reference_file.unlink()
-        lines = records.read_lines(attempt / "verify.jsonl")
-        worst = {
-            kind: max(
-                (line["errors"][kind] for line in lines if kind in line["errors"]), default=0.0
-            )
-            for kind in KINDS
-        }
-        largest = max(worst.values())
-        answer = {"ok": largest <= TOLERANCE, "max_rel_err": largest, "errors": worst}
+        wanted = _wanted(reference, engine.context.plan.graph)
+        answer = summary(records.read_lines(attempt / "verify.jsonl"), wanted)
         write_atomically(attempt / "verify.json", json.dumps(answer))
     engine.loader.close()
+
+
+def summary(lines: list[dict[str, Any]], wanted: list[str]) -> dict[str, Any]:
+    """Returns the largest errors of all ranks; what no rank compared is infinitely wrong.
+
+    Args:
+        lines: what every rank compared: ``names``, and the largest of ``errors`` by kind.
+        wanted: ``kind/name`` of everything that some rank must have compared.
+
+    Returns:
+        ``ok``, ``max_rel_err`` and ``errors`` by kind; a kind that neither side has, as the
+        gradients of an inference, is None.
+    """
+    worst: dict[str, float | None] = {}
+    for kind in KINDS:
+        found = [line["errors"][kind] for line in lines if kind in line["errors"]]
+        worst[kind] = max(found, default=None)
+    names = {name for line in lines for name in line["names"]}
+    for name in wanted:
+        if name not in names:
+            worst[name.split("/")[0]] = float("inf")
+    largest = max(error for error in worst.values() if error is not None)
+    return {"ok": largest <= TOLERANCE, "max_rel_err": largest, "errors": worst}
 
 
 def reference_step(config: RunConfig) -> Tensors:
@@ -179,6 +197,19 @@ def _expected(name: str, reference: Tensors, engine: RankEngine, config: RunConf
         r0, r1, c0, c1 = engine.context.own(list(expected.shape[2:]))
         return expected[:, :, r0:r1, c0:c1]
     return expected
+
+
+def _wanted(reference: Tensors, graph: Graph) -> list[str]:
+    """Returns what some rank must compare: all but the layers that the output does not depend on.
+
+    A rank compares the mean loss of its replica, so that stands for the losses.
+    """
+    wanted = ["loss/"] if any(name.startswith("loss/") for name in reference) else []
+    for name in reference:
+        kind, _, rest = name.partition("/")
+        if kind == "output" or (kind != "loss" and rest in graph.params):
+            wanted.append(name)
+    return wanted
 
 
 def _size(tensor: Tensor) -> float:

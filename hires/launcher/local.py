@@ -136,6 +136,11 @@ def _leave(job: Job, end: End, started: str) -> End:
         if not job.args:
             record = records.finish(job.run_dir, job.attempt, end.state, end.cause)
             end = replace(end, state=record["state"], cause=record["cause"])
+    except RunError as error:
+        end = _failed_too(end, str(error))
+    except Exception as error:  # a bug in making the record must not hide how the ranks ended
+        end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
+    try:
         _write_exit(job, end, started)
     except RunError as error:
         end = _failed_too(end, str(error))

@@ -22,8 +22,8 @@ def check_batch(config: RunConfig) -> list[Finding]:
         fewer = max(m for m in range(1, parallel.microbatches) if share % m == 0)
         remedies.append(f"parallel.microbatches={fewer}")
     text = (
-        f"batch={config.batch} does not divide into {parallel.replicas} replicas of "
-        f"{parallel.microbatches} microbatches; use {', or '.join(remedies)}"
+        f"batch={config.batch} does not divide into parallel.replicas={parallel.replicas} times "
+        f"parallel.microbatches={parallel.microbatches} pieces; use {', or '.join(remedies)}"
     )
     return [Finding("error", "batch", text)]
 

@@ -110,8 +110,8 @@ def _count_rank(plan: Plan, rank: int, add: Any) -> None:
                 for message in halo_messages(plan, rank, op, back)[0]:
                     add("halo", 1, math.prod(message.shape) * size)
             elif op.kind != "halo" and (op.back if back else op.kind != "share"):
-                share = 2 * (stage.num_tiles - 1) / stage.num_tiles
-                add(op.kind, 1, int(share * op.elements * wide))
+                # A gather: every tile hands what it has to all others.
+                add(op.kind, 1, (stage.num_tiles - 1) * op.elements * wide)
     members = len(groups(plan)[gradient_group(plan, rank)])
     if plan.training and members > 1:
         add("gradient", 1, int(2 * (members - 1) / members * stage.params * wide))

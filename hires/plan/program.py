@@ -163,7 +163,8 @@ def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:
     group = gradient_group(plan, rank)
     if plan.training and len(groups(plan)[group]) > 1:
         stage = plan.stages[plan.slot_of(rank)[1]]
-        yield Event("collective", group, 1, (stage.params,), "float32", "gradients")
+        wide = "float64" if plan.dtype == "float64" else "float32"
+        yield Event("collective", group, 1, (stage.params,), wide, "gradients")
 
 
 def _message(plan: Plan, edge: Edge, peer: int, tag: int, rect: list[int]) -> Message:

@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -343,3 +344,18 @@ def test_attempts_taken_at_once_are_distinct(config):
     with ThreadPoolExecutor(16) as pool:
         numbers = list(pool.map(lambda _: rundir.next_attempt(run.path), range(32)))
     assert sorted(numbers) == list(range(1, 33))
+
+
+def test_same_run_twice_at_once_is_refused(config):
+    # Two equal runs at a time shared the machine, and the later end won the tables.
+    run = rundir.create(config, PLAN, ARGV)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)  # hires"])
+    try:
+        host = socket.gethostname()
+        records.event(run, 0, "launch_started", pid=other.pid, host=host)
+        with pytest.raises(RunError, match=f"a0 .process {other.pid}"):
+            rundir.create(config, PLAN, ARGV)
+    finally:
+        other.kill()
+        other.wait()
+    assert rundir.create(config, PLAN, ARGV).attempt == 1

@@ -39,7 +39,8 @@ def classify(n: Any, x: torch.Tensor) -> torch.Tensor:
         (
             10,
             {"microbatches": 4},
-            "batch=10 does not divide into 1 replicas of 4 microbatches; use batch=8 or batch=12, "
+            "batch=10 does not divide into parallel.replicas=1 times parallel.microbatches=4 "
+            "pieces; use batch=8 or batch=12, "
             "or parallel.microbatches=2",
         ),
         # No number of microbatches helps replicas of unequal size; 1 was offered.
@@ -47,7 +48,8 @@ def classify(n: Any, x: torch.Tensor) -> torch.Tensor:
         (
             1,
             {"replicas": 2},
-            "batch=1 does not divide into 2 replicas of 1 microbatches; use batch=2",
+            "batch=1 does not divide into parallel.replicas=2 times parallel.microbatches=1 "
+            "pieces; use batch=2",
         ),
         (4, {"microbatches": 6}, "use batch=6, or parallel.microbatches=4"),
     ],
