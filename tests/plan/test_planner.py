@@ -44,7 +44,7 @@ def classify(n: Any, x: torch.Tensor) -> torch.Tensor:
             "or parallel.microbatches=2",
         ),
         # No number of microbatches helps replicas of unequal size; 1 was offered.
-        (7, {"replicas": 2, "microbatches": 3}, "3 microbatches; use batch=6 or batch=12"),
+        (7, {"replicas": 2, "microbatches": 3}, "=3 pieces; use batch=6 or batch=12"),
         (
             1,
             {"replicas": 2},
