@@ -96,7 +96,7 @@ def make_optimizer(
 
 def cast(model: nn.Module, config: RunConfig) -> None:
     """Brings parameters and buffers to the run's type, convolution weights to channels-last."""
-    dtype = _parameter_dtype(config)
+    dtype = image_dtype(config)  # parameters stay fp32 under autocast, as the images do
     for module in model.modules():
         for store in (module._parameters, module._buffers):
             for tensor in store.values():
@@ -148,11 +148,6 @@ def _loader(config: RunConfig, context: Context, steps: int) -> Loader:
         prefetch=config.data.prefetch,
         dtype=image_dtype(config),
     )
-
-
-def _parameter_dtype(config: RunConfig) -> torch.dtype:
-    """Returns the type of the parameters: fp32 under autocast."""
-    return image_dtype(config)
 
 
 def _autocast(config: RunConfig) -> torch.dtype | None:

@@ -13,9 +13,10 @@ from tests.helpers.ranks import run_ranks
 pytestmark = pytest.mark.dist
 
 
-@pytest.mark.parametrize("num_elements", [1, 100_000])  # point to point, and gloo's collective
-def test_gather_stacks_in_rank_order_and_reduce_sums(num_elements: int):
-    for answer in run_ranks(gather_of_rank, 3, num_elements):
+@pytest.mark.parametrize("num_elements", [1, 100_000])  # small, and gloo's own collective
+@pytest.mark.parametrize("memory", [True, False])  # small ones through memory, or point to point
+def test_gather_stacks_in_rank_order_and_reduce_sums(num_elements: int, memory: bool):
+    for answer in run_ranks(gather_of_rank, 3, num_elements, memory):
         assert answer == [0.0, 1.0, 2.0, 3.0]
 
 

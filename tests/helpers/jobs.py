@@ -33,8 +33,8 @@ def verify(
     """Returns verify.json of one layout, on rank 0; ``cores`` are those that ranks believe in."""
     if cores:
         os.sched_getaffinity = lambda _: set(range(cores))
-    comm.start(world, 60)
     settings = from_dict(config)
+    comm.start(world, 60, settings.comm.shared_memory)
     engine = build_rank(settings, Plan.from_dict(plan), world.rank, 1)
     verify_rank(engine, settings, Path(folder))
     comm.barrier()
@@ -63,9 +63,9 @@ def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[f
     return float((gathered.detach() * y).sum()), float((x.detach() * x.grad).sum())
 
 
-def gather_of_rank(world: World, num_elements: int) -> list[float]:
+def gather_of_rank(world: World, num_elements: int, shared: bool) -> list[float]:
     """Returns the gathered first elements of tensors that hold the rank's number."""
-    comm.start(world, 60)
+    comm.start(world, 60, shared)
     [group] = comm.make_groups([list(range(world.size))], 1).values()
     gathered = comm.all_gather(torch.full((num_elements,), float(world.rank)), group)
     total = torch.full((3,), float(world.rank))

@@ -93,3 +93,9 @@ def test_gradients_that_set_out_during_the_backward_pass(parallel: dict[str, Any
     # Ranks that believe in spare cores sum gradients of 1 MiB and more as they come.
     model = {"name": "resnet", "depth": 18, "classes": 4}
     check(tmp_path, image=[64, 40], batch=4, model=model, parallel=parallel, cores=64)
+
+
+def test_tiles_without_shared_memory(tmp_path: Path):
+    # As tiles on several machines talk: every border and statistic point to point over gloo.
+    comm = {"shared_memory": False}
+    check(tmp_path, batch=4, comm=comm, parallel={"tiles": [2, 2], "microbatches": 2})
