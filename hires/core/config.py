@@ -82,6 +82,32 @@ class DataConfig:
 
 
 @dataclass
+class HaloConfig:
+    """``parallel.halo.*``: how tiles borrow the pixels around them."""
+
+    fuse: int = 1
+    """Windowed layers that one exchange serves; more borrow wider halos less often."""
+    overlap: str = "auto"
+    """Whether the interior is computed while halos travel: ``auto``, ``on`` or ``off``."""
+
+    def __post_init__(self) -> None:
+        _at_least("parallel.halo.fuse", self.fuse, 1)
+        _one_of("parallel.halo.overlap", self.overlap, ("auto", "on", "off"))
+
+
+@dataclass
+class MemoryConfig:
+    """``memory.*``: what is kept, and how much may be used."""
+
+    checkpoint: str = "none"
+    """What is computed again in the backward pass instead of kept: ``none``, ``stage`` (all of a
+    stage) or ``block`` (each block of it)."""
+
+    def __post_init__(self) -> None:
+        _one_of("memory.checkpoint", self.checkpoint, ("none", "stage", "block"))
+
+
+@dataclass
 class ParallelConfig:
     """``parallel=NAME``: the layout."""
 
@@ -101,6 +127,7 @@ class ParallelConfig:
     """Order of the passes of a pipeline: ``gpipe`` or ``1f1b``."""
     balance: list[int] | None = None
     """Layers per stage, one number a stage; unset: balanced by estimated FLOPs."""
+    halo: HaloConfig = field(default_factory=HaloConfig)
 
     def __post_init__(self) -> None:
         for key in ("replicas", "stages", "microbatches"):
@@ -238,6 +265,7 @@ class RunConfig:
     task: TaskConfig = field(default_factory=TaskConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
 
     def __post_init__(self) -> None:
         self.image = _image_size(self.image)

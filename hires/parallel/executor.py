@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from hires.comm import Handle, all_reduce, irecv, isend
+from hires.comm import Handle, irecv, isend
 from hires.parallel.context import Context
 from hires.parallel.halo import new_map, part
+from hires.parallel.loss import loss_of
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT
 from hires.plan.plan import Edge
 from hires.plan.program import Message, edge_messages
-from hires.plan.rules import TILED
 
 Batch = tuple[Tensor | None, Tensor | None]
 """Images (n, C, h, w) for ranks that read them, labels (n) for ranks of the last stage."""
@@ -122,7 +121,7 @@ class Executor:
         loss = None
         if self.is_last and self.context.plan.training:
             assert labels is not None
-            loss = self._loss(outputs[self.context.plan.graph.output], labels)
+            loss = loss_of(outputs[self.context.plan.graph.output], labels, self.context)
         return _Flight(inputs, outputs, loss)
 
     def _backward(
@@ -140,26 +139,6 @@ class Executor:
         torch.autograd.backward(roots, gradients)
         backed = [value for value, edge in self.edges_in.items() if edge.back]
         return {value: _present(flight.inputs[value]) for value in backed}
-
-    def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Returns the mean cross-entropy of one microbatch, on every tile.
-
-        An output with rows and columns counts every pixel with its image's class. Where it lies in
-        tiles, the value is summed over them, and the gradient is that of the tile's own share.
-        """
-        shape = self.context.plan.graph.shape(self.context.plan.graph.output)
-        if output.dtype != torch.float64:
-            output = output.float()
-        if len(shape) == 4:
-            labels = labels.view(-1, 1, 1).expand(-1, *output.shape[2:])
-        count = shape[0] * (shape[2] * shape[3] if len(shape) == 4 else 1)
-        loss = F.cross_entropy(output, labels, reduction="sum") / count
-        tiled = self.context.stage.layout[self.context.plan.graph.output] == TILED
-        if tiled and self.context.stage.num_tiles > 1:
-            total = loss.detach().clone()
-            all_reduce(total, self.context.tiles)
-            loss = loss + (total - loss.detach())
-        return loss
 
     def _post(self, action: str) -> list[tuple[Handle, Message, Tensor]]:
         """Posts the receives of an action."""

@@ -47,7 +47,7 @@ def test_defaults_are_not_shared():
     ("key", "choices"),
     [
         ("imagee", "batch, campaign, comm, data, image"),
-        ("parallel.tile", "balance, microbatches, name, replicas"),
+        ("parallel.tile", "balance, halo, microbatches, name, replicas"),
     ],
 )
 def test_unknown_key_is_answered_with_the_known_ones(key, choices):
