@@ -20,7 +20,7 @@ from hires.core import records
 from hires.core.errors import HiresError, RunError
 from hires.core.world import World, from_environment
 from hires.engine.build import build_rank
-from hires.engine.memory import reset_peak, rss_bytes
+from hires.engine.memory import PeakMeter
 from hires.engine.run import run_steps
 from hires.engine.verify import verify_rank
 from hires.plan.plan import Plan
@@ -61,8 +61,7 @@ def _run(run_dir: Path, world: World, verify: bool) -> None:
         raise RunError(f"the plan is for {plan.world} ranks, but WORLD_SIZE={world.size}")
     attempt = records.attempt_dir(run_dir, world.attempt)
     torch.set_num_threads(config.launcher.threads)
-    rss_import = rss_bytes()
-    reset_peak()
+    meter = PeakMeter(config)
     timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
     comm.start(world, timeout_s, config.comm.shared_memory)
     engine = build_rank(config, plan, world.rank, 1 if verify else config.steps)
@@ -77,7 +76,7 @@ def _run(run_dir: Path, world: World, verify: bool) -> None:
     if verify:
         verify_rank(engine, config, attempt)
     else:
-        run_steps(engine, config, attempt / "metrics.jsonl", rss_import)
+        run_steps(engine, config, attempt / "metrics.jsonl", meter)
     comm.barrier()
     if world.rank == 0 and not verify:
         records.append(attempt / "metrics.jsonl", {"kind": "done", "rank": 0})

@@ -10,29 +10,33 @@ import dataclasses
 import sys
 
 from hires.cli.show_plan import finding_lines
-from hires.cli.tracing import trace
+from hires.cli.tracing import TorchProcess
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, PlanError
 from hires.plan.plan import Plan
 
 
-def planned(config: RunConfig) -> Plan:
+def planned(config: RunConfig, memory: bool = True) -> Plan:
     """Returns the plan of a config, with all findings.
 
     Args:
         config: as :func:`with_classes` returns it.
+        memory: whether the memory of every rank is predicted and compared with what there is.
 
     Raises:
         ConfigError: the network cannot be built or traced.
     """
+    from hires.cli.forecast import add_forecast
     from hires.plan.planner import make_plan
 
-    if sys.stderr.isatty():
-        print("tracing the network ...", end="\r", file=sys.stderr, flush=True)
-    graph = trace(config)
-    if sys.stderr.isatty():
-        print(" " * 24, end="\r", file=sys.stderr, flush=True)
-    return make_plan(config, graph)
+    with TorchProcess() as process:
+        _say("tracing the network ...")
+        plan = make_plan(config, process.trace(config))
+        if memory:
+            _say("predicting the memory ...")
+            add_forecast(config, plan, process)
+    _say("")
+    return plan
 
 
 def with_classes(config: RunConfig) -> RunConfig:
@@ -66,3 +70,9 @@ def require_feasible(plan: Plan) -> None:
     if errors:
         text = "; ".join(f"{finding.text} [{finding.key}]" for finding in errors)
         raise PlanError(f"the layout cannot run: {text}")
+
+
+def _say(what: str) -> None:
+    """Shows what is going on in a terminal's current line; the next words overwrite it."""
+    if sys.stderr.isatty():
+        print(f"{what:<40}", end="\r", file=sys.stderr, flush=True)

@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hires.cli.show_memory import memory_lines
 from hires.core.units import count, size
 
 Facts = dict[str, Any]
 
 
-def plan_lines(plan: Facts, timeline: list[str]) -> list[str]:
+def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> list[str]:
     """Returns the text of a plan; only the findings if they kept it from being made.
 
     Args:
         plan: as :meth:`hires.plan.plan.Plan.to_dict` gives it.
         timeline: one line a stage, as :meth:`hires.plan.plan.Plan.timeline` gives it.
+        limit: most bytes that a rank may need, if that is set.
     """
     findings = finding_lines(plan["findings"])
     if not any(stage["num_layers"] for stage in plan["stages"]):
@@ -33,10 +35,13 @@ def plan_lines(plan: Facts, timeline: list[str]) -> list[str]:
             _timed(timeline, who),
         ),
         ("messages of a step, all ranks", message_lines(plan.get("totals", {}))),
+        ("memory of a rank", memory_lines(plan.get("memory", []), limit)),
         ("findings", findings + _verdict(plan)),
     )
     lines: list[str] = []
     for title, body in sections:
+        if title.startswith("memory") and not body:
+            continue
         lines += [title, *(f"  {line}" for line in body), ""]
     return lines[:-1]
 

@@ -11,6 +11,7 @@ from hires.cli.prepare import planned, with_classes
 from hires.cli.screen import print_config
 from hires.cli.show_plan import plan_lines
 from hires.core.errors import PlanError
+from hires.core.units import parse_size
 
 _EXAMPLES = (
     "hires plan parallel=pp image=512",
@@ -29,5 +30,7 @@ def main(words: Sequence[str]) -> int:
         return print_config(config)
     plan = planned(with_classes(config))
     facts = plan.to_dict()
-    print(json.dumps(facts) if args.json else "\n".join(plan_lines(facts, plan.timeline())))
+    limit = parse_size(config.memory.limit)
+    lines = plan_lines(facts, plan.timeline(), limit)
+    print(json.dumps(facts) if args.json else "\n".join(lines))
     return 0 if plan.ok else PlanError.exit_code

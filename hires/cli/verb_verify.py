@@ -62,7 +62,7 @@ def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
         RunError: the ranks ended well without an answer.
     """
     config = with_classes(config)
-    plan = planned(config)
+    plan = planned(config, memory=False)  # rank 0 holds the whole network besides
     require_feasible(plan)
     run = create(config, plan.to_dict(), argv)
     outcome = launched(config, run, plan.world, args=("--verify",))

@@ -9,6 +9,7 @@ from hires.comm.runtime import (
     irecv,
     isend,
     make_groups,
+    rehearsal,
     shutdown,
     start,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "irecv",
     "isend",
     "make_groups",
+    "rehearsal",
     "shutdown",
     "start",
 ]

@@ -6,10 +6,11 @@ operation and the other side.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm import shared
+from hires.comm.rehearsal import SilentMemory, SilentWire
 from hires.comm.shared import SharedMemory
 from hires.core.errors import CommError
 from hires.core.world import World
@@ -31,6 +33,8 @@ PATH_BYTES = 4096
 """Room for the name of a file."""
 
 # Set once by start(), like the process groups of torch.distributed themselves.
+_wire: Any = dist
+"""What carries the messages: torch.distributed, or in a rehearsal nothing."""
 _one_machine = False
 _timeout_s = 0.0
 
@@ -64,7 +68,7 @@ class Group:
     """The transport's own handle; None for a group of one."""
     tag: int
     """Tag of its direct gathers."""
-    shared: SharedMemory | None = None
+    shared: SharedMemory | SilentMemory | None = None
     """Memory for small messages, where all its ranks are on this machine."""
 
     @property
@@ -107,6 +111,26 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
+@contextlib.contextmanager
+def rehearsal(rank: int, shared_memory: bool) -> Iterator[SilentWire]:
+    """Lets this process do as one rank of a world that is not there, until the block ends.
+
+    Nothing is sent, and what is received stays as it was: only what a rank allocates, computes and
+    asks for is as in a real run.
+
+    Args:
+        rank: the rank that this process plays.
+        shared_memory: whether the world would exchange small messages through shared memory.
+    """
+    global _wire
+    assert _wire is dist, "one rehearsal at a time"
+    _wire = SilentWire(rank, shared_memory)
+    try:
+        yield _wire
+    finally:
+        _wire = dist
+
+
 def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group]:
     """Creates groups, all ranks in the same order.
 
@@ -118,12 +142,12 @@ def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group
     Returns:
         The groups that hold this rank, by their index in ``members``.
     """
-    rank = dist.get_rank()
+    rank = _wire.get_rank()
     made = {}
     for number, ranks in enumerate(members):
         handle = None
         if len(ranks) > 1:
-            handle = _guard(functools.partial(dist.new_group, ranks), f"group {ranks}")
+            handle = _guard(functools.partial(_wire.new_group, ranks), f"group {ranks}")
         if rank in ranks:
             made[number] = Group(ranks, ranks.index(rank), handle, GATHER_TAG + number % 1024)
             if number < num_close:
@@ -148,7 +172,7 @@ def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
     if group is not None and memory is not None:
         memory.send(_nhwc(tensor), group.ranks.index(peer))
         return Handle(None, what)
-    work = _guard(lambda: dist.isend(_nhwc(tensor).contiguous(), peer, tag=tag), what)
+    work = _guard(lambda: _wire.isend(_nhwc(tensor).contiguous(), peer, tag=tag), what)
     return Handle(work.wait, what)
 
 
@@ -163,7 +187,7 @@ def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
     if group is not None and memory is not None:
         return Handle(memory.expect(buffer, group.ranks.index(peer)), what)
     assert buffer.is_contiguous(), "a receive needs a dense buffer"
-    work = _guard(lambda: dist.irecv(buffer, peer, tag=tag), what)
+    work = _guard(lambda: _wire.irecv(buffer, peer, tag=tag), what)
     return Handle(work.wait, what)
 
 
@@ -172,7 +196,7 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
     if group.size == 1:
         return None
     what = f"an all-reduce among ranks {group.ranks}"
-    work = _guard(lambda: dist.all_reduce(tensor, group=group.process_group, async_op=True), what)
+    work = _guard(lambda: _wire.all_reduce(tensor, group=group.process_group, async_op=True), what)
     handle = Handle(work.wait, what)
     if wait:
         handle.wait()
@@ -189,7 +213,9 @@ def all_gather(tensor: Tensor, group: Group) -> Tensor:
     if group.size > 1 and not small:
         parts = list(gathered.unbind(0))
         what = f"an all-gather among ranks {group.ranks}"
-        _guard(lambda: dist.all_gather(parts, tensor.contiguous(), group=group.process_group), what)
+        _guard(
+            lambda: _wire.all_gather(parts, tensor.contiguous(), group=group.process_group), what
+        )
         return gathered
     gathered[group.index] = tensor
     others = [(i, rank) for i, rank in enumerate(group.ranks) if i != group.index]
@@ -202,11 +228,13 @@ def all_gather(tensor: Tensor, group: Group) -> Tensor:
 
 def barrier() -> None:
     """Waits for all ranks of the world."""
-    _guard(dist.barrier, "a barrier of all ranks")
+    _guard(_wire.barrier, "a barrier of all ranks")
 
 
-def _share_memory(group: Group) -> SharedMemory | None:
+def _share_memory(group: Group) -> SharedMemory | SilentMemory | None:
     """Returns the group's shared memory, or None for all members alike."""
+    if isinstance(_wire, SilentWire):
+        return _wire.share_memory(group.size)
     if group.size == 1 or not _one_machine or not shared.supported():
         return None
     name = torch.zeros(PATH_BYTES, dtype=torch.uint8)
@@ -225,7 +253,7 @@ def _share_memory(group: Group) -> SharedMemory | None:
     return memory
 
 
-def _memory_for(tensor: Tensor, group: Group | None) -> SharedMemory | None:
+def _memory_for(tensor: Tensor, group: Group | None) -> SharedMemory | SilentMemory | None:
     """Returns the memory through which a message goes: a function of its size and group only."""
     if group is None or group.shared is None:
         return None

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hires.core.errors import ConfigError
+from hires.core.units import parse_size
 
 T = TypeVar("T")
 
@@ -99,12 +100,20 @@ class HaloConfig:
 class MemoryConfig:
     """``memory.*``: what is kept, and how much may be used."""
 
+    limit: Any = None
+    """Most that a rank may need, in bytes or as text such as 4GiB or 800MB; unset: all ranks of the
+    local launcher together may need what the machine has."""
     checkpoint: str = "none"
     """What is computed again in the backward pass instead of kept: ``none``, ``stage`` (all of a
     stage) or ``block`` (each block of it)."""
 
     def __post_init__(self) -> None:
         _one_of("memory.checkpoint", self.checkpoint, ("none", "stage", "block"))
+        if self.limit is not None and parse_size(self.limit) is None:
+            raise ConfigError(
+                f"memory.limit={self.limit!r} is no size; give bytes, or a number and a unit as "
+                f"4GiB, 800MiB or 2.5GB"
+            )
 
 
 @dataclass

@@ -197,6 +197,7 @@ def _memory(attempt: Attempt) -> list[dict[str, Any]]:
     places: dict[int, list[dict[str, Any]]] = {}
     for place in attempt.plan.get("placement", []):
         places.setdefault(place["rank"], []).append(place)
+    predicted = [entry["peak_bytes"] for entry in attempt.plan.get("memory", [])]
     entries = []
     for rank in range(attempt.world):
         entry: dict[str, Any] = {"rank": rank}
@@ -206,6 +207,8 @@ def _memory(attempt: Attempt) -> list[dict[str, Any]]:
             entry[key] = [slot.get(key) for slot in slots]  # one a direction
         for key in _MEMORY_KEYS:
             entry[key] = told.get(rank, {}).get(key)
+        # Replicas are equal, so the plan holds the ranks of one.
+        entry["predicted_bytes"] = predicted[rank % len(predicted)] if predicted else None
         entries.append(entry)
     return entries
 

@@ -5,9 +5,13 @@ Records hold plain numbers in bytes and seconds; only text for people goes throu
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 GIB = 2**30
 MIB = 2**20
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -29,6 +33,21 @@ def size(num_bytes: float) -> str:
             break
         value /= 1024
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def parse_size(value: Any) -> int | None:
+    """Returns the bytes that a number or a text as ``4GiB``, ``800 MB`` or ``4096`` means.
+
+    ``k`` to ``P`` count in thousands, ``Ki`` to ``Pi`` in 1024s. What is no size above 0 is None.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None:
+        return None
+    number, letter, binary = match.groups()
+    power = "kmgtp".index(letter.lower()) + 1 if letter else 0
+    return int(float(number) * (1024 if binary else 1000) ** power) or None
 
 
 def seconds(value_s: float) -> str:

@@ -18,6 +18,7 @@ from hires.parallel.context import Context
 from hires.parallel.executor import Executor
 from hires.parallel.gradients import GradientSync
 from hires.parallel.stage import StageModule
+from hires.plan.graph import INPUT
 from hires.plan.plan import Plan
 from hires.plan.program import groups, num_tile_groups
 
@@ -70,17 +71,44 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngi
         rank: this process.
         steps: how many steps the data is read for.
     """
-    made = make_groups(groups(plan), num_tile_groups(plan))
-    contexts = [Context(plan, rank, made, slot.direction) for slot in plan.slots_of(rank)]
+    contexts = contexts_of(plan, rank)
     model = build_model(config.model, config.seed)
-    stages = {context.stage.index for context in contexts}
-    names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
-    names |= set(_counter_names(model, names))
+    names = names_of(plan, contexts, model)
     materialise(model, names, config.seed)
     release(model, names)
     cast(model, config)
+    loaders = Loaders([_loader(config, context, steps) for context in contexts])
+    return assemble(config, contexts, model, loaders)
+
+
+def contexts_of(plan: Plan, rank: int) -> list[Context]:
+    """Returns the slots of a rank, one a direction; all ranks call it together."""
+    made = make_groups(groups(plan), num_tile_groups(plan))
+    return [Context(plan, rank, made, slot.direction) for slot in plan.slots_of(rank)]
+
+
+def names_of(plan: Plan, contexts: list[Context], model: nn.Module) -> set[str]:
+    """Returns the names of the parameters and buffers of a rank's stages."""
+    stages = {context.stage.index for context in contexts}
+    names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
+    return names | set(_counter_names(model, names))
+
+
+def assemble(
+    config: RunConfig, contexts: list[Context], model: nn.Module, loader: Loaders
+) -> RankEngine:
+    """Returns what a rank runs.
+
+    Args:
+        config: the frozen config.
+        contexts: the rank's slots.
+        model: the network; what the rank's stages use is filled and has the run's type.
+        loader: where the rank's microbatches come from.
+    """
+    plan = contexts[0].plan
     modules = [StageModule(context, model) for context in contexts]
-    counters = [dict(model.named_buffers())[name] for name in _counter_names(model, names)]
+    buffers = dict(model.named_buffers())
+    counters = [buffers[n] for n in _counter_names(model, names_of(plan, contexts, model))]
     spare = len(os.sched_getaffinity(0)) > plan.world * config.launcher.threads
     sync = GradientSync(contexts, modules, counters, early=spare)
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
@@ -90,7 +118,7 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngi
         modules=modules,
         executor=Executor(contexts, modules, _autocast(config), sync if plan.training else None),
         sync=sync,
-        loader=Loaders([_loader(config, context, steps) for context in contexts]),
+        loader=loader,
         optimizer=make_optimizer(config, list(parameters.values())),
     )
 
@@ -151,6 +179,17 @@ def samples_of_slot(config: RunConfig, source: Source, step: int, context: Conte
     ]
 
 
+def reads_images(context: Context) -> bool:
+    """Whether a slot needs pixels."""
+    return any(INPUT in node.inputs for node in context.plan.nodes(context.stage.index))
+
+
+def reads_labels(context: Context) -> bool:
+    """Whether a slot needs labels."""
+    last = context.stage.index == len(context.plan.stages) - 1
+    return last and context.plan.training
+
+
 def num_bytes(tensors: list[Tensor] | list[nn.Parameter]) -> int:
     """Returns the bytes that tensors hold."""
     return sum(t.numel() * t.element_size() for t in tensors)
@@ -159,17 +198,15 @@ def num_bytes(tensors: list[Tensor] | list[nn.Parameter]) -> int:
 def _loader(config: RunConfig, context: Context, steps: int) -> Loader:
     """Returns the reader of a slot's window of its replica's images."""
     source = open_data(config)
-    nodes = context.plan.nodes(context.stage.index)
-    reads = any("input" in node.inputs for node in nodes)
+    reads, labels = reads_images(context), reads_labels(context)
     r0, r1, c0, c1 = context.own(config.image)
-    last = context.stage.index == len(context.plan.stages) - 1
     return Loader(
         source,
         order=lambda step: samples_of_slot(config, source, step, context),
         num_microbatches=len(context.plan.microbatches_of(context.direction)),
         rows=(r0, r1) if reads else None,
         cols=(c0, c1) if reads else None,
-        labels=last and config.task.name == "train",
+        labels=labels,
         steps=steps,
         prefetch=config.data.prefetch,
         dtype=image_dtype(config),

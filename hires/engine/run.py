@@ -7,38 +7,37 @@ import math
 import time
 from pathlib import Path
 
-import torch
-
 from hires.comm import barrier
 from hires.core import records
 from hires.core.config import RunConfig
 from hires.core.errors import RunError
 from hires.engine.build import RankEngine
-from hires.engine.memory import peak_rss_bytes
-from hires.parallel.executor import Feed
+from hires.engine.memory import PeakMeter
+from hires.parallel.executor import Feed, StepResult
 
 log = logging.getLogger(__name__)
 
 
-def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, rss_import: int) -> None:
+def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakMeter) -> None:
     """Runs all steps of one rank; every step is one line in ``metrics``.
 
     Args:
         engine: the rank.
         config: the run.
         metrics: file that all ranks append to.
-        rss_import: resident bytes after the imports, which no table counts.
+        meter: measures the rank's memory.
 
     Raises:
         RunError: the loss is no number any more.
     """
     rank = engine.context.rank
-    ready = {"kind": "ready", "rank": rank, "rss_import_bytes": rss_import}
+    ready = {"kind": "ready", "rank": rank, "rss_import_bytes": meter.rss_import}
     records.append(metrics, {**ready, **engine.byte_counts()})
     for step in range(config.steps):
         barrier()
         waited_s, start_s = engine.loader.wait_s, time.perf_counter()
-        loss = run_step(engine)
+        with meter.watch(step):
+            loss = run_step(engine)
         step_s = time.perf_counter() - start_s
         line = {"kind": "step", "rank": rank, "step": step, "step_s": step_s, "loss": loss}
         line["data_s"] = engine.loader.wait_s - waited_s
@@ -47,7 +46,8 @@ def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, rss_import: 
             raise RunError(
                 f"the loss is {loss} at step {step}; a smaller task.lr (now {config.task.lr}) helps"
             )
-    records.append(metrics, _memory_line(engine, rss_import))
+    line = {"kind": "memory", "rank": rank, **meter.line(), **engine.byte_counts()}
+    records.append(metrics, line)
     engine.loader.close()
 
 
@@ -58,10 +58,13 @@ def run_step(engine: RankEngine, feed: Feed | None = None) -> float | None:
         engine: the rank.
         feed: where the microbatches come from; unset: the rank's loader.
     """
-    feed = feed or engine.loader
+    return run_passes(engine, feed or engine.loader).loss
+
+
+def run_passes(engine: RankEngine, feed: Feed) -> StepResult:
+    """Runs one step; returns what it told this rank, whose numbers nobody has looked at yet."""
     if not engine.context.plan.training:
-        engine.executor.step(feed)
-        return None
+        return engine.executor.step(feed)
     if engine.optimizer is not None:
         engine.optimizer.zero_grad(set_to_none=True)
     engine.sync.begin_step()
@@ -69,15 +72,4 @@ def run_step(engine: RankEngine, feed: Feed | None = None) -> float | None:
     engine.sync.end_step()
     if engine.optimizer is not None:
         engine.optimizer.step()
-    return result.loss
-
-
-def _memory_line(engine: RankEngine, rss_import: int) -> dict[str, object]:
-    """Returns the rank's peak: of the device's allocator if it tells, else of the process."""
-    peak_rss = peak_rss_bytes()
-    line: dict[str, object] = {"kind": "memory", "rank": engine.context.rank}
-    if torch.cuda.is_available():
-        line |= {"peak_bytes": torch.cuda.max_memory_allocated(), "source": "device"}
-    else:
-        line |= {"peak_bytes": max(0, peak_rss - rss_import), "source": "rss"}
-    return {**line, "peak_rss_bytes": peak_rss, **engine.byte_counts()}
+    return result

@@ -3,8 +3,8 @@
 ``torch.export`` runs the forward pass once without data and writes down the ATen operations, so
 modules and functional calls look alike, sizes computed from other tensors become numbers, and
 Python control flow that depends on shapes is resolved. Nothing is allocated.
-The front end, which imports no torch, calls this file as a process: config as JSON on standard
-input, ``{"graph": ...}`` or ``{"error": ...}`` as JSON on standard output.
+The front end, which imports no torch, calls this file as a process: ``{"trace": config}`` as a line
+of JSON on standard input, ``{"graph": ...}`` or ``{"error": ...}`` on standard output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,6 +27,9 @@ from hires.core.errors import ConfigError, HiresError
 from hires.nets.build import build_model
 from hires.nets.export import COUNTER, graph_of, written
 from hires.plan.graph import Graph
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+"""Answers one question of the front end."""
 
 
 def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
@@ -69,19 +72,26 @@ def trace_config(config: RunConfig) -> Graph:
     return trace(model, shape, config.task.name == "train")
 
 
-def main() -> int:
-    """Answers the front end: config on standard input, graph or error on standard output.
+def main(answers: dict[str, Answer] | None = None) -> int:
+    """Answers the front end until its input ends; one line of JSON is a question or an answer.
 
     Whatever else wants to write there, a user's network or a library below Python, writes to
     standard error instead.
+
+    Args:
+        answers: what answers a question ``{name: value}`` by its name; unset: ``trace`` only.
     """
-    with os.fdopen(os.dup(1), "w") as answers:
+    known = answers or {"trace": answer}
+    with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)
-        answers.write(json.dumps(_answer(json.load(sys.stdin))))
+        for line in sys.stdin:
+            [(name, values)] = json.loads(line).items()
+            output.write(json.dumps(known[name](values)) + "\n")
+            output.flush()
     return 0
 
 
-def _answer(values: dict[str, Any]) -> dict[str, Any]:
+def answer(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the graph of a config, or the error that its user should read."""
     try:
         return {"graph": trace_config(from_dict(values)).to_dict()}

@@ -142,6 +142,9 @@ class Plan:
     findings: list[Finding] = field(default_factory=list)
     verdict: str = ""
     totals: dict[str, Any] = field(default_factory=dict)
+    memory: list[dict[str, int]] = field(default_factory=list)
+    """Predicted bytes of each rank of a replica at the fullest moment of a step, by what they are
+    for, as ``plan.memory`` describes; empty if nobody has asked."""
 
     @property
     def ok(self) -> bool:

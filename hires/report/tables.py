@@ -94,7 +94,8 @@ def memory_table(record: dict[str, Any]) -> Table:
     for entry in record["memory"]:
         place: list[Cell] = [entry["rank"], entry["replica"]]
         place += [_both(entry["stage"]), _both(entry["tile"])]
-        rows.append(place + [entry[column.key] for column in _MEMORY[4:]])
+        facts = {**entry, "error_percent": _error_percent(entry)}
+        rows.append(place + [facts.get(column.key) for column in _MEMORY[4:]])
     return Table("memory", "Memory", _MEMORY, rows)
 
 
@@ -164,6 +165,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _error_percent(entry: dict[str, Any]) -> float | None:
+    """Returns how far the predicted peak lies above the measured one."""
+    measured, predicted = entry["peak_bytes"], entry.get("predicted_bytes")
+    return 100 * (predicted / measured - 1) if measured and predicted else None
+
+
 def _both(places: list[Any]) -> Cell:
     """Returns a rank's place down, and up where there are two directions; None if it has none."""
     if all(place is None for place in places):
@@ -208,6 +215,8 @@ _MEMORY = (
     Column("stage", "stage", digits=0),
     Column("tile", "tile"),
     Column("peak_bytes", "peak", "MiB", 1 / MIB, 1),
+    Column("predicted_bytes", "predicted", "MiB", 1 / MIB, 1),
+    Column("error_percent", "error", "%", digits=1),
     Column("source", "measured by"),
     Column("params_bytes", "parameters", "MiB", 1 / MIB, 1),
     Column("grads_bytes", "gradients", "MiB", 1 / MIB, 1),

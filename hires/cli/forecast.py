@@ -1,0 +1,144 @@
+"""How much memory will a plan need, does it fit, and what would if it does not?
+
+A forecast takes about as long as tracing the network, so it is kept in the user's cache folder,
+under a hash of everything that decides it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import hires
+from hires.cli.tracing import TorchProcess
+from hires.core.config import RunConfig, from_dict, to_dict
+from hires.core.errors import HiresError
+from hires.core.files import write_atomically
+from hires.core.units import size
+from hires.plan.graph import Graph
+from hires.plan.memory import Room, changes, memory_finding, room_of
+from hires.plan.plan import Finding, Plan
+from hires.plan.planner import make_plan
+
+_DECIDE = ("image", "model", "data", "parallel", "precision", "comm", "task", "memory")
+"""Parts of the config that decide the memory together with the plan."""
+_DERIVED = ("findings", "verdict", "totals", "memory", "placement")
+"""What follows from the rest of a plan."""
+_PARTS = ("params_bytes", "grads_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes")
+
+
+def add_forecast(config: RunConfig, plan: Plan, process: TorchProcess) -> None:
+    """Adds the memory of every rank to a plan, and an error if it does not fit.
+
+    A forecast that fails is a warning: the run may go well all the same.
+    """
+    if not plan.ok:
+        return
+    try:
+        plan.memory = forecast(config, plan, process)
+    except HiresError as error:
+        text = f"the memory of the ranks could not be predicted: {error}"
+        plan.findings.append(Finding("warning", "memory", text))
+        return
+    room = room_of(config)
+    shortage = room.shortage(config, plan)
+    if shortage is not None:
+        remedies = _remedies(config, plan.graph, room, process)
+        plan.findings.append(memory_finding(shortage, remedies))
+
+
+def forecast(config: RunConfig, plan: Plan, process: TorchProcess) -> list[dict[str, int]]:
+    """Returns the memory of every rank of a replica, from the cache if it is there.
+
+    Raises:
+        HiresError: the plan could not be rehearsed.
+    """
+    path = cache_dir() / "memory" / f"{_key(config, plan)}.json"
+    found = _read(path, plan)
+    if found is None:
+        found = process.footprint(config, plan)
+        with contextlib.suppress(HiresError, OSError):  # a cache that cannot be written is none
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(found))
+    return found
+
+
+def cache_dir() -> Path:
+    """Returns the folder of this user for what can be made again."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    # The standard says to ignore a relative path.
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "hires"
+
+
+def _key(config: RunConfig, plan: Plan) -> str:
+    """Returns a hash of what decides the memory: config, plan, version of torch, our code."""
+    values = to_dict(config)
+    values["memory"].pop("limit")
+    facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
+    decides = [{key: values[key] for key in _DECIDE}, facts, _torch_version(), _code()]
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _torch_version() -> str:
+    """Returns the version of the torch that is installed, without importing it."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _code() -> list[Any]:
+    """Returns what changes whenever a file of hires does: name, size and time of each."""
+    folder = Path(hires.__file__).parent
+    files = [(path, path.stat()) for path in sorted(folder.rglob("*.py"))]
+    return [(str(path.relative_to(folder)), s.st_size, s.st_mtime_ns) for path, s in files]
+
+
+def _read(path: Path, plan: Plan) -> list[dict[str, int]] | None:
+    """Returns a cached forecast, or None if there is none or the file is damaged."""
+    try:
+        found: list[dict[str, int]] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    good = isinstance(found, list) and len(found) == plan.ranks_per_replica
+    keys = {*_PARTS, "peak_bytes"}
+    if not good or not all(isinstance(entry, dict) and set(entry) == keys for entry in found):
+        return None
+    return found
+
+
+def _remedies(config: RunConfig, graph: Graph, room: Room, process: TorchProcess) -> list[str]:
+    """Returns the single changes that would fit, each forecast like the plan itself."""
+    if sys.stderr.isatty():
+        print(f"{'looking for what would fit ...':<40}", end="\r", file=sys.stderr, flush=True)
+    found = []
+    for text, keys in changes(config):
+        with contextlib.suppress(HiresError):  # a change that makes no sense here
+            changed = _changed(config, keys)
+            same = changed.parallel.pieces == config.parallel.pieces
+            plan = make_plan(changed, graph if same else process.trace(changed))
+            if not plan.ok:
+                continue
+            plan.memory = forecast(changed, plan, process)
+            if room.shortage(changed, plan) is None:
+                largest = max(entry["peak_bytes"] for entry in plan.memory)
+                found.append(f"{text} ({size(largest)})")
+    return found
+
+
+def _changed(config: RunConfig, keys: dict[str, dict[str, Any]]) -> RunConfig:
+    """Returns a config with some keys of its groups set anew.
+
+    Raises:
+        ConfigError: the keys do not go together.
+    """
+    values = to_dict(config)
+    for group, inner in keys.items():
+        values[group].update(inner)
+    return from_dict(values)

@@ -1,0 +1,71 @@
+"""How does the memory of a plan's ranks look on a screen? A bar for each, and its parts in MiB."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from hires.core.units import MIB, size
+
+_WIDTH = 40
+"""Characters of a full bar."""
+_PARTS = (
+    ("params_bytes", "P", "parameters"),
+    ("grads_bytes", "G", "gradients"),
+    ("optimizer_bytes", "O", "optimiser"),
+    ("activations_bytes", "A", "activations"),
+    ("buffers_bytes", "B", "buffers"),
+)
+
+
+def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> list[str]:
+    """Returns a bar for each rank of a replica at the fullest moment of a step.
+
+    Ranks side by side that need the same share a line.
+
+    Args:
+        memory: as ``plan.json`` holds it.
+        limit: bytes of a full bar; unset: the largest rank.
+    """
+    if not memory:
+        return []
+    full = limit or max(entry["peak_bytes"] for entry in memory)
+    rows = [("rank", "", "peak", *(f"{letter} {name}" for _, letter, name in _PARTS))]
+    for ranks, entry in _alike(memory):
+        parts = [f"{entry[key] / MIB:.1f}" for key, _, _ in _PARTS]
+        rows.append((ranks, bar(entry, full), f"{entry['peak_bytes'] / MIB:.1f}", *parts))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    scale = f"memory.limit, {size(full)}" if limit else size(full)
+    return [*lines, f"MiB, predicted; a full bar is {scale}"]
+
+
+def bar(entry: dict[str, Any], full: int) -> str:
+    """Returns a bar of letters, one for each part, points for what is free, ``>`` beyond the end.
+
+    The ends of the parts are rounded, not their lengths, so that the whole is as long as it should.
+    """
+    text, end = "", 0
+    for key, letter, _ in _PARTS:
+        end += entry[key]
+        text += letter * (round(_WIDTH * end / full) - len(text))
+    if len(text) > _WIDTH:
+        return f"[{text[: _WIDTH - 1]}>]"
+    return f"[{text.ljust(_WIDTH, '.')}]"
+
+
+def _alike(memory: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Returns runs of ranks that need the same, as ``0-3``, with what they need."""
+    found = []
+    for entry, run in groupby(enumerate(memory), key=lambda item: item[1]):
+        ranks = [rank for rank, _ in run]
+        name = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+        found.append((name, entry))
+    return found

@@ -1,0 +1,121 @@
+"""What does a rank say when nobody listens? A wire without other ends, to rehearse a rank alone.
+
+It stands where ``torch.distributed`` stands and holds on to memory as that does: a message keeps
+its tensor until its handle is forgotten, and gloo's own scratch memory is allocated for as long as
+an operation takes. So the memory of a rank can be counted without the other ranks, and under
+``FakeTensorMode`` without any memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires.comm import shared
+
+SEGMENT_BYTES = 2**20
+"""Largest piece in which gloo's ring all-reduce passes a tensor on; it keeps two of them."""
+
+
+class Silence:
+    """An operation that is complete at once."""
+
+    def __init__(self, tensor: Tensor | None = None) -> None:
+        self._tensor = tensor  # kept as long as the transport's own handle would keep it
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+class SilentWire:
+    """The functions of ``torch.distributed`` that hires uses, for one rank without a world."""
+
+    def __init__(self, rank: int, shared_memory: bool) -> None:
+        self.rank = rank
+        self.on_receive: Callable[[Tensor], None] | None = None
+        """Is told of every tensor that a receive would fill."""
+        self.memories: list[SilentMemory] = []
+        self._shared_memory = shared_memory
+
+    def get_rank(self) -> int:
+        """Returns the rank that is played."""
+        return self.rank
+
+    def new_group(self, ranks: list[int]) -> Silence:
+        """Returns something that stands for a process group."""
+        return Silence()
+
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Silence:
+        """Sends nothing."""
+        return Silence(tensor)
+
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Silence:
+        """Leaves the tensor as it is."""
+        if self.on_receive is not None:
+            self.on_receive(tensor)
+        return Silence(tensor)
+
+    def all_reduce(self, tensor: Tensor, group: Any, async_op: bool) -> Silence:
+        """Leaves the tensor as it is."""
+        self._allocate(2 * min(SEGMENT_BYTES, tensor.numel() * tensor.element_size()))
+        return Silence(tensor)
+
+    def all_gather(self, parts: list[Tensor], tensor: Tensor, group: Any) -> None:
+        """Leaves the parts as they are; gloo gathers them in one piece first."""
+        self._allocate(sum(part.numel() * part.element_size() for part in parts))
+
+    def barrier(self) -> None:
+        """Waits for nobody."""
+
+    def share_memory(self, num_ranks: int) -> SilentMemory | None:
+        """Returns what stands for the shared memory of a group, or None where there is none."""
+        if num_ranks == 1 or not self._shared_memory or not shared.supported():
+            return None
+        self.memories.append(SilentMemory(num_ranks))
+        return self.memories[-1]
+
+    def shared_bytes(self) -> int:
+        """Returns the bytes of all shared memory that the rank has touched so far."""
+        return sum(memory.touched_bytes() for memory in self.memories)
+
+    @staticmethod
+    def _allocate(num_bytes: int) -> None:
+        """Allocates and forgets some bytes, so that whoever counts sees them."""
+        torch.empty(num_bytes, dtype=torch.uint8)
+
+
+class SilentMemory:
+    """What :class:`hires.comm.shared.SharedMemory` is to a rank, without the other ranks."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._largest: dict[tuple[str, int], int] = {}
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor of the shape that a gather gives."""
+        self._note("gather", 0, tensor)
+        return tensor.new_empty((self._num_ranks, *tensor.shape))
+
+    def send(self, tensor: Tensor, target: int) -> None:
+        """Notes the message's size."""
+        self._note("send", target, tensor)
+
+    def expect(self, buffer: Tensor, source: int) -> Callable[[], None]:
+        """Notes the message's size; what comes back does nothing."""
+        self._note("receive", source, buffer)
+        return lambda: None
+
+    def touched_bytes(self) -> int:
+        """Returns the bytes that the rank has read or written; every message has two places."""
+        # A gather reads the places of all ranks.
+        shares = {"gather": self._num_ranks, "send": 1, "receive": 1}
+        return sum(2 * shares[kind] * size for (kind, _), size in self._largest.items())
+
+    def _note(self, kind: str, peer: int, tensor: Tensor) -> None:
+        """Remembers the largest message of each kind to or from each peer."""
+        size = tensor.numel() * tensor.element_size()
+        key = kind, peer
+        self._largest[key] = max(self._largest.get(key, 0), size)

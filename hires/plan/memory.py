@@ -1,0 +1,176 @@
+"""How much memory does every rank need, and does it fit?
+
+The bytes come from a rehearsal of the plan (``hires.engine.footprint``) and stand in
+``plan.memory``, one entry for each rank of a replica. Here they are compared with what there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hires.core.config import RunConfig
+from hires.core.units import parse_size, size
+from hires.plan.edges import held_by
+from hires.plan.plan import Finding, Plan
+from hires.plan.program import edge_messages, halo_messages
+
+LIBRARIES_BYTES = 320 * 2**20
+"""What a rank's libraries take before it holds anything, which no table counts; torch 2.13 on a CPU
+takes 300 to 310 MiB (``rss_import_bytes`` of any record)."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The bytes of one rank at the fullest moment of a step, by what they are for."""
+
+    params_bytes: int
+    """Parameters and running statistics."""
+    grads_bytes: int
+    """Gradients that were complete at that moment."""
+    optimizer_bytes: int
+    activations_bytes: int
+    """What autograd and the schedule keep, and what operators pass on."""
+    buffers_bytes: int
+    """Images read ahead, receives, messages under way, scratch memory, the process itself."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """All of them together."""
+        return sum(dataclasses.astuple(self))
+
+    def to_dict(self) -> dict[str, int]:
+        """Returns plain values for ``plan.json``."""
+        return {**dataclasses.asdict(self), "peak_bytes": self.peak_bytes}
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much memory there is."""
+
+    rank_bytes: int | None
+    """For each rank: ``memory.limit``; None if it is not set."""
+    machine_bytes: int | None
+    """For all ranks of the local launcher together; None if nobody knows."""
+
+    def shortage(self, config: RunConfig, plan: Plan) -> str | None:
+        """Returns what does not fit, in words, or None if everything does."""
+        peaks = [entry["peak_bytes"] for entry in plan.memory]
+        rank = max(range(len(peaks)), key=lambda r: peaks[r])
+        if self.rank_bytes is not None:
+            if peaks[rank] <= self.rank_bytes:
+                return None
+            return (
+                f"rank {rank} needs {size(peaks[rank])}, predicted, which is more than "
+                f"memory.limit={config.memory.limit}"
+            )
+        total = plan.num_replicas * (sum(peaks) + LIBRARIES_BYTES * len(peaks))
+        if self.machine_bytes is None or total <= self.machine_bytes:
+            return None
+        many = f"{plan.world} ranks on this machine need {size(total)}, predicted"
+        most = f"most of all rank {rank} with {size(peaks[rank])}" if plan.world > 1 else ""
+        return (
+            f"{many}{', ' + most if most else ''}, which is more than its memory of "
+            f"{size(self.machine_bytes)}"
+        )
+
+
+def room_of(config: RunConfig) -> Room:
+    """Returns how much memory the ranks of a run may need."""
+    own = parse_size(config.memory.limit)
+    return Room(own, None if own is not None else machine_bytes())
+
+
+def machine_bytes() -> int | None:
+    """Returns the memory of this machine, or of the container that this process runs in."""
+    sizes = []
+    with contextlib.suppress(ValueError, OSError):
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with contextlib.suppress(ValueError, OSError):  # "max" is no number
+        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(sizes, default=None)
+
+
+def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
+    """Returns what decides the memory of a rank: ranks of equal likeness need the same.
+
+    Those are its actions, the shapes of what it holds in each direction, and the shapes of what it
+    sends and receives in all.
+    """
+    actions = tuple(plan.actions_of(rank))
+    edges = [
+        (outgoing, math.prod(message.shape))
+        for action in actions
+        for outgoing in (False, True)
+        for message in edge_messages(plan, rank, action, outgoing)
+    ]
+    slots = [_slot_likeness(plan, rank, slot.direction) for slot in plan.slots_of(rank)]
+    return actions, tuple(slots), tuple(sorted(edges))
+
+
+def memory_finding(text: str, remedies: list[str]) -> Finding:
+    """Returns the error of a plan that does not fit.
+
+    Args:
+        text: what does not fit, as :meth:`Room.shortage` says it.
+        remedies: single changes that would fit, the nearest first.
+    """
+    if not remedies:
+        what = "no single change of checkpoint, microbatches, stages or tiles fits"
+        text = f"{text}; {what}: use a smaller image, batch or network"
+    else:
+        text = f"{text}; {', or '.join(remedies)} would fit"
+    return Finding("error", "memory.limit", text)
+
+
+def changes(config: RunConfig) -> list[tuple[str, dict[str, dict[str, Any]]]]:
+    """Returns single changes that lower a rank's memory, the nearest first.
+
+    Returns:
+        The change in words, and the keys of ``parallel`` or ``memory`` that it sets: first what
+        leaves the ranks as they are, by how little it slows them down, then more ranks.
+    """
+    parallel = config.parallel
+    found: list[tuple[str, dict[str, dict[str, Any]]]] = []
+    twice = 2 * parallel.microbatches
+    if config.batch % (parallel.pieces * 2) == 0:
+        found.append((f"parallel.microbatches={twice}", {"parallel": {"microbatches": twice}}))
+    if config.task.name == "train" and config.memory.checkpoint == "none":
+        for kind in ("block", "stage"):
+            found.append((f"memory.checkpoint={kind}", {"memory": {"checkpoint": kind}}))
+    stages = parallel.stages + 1
+    found.append((f"parallel.stages={stages}", {"parallel": {"stages": stages, "balance": None}}))
+    many = isinstance(parallel.tiles[0], list)
+    tiles = [_twice(grid) for grid in parallel.tiles] if many else _twice(parallel.tiles)
+    spatial = parallel.spatial_stages or 1
+    keys = {"tiles": tiles, "spatial_stages": spatial}
+    text = f"parallel.tiles={tiles}".replace(" ", "")
+    found.append((text, {"parallel": keys}))
+    return found
+
+
+def _twice(grid: list[int]) -> list[int]:
+    """Returns a grid of twice as many tiles, as square as may be."""
+    rows, cols = grid
+    return [rows, 2 * cols] if cols < rows else [2 * rows, cols]
+
+
+def _slot_likeness(plan: Plan, rank: int, direction: int) -> tuple[Any, ...]:
+    """Returns what decides the memory of one slot."""
+    slot = plan.slot_of(rank, direction)
+    stage = plan.stages[slot.stage]
+    shapes = []
+    for value in stage.layout if stage.num_ranks > 1 else ():
+        box = held_by(plan.graph, stage, value)[slot.tile]
+        shapes.append((box.n1 - box.n0, box.r1 - box.r0, box.c1 - box.c0))
+    halos = []
+    for op in stage.comm:
+        for back in (False, True) if op.kind == "halo" else ():
+            for messages in halo_messages(plan, rank, direction, op, back):
+                halos.append(tuple(sorted(math.prod(m.shape) for m in messages)))
+    return slot.stage, tuple(shapes), tuple(halos)
