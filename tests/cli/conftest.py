@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from pathlib import Path
@@ -12,6 +13,8 @@ from hires.cli import launching
 from hires.cli.tracing import trace
 from hires.core.config import ModelConfig, RunConfig
 from hires.plan.graph import Graph
+from hires.plan.memory import RankMemory
+from hires.plan.plan import Plan
 
 SMALL = ("model=resnet18", "image=32", "batch=4", "steps=3", "measure.warmup=1")
 """Overrides whose network ``traced`` holds, for one microbatch of four."""
@@ -26,9 +29,22 @@ def graph() -> Graph:
 
 
 @pytest.fixture
-def traced(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> Graph:
-    """The verbs get the network at once instead of tracing it."""
-    monkeypatch.setattr("hires.cli.prepare.trace", lambda config: graph)
+def traced(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Graph:
+    """The verbs get the network, and ranks of one MiB, at once instead of asking torch."""
+
+    class Process(contextlib.nullcontext):
+        def trace(self, config: RunConfig) -> Graph:
+            return graph
+
+        def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
+            memory = RankMemory(1 << 18, 1 << 17, 1 << 17, 1 << 18, 1 << 18)
+            return [memory.to_dict()] * plan.ranks_per_replica
+
+        def __enter__(self) -> Process:
+            return self
+
+    monkeypatch.setattr("hires.cli.prepare.TorchProcess", Process)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return graph
 
 

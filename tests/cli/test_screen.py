@@ -32,14 +32,17 @@ def test_row_too_wide_for_the_terminal_stands_upright(capsys, monkeypatch):
 
 def test_memory_of_four_ranks_fits_a_terminal_of_80_columns(capsys, monkeypatch):
     monkeypatch.setattr(screen, "_PLAIN_WIDTH", 80)
-    sizes = dict.fromkeys(("peak_bytes", "params_bytes", "grads_bytes", "optimizer_bytes"), 10**10)
+    names = ("peak_bytes", "predicted_bytes", "params_bytes", "grads_bytes", "optimizer_bytes")
+    sizes = dict.fromkeys(names, 10**10)
     place = {"replica": 0, "stage": [1], "tile": [[1, 0]], "source": "device"}
     memory = memory_table({"memory": [{"rank": rank, **place, **sizes} for rank in range(4)]})
     screen.print_table(memory.title, memory.columns, memory.text_rows())
     text = capsys.readouterr().out
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "…" not in text
-    assert text.count("9536.7") == 16
+    assert text.count("9536.7") == 20
+    ranks = [line.split()[0] for line in text.splitlines() if "9536.7" in line]
+    assert ranks == [*"0123"] * 2  # two tables below each other, each with the ranks
 
 
 def test_tables_of_a_run_that_did_not_end_say_so(capsys):

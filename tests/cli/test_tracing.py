@@ -25,7 +25,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_config_goes_in_and_a_graph_comes_out(process):
     module = process(
-        "image = json.load(sys.stdin)['image']\n"
+        "image = json.loads(sys.stdin.readline())['trace']['image']\n"
         "graph = {'nodes': [], 'output': 'fc', 'input_shape': [1, 3, *image], 'params': {}}\n"
         "print(json.dumps({'graph': graph}))\n"
     )

@@ -35,3 +35,24 @@ def test_seconds(value_s, text):
 @pytest.mark.parametrize(("value", "text"), [(832, "832"), (25.6e6, "25.6 M"), (4.1e9, "4.1 G")])
 def test_count(value, text):
     assert units.count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("4GiB", 4 << 30),
+        ("800MB", 800 * 10**6),
+        ("1.5 KiB", 1536),
+        (4096, 4096),
+        ("4096", 4096),
+        ("2g", 2 * 10**9),
+        ("7 B", 7),
+    ],
+)
+def test_size_is_read(text, num_bytes):
+    assert units.parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-3", "0", 0, "4 GiBs", "1e9", None, True, [1]])
+def test_what_is_no_size_is_none(text):
+    assert units.parse_size(text) is None

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hires.core.config import ModelConfig, RunConfig, to_dict
-from hires.nets.trace import _answer
+from hires.nets.trace import answer
 from hires.plan.graph import Graph
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -33,13 +33,13 @@ class Net(nn.Module):
 """
 
 
-def test_nothing_that_a_network_prints_spoils_the_answer(tmp_path):
+def test_nothing_that_a_network_prints_spoils_theanswer(tmp_path):
     # What was printed by way of sys.__stdout__, in C or at exit came before and after the graph.
     (tmp_path / "noisy.py").write_text(NOISY)
     config = RunConfig(image=[9, 8], batch=2, model=ModelConfig("custom", target="noisy:Net"))
     done = subprocess.run(
         [sys.executable, "-m", "hires.nets.trace"],
-        input=json.dumps(to_dict(config)),
+        input=json.dumps({"trace": to_dict(config)}),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
@@ -53,15 +53,15 @@ def test_nothing_that_a_network_prints_spoils_the_answer(tmp_path):
         assert words in done.stderr
 
 
-def test_error_of_the_user_is_an_answer():
+def test_error_of_the_user_is_ananswer():
     values = to_dict(RunConfig(model=ModelConfig("custom", target="nowhere:net")))
-    answer = _answer(json.loads(json.dumps(values)))
-    assert answer["error"]["type"] == "ConfigError"
-    assert answer["error"]["text"].startswith("model.target='nowhere:net' cannot be imported")
-    assert "unknown key" in _answer({"imagee": 3})["error"]["text"]
+    error = answer(json.loads(json.dumps(values)))["error"]
+    assert error["type"] == "ConfigError"
+    assert error["text"].startswith("model.target='nowhere:net' cannot be imported")
+    assert "unknown key" in answer({"imagee": 3})["error"]["text"]
 
 
-def test_graph_of_a_network_of_hires_is_an_answer():
+def test_graph_of_a_network_of_hires_is_ananswer():
     config = RunConfig(image=16, batch=2, model=ModelConfig("preact_resnet", n=1, classes=3))
-    graph = Graph.from_dict(_answer(to_dict(config))["graph"])
+    graph = Graph.from_dict(answer(to_dict(config))["graph"])
     assert graph.shape(graph.output) == [2, 3]

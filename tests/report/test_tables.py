@@ -19,6 +19,7 @@ SPREAD = {"median": 12.3456, "p10": 11.0, "p90": 13.0}
 def record():
     sizes = {"params_bytes": 3 << 20, "grads_bytes": 2 << 20, "optimizer_bytes": None}
     place = {"replica": 0, "stage": [0], "tile": [[0, 1]], "peak_bytes": 3 << 29, "source": "rss"}
+    place |= {"predicted_bytes": 1 << 30}
     nothing = {**dict.fromkeys([*place, *sizes]), "stage": [None], "tile": [None]}
     return {
         "state": "done",
@@ -52,9 +53,10 @@ def cells(line):
 
 def test_memory_markdown_is_in_mib_and_dashes_what_is_unknown(record):
     lines = tables.to_markdown(tables.memory_table(record)).splitlines()
-    assert cells(lines[2])[4:7] == ["peak [MiB]", "measured by", "parameters [MiB]"]
-    assert cells(lines[4]) == ["0", "0", "0", "0,1", "1536.0", "rss", "3.0", "2.0", "-"]
-    assert cells(lines[5]) == ["1"] + ["-"] * 8
+    assert cells(lines[2])[4:8] == ["peak [MiB]", "predicted [MiB]", "error [%]", "measured by"]
+    known = ["1536.0", "1024.0", "-33.3", "rss", "3.0", "2.0", "-"]
+    assert cells(lines[4]) == ["0", "0", "0", "0,1", *known]
+    assert cells(lines[5]) == ["1"] + ["-"] * 10
 
 
 def test_place_in_both_directions_is_one_cell():

@@ -1,0 +1,140 @@
+"""Is the memory of a plan predicted once, kept, shown, and refused where it does not fit?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hires.cli.forecast import add_forecast, cache_dir
+from hires.core.config import MemoryConfig, ModelConfig, RunConfig
+from hires.core.errors import ConfigError, RunError
+from hires.plan.memory import RankMemory
+from hires.plan.planner import make_plan
+from tests.cli.conftest import SMALL
+
+MODEL = ModelConfig(depth=18, classes=10)
+CONFIG = RunConfig(image=32, batch=4, model=MODEL)
+
+
+class Process:
+    """Predicts 100 bytes for every microbatch of a step, a tenth with recomputation."""
+
+    def __init__(self, graph) -> None:
+        self.graph = graph
+        self.asked = 0
+
+    def trace(self, config):
+        return self.graph
+
+    def footprint(self, config, plan):
+        self.asked += 1
+        kept = 100 // config.parallel.microbatches
+        if config.memory.checkpoint != "none":
+            kept //= 10
+        return [RankMemory(1, 2, 3, kept, 4).to_dict()] * plan.ranks_per_replica
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def forecast(config: RunConfig, process) -> object:
+    plan = make_plan(config, process.graph)
+    add_forecast(config, plan, process)
+    return plan
+
+
+def test_second_forecast_comes_from_the_cache(graph, cache):
+    process = Process(graph)
+    first = forecast(CONFIG, process)
+    second = forecast(CONFIG, process)
+    assert first.memory == second.memory == [RankMemory(1, 2, 3, 100, 4).to_dict()]
+    assert process.asked == 1
+    [file] = (cache / "hires" / "memory").iterdir()
+    file.write_text('{"half')
+    assert forecast(CONFIG, process).memory == first.memory
+    assert process.asked == 2
+
+
+def test_limit_is_no_part_of_the_key_but_checkpoint_is(graph):
+    process = Process(graph)
+    forecast(CONFIG, process)
+    limited = RunConfig(image=32, batch=4, model=MODEL, memory=MemoryConfig(limit=10**9))
+    forecast(limited, process)
+    assert process.asked == 1
+    again = MemoryConfig(checkpoint="stage")
+    forecast(RunConfig(image=32, batch=4, model=MODEL, memory=again), process)
+    assert process.asked == 2
+
+
+def test_cache_that_cannot_be_written_is_no_error(graph, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert forecast(CONFIG, Process(graph)).memory
+
+
+def test_cache_folder_follows_the_standard(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_dir() == Path.home() / ".cache" / "hires"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_dir() == Path.home() / ".cache" / "hires"
+
+
+def test_forecast_that_fails_is_a_warning(graph):
+    process = Process(graph)
+
+    def fail(config, plan):
+        raise RunError("no fake kernel")
+
+    process.footprint = fail
+    plan = forecast(CONFIG, process)
+    assert plan.ok
+    assert plan.memory == []
+    assert [f.severity for f in plan.findings] == ["warning"]
+    assert "no fake kernel" in plan.findings[0].text
+
+
+def test_plan_that_does_not_fit_names_every_single_change_that_would(graph):
+    config = RunConfig(image=32, batch=4, model=MODEL, memory=MemoryConfig(limit=70))
+    plan = forecast(config, Process(graph))
+    [finding] = plan.findings
+    assert not plan.ok
+    assert finding.key == "memory.limit"
+    assert finding.text == (
+        "rank 0 needs 110 B, predicted, which is more than memory.limit=70; "
+        "parallel.microbatches=2 (60 B), or memory.checkpoint=block (20 B), or "
+        "memory.checkpoint=stage (20 B) would fit"
+    )
+
+
+@pytest.mark.usefixtures("traced")
+def test_plan_draws_the_memory_and_exits_3_where_it_does_not_fit(hires):
+    answer = hires("plan", *SMALL, "memory.limit=2MiB")
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    assert "memory of a rank" in lines
+    assert any("[PPPPPGGGOOAAAAABBBBB....................]" in line for line in lines)
+    assert any("memory.limit, 2.0 MiB" in line for line in lines)
+    answer = hires("plan", *SMALL, "memory.limit=1MB", "--json")
+    assert answer.code == 3
+    facts = json.loads(answer.out)
+    assert facts["memory"][0]["peak_bytes"] == 1 << 20
+    assert any("memory.limit=1MB" in finding["text"] for finding in facts["findings"])
+
+
+@pytest.mark.usefixtures("traced")
+def test_run_that_does_not_fit_is_not_started(hires):
+    answer = hires("run", *SMALL, "memory.limit=1MB")
+    assert answer.code == 3
+    assert "memory.limit" in answer.err
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize("limit", ["lots", "4 Gigs", "-1", 0, True, [4]])
+def test_limit_that_is_no_size_is_refused(limit):
+    with pytest.raises(ConfigError, match=r"memory.limit=.* is no size; give bytes"):
+        MemoryConfig(limit=limit)

@@ -1,0 +1,171 @@
+"""Is the predicted memory that of the real program, and what ranks measure?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hires.comm import runtime
+from hires.core.config import RunConfig, from_dict, to_dict
+from hires.core.records import read_record
+from hires.core.rundir import create
+from hires.engine.footprint import footprint
+from hires.launcher.local import launch
+from hires.nets.trace import trace_config
+from hires.plan.memory import RankMemory
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def config_of(**keys: Any) -> RunConfig:
+    """A network of few parameters and large maps, unless the keys say otherwise."""
+    values: dict[str, Any] = {
+        "image": 64,
+        "batch": 4,
+        "steps": 3,
+        "model": {"name": "preact_resnet", "n": 2, "classes": 10},
+    }
+    return from_dict({**values, **keys})
+
+
+def plan_of(config: RunConfig) -> Plan:
+    plan = make_plan(config, trace_config(config))
+    assert plan.ok, plan.findings
+    return plan
+
+
+def predicted(**keys: Any) -> list[RankMemory]:
+    config = config_of(**keys)
+    return footprint(config, plan_of(config))
+
+
+@pytest.fixture(scope="module")
+def single() -> RankMemory:
+    return predicted()[0]
+
+
+def test_persistent_parts_are_those_of_the_network(single):
+    counted = plan_of(config_of()).stages[0].params
+    statistics = single.params_bytes - 4 * counted
+    assert single.optimizer_bytes == 4 * counted  # one momentum a parameter
+    assert 0 < statistics < 0.02 * single.params_bytes  # of the norms
+    assert 0 <= single.grads_bytes <= 4 * counted
+
+
+def test_inference_has_no_gradients_and_fewer_activations(single):
+    [infer] = predicted(task={"name": "infer"})
+    assert infer.grads_bytes == infer.optimizer_bytes == 0
+    assert infer.activations_bytes < single.activations_bytes / 3
+    [half] = predicted(task={"name": "infer"}, precision={"name": "bf16"})
+    assert half.params_bytes == infer.params_bytes // 2
+
+
+def test_values_of_weights_do_not_matter(single):
+    assert predicted(seed=7)[0] == single
+
+
+def test_1f1b_keeps_fewer_microbatches_than_gpipe():
+    layout = {"stages": 2, "microbatches": 4}
+    first, last = predicted(parallel=layout)
+    sooner, _ = predicted(parallel={**layout, "schedule": "1f1b"})
+    # GPipe keeps all four microbatches of the first stage, 1F1B two, each beside a pass at work.
+    assert 0.4 < sooner.activations_bytes / first.activations_bytes < 0.7
+    assert last.activations_bytes < first.activations_bytes
+
+
+def test_tiles_divide_activations_and_not_parameters(single):
+    upper, lower = predicted(parallel={"tiles": [2, 1]})
+    assert upper == lower
+    assert upper.params_bytes == single.params_bytes
+    assert upper.activations_bytes < 0.75 * single.activations_bytes
+
+
+@pytest.mark.parametrize(("kind", "part"), [("block", 0.6), ("stage", 0.6)])
+def test_recomputation_needs_less(kind, part):
+    # Of four microbatches in flight a stage keeps the inputs, and one pass computed again.
+    layout = {"stages": 2, "microbatches": 4}
+    kept = predicted(parallel=layout)[0]
+    less = predicted(parallel=layout, memory={"checkpoint": kind})[0]
+    assert less.activations_bytes < part * kept.activations_bytes
+
+
+def test_two_directions_share_one_copy_of_a_stage():
+    layout = {"directions": 2, "schedule": "gems", "stages": 3}
+    outer, middle, other = predicted(parallel=layout)
+    assert abs(outer.params_bytes - other.params_bytes) == 0
+    assert middle.params_bytes < outer.params_bytes
+
+
+def test_images_read_ahead_are_buffers(single):
+    more = predicted(data={"prefetch": 12})[0]
+    microbatch = 4 * 3 * 64 * 64 * 4 + 4 * 8  # images and labels
+    assert more.buffers_bytes - single.buffers_bytes == 10 * microbatch
+
+
+def test_nothing_is_left_behind(single):
+    assert runtime._wire is torch.distributed
+    assert torch.zeros(1).sum().item() == 0  # a real tensor again
+
+
+def test_process_answers_graph_memory_and_errors():
+    config = config_of(image=32)
+    plan = plan_of(config)
+    broken = {**to_dict(config), "model": {"name": "custom", "target": "nowhere:net"}}
+    questions = [
+        {"trace": to_dict(config)},
+        {"memory": {"config": to_dict(config), "plan": plan.to_dict()}},
+        {"memory": {"config": broken, "plan": plan.to_dict()}},
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "hires.engine.footprint"],
+        input="".join(json.dumps(question) + "\n" for question in questions),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    graph, memory, error = (json.loads(line) for line in done.stdout.splitlines())
+    assert graph["graph"] == plan.graph.to_dict()
+    assert memory["memory"][0]["peak_bytes"] > memory["memory"][0]["params_bytes"]
+    assert error["error"]["type"] == "RunError"
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"batch": 8, "image": 128},
+        {"batch": 8, "image": 128, "parallel": {"tiles": [2, 1]}},
+        {
+            "batch": 8,
+            "image": 128,
+            "parallel": {"stages": 2, "microbatches": 2, "schedule": "1f1b"},
+        },
+        {"batch": 8, "image": 128, "task": {"name": "infer"}},
+    ],
+    ids=["single", "tiles", "pipeline", "inference"],
+)
+def test_prediction_is_what_ranks_measure(keys, tmp_path):
+    # 10 % is the aim for networks of any size. These take 100 to 250 MiB, of which kernels, caches
+    # and the transport's threads make up 8, known to 4 MiB only; so 4 MiB are added.
+    model = {"depth": 18, "classes": 10}
+    config = config_of(**keys, model=model, measure={"warmup": 2}, results=str(tmp_path))
+    plan = plan_of(config)
+    plan.memory = [memory.to_dict() for memory in footprint(config, plan)]
+    run = create(config, plan.to_dict(), ["hires", "run"])
+    assert launch(run.path, run.attempt).exit_code == 0
+    record = read_record(run.path)
+    assert record is not None
+    for entry in record["memory"]:
+        assert entry["source"] == "step"
+        wrong = abs(entry["predicted_bytes"] - entry["peak_bytes"])
+        assert wrong <= 0.1 * entry["peak_bytes"] + 4 * 2**20, entry

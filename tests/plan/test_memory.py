@@ -1,0 +1,86 @@
+"""Is memory that does not fit said with the rank, the numbers and what would fit?"""
+
+from __future__ import annotations
+
+from hires.core.config import MemoryConfig, ParallelConfig, RunConfig, TaskConfig, from_dict
+from hires.core.units import MIB
+from hires.nets.trace import trace
+from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room, changes, likeness, memory_finding
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from tests.helpers.small_plans import Forked, plan_of
+
+
+def entry(peak: int) -> dict[str, int]:
+    return RankMemory(0, 0, 0, peak, 0).to_dict()
+
+
+def test_parts_add_up_to_the_peak():
+    assert RankMemory(1, 2, 3, 4, 5).to_dict()["peak_bytes"] == 15
+
+
+def test_rank_beyond_the_limit_is_named_with_both_numbers():
+    plan = plan_of(stages=2)
+    plan.memory = [entry(50 * MIB), entry(70 * MIB)]
+    config = RunConfig(memory=MemoryConfig(limit="60MiB"))
+    text = Room(60 * MIB, None).shortage(config, plan)
+    assert text == ("rank 1 needs 70.0 MiB, predicted, which is more than memory.limit=60MiB")
+    assert Room(70 * MIB, None).shortage(config, plan) is None
+
+
+def test_machine_holds_all_ranks_together_with_their_libraries():
+    plan = plan_of(stages=2, replicas=2)
+    plan.memory = [entry(50 * MIB), entry(70 * MIB)]
+    exact = 2 * (120 * MIB + 2 * LIBRARIES_BYTES)
+    assert Room(None, exact).shortage(RunConfig(), plan) is None
+    text = Room(None, exact - 1).shortage(RunConfig(), plan)
+    assert text is not None
+    assert text.startswith("4 ranks on this machine need 1.5 GiB, predicted, most of all rank 1")
+    assert Room(None, None).shortage(RunConfig(), plan) is None
+
+
+def test_finding_names_what_would_fit_or_that_nothing_does():
+    found = memory_finding("too much", ["memory.checkpoint=block (1.0 GiB)"])
+    assert (found.severity, found.key) == ("error", "memory.limit")
+    assert found.text == "too much; memory.checkpoint=block (1.0 GiB) would fit"
+    assert "smaller image" in memory_finding("too much", []).text
+
+
+def test_changes_begin_with_those_that_keep_the_ranks():
+    words = [text for text, _ in changes(RunConfig(batch=8))]
+    assert words == [
+        "parallel.microbatches=2",
+        "memory.checkpoint=block",
+        "memory.checkpoint=stage",
+        "parallel.stages=2",
+        "parallel.tiles=[2,1]",
+    ]
+
+
+def test_changes_leave_out_what_makes_no_sense():
+    inference = RunConfig(batch=1, task=TaskConfig("infer"))
+    assert [text for text, _ in changes(inference)] == [
+        "parallel.stages=2",
+        "parallel.tiles=[2,1]",
+    ]
+    grids = ParallelConfig(tiles=[[2, 2], [2, 1]], stages=3)
+    assert changes(RunConfig(batch=1, parallel=grids))[-1][0] == "parallel.tiles=[[4,2],[2,2]]"
+
+
+def test_equal_tiles_with_equal_neighbours_are_alike():
+    config = from_dict({"image": [64, 16], "batch": 2, "parallel": {"tiles": [4, 1]}})
+    plan = make_plan(config, trace(Forked(), [2, 3, 64, 16], training=True))
+    assert plan.ok, plan.findings
+    top, *inner, bottom = [likeness(plan, rank) for rank in range(4)]
+    assert inner[0] == inner[1]
+    assert inner[0] not in (top, bottom)
+    uneven = plan_of(tiles=[2, 1])  # 13 rows
+    assert likeness(uneven, 0) != likeness(uneven, 1)
+    stages = plan_of(stages=3)
+    assert len({likeness(stages, rank) for rank in range(3)}) == 3
+
+
+def test_plan_json_keeps_the_memory():
+    plan = plan_of()
+    plan.memory = [entry(5)]
+    assert Plan.from_dict(plan.to_dict()).memory == plan.memory
