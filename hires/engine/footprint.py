@@ -40,7 +40,7 @@ from hires.nets import trace
 from hires.nets.build import build_model
 from hires.parallel.context import Context
 from hires.parallel.executor import Batch
-from hires.plan.memory import RankMemory, likeness
+from hires.plan.memory import RankMemory, representatives
 from hires.plan.plan import Plan
 
 PROCESS_BYTES = {"train": 8 * 2**20, "infer": 2 * 2**20}
@@ -56,14 +56,9 @@ def footprint(config: RunConfig, plan: Plan) -> list[RankMemory]:
     Ranks that do alike are rehearsed once.
     """
     model = build_model(config.model, config.seed)
-    found: dict[Any, RankMemory] = {}
-    by_rank = []
-    for rank in range(plan.ranks_per_replica):
-        key = likeness(plan, rank)
-        if key not in found:
-            found[key] = rehearse(config, plan, rank, model)
-        by_rank.append(found[key])
-    return by_rank
+    stand_in = representatives(plan)
+    found = {rank: rehearse(config, plan, rank, model) for rank in sorted(set(stand_in))}
+    return [found[rank] for rank in stand_in]
 
 
 def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> RankMemory:

@@ -10,19 +10,24 @@ import contextlib
 import dataclasses
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hires.core.config import RunConfig
 from hires.core.units import parse_size, size
-from hires.plan.edges import held_by
-from hires.plan.plan import Finding, Plan
+from hires.plan.edges import Box, held_by
+from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.program import edge_messages, halo_messages
 
 LIBRARIES_BYTES = 320 * 2**20
 """What a rank's libraries take before it holds anything, which no table counts; torch 2.13 on a CPU
 takes 300 to 310 MiB (``rss_import_bytes`` of any record)."""
+
+
+KINDS_PER_STAGE = 4
+"""Kinds of tiles up to which each is rehearsed; as many as a grid of 2 x 2 can make."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,26 @@ def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
     return actions, tuple(slots), tuple(sorted(edges))
 
 
+def representatives(plan: Plan) -> list[int]:
+    """Returns for every rank of a replica the rank whose memory stands for its own.
+
+    Ranks of equal likeness need the same. Where a large grid makes many kinds of tiles, which
+    differ by a row or the side of a halo, the one that holds most stands for all of its stage: what
+    it needs is a little more than what the others do.
+    """
+    kinds = [likeness(plan, rank) for rank in range(plan.ranks_per_replica)]
+    first: dict[Any, int] = {}
+    exact = [first.setdefault(kind, rank) for rank, kind in enumerate(kinds)]
+    places = [(kind[0], *(slot[0] for slot in kind[1])) for kind in kinds]
+    if len(first) <= KINDS_PER_STAGE * len(set(places)):
+        return exact
+    largest: dict[Any, int] = {}
+    for rank, place in enumerate(places):
+        if place not in largest or _held(kinds[rank]) > _held(kinds[largest[place]]):
+            largest[place] = rank
+    return [largest[place] for place in places]
+
+
 def memory_finding(text: str, remedies: list[str]) -> Finding:
     """Returns the error of a plan that does not fit.
 
@@ -160,13 +185,26 @@ def _twice(grid: list[int]) -> list[int]:
     return [rows, 2 * cols] if cols < rows else [2 * rows, cols]
 
 
+def _held(kind: tuple[Any, ...]) -> int:
+    """Returns a measure of what ranks of a likeness hold: pixels of all values, and halos."""
+    pixels: Iterable[int] = (math.prod(shape) for _, shapes, _ in kind[1] for shape in shapes)
+    borrowed: Iterable[int] = (sum(sizes) for _, _, halos in kind[1] for sizes in halos)
+    return sum(pixels) + sum(borrowed)
+
+
+def _boxes(plan: Plan, stage: Stage, value: str) -> list[Box]:
+    """Returns what each rank of a stage holds of a value."""
+    key = "held", stage.index, value
+    return plan.remember(key, lambda: held_by(plan.graph, stage, value))
+
+
 def _slot_likeness(plan: Plan, rank: int, direction: int) -> tuple[Any, ...]:
     """Returns what decides the memory of one slot."""
     slot = plan.slot_of(rank, direction)
     stage = plan.stages[slot.stage]
     shapes = []
     for value in stage.layout if stage.num_ranks > 1 else ():
-        box = held_by(plan.graph, stage, value)[slot.tile]
+        box = _boxes(plan, stage, value)[slot.tile]
         shapes.append((box.n1 - box.n0, box.r1 - box.r0, box.c1 - box.c0))
     halos = []
     for op in stage.comm:

@@ -65,7 +65,7 @@ def test_inference_has_no_gradients_and_fewer_activations(single):
     assert infer.grads_bytes == infer.optimizer_bytes == 0
     assert infer.activations_bytes < single.activations_bytes / 3
     [half] = predicted(task={"name": "infer"}, precision={"name": "bf16"})
-    assert half.params_bytes == infer.params_bytes // 2
+    assert abs(2 * half.params_bytes - infer.params_bytes) < 1024  # but for the counters
 
 
 def test_values_of_weights_do_not_matter(single):

@@ -5,7 +5,15 @@ from __future__ import annotations
 from hires.core.config import MemoryConfig, ParallelConfig, RunConfig, TaskConfig, from_dict
 from hires.core.units import MIB
 from hires.nets.trace import trace
-from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room, changes, likeness, memory_finding
+from hires.plan.memory import (
+    LIBRARIES_BYTES,
+    RankMemory,
+    Room,
+    changes,
+    likeness,
+    memory_finding,
+    representatives,
+)
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from tests.helpers.small_plans import Forked, plan_of
@@ -78,6 +86,21 @@ def test_equal_tiles_with_equal_neighbours_are_alike():
     assert likeness(uneven, 0) != likeness(uneven, 1)
     stages = plan_of(stages=3)
     assert len({likeness(stages, rank) for rank in range(3)}) == 3
+
+
+def test_large_grid_is_stood_for_by_its_largest_tile():
+    config = from_dict({"image": [64, 64], "batch": 2, "parallel": {"tiles": [5, 5]}})
+    plan = make_plan(config, trace(Forked(), [2, 3, 64, 64], training=True))
+    assert plan.ok, plan.findings
+    [rank] = set(representatives(plan))
+    row, column = divmod(rank, 5)
+    assert 0 < row < 4  # it borrows on all sides
+    assert 0 < column < 4
+
+
+def test_few_kinds_stand_for_themselves():
+    plan = plan_of(stages=3, tiles=[2, 1], spatial_stages=1)
+    assert representatives(plan) == list(range(plan.ranks_per_replica))
 
 
 def test_plan_json_keeps_the_memory():
