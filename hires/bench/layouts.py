@@ -20,6 +20,7 @@ from typing import Any
 
 from hires.bench import table
 from hires.bench.contestants import GROUPS, TASKS, Contestant, Options, line_up, model_config
+from hires.bench.peaks import peaks
 from hires.bench.ranks import run_ranks
 from hires.bench.runners import Judge, build
 from hires.bench.timing import race
@@ -43,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = (options.timeout_s, line_ups, options.rounds, options.warmup)
         tables = run_ranks(measure, NUM_RANKS, *job)
         command = shlex.join(["hires", "bench", "layouts", *words])
+        for task, rows in line_ups.items() if parsed.memory else ():
+            log.info("%s: measuring the memory of each layout alone", task)
+            for row, kept in zip(rows, tables[task], strict=True):
+                kept["memory"] = peaks(row, options.timeout_s)
         found = table.result(command, dataclasses.asdict(options), tables)
         if parsed.out is not None:
             table.write(parsed.out, found)
@@ -90,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--warmup", type=int, default=defaults.warmup, help="rounds before them")
     add("--task", default=",".join(TASKS), help="default: %(default)s")
     add("--only", default=",".join(GROUPS), help="layouts to measure (default: %(default)s)")
+    add("--no-memory", dest="memory", action="store_false", help="measure no peaks of memory")
     add("--timeout", type=float, default=defaults.timeout_s, help="seconds for everything")
     add("--json", action="store_true", help="print one JSON object instead of tables")
     add("--out", type=Path, help="folder for README.md and layouts.json, as results/NAME")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hires.bench import peaks
 from hires.bench.contestants import Contestant
 from hires.bench.runners import Verdict
 from hires.bench.timing import Samples, Spread, ratios, spread
@@ -30,6 +31,9 @@ loss or outputs, and of the norms of all gradients. A training step is forward, 
 sync and SGD. All rows run round-robin in one pair of processes, one sample each a round, in a new
 order each round; a sample is that of the slowest rank. `cpu ms` is the processor time of a step, of
 all threads and ranks."""
+MEMORY_NOTE = """\
+Own pages of each rank in its second step above those after the imports: the layout alone in fresh
+processes, the allocator giving everything back at once. `predicted` is what `hires plan` says."""
 
 
 def table(
@@ -73,6 +77,7 @@ def table(
                 else None,
                 "error": dataclasses.asdict(verdict) if verdict else None,
                 "ok": not row.checked or (verdict is not None and verdict.ok),
+                "memory": None,
                 "samples_s": step_s[row.name],
                 "cpu_samples_s": samples[row.name].cpu_s,
             }
@@ -101,9 +106,11 @@ def text(found: dict[str, Any]) -> str:
     parts = []
     for task, rows in found["tasks"].items():
         cells = [HEADINGS, *map(_cells, rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ["  ".join(_aligned(line, widths)).rstrip() for line in cells]
+        lines = _lines(cells)
         parts.append("\n".join([_title(found, task), *lines]))
+        memory = peaks.cells(rows)
+        if memory:
+            parts.append("\n".join([f"memory, {task}", *_lines([peaks.HEADINGS, *memory])]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -139,6 +146,11 @@ def _readme(name: str, found: dict[str, Any]) -> str:
         lines += ["", f"## {_title(found, task)}", "", _markdown(HEADINGS)]
         lines.append(_markdown(["---", *["---:"] * (len(HEADINGS) - 2), "---"]))
         lines += [_markdown(_cells(row)) for row in rows]
+        memory = peaks.cells(rows)
+        if memory:
+            lines += ["", f"## memory, {task}", "", MEMORY_NOTE, "", _markdown(peaks.HEADINGS)]
+            lines.append(_markdown(["---", *["---:"] * (len(peaks.HEADINGS) - 1)]))
+            lines += map(_markdown, memory)
     return "\n".join(lines) + "\n"
 
 
@@ -170,6 +182,12 @@ def _cells(row: dict[str, Any]) -> list[str]:
         told if row["ok"] else f"WRONG {told}",
         row["what"],
     ]
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns rows of cells as lines with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(_aligned(cells, widths)).rstrip() for cells in rows]
 
 
 def _ratio(value: dict[str, float] | None) -> str:

@@ -13,7 +13,7 @@ from hires.bench.layouts import main
 def test_all_rows_run_and_are_right(python, tmp_path):
     folder = tmp_path / "kept"
     small = ["--model", "resnet18", "--image", "32", "--batch", "2", "--microbatches", "2"]
-    quick = ["--rounds", "1", "--warmup", "0", "--json", "--out", str(folder)]
+    quick = ["--rounds", "1", "--warmup", "0", "--no-memory", "--json", "--out", str(folder)]
     answer = python("-m", "hires.bench.layouts", *small, *quick)
     assert answer.code == 0, answer.err
     found = json.loads(answer.out)
