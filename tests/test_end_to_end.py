@@ -106,7 +106,7 @@ def test_bf16_inference_holds_two_bytes_a_parameter(tmp_path: Path):
     [plan] = tmp_path.glob("results/*/*/plan.json")
     stages = json.loads(plan.read_text())["stages"]
     for row in record["memory"]:
-        assert row["params_bytes"] == 2 * stages[row["stage"]]["params"]
+        assert row["params_bytes"] == 2 * stages[row["stage"][0]]["params"]
         assert row["grads_bytes"] == 0
     assert all(line["loss"] is None for line in lines if line["kind"] == "step")
 

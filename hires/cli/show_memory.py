@@ -8,8 +8,8 @@ from typing import Any
 
 from hires.core.units import MIB, size
 
-_WIDTH = 40
-"""Characters of a full bar."""
+_WIDTH = 24
+"""Characters of a full bar; all columns together fit 80."""
 _PARTS = (
     ("params_bytes", "P", "parameters"),
     ("grads_bytes", "G", "gradients"),
@@ -31,7 +31,7 @@ def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> 
     if not memory:
         return []
     full = limit or max(entry["peak_bytes"] for entry in memory)
-    rows = [("rank", "", "peak", *(f"{letter} {name}" for _, letter, name in _PARTS))]
+    rows = [("rank", "", "peak", *(letter for _, letter, _ in _PARTS))]
     for ranks, entry in _alike(memory):
         parts = [f"{entry[key] / MIB:.1f}" for key, _, _ in _PARTS]
         rows.append((ranks, bar(entry, full), f"{entry['peak_bytes'] / MIB:.1f}", *parts))
@@ -44,7 +44,8 @@ def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> 
         for row in rows
     ]
     scale = f"memory.limit, {size(full)}" if limit else size(full)
-    return [*lines, f"MiB, predicted; a full bar is {scale}"]
+    names = ", ".join(f"{letter} {name}" for _, letter, name in _PARTS)
+    return [*lines, names, f"MiB, predicted; a full bar is {scale}"]
 
 
 def bar(entry: dict[str, Any], full: int) -> str:

@@ -117,7 +117,7 @@ def test_plan_draws_the_memory_and_exits_3_where_it_does_not_fit(hires):
     assert answer.code == 0
     lines = answer.out.splitlines()
     assert "memory of a rank" in lines
-    assert any("[PPPPPGGGOOAAAAABBBBB....................]" in line for line in lines)
+    assert any("[PPPGOOAAABBB............]" in line for line in lines)
     assert any("memory.limit, 2.0 MiB" in line for line in lines)
     answer = hires("plan", *SMALL, "memory.limit=1MB", "--json")
     assert answer.code == 3
