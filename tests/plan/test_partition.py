@@ -50,7 +50,33 @@ def test_only_floating_point_tensors_may_cross_a_cut(crossing):
         node("use", "where", ["odd", "conv2"], IMAGE),
         node("conv3", "conv2d", ["use"], IMAGE),
     )
-    assert names(graph, layer_starts(graph)) == ["conv1", "conv3"]
+    assert names(graph, layer_starts(graph)) == ["conv1", "odd", "conv3"]
+
+
+def test_layer_that_can_begin_nowhere_belongs_to_the_one_before():
+    graph = graph_of(
+        node("conv1", "conv2d", [INPUT], IMAGE),
+        node("odd", "gt", [INPUT], IMAGE, dtype="bool"),
+        node("conv2", "conv2d", ["conv1"], IMAGE),
+        node("relu2", "relu", ["conv2"], IMAGE),
+        node("use", "where", ["odd", "relu2"], IMAGE),
+        node("conv3", "conv2d", ["use"], IMAGE),
+        node("sum", "add", ["conv3", "odd"], IMAGE),
+    )
+    graph.nodes[0], graph.nodes[1] = graph.nodes[1], graph.nodes[0]
+    assert names(graph, layer_starts(graph)) == ["odd"]
+
+
+def test_layer_begins_where_the_fewest_numbers_cross():
+    # Blocks that begin with norm and ReLU sent both the block's input and what ReLU made of it.
+    graph = graph_of(
+        node("conv1", "conv2d", [INPUT], [1, 5]),
+        node("relu", "relu", ["conv1"], [1, 5]),
+        node("conv2", "conv2d", ["relu"], [1, 5]),
+        node("sum", "add", ["conv1", "conv2"], [1, 5]),
+        node("last", "conv2d", ["sum"], [1, 5]),
+    )
+    assert names(graph, layer_starts(graph)) == ["conv1", "relu", "last"]
 
 
 def test_everything_read_later_crosses_a_cut_but_the_images():
