@@ -67,19 +67,20 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
     if config.task.name != "train":
         return []
     problem = ""
+    if config.target_size is not None and (found := _check_image(config, shape)):
+        return found
     if len(shape) not in (2, 4) or shape[0] != graph.input_shape[0]:
         problem = f"the network returns {shape} for {graph.input_shape[0]} images"
     elif "float" not in (made.dtype or "") or not made.needs_grad:
         problem = f"no gradient flows from the network's output, {describe(made)}, to a parameter"
-    elif config.target_size is not None:
-        return _check_image(config, shape)
-    elif config.model.classes and shape[1] < config.model.classes:
+    elif config.loss == "cross_entropy" and shape[1] < (config.model.classes or 0):
         problem = f"the network returns {shape[1]} classes, the data has {config.model.classes}"
     if not problem:
         return []
     text = (
         f"{problem}; training needs floating-point numbers of shape (n, classes), or "
-        f"(n, classes, rows, columns) with the image's class for every pixel"
+        f"(n, classes, rows, columns) with the image's class for every pixel, or images "
+        f"(task.loss=l1)"
     )
     return [Finding("error", "model", text)]
 

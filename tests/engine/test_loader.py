@@ -116,6 +116,19 @@ def test_a_rank_without_pixels_reads_none():
     assert source.read == []
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_target_images_come_like_images(dtype):
+    source = Numbers()
+    target = partial(source.window, rows=(2, 5), cols=(4, 10))
+    microbatch = loader(source, target=target, rows=None, cols=None, dtype=dtype).next_microbatch()
+    assert microbatch.images is None
+    assert microbatch.target is not None
+    assert microbatch.target.shape == (2, 3, 3, 6)
+    assert microbatch.target.dtype == dtype
+    assert microbatch.target.is_contiguous(memory_format=torch.channels_last)
+    assert microbatch.target[:, 0, 0, 0].tolist() == [0, 1]
+
+
 def test_a_rank_without_a_target_has_none():
     assert all(m.target is None for m in loader(Numbers(), target=None))
 
