@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hires.nets.trace import trace_config
-from hires.plan.partition import cut_values, layer_starts
+from hires.plan.partition import layer_starts
+from tests.helpers.graphs import cut_values
 from tests.helpers.layouts import config_of, plan_of, verified
 
 pytestmark = pytest.mark.dist

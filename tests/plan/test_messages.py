@@ -124,8 +124,8 @@ def test_skip_goes_straight_to_each_stage_that_reads_it():
         ("conv2", 1, 2),
         ("mul", 2, 3),
         ("relu_1", 3, 4),
-        ("up", 4, 5),
-        ("relu", 0, 5),  # past the stages between
+        ("relu", 0, 4),  # past the stages between
+        ("cat", 4, 5),
         ("mean_1", 5, 6),
     ]
 

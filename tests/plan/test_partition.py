@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.plan.graph import INPUT
-from hires.plan.partition import SLACK, cut_elements, cut_values, layer_starts, partition
-from tests.helpers.graphs import chain, graph_of, node
+from hires.plan.partition import MESSAGE, SLACK, cut_costs, layer_starts, partition
+from tests.helpers.graphs import chain, cut_values, graph_of, node
 
 IMAGE = [1, 4, 8, 8]
 
@@ -88,7 +88,21 @@ def test_everything_read_later_crosses_a_cut_but_the_images():
     )
     assert cut_values(graph, 2) == ["skip"]
     assert cut_values(graph, 3) == ["skip", "conv2"]
-    assert cut_elements(graph, 3) == 12
+    assert cut_costs(graph) == [0, 3 + MESSAGE, 5 + MESSAGE, 12 + 2 * MESSAGE, 0]
+
+
+def test_few_large_tensors_cross_rather_than_many_small_ones():
+    # A cut inside a cell of AmoebaNet sent five tensors where one between cells sends two.
+    small = [node(f"small{k}", "relu", ["conv1"], [1, 100]) for k in range(4)]
+    graph = graph_of(
+        node("conv1", "conv2d", [INPUT], [1, 500]),
+        *small,
+        node("join", "cat", [f"small{k}" for k in range(4)], [1, 400]),
+        node("conv2", "conv2d", ["join"], [1, 100]),
+    )
+    assert names(graph, layer_starts(graph)) == ["conv1", "conv2"]
+    graph.nodes[5].shape = [1, 700]
+    assert names(graph, layer_starts(graph)) == ["conv1", "small0"]
 
 
 def test_balance_counts_layers():
