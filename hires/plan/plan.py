@@ -104,6 +104,8 @@ class Plan:
     """Type of activations in messages: ``float32``, ``bfloat16`` or ``float64``."""
     schedule: list[list[str]]
     """Actions of each stage in order, as ``F0``."""
+    backend: str = "gloo"
+    """Transport of every message; it decides under which semantics the plan must be proved."""
     findings: list[Finding] = field(default_factory=list)
     verdict: str = ""
     totals: dict[str, Any] = field(default_factory=dict)

@@ -1,17 +1,27 @@
 """What does one rank say to the others in one step, in order?
 
-The engine executes and ``hires.plan.verify`` proves the same list: receives of an action are
-posted one action ahead, its sends when it has been computed, and a rank waits for its sends at the
-end of the step.
+The engine executes and ``hires.plan.verify`` proves the same list: an action's sends are posted
+when it has been computed, and a rank waits for its sends at the end of the step. Receives are
+posted in one of two orders:
+
+* ``ahead``: one action ahead of the one that needs them. Best where a posted receive holds up
+  nothing else (gloo, mpi).
+* ``joined``: together with the sends of the action before, as one group call. What a backend needs
+  whose operations with one peer run in the order of posting (nccl): there a receive posted ahead of
+  a send is waited for before the send begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hires.plan.plan import CommOp, Edge, Plan
+
+AHEAD, JOINED = "ahead", "joined"
+"""When the receives of an action are posted."""
 
 BYTES = {"float32": 4, "bfloat16": 2, "float64": 8, "float16": 2, "int64": 8, "bool": 1}
 
@@ -21,7 +31,7 @@ class Event(NamedTuple):
 
     kind: str
     """``send`` and ``recv`` (posted, not waited for), ``wait_send``, ``wait_recv``, ``wait_sends``
-    (for all of them), ``collective``."""
+    (for all of them), ``collective``, ``create`` (of a group, by all its members)."""
     peer: int
     """The other rank; for a collective the index of its group."""
     tag: int
@@ -29,6 +39,9 @@ class Event(NamedTuple):
     dtype: str = ""
     what: str = ""
     """In words, for findings; equal on both sides of a message and on all members of a group."""
+    call: int = 0
+    """Sends and receives next to each other with the same number, not 0, are one group call; only a
+    stream-ordered backend sees a difference."""
 
 
 @dataclass(frozen=True)
@@ -106,19 +119,52 @@ def gradient_group(plan: Plan, rank: int) -> int:
     return plan.num_replicas * len(plan.stages) + plan.slot_of(rank)[1]
 
 
-def events(plan: Plan, rank: int) -> Iterator[Event]:
-    """Yields everything that a rank communicates in one step, in order."""
+def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
+    """Yields everything that a rank communicates in one step, in order.
+
+    Args:
+        plan: the plan.
+        rank: of the world.
+        order: when receives are posted: ``AHEAD`` or ``JOINED``.
+    """
     actions = plan.schedule[plan.slot_of(rank)[1]]
-    yield from _posts(plan, rank, actions[:1])
+    calls = itertools.count(1)
+    yield from _joined(_posts(plan, rank, actions[:1]), calls)
     for index, action in enumerate(actions):
-        yield from _posts(plan, rank, actions[index + 1 : index + 2])
+        later = actions[index + 1 : index + 2]
+        if order == AHEAD:
+            yield from _joined(_posts(plan, rank, later), calls)
         for m in edge_messages(plan, rank, action, outgoing=False):
             yield Event("wait_recv", m.peer, m.tag, what=_said(m, action))
-        yield from _inside(plan, rank, action)
-        for m in edge_messages(plan, rank, action, outgoing=True):
-            yield Event("send", m.peer, m.tag, m.shape, plan.dtype, _said(m, action))
+        yield from _inside(plan, rank, action, calls)
+        posts = [
+            Event("send", m.peer, m.tag, m.shape, plan.dtype, _said(m, action))
+            for m in edge_messages(plan, rank, action, outgoing=True)
+        ]
+        if order == JOINED:
+            posts += _posts(plan, rank, later)
+        yield from _joined(posts, calls)
     yield Event("wait_sends", -1, 0, what="its sends")
     yield from _end_of_step(plan, rank)
+
+
+def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
+    """Yields the groups that a rank creates before the first step, in order.
+
+    Args:
+        members: the ranks of each group, in the order in which this rank creates them.
+        rank: of the world.
+    """
+    for index, ranks in enumerate(members):
+        if rank in ranks and len(ranks) > 1:
+            yield Event("create", index, 0, what=f"the creation of group {index}")
+
+
+def _joined(posts: Iterable[Event], calls: Iterator[int]) -> Iterator[Event]:
+    """Yields sends and receives as one group call."""
+    number = next(calls)
+    for event in posts:
+        yield event._replace(call=number)
 
 
 def _posts(plan: Plan, rank: int, actions: list[str]) -> Iterator[Event]:
@@ -128,7 +174,7 @@ def _posts(plan: Plan, rank: int, actions: list[str]) -> Iterator[Event]:
             yield Event("recv", m.peer, m.tag, m.shape, plan.dtype, _said(m, action))
 
 
-def _inside(plan: Plan, rank: int, action: str) -> Iterator[Event]:
+def _inside(plan: Plan, rank: int, action: str, calls: Iterator[int]) -> Iterator[Event]:
     """Yields what a rank says to the other tiles while it computes an action."""
     stage = plan.stages[plan.slot_of(rank)[1]]
     back = action[0] == "B"
@@ -136,22 +182,22 @@ def _inside(plan: Plan, rank: int, action: str) -> Iterator[Event]:
         if (back and not op.back) or (op.kind == "share" and not back):
             continue
         if op.kind == "halo":
-            yield from _halo(plan, rank, op, action)
+            yield from _halo(plan, rank, op, action, calls)
         else:
             group = tile_group(plan, rank)
             what = f"{op.kind} of {op.node} in {action}"
             yield Event("collective", group, 0, (op.elements,), plan.dtype, what)
 
 
-def _halo(plan: Plan, rank: int, op: CommOp, action: str) -> Iterator[Event]:
+def _halo(plan: Plan, rank: int, op: CommOp, action: str, calls: Iterator[int]) -> Iterator[Event]:
     """Yields one exchange: all receives posted, all sends posted, then all waited for."""
     back = action[0] == "B"
     sends, receives = halo_messages(plan, rank, op, back)
     what = f"the {'gradient of the ' if back else ''}halo of {op.node} in {action}"
-    for m in receives:
-        yield Event("recv", m.peer, m.tag, m.shape, plan.dtype, what)
-    for m in sends:
-        yield Event("send", m.peer, m.tag, m.shape, plan.dtype, what)
+    posted = [("recv", m) for m in receives] + [("send", m) for m in sends]
+    yield from _joined(
+        [Event(kind, m.peer, m.tag, m.shape, plan.dtype, what) for kind, m in posted], calls
+    )
     for m in receives:
         yield Event("wait_recv", m.peer, m.tag, what=what)
     for m in sends:

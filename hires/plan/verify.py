@@ -2,32 +2,121 @@
 
 from __future__ import annotations
 
-from hires.plan.machine import Proof, run_machine
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hires.plan.machine import RENDEZVOUS, STREAMS, run_machine
 from hires.plan.plan import Finding, Plan
-from hires.plan.program import events, groups
+from hires.plan.program import AHEAD, JOINED, creation, events, groups
+from hires.plan.walk import Proof
+
+BACKENDS = {"gloo": RENDEZVOUS, "mpi": RENDEZVOUS, "nccl": STREAMS}
+"""How a backend's messages meet."""
+
+ORDERS = {RENDEZVOUS: AHEAD, STREAMS: JOINED}
+"""When the engine posts receives on such a backend."""
+
+WAYS = ((RENDEZVOUS, AHEAD), (STREAMS, JOINED), (STREAMS, AHEAD))
+"""What ``hires plan --prove`` tries: the last shows why nccl needs the order that it has."""
+
+SHOWN = 8
+"""Most problems that become findings."""
 
 
-def prove(plan: Plan) -> Proof:
-    """Runs one step of one replica on the abstract machine.
+@dataclass
+class Verdict:
+    """The proof of a whole plan under one semantics and one order of posting."""
+
+    semantics: str
+    order: str
+    proof: Proof
+    messages: int
+    """Of all replicas, one step."""
+    collectives: int
+    seconds: float
+    """Time that the proof took."""
+
+    @property
+    def text(self) -> str:
+        """The answer, without the reasons."""
+        count = len(self.proof.problems)
+        if count:
+            return f"{count} problem{'s' if count > 1 else ''}"
+        return f"deadlock-free, {self.messages} messages and {self.collectives} collectives a step"
+
+    def to_dict(self, plan: Plan) -> dict[str, Any]:
+        """Returns plain values, for ``hires plan --prove --json``."""
+        return {
+            "semantics": self.semantics,
+            "order": self.order,
+            "backends": [name for name, kind in BACKENDS.items() if kind == self.semantics],
+            "decides": (self.semantics, self.order) == _own_way(plan),
+            "ok": not self.proof.problems,
+            "messages": self.messages,
+            "collectives": self.collectives,
+            "seconds": self.seconds,
+            "problems": self.proof.problems,
+        }
+
+
+def prove(plan: Plan, semantics: str = RENDEZVOUS, order: str | None = None) -> Proof:
+    """Runs one step of one replica on the abstract machine, after the creation of its groups.
 
     Replicas do the same and meet in the gradient groups only, at the end of the step, so the first
     one stands for all; their groups are cut down to its ranks.
+
+    Args:
+        plan: the plan.
+        semantics: when messages begin and end.
+        order: when receives are posted; None: as the engine does it under these semantics.
     """
+    order = ORDERS[semantics] if order is None else order
     ranks = range(plan.ranks_per_replica)
     members = [[r for r in group if r in ranks] for group in groups(plan)]
-    return run_machine([list(events(plan, rank)) for rank in ranks], members)
+    programs = [[*creation(members, rank), *events(plan, rank, order)] for rank in ranks]
+    return run_machine(programs, members, semantics)
+
+
+def judge(plan: Plan, semantics: str, order: str) -> Verdict:
+    """Proves a plan one way, and counts for all replicas."""
+    began = time.perf_counter()
+    proof = prove(plan, semantics, order)
+    took = time.perf_counter() - began
+    # Every replica does the same, but all meet in one gradient collective for each stage.
+    joint = len(plan.stages) if plan.training and plan.num_replicas > 1 else 0
+    collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
+    messages = proof.num_messages * plan.num_replicas
+    return Verdict(semantics, order, proof, messages, collectives, took)
+
+
+def judge_all(plan: Plan) -> list[Verdict]:
+    """Proves a plan in every way."""
+    return [judge(plan, semantics, order) for semantics, order in WAYS]
 
 
 def verify(plan: Plan) -> list[Finding]:
-    """Returns the findings of the proof and sets the plan's verdict."""
-    proof = prove(plan)
-    if proof.problems:
-        count = len(proof.problems)
-        plan.verdict = f"{count} problem{'s' if count > 1 else ''}"
-        return [Finding("error", "parallel", text) for text in proof.problems[:8]]
-    # Every replica does the same, but all meet in one gradient collective for each stage.
-    joint = len(plan.stages) if plan.training and plan.num_replicas > 1 else 0
-    messages = proof.num_messages * plan.num_replicas
-    collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
-    plan.verdict = f"deadlock-free, {messages} messages and {collectives} collectives a step"
-    return []
+    """Returns the findings of the proofs and sets the plan's verdict.
+
+    Under the semantics of the plan's own backend a problem is an error, under others a note.
+    """
+    own = judge(plan, *_own_way(plan))
+    plan.verdict = own.text
+    if own.proof.problems:
+        return [Finding("error", "parallel", text) for text in own.proof.problems[:SHOWN]]
+    findings = []
+    for semantics, order in ORDERS.items():
+        if semantics != own.semantics:
+            problems = judge(plan, semantics, order).proof.problems
+            names = " and ".join(name for name, kind in BACKENDS.items() if kind == semantics)
+            findings += [
+                Finding("note", "comm.backend", f"{names} could not run this plan: {text}")
+                for text in problems[:1]
+            ]
+    return findings
+
+
+def _own_way(plan: Plan) -> tuple[str, str]:
+    """Returns semantics and order of posting of the plan's backend."""
+    semantics = BACKENDS[plan.backend]
+    return semantics, ORDERS[semantics]

@@ -1,0 +1,159 @@
+"""What if the messages between two ranks run in the order of posting, each side on one stream?"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass
+
+from hires.plan.program import Event
+from hires.plan.stuck import Coming, Waiter
+from hires.plan.walk import Walk, not_received, not_sent, spoken
+
+Direction = tuple[str, int, int]
+"""(``send`` or ``recv``, source, target)."""
+
+OTHER = {"send": "recv", "recv": "send"}
+
+
+@dataclass
+class Unit:
+    """The part of a group call that concerns one peer: it begins and ends as a whole."""
+
+    posts: list[Event]
+    num_open: int
+    """Posts that have not met their other side."""
+
+
+class Streams(Walk):
+    """Each rank has a stream for each peer."""
+
+    def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
+        super().__init__(programs, members)
+        self.streams: dict[tuple[int, int], deque[Unit]] = {}  # (rank, peer); the first one runs
+        self.running: dict[Direction, deque[Event]] = {}  # begun, not met yet
+
+    def post(self, rank: int, event: Event) -> int:
+        """Puts a group call on its streams."""
+        units: dict[int, list[Event]] = {}
+        call = self._call(rank, event)
+        for post in call:
+            units.setdefault(post.peer, []).append(post)
+            if post.kind == "send":
+                self.open_send((rank, post.peer, post.tag), post)
+        for peer, posts in units.items():
+            stream = self.streams.setdefault((rank, peer), deque())
+            stream.append(Unit(posts, len(posts)))
+            if len(stream) == 1:
+                self._begin(rank, peer)
+        return len(call)
+
+    def _call(self, rank: int, event: Event) -> list[Event]:
+        """Returns the posts of one group call, from its first."""
+        program, first = self.programs[rank], self.at[rank]
+        end = first + 1
+        while event.call and end < len(program) and program[end].call == event.call:
+            end += 1
+        return program[first:end]
+
+    def _begin(self, rank: int, peer: int) -> None:
+        """Begins the first unit of a stream, and every one that can begin because of that."""
+        begun = deque([(rank, peer)])
+        while begun:
+            here, there = begun.popleft()
+            for post in self.streams[here, there][0].posts:
+                source, target = _ends(post, here)
+                opposite = self.running.get((OTHER[post.kind], source, target))
+                if not opposite:
+                    same = self.running.setdefault((post.kind, source, target), deque())
+                    same.append(post)
+                    continue
+                other = opposite.popleft()
+                send, receive = (post, other) if post.kind == "send" else (other, post)
+                self.match(source, target, send, receive)
+                begun.extend(
+                    side for side in ((here, there), (there, here)) if self._has_met(*side)
+                )
+
+    def _has_met(self, rank: int, peer: int) -> bool:
+        """Counts one post of the running unit as met; returns whether the next unit begins."""
+        stream = self.streams[rank, peer]
+        unit = stream[0]
+        unit.num_open -= 1
+        if unit.num_open:
+            return False
+        for post in unit.posts:
+            if post.kind == "send":
+                self.end_send((rank, peer, post.tag))
+            else:
+                self.deliver(peer, rank, post)
+        stream.popleft()
+        return bool(stream)
+
+    def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
+        """Returns what a rank, or the running unit of a stream, waits for."""
+        rank = waiter.rank
+        if waiter.peer is not None:
+            opposite = {OTHER[post.kind] for post in self._open_posts(waiter)}
+            return [one for kind in sorted(opposite) for one in self._owner(kind, waiter, coming)]
+        event = self.next_of(rank)
+        assert event is not None
+        if event.kind != "wait_recv":
+            return [Waiter(rank, target) for _, target, _ in self.unmet(rank, event)]
+        stream = self.streams.get((rank, event.peer), ())
+        posted = (post for unit in stream for post in unit.posts)
+        if any((post.kind, post.tag) == ("recv", event.tag) for post in posted):
+            return [Waiter(rank, event.peer)]
+        return [Waiter(event.peer)] if coming.has("send", event.peer, rank, event.tag) else []
+
+    def _owner(self, kind: str, waiter: Waiter, coming: Coming) -> list[Waiter]:
+        """Returns who holds back the other side of a post: a stream, or a rank before posting."""
+        rank, peer = waiter.rank, waiter.peer
+        assert peer is not None
+        behind = itertools.islice(self.streams.get((peer, rank), ()), 1, None)
+        if any(post.kind == kind for unit in behind for post in unit.posts):
+            return [Waiter(peer, rank)]
+        return [Waiter(peer)] if coming.has(kind, peer, rank) else []
+
+    def _open_posts(self, waiter: Waiter) -> list[Event]:
+        """Returns the posts of the running unit of a stream that have not met their other side."""
+        assert waiter.peer is not None
+        open_posts = []
+        for post in self.streams[waiter.rank, waiter.peer][0].posts:
+            source, target = _ends(post, waiter.rank)
+            if any(post is other for other in self.running.get((post.kind, source, target), ())):
+                open_posts.append(post)
+        return open_posts
+
+    def sentence(self, waiter: Waiter) -> str:
+        """Says what a stream waits for."""
+        post = self._open_posts(waiter)[0]
+        verb, way = ("send", "to") if post.kind == "send" else ("receive", "from")
+        return (
+            f"the stream of rank {waiter.rank} must first {verb} {spoken(post)} {way} rank "
+            f"{waiter.peer}"
+        )
+
+    def one_sided(self, coming: Coming) -> list[str]:
+        """Returns the messages that one side posts more often than the other."""
+        left: dict[Direction, list[Event]] = {}
+        for (rank, peer), stream in self.streams.items():
+            behind = [post for unit in itertools.islice(stream, 1, None) for post in unit.posts]
+            for post in [*(self._open_posts(Waiter(rank, peer)) if stream else ()), *behind]:
+                left.setdefault((post.kind, *_ends(post, rank)), []).append(post)
+        found = []
+        for source, target in dict.fromkeys((source, target) for _, source, target in left):
+            sends = left.get(("send", source, target), [])
+            sends = sends + coming.posts("send", source, target)
+            receives = left.get(("recv", source, target), [])
+            receives = receives + coming.posts("recv", target, source)
+            if len(sends) > len(receives):
+                found.append(not_received(source, target, sends[len(receives)]))
+            if len(receives) > len(sends):
+                found.append(not_sent(source, target, receives[len(sends)]))
+        return found
+
+
+def _ends(post: Event, rank: int) -> tuple[int, int]:
+    """Returns (source, target) of what a rank posts."""
+    return (rank, post.peer) if post.kind == "send" else (post.peer, rank)
