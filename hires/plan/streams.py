@@ -148,12 +148,18 @@ class Streams(Walk):
             receives = left.get(("recv", source, target), [])
             receives = receives + coming.posts("recv", target, source)
             if len(sends) > len(receives):
-                found.append(not_received(source, target, sends[len(receives)]))
+                found.append(not_received(source, target, _extra(sends, receives)))
             if len(receives) > len(sends):
-                found.append(not_sent(source, target, receives[len(sends)]))
+                found.append(not_sent(source, target, _extra(receives, sends)))
         return found
 
 
 def _ends(post: Event, rank: int) -> tuple[int, int]:
     """Returns (source, target) of what a rank posts."""
     return (rank, post.peer) if post.kind == "send" else (post.peer, rank)
+
+
+def _extra(more: list[Event], fewer: list[Event]) -> Event:
+    """Returns one that has no other side: the first that the other side does not name at all."""
+    named = {event.what for event in fewer}
+    return next((event for event in more if event.what not in named), more[len(fewer)])
