@@ -33,28 +33,28 @@ def _follow(walk: Walk, coming: Coming, starts: list[Waiter]) -> tuple[list[Wait
     if there is none.
     """
     seen: set[Waiter] = set()
-    longest: list[Waiter] = []
+    first: list[Waiter] = []
     for start in starts:
         path: list[Waiter] = []
         on_path: dict[Waiter, int] = {}
         todo: list[tuple[Waiter, int]] = [(start, 0)]
         while todo:
             waiter, depth = todo.pop()
+            if not first and depth < len(path):
+                first = list(path)
             for left in path[depth:]:
                 del on_path[left]
             del path[depth:]
             if waiter in on_path:
                 return path[on_path[waiter] :], True
-            if waiter in seen:
-                continue
-            seen.add(waiter)
-            on_path[waiter] = depth
-            path.append(waiter)
-            longest = longest or list(path)
-            for other in reversed(_blockers(walk, coming, waiter)):
-                todo.append((other, depth + 1))
-        longest = longest or path
-    return longest, False
+            if waiter not in seen:
+                seen.add(waiter)
+                on_path[waiter] = depth
+                path.append(waiter)
+                blockers = reversed(_blockers(walk, coming, waiter))
+                todo += [(other, depth + 1) for other in blockers]
+        first = first or path
+    return first, False
 
 
 def _blockers(walk: Walk, coming: Coming, waiter: Waiter) -> list[Waiter]:
@@ -63,7 +63,17 @@ def _blockers(walk: Walk, coming: Coming, waiter: Waiter) -> list[Waiter]:
     if waiter.peer is None and event is not None and event.kind in MEETINGS:
         absent = walk.absent(event)
         return [Waiter(rank) for rank in absent if coming.has(event.kind, rank, event.peer)]
+    if _is_too_early(walk, waiter):
+        assert event is not None
+        return [waiter] if coming.has("recv", waiter.rank, event.peer, event.tag) else []
     return walk.blockers(waiter, coming)
+
+
+def _is_too_early(walk: Walk, waiter: Waiter) -> bool:
+    """Whether a rank waits for a message that it has not begun to receive."""
+    event = walk.next_of(waiter.rank)
+    waits = waiter.peer is None and event is not None and event.kind == "wait_recv"
+    return waits and event is not None and not walk.expects(waiter.rank, event)
 
 
 def _told(walk: Walk, path: list[Waiter]) -> str:
@@ -81,7 +91,8 @@ def _rank_sentence(walk: Walk, rank: int) -> str:
     if event.kind in MEETINGS:
         return f"rank {rank} waits for rank {_listed(walk.absent(event))} to join {spoken(event)}"
     if event.kind == "wait_recv":
-        return f"rank {rank} waits for {spoken(event)} from rank {event.peer}"
+        early = ", which it has not begun to receive" if _is_too_early(walk, Waiter(rank)) else ""
+        return f"rank {rank} waits for {spoken(event)} from rank {event.peer}{early}"
     unmet = walk.unmet(rank, event)
     others = _listed(dict.fromkeys(target for _, target, _ in unmet))
     said = " and ".join(spoken(walk.open_sends[rank][channel][0]) for channel in unmet)

@@ -35,6 +35,10 @@ class Rendezvous(Walk):
         self.end_send(channel)
         return 1
 
+    def expects(self, rank: int, event: Event) -> bool:
+        """Whether a rank has posted a receive of the message that an event waits for."""
+        return bool(self.receives.get((event.peer, rank, event.tag)))
+
     def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
         """Returns the stuck ranks that would come to what a rank waits for, if they went on."""
         rank = waiter.rank

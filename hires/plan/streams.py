@@ -90,6 +90,12 @@ class Streams(Walk):
         stream.popleft()
         return bool(stream)
 
+    def expects(self, rank: int, event: Event) -> bool:
+        """Whether a rank has posted a receive of the message that an event waits for."""
+        stream = self.streams.get((rank, event.peer), ())
+        posted = (post for unit in stream for post in unit.posts)
+        return any((post.kind, post.tag) == ("recv", event.tag) for post in posted)
+
     def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
         """Returns what a rank, or the running unit of a stream, waits for."""
         rank = waiter.rank
@@ -100,11 +106,7 @@ class Streams(Walk):
         assert event is not None
         if event.kind != "wait_recv":
             return [Waiter(rank, target) for _, target, _ in self.unmet(rank, event)]
-        stream = self.streams.get((rank, event.peer), ())
-        posted = (post for unit in stream for post in unit.posts)
-        if any((post.kind, post.tag) == ("recv", event.tag) for post in posted):
-            return [Waiter(rank, event.peer)]
-        return [Waiter(event.peer)] if coming.has("send", event.peer, rank, event.tag) else []
+        return [Waiter(rank, event.peer)]
 
     def _owner(self, kind: str, waiter: Waiter, coming: Coming) -> list[Waiter]:
         """Returns who holds back the other side of a post: a stream, or a rank before posting."""

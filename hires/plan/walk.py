@@ -66,6 +66,10 @@ class Walk:
         """Posts a send or receive; returns how many events of the rank that takes."""
         raise NotImplementedError
 
+    def expects(self, rank: int, event: Event) -> bool:
+        """Whether a rank has posted a receive of the message that an event waits for."""
+        raise NotImplementedError
+
     def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
         """Returns what cannot go on itself and holds up a message that a waiter waits for."""
         raise NotImplementedError
