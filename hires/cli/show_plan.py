@@ -79,7 +79,7 @@ def proof_lines(proofs: list[Facts]) -> list[str]:
         right = "deadlock-free" if proof["ok"] else "FAILS" if proof["decides"] else "fails"
         posted = {"ahead": "one action ahead", "joined": "with the sends before"}[proof["order"]]
         counted = (str(proof["messages"]), str(proof["collectives"]), seconds(proof["seconds"]))
-        backends = ", ".join(proof["backends"])
+        backends = ", ".join(proof["backends"]) or "-"
         rows.append((proof["semantics"], backends, posted, right, *counted))
     lines = _aligned(rows)
     shown = [lines[0]]

@@ -6,17 +6,25 @@ over the programs decides. What begins when is told by the semantics:
 * ``rendezvous`` (gloo, mpi): the least possible buffering. A send ends when its receive is posted;
   messages with one tag between two ranks keep their order, others pass each other. A posted
   operation holds up nothing but its own wait.
-* ``stream-ordered`` (nccl): every two ranks have a communicator for their messages, each rank has
-  one stream for it, and what is posted there runs in the order of posting. A send or receive
-  occupies the stream until both sides run it, so what is posted behind it cannot begin. There are
-  no tags: the first send that runs meets the first receive that runs. Sends and receives of one
-  group call progress together, and the stream is free when all of them are done; a call that
-  concerns several peers is one unit on each of their streams. A wait ends when the unit of its
-  operation is done.
+* ``pair streams`` (nccl, one communicator for every two ranks): each rank has one stream for each
+  peer, and what is posted there runs in the order of posting. A send or receive occupies the stream
+  until both sides run it, so what is posted behind it cannot begin. There are no tags: the first
+  send that runs meets the first receive that runs. Sends and receives of one group call progress
+  together, and the stream is free when all of them are done; a call that concerns several peers is
+  one unit on each of their streams. A wait ends when the unit of its operation is done.
+* ``directed streams`` (nccl, one communicator for each way between two ranks): the same, but sends
+  to a peer and receives from it do not stand in each other's way.
 
-In both, a collective begins when all members have come to it, and a rank does not go on before it
-is done: what the engine does next needs its result. That is the worst case for nccl too, where only
-the device would wait; more waiting can add deadlocks, never hide one.
+Pair streams need an order of posting on which both sides agree, and a pipeline has none that comes
+by itself: a receive posted ahead stands before the send that the other side needs first, and even
+receives that share a call with the sends before them (``program.JOINED``) block each other where a
+value skips a stage under 1f1b. On directed streams the order of a plan's sends is that of its
+receives, so posting ahead is as safe as under ``rendezvous``. That is what a backend of this kind
+has to use.
+
+Everywhere, a collective begins when all members have come to it, and a rank does not go on before
+it is done: what the engine does next needs its result. That is the worst case for nccl too, where
+only the device would wait; more waiting can add deadlocks, never hide one.
 
 What is assumed of nccl: all communicators exist before the first step (making one waits for the
 other side); kernels of different communicators run side by side on one device; and nothing is
@@ -32,12 +40,16 @@ from __future__ import annotations
 from hires.plan.explain import explain
 from hires.plan.program import Event
 from hires.plan.rendezvous import Rendezvous
-from hires.plan.streams import Streams
+from hires.plan.streams import DirectedStreams, Streams
 from hires.plan.walk import Proof, Walk
 
-RENDEZVOUS, STREAMS = "rendezvous", "stream-ordered"
+RENDEZVOUS, STREAMS, DIRECTED = "rendezvous", "pair streams", "directed streams"
 
-MACHINES: dict[str, type[Walk]] = {RENDEZVOUS: Rendezvous, STREAMS: Streams}
+MACHINES: dict[str, type[Walk]] = {
+    RENDEZVOUS: Rendezvous,
+    STREAMS: Streams,
+    DIRECTED: DirectedStreams,
+}
 """By the name of the semantics."""
 
 
@@ -49,7 +61,7 @@ def run_machine(
     Args:
         programs: what each rank does, in order.
         members: the ranks of each group.
-        semantics: ``RENDEZVOUS`` or ``STREAMS``.
+        semantics: ``RENDEZVOUS``, ``STREAMS`` or ``DIRECTED``.
 
     Returns:
         The proof; ``problems`` is empty if every rank reaches its end with every message received,

@@ -4,11 +4,9 @@ The engine executes and ``hires.plan.verify`` proves the same list: an action's 
 when it has been computed, and a rank waits for its sends at the end of the step. Receives are
 posted in one of two orders:
 
-* ``ahead``: one action ahead of the one that needs them. Best where a posted receive holds up
-  nothing else (gloo, mpi).
-* ``joined``: together with the sends of the action before, as one group call. What a backend needs
-  whose operations with one peer run in the order of posting (nccl): there a receive posted ahead of
-  a send is waited for before the send begins.
+* ``ahead``: one action ahead of the one that needs them. This is what the engine does.
+* ``joined``: together with the sends of the action before, as one group call: the usual order where
+  all messages of two ranks share a stream. ``hires.plan.machine`` tells what it is worth.
 """
 
 from __future__ import annotations

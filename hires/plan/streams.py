@@ -1,4 +1,4 @@
-"""What if the messages between two ranks run in the order of posting, each side on one stream?"""
+"""What if the messages between two ranks run in the order of posting, on a stream of each side?"""
 
 from __future__ import annotations
 
@@ -26,27 +26,31 @@ class Unit:
 
 
 class Streams(Walk):
-    """Each rank has a stream for each peer."""
+    """Each rank has a stream for each peer: the two share one communicator."""
 
     def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
         super().__init__(programs, members)
-        self.streams: dict[tuple[int, int], deque[Unit]] = {}  # (rank, peer); the first one runs
+        self.streams: dict[Waiter, deque[Unit]] = {}  # the first unit runs
         self.running: dict[Direction, deque[Event]] = {}  # begun, not met yet
 
     def post(self, rank: int, event: Event) -> int:
         """Puts a group call on its streams."""
-        units: dict[int, list[Event]] = {}
+        units: dict[Waiter, list[Event]] = {}
         call = self._call(rank, event)
         for post in call:
-            units.setdefault(post.peer, []).append(post)
+            units.setdefault(Waiter(rank, post.peer, self.lane(post.kind)), []).append(post)
             if post.kind == "send":
                 self.open_send((rank, post.peer, post.tag), post)
-        for peer, posts in units.items():
-            stream = self.streams.setdefault((rank, peer), deque())
+        for key, posts in units.items():
+            stream = self.streams.setdefault(key, deque())
             stream.append(Unit(posts, len(posts)))
             if len(stream) == 1:
-                self._begin(rank, peer)
+                self._begin(key)
         return len(call)
+
+    def lane(self, kind: str) -> str:
+        """Returns on which of the streams for a peer a send or receive runs."""
+        return ""
 
     def _call(self, rank: int, event: Event) -> list[Event]:
         """Returns the posts of one group call, from its first."""
@@ -56,13 +60,13 @@ class Streams(Walk):
             end += 1
         return program[first:end]
 
-    def _begin(self, rank: int, peer: int) -> None:
+    def _begin(self, first: Waiter) -> None:
         """Begins the first unit of a stream, and every one that can begin because of that."""
-        begun = deque([(rank, peer)])
+        begun = deque([first])
         while begun:
-            here, there = begun.popleft()
-            for post in self.streams[here, there][0].posts:
-                source, target = _ends(post, here)
+            here = begun.popleft()
+            for post in self.streams[here][0].posts:
+                source, target = _ends(post, here.rank)
                 opposite = self.running.get((OTHER[post.kind], source, target))
                 if not opposite:
                     same = self.running.setdefault((post.kind, source, target), deque())
@@ -71,57 +75,57 @@ class Streams(Walk):
                 other = opposite.popleft()
                 send, receive = (post, other) if post.kind == "send" else (other, post)
                 self.match(source, target, send, receive)
-                begun.extend(
-                    side for side in ((here, there), (there, here)) if self._has_met(*side)
-                )
+                begun.extend(side for side in (here, self._facing(here, post)) if self._met(side))
 
-    def _has_met(self, rank: int, peer: int) -> bool:
+    def _facing(self, stream: Waiter, post: Event) -> Waiter:
+        """Returns the stream on which the other side of a post runs."""
+        return Waiter(post.peer, stream.rank, self.lane(OTHER[post.kind]))
+
+    def _met(self, key: Waiter) -> bool:
         """Counts one post of the running unit as met; returns whether the next unit begins."""
-        stream = self.streams[rank, peer]
+        stream = self.streams[key]
         unit = stream[0]
         unit.num_open -= 1
         if unit.num_open:
             return False
         for post in unit.posts:
             if post.kind == "send":
-                self.end_send((rank, peer, post.tag))
+                self.end_send((key.rank, post.peer, post.tag))
             else:
-                self.deliver(peer, rank, post)
+                self.deliver(post.peer, key.rank, post)
         stream.popleft()
         return bool(stream)
 
     def expects(self, rank: int, event: Event) -> bool:
         """Whether a rank has posted a receive of the message that an event waits for."""
-        stream = self.streams.get((rank, event.peer), ())
+        stream = self.streams.get(Waiter(rank, event.peer, self.lane("recv")), ())
         posted = (post for unit in stream for post in unit.posts)
         return any((post.kind, post.tag) == ("recv", event.tag) for post in posted)
 
     def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
         """Returns what a rank, or the running unit of a stream, waits for."""
-        rank = waiter.rank
         if waiter.peer is not None:
-            opposite = {OTHER[post.kind] for post in self._open_posts(waiter)}
-            return [one for kind in sorted(opposite) for one in self._owner(kind, waiter, coming)]
-        event = self.next_of(rank)
+            posts = self._open_posts(waiter)
+            return [one for post in posts for one in self._owner(post, waiter, coming)]
+        event = self.next_of(waiter.rank)
         assert event is not None
-        if event.kind != "wait_recv":
-            return [Waiter(rank, target) for _, target, _ in self.unmet(rank, event)]
-        return [Waiter(rank, event.peer)]
+        if event.kind == "wait_recv":
+            return [Waiter(waiter.rank, event.peer, self.lane("recv"))]
+        targets = (target for _, target, _ in self.unmet(waiter.rank, event))
+        return [Waiter(waiter.rank, target, self.lane("send")) for target in targets]
 
-    def _owner(self, kind: str, waiter: Waiter, coming: Coming) -> list[Waiter]:
+    def _owner(self, post: Event, waiter: Waiter, coming: Coming) -> list[Waiter]:
         """Returns who holds back the other side of a post: a stream, or a rank before posting."""
-        rank, peer = waiter.rank, waiter.peer
-        assert peer is not None
-        behind = itertools.islice(self.streams.get((peer, rank), ()), 1, None)
-        if any(post.kind == kind for unit in behind for post in unit.posts):
-            return [Waiter(peer, rank)]
-        return [Waiter(peer)] if coming.has(kind, peer, rank) else []
+        facing, kind = self._facing(waiter, post), OTHER[post.kind]
+        behind = itertools.islice(self.streams.get(facing, ()), 1, None)
+        if any(other.kind == kind for unit in behind for other in unit.posts):
+            return [facing]
+        return [Waiter(facing.rank)] if coming.has(kind, facing.rank, waiter.rank) else []
 
     def _open_posts(self, waiter: Waiter) -> list[Event]:
         """Returns the posts of the running unit of a stream that have not met their other side."""
-        assert waiter.peer is not None
         open_posts = []
-        for post in self.streams[waiter.rank, waiter.peer][0].posts:
+        for post in self.streams[waiter][0].posts:
             source, target = _ends(post, waiter.rank)
             if any(post is other for other in self.running.get((post.kind, source, target), ())):
                 open_posts.append(post)
@@ -139,10 +143,10 @@ class Streams(Walk):
     def one_sided(self, coming: Coming) -> list[str]:
         """Returns the messages that one side posts more often than the other."""
         left: dict[Direction, list[Event]] = {}
-        for (rank, peer), stream in self.streams.items():
+        for key, stream in self.streams.items():
             behind = [post for unit in itertools.islice(stream, 1, None) for post in unit.posts]
-            for post in [*(self._open_posts(Waiter(rank, peer)) if stream else ()), *behind]:
-                left.setdefault((post.kind, *_ends(post, rank)), []).append(post)
+            for post in [*(self._open_posts(key) if stream else ()), *behind]:
+                left.setdefault((post.kind, *_ends(post, key.rank)), []).append(post)
         found = []
         for source, target in dict.fromkeys((source, target) for _, source, target in left):
             sends = left.get(("send", source, target), [])
@@ -154,6 +158,14 @@ class Streams(Walk):
             if len(receives) > len(sends):
                 found.append(not_sent(source, target, _extra(receives, sends)))
         return found
+
+
+class DirectedStreams(Streams):
+    """Each rank has two streams for each peer: one communicator for each way."""
+
+    def lane(self, kind: str) -> str:
+        """Returns on which of the streams for a peer a send or receive runs."""
+        return kind
 
 
 def _ends(post: Event, rank: int) -> tuple[int, int]:

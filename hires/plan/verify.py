@@ -6,19 +6,17 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from hires.plan.machine import RENDEZVOUS, STREAMS, run_machine
+from hires.plan.machine import DIRECTED, RENDEZVOUS, STREAMS, run_machine
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import AHEAD, JOINED, creation, events, groups
 from hires.plan.walk import Proof
 
-BACKENDS = {"gloo": RENDEZVOUS, "mpi": RENDEZVOUS, "nccl": STREAMS}
+BACKENDS = {"gloo": RENDEZVOUS, "mpi": RENDEZVOUS, "nccl": DIRECTED}
 """How a backend's messages meet."""
 
-ORDERS = {RENDEZVOUS: AHEAD, STREAMS: JOINED}
-"""When the engine posts receives on such a backend."""
-
-WAYS = ((RENDEZVOUS, AHEAD), (STREAMS, JOINED), (STREAMS, AHEAD))
-"""What ``hires plan --prove`` tries: the last shows why nccl needs the order that it has."""
+WAYS = ((RENDEZVOUS, AHEAD), (DIRECTED, AHEAD), (STREAMS, JOINED), (STREAMS, AHEAD))
+"""Semantics and orders of posting that ``hires plan --prove`` tries. The engine posts ahead; the
+others show why a stream-ordered backend needs a communicator for each way."""
 
 SHOWN = 8
 """Most problems that become findings."""
@@ -51,7 +49,7 @@ class Verdict:
             "semantics": self.semantics,
             "order": self.order,
             "backends": [name for name, kind in BACKENDS.items() if kind == self.semantics],
-            "decides": (self.semantics, self.order) == _own_way(plan),
+            "decides": (self.semantics, self.order) == (BACKENDS[plan.backend], AHEAD),
             "ok": not self.proof.problems,
             "messages": self.messages,
             "collectives": self.collectives,
@@ -60,7 +58,7 @@ class Verdict:
         }
 
 
-def prove(plan: Plan, semantics: str = RENDEZVOUS, order: str | None = None) -> Proof:
+def prove(plan: Plan, semantics: str = RENDEZVOUS, order: str = AHEAD) -> Proof:
     """Runs one step of one replica on the abstract machine, after the creation of its groups.
 
     Replicas do the same and meet in the gradient groups only, at the end of the step, so the first
@@ -69,9 +67,8 @@ def prove(plan: Plan, semantics: str = RENDEZVOUS, order: str | None = None) -> 
     Args:
         plan: the plan.
         semantics: when messages begin and end.
-        order: when receives are posted; None: as the engine does it under these semantics.
+        order: when receives are posted.
     """
-    order = ORDERS[semantics] if order is None else order
     ranks = range(plan.ranks_per_replica)
     members = [[r for r in group if r in ranks] for group in groups(plan)]
     programs = [[*creation(members, rank), *events(plan, rank, order)] for rank in ranks]
@@ -100,23 +97,21 @@ def verify(plan: Plan) -> list[Finding]:
 
     Under the semantics of the plan's own backend a problem is an error, under others a note.
     """
-    own = judge(plan, *_own_way(plan))
+    own = judge(plan, BACKENDS[plan.backend], AHEAD)
     plan.verdict = own.text
     if own.proof.problems:
         return [Finding("error", "parallel", text) for text in own.proof.problems[:SHOWN]]
     findings = []
-    for semantics, order in ORDERS.items():
+    for semantics in dict.fromkeys(BACKENDS.values()):
         if semantics != own.semantics:
-            problems = judge(plan, semantics, order).proof.problems
-            names = " and ".join(name for name, kind in BACKENDS.items() if kind == semantics)
+            problems = judge(plan, semantics, AHEAD).proof.problems
             findings += [
-                Finding("note", "comm.backend", f"{names} could not run this plan: {text}")
+                Finding("note", "comm.backend", f"{_backends(semantics)} could not run it: {text}")
                 for text in problems[:1]
             ]
     return findings
 
 
-def _own_way(plan: Plan) -> tuple[str, str]:
-    """Returns semantics and order of posting of the plan's backend."""
-    semantics = BACKENDS[plan.backend]
-    return semantics, ORDERS[semantics]
+def _backends(semantics: str) -> str:
+    """Returns the backends whose messages meet so."""
+    return " and ".join(name for name, kind in BACKENDS.items() if kind == semantics)

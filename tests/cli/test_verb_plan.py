@@ -45,15 +45,18 @@ def test_proof_is_told_for_each_semantics_and_order(hires):
     assert answer.code == 0
     title, *lines = answer.out.split("\n\n")[-1].splitlines()
     assert title == "proof (the messages of this plan go through gloo)"
-    assert [line.split()[:3] for line in lines[1:3]] == [
-        ["rendezvous", "gloo,", "mpi"],
-        ["stream-ordered", "nccl", "with"],
+    assert [line.strip().split("  ")[0] for line in lines[1:5]] == [
+        "rendezvous",
+        "directed streams",
+        "pair streams",
+        "pair streams",
     ]
-    assert all(" deadlock-free " in line for line in lines[1:3])
-    # Receives ahead are harmless with gloo; with nccl they would stop both ranks.
-    assert lines[3].split()[:4] == ["stream-ordered", "nccl", "one", "action"]
-    assert " fails " in lines[3]
-    cycle = [line.strip() for line in lines[4:]]
+    assert all(" deadlock-free " in line for line in lines[1:4])
+    assert "with the sends before" in lines[3]
+    # Receives ahead are harmless with gloo; where both ways share a stream they stop both ranks.
+    assert "one action ahead" in lines[4]
+    assert " fails " in lines[4]
+    cycle = [line.strip() for line in lines[5:]]
     assert cycle[0].startswith("deadlock: the stream of rank 0 must first receive the gradient of ")
     assert cycle[0].endswith(" in B0 from rank 1")
     assert cycle[1].startswith("rank 1 waits for ")
@@ -62,14 +65,15 @@ def test_proof_is_told_for_each_semantics_and_order(hires):
 
 def test_proofs_are_part_of_the_json_if_asked_for(hires):
     facts = json.loads(hires("plan", *SMALL, *PIPELINE, "--json").out)
-    first, joined, ahead = facts["proofs"]
-    assert (first["decides"], joined["decides"], ahead["decides"]) == (True, False, False)
-    assert (first["ok"], joined["ok"], ahead["ok"]) == (True, True, False)
+    first, directed, joined, ahead = proofs = facts["proofs"]
+    assert [proof["decides"] for proof in proofs] == [True, False, False, False]
+    assert [proof["ok"] for proof in proofs] == [True, True, True, False]
+    assert [proof["backends"] for proof in proofs] == [["gloo", "mpi"], ["nccl"], [], []]
     assert facts["verdict"] == (
         f"deadlock-free, {first['messages']} messages and {first['collectives']} collectives a step"
     )
     assert first["seconds"] > 0
-    assert first["problems"] == joined["problems"] == []
+    assert first["problems"] == directed["problems"] == joined["problems"] == []
     assert len(ahead["problems"]) == 1
 
 

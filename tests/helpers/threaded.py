@@ -1,8 +1,8 @@
 """Programs of events executed for real: a thread for each rank, blocking on conditions.
 
-It shares no code with the abstract machine. A deadlock is told at once: a thread that blocks says
-what it waits for, and whoever changes something wakes those whose wait is over, so when all threads
-block nobody is left to wake them.
+It shares no code with the abstract machine, only the names of the semantics. A deadlock is told at
+once: a thread that blocks says what it waits for, and whoever changes something wakes those whose
+wait is over, so when all threads block nobody is left to wake them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hires.plan.machine import DIRECTED, RENDEZVOUS, STREAMS
 from hires.plan.program import Event
 
 HARD_TIMEOUT_S = 60.0
@@ -230,23 +231,29 @@ class Execution(Threads):
 class StreamExecution(Execution):
     """Ranks with a thread for each peer, which runs what is posted for that peer in order."""
 
+    directed = False
+    """Whether sends and receives have threads of their own."""
+
     def __init__(self, programs: Programs, members: list[list[int]]) -> None:
         super().__init__(programs, members)
-        self.queues: dict[tuple[int, int], deque[list[Post]]] = {}
+        self.queues: dict[tuple[int, int, str], deque[list[Post]]] = {}
+
+    def place(self, post: Post) -> tuple[int, str]:
+        """Which of a rank's threads runs a post."""
+        return post.event.peer, post.event.kind if self.directed else "any"
 
     def post(self, posts: list[Post]) -> None:
         """Hands the parts of a group call to the threads of their peers."""
-        for peer in dict.fromkeys(post.event.peer for post in posts):
-            key = (posts[0].rank, peer)
+        for place in dict.fromkeys(map(self.place, posts)):
+            key = (posts[0].rank, *place)
             if key not in self.queues:
                 self.queues[key] = deque()
-                self.start(lambda key=key: self.stream(*key))  # type: ignore[misc]
-            self.queues[key].append([post for post in posts if post.event.peer == peer])
+                self.start(lambda queue=self.queues[key]: self.stream(queue))  # type: ignore[misc]
+            self.queues[key].append([post for post in posts if self.place(post) == place])
         self.changed()
 
-    def stream(self, rank: int, peer: int) -> None:
-        """Runs the messages between two ranks on one of them."""
-        queue = self.queues[rank, peer]
+    def stream(self, queue: deque[list[Post]]) -> None:
+        """Runs what one rank posts for another, one call after the other."""
         while True:
             self.wait(lambda: bool(queue))
             unit = queue.popleft()
@@ -259,6 +266,15 @@ class StreamExecution(Execution):
             self.changed()
 
 
+class DirectedExecution(StreamExecution):
+    """Ranks with two threads for each peer."""
+
+    directed = True
+
+
+EXECUTIONS = {RENDEZVOUS: Execution, STREAMS: StreamExecution, DIRECTED: DirectedExecution}
+
+
 def called(program: list[Event], at: int) -> list[Event]:
     """Returns the group call that begins at an event: this one, and those of its number."""
     number = program[at].call
@@ -269,7 +285,6 @@ def called(program: list[Event], at: int) -> list[Event]:
     )
 
 
-def execute(programs: Programs, members: list[list[int]], streams: bool = False) -> Outcome:
-    """Executes programs in threads of this process; ``streams``: as nccl would."""
-    made = StreamExecution if streams else Execution
-    return made(programs, members).run()
+def execute(programs: Programs, members: list[list[int]], semantics: str = RENDEZVOUS) -> Outcome:
+    """Executes programs in threads of this process."""
+    return EXECUTIONS[semantics](programs, members).run()

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from hires.plan import machine
-from hires.plan.machine import RENDEZVOUS, STREAMS, run_machine
+from hires.plan.machine import DIRECTED, RENDEZVOUS, STREAMS, run_machine
 from hires.plan.program import AHEAD, JOINED, Event
 from hires.plan.rendezvous import Rendezvous
 from hires.plan.walk import Proof
@@ -17,7 +17,7 @@ from tests.helpers.damage import WAYS, Damage, at_once, damage, valid_programs
 from tests.helpers.random_plans import random_plan
 from tests.helpers.threaded import Outcome, Programs, execute
 
-ORDERS = {RENDEZVOUS: (AHEAD,), STREAMS: (JOINED, JOINED, AHEAD)}
+ORDERS = {RENDEZVOUS: (AHEAD,), DIRECTED: (AHEAD,), STREAMS: (JOINED, JOINED, AHEAD)}
 
 
 SAID = r"rank \d+(?: and \d+)*"
@@ -49,7 +49,7 @@ def tried(seed: int, semantics: str) -> tuple[str, str]:
     before = run_machine(programs, members, semantics)
     done = damage(rng, programs, members) if rng.random() < 0.85 else None
     proof = run_machine(programs, members, semantics)
-    wrong = disagreement(proof, execute(programs, members, streams=semantics == STREAMS))
+    wrong = disagreement(proof, execute(programs, members, semantics))
     harmed = done and proof.problems and not before.problems
     if not wrong and harmed and not names(proof.problems, done):
         wrong = f"{done} is told as {proof.problems}"
@@ -63,7 +63,7 @@ def compare(seeds: range, semantics: str) -> tuple[Counter[str], list[str]]:
     return Counter(how for how, _ in found), [wrong for _, wrong in found if wrong]
 
 
-@pytest.mark.parametrize("semantics", [RENDEZVOUS, STREAMS])
+@pytest.mark.parametrize("semantics", ORDERS)
 def test_verdict_is_what_threads_do(semantics):
     seen, wrong = compare(range(120), semantics)
     assert not wrong
@@ -72,7 +72,7 @@ def test_verdict_is_what_threads_do(semantics):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("semantics", [RENDEZVOUS, STREAMS])
+@pytest.mark.parametrize("semantics", ORDERS)
 def test_verdict_is_what_threads_do_in_a_thousand_plans(semantics):
     seen, wrong = compare(range(1000), semantics)
     assert not wrong

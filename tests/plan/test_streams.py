@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.plan.machine import STREAMS, run_machine
+from hires.plan.machine import DIRECTED, RENDEZVOUS, STREAMS, run_machine
 from hires.plan.plan import Finding
 from hires.plan.program import AHEAD, JOINED, Event, creation, events, groups
 from hires.plan.verify import judge_all, prove, verify
@@ -131,10 +131,28 @@ def test_dropped_wait_is_named():
 
 @pytest.mark.parametrize("task", ["train", "infer"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_receives_joined_with_the_sends_before_keep_every_layout_free_of_deadlock(name, task):
+def test_every_layout_is_free_of_deadlock_on_directed_streams(name, task):
     plan = plan_of(task, **LAYOUTS[name])
-    assert not prove(plan, STREAMS).problems
-    assert not prove(plan, order=JOINED).problems
+    for order in (AHEAD, JOINED):
+        assert not prove(plan, DIRECTED, order).problems
+        assert not prove(plan, RENDEZVOUS, order).problems
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_receives_that_share_a_call_with_sends_help_on_pair_streams(name):
+    assert not prove(plan_of(**LAYOUTS[name]), STREAMS, JOINED).problems
+
+
+def test_skips_over_stages_under_1f1b_need_directed_streams():
+    # Rank 3 receives F2 in the call that sends B0, which is over when rank 0 posts the receive of
+    # B0: with its send of F4, behind that of F3, which rank 3 does not receive before F2 is over.
+    plan = plan_of(stages=5, microbatches=8, schedule="1f1b")
+    assert prove(plan, STREAMS, JOINED).problems == [
+        "deadlock: the stream of rank 0 must first send relu in F3 to rank 3; rank 3 waits for "
+        "relu in F2 from rank 0; the stream of rank 3 must first send the gradient of relu in B0 "
+        "to rank 0"
+    ]
+    assert not prove(plan, DIRECTED).problems
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -180,10 +198,10 @@ def test_backend_decides_which_verdict_is_an_error():
     plan.schedule[0] = [plan.schedule[0][i] for i in (1, 0, 2, 3, 4, 5, 6, 7)]
     [note] = verify(plan)
     assert (note.severity, note.key) == ("note", "comm.backend")
-    assert note.text.startswith("nccl could not run this plan: rank 0 sends relu_1 in F1 as ")
+    assert note.text.startswith("nccl could not run it: rank 0 sends relu_1 in F1 as ")
     plan.backend = "nccl"
     assert verify(plan)[0] == Finding(
-        "error", "parallel", note.text.removeprefix("nccl could not run this plan: ")
+        "error", "parallel", note.text.removeprefix("nccl could not run it: ")
     )
 
 
@@ -192,10 +210,11 @@ def test_verdict_is_told_for_each_semantics():
     verdicts = judge_all(plan)
     assert [(v.semantics, v.order, not v.proof.problems) for v in verdicts] == [
         ("rendezvous", "ahead", True),
-        ("stream-ordered", "joined", True),
-        ("stream-ordered", "ahead", False),
+        ("directed streams", "ahead", True),
+        ("pair streams", "joined", True),
+        ("pair streams", "ahead", False),
     ]
-    assert [v.to_dict(plan)["decides"] for v in verdicts] == [True, False, False]
+    assert [v.to_dict(plan)["decides"] for v in verdicts] == [True, False, False, False]
     assert verdicts[0].text == plan.verdict
 
 
