@@ -117,12 +117,14 @@ def _readme(name: str, found: dict[str, Any]) -> str:
 def _aims(found: dict[str, Any]) -> str:
     """Returns what was to be reached, and whether it was."""
     aims = found["aims"]
-    limits = f"{aims['plan_s']:g} s, {aims['peak_bytes'] / 1e9:g} GB of memory"
-    return (
-        f"aims up to {aims['ranks']} ranks: {limits}, plan.json of {aims['plan_json_bytes'] / 1e6:g}"
-        f" MB, cost of a message at most {aims['growth']:g} times that in the smallest world: "
-        f"{'reached' if found['ok'] else 'MISSED'}"
+    limits = (
+        f"{aims['plan_s']:g} s",
+        f"{aims['peak_bytes'] / 1e9:g} GB of memory",
+        f"plan.json of {aims['plan_json_bytes'] / 1e6:g} MB",
+        f"cost of a message at most {aims['growth']:g} times that in the smallest world",
     )
+    answer = "reached" if found["ok"] else "MISSED"
+    return f"aims up to {aims['ranks']} ranks: {', '.join(limits)}: {answer}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

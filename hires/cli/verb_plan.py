@@ -13,7 +13,7 @@ from hires.cli.screen import print_config
 from hires.cli.show_plan import plan_lines
 from hires.core.errors import PlanError
 from hires.plan.plan import Plan
-from hires.plan.verify import judge_all
+from hires.plan.verify import judged
 
 _EXAMPLES = (
     "hires plan parallel=pp image=512",
@@ -46,4 +46,4 @@ def main(words: Sequence[str]) -> int:
 
 def _proofs(plan: Plan) -> list[dict[str, Any]]:
     """Returns the proofs of a plan that has messages: not of one that could not be made."""
-    return [verdict.to_dict(plan) for verdict in judge_all(plan)] if plan.verdict else []
+    return [verdict.to_dict(plan) for verdict in judged(plan)] if plan.verdict else []

@@ -7,6 +7,7 @@ Replicas are equal, so stages, messages and schedules are stored once, in terms 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,15 @@ class CommOp:
     back: bool = False
     """Whether the gradient travels too."""
 
+    @functools.cached_property
+    def of_tile(self) -> dict[int, list[list[int]]]:
+        """The messages that a tile sends or receives, in order."""
+        found: dict[int, list[list[int]]] = {}
+        for message in self.messages:
+            for tile in message[:2]:
+                found.setdefault(tile, []).append(message)
+        return found
+
 
 @dataclass
 class Edge:
@@ -60,6 +70,16 @@ class Edge:
     back: list[list[int]]
     """The same for the gradient: [source tile, target tile, ...] with the gradient going target ->
     source; empty if there is none."""
+
+    @functools.cached_property
+    def of_tile(self) -> dict[tuple[bool, int, int], list[list[int]]]:
+        """(whether gradient, 0 for the source or 1 for the target, tile) -> its messages."""
+        found: dict[tuple[bool, int, int], list[list[int]]] = {}
+        for back, messages in ((False, self.messages), (True, self.back)):
+            for message in messages:
+                for side in (0, 1):
+                    found.setdefault((back, side, message[side]), []).append(message)
+        return found
 
 
 @dataclass
@@ -83,6 +103,11 @@ class Stage:
     comm: list[CommOp] = field(default_factory=list)
     layout: dict[str, str] = field(default_factory=dict)
     """Value -> ``tiled`` or ``whole`` for every value that the stage reads or makes."""
+
+    @functools.cached_property
+    def comm_index(self) -> dict[int, int]:
+        """Position in ``comm`` by the identity of an operation."""
+        return {id(op): index for index, op in enumerate(self.comm)}
 
     @property
     def num_tiles(self) -> int:
@@ -110,6 +135,17 @@ class Plan:
     verdict: str = ""
     totals: dict[str, Any] = field(default_factory=dict)
 
+    @functools.cached_property
+    def edges_at(self) -> dict[tuple[int, bool], list[tuple[int, Edge]]]:
+        """(stage, whether it makes the value) -> its edges with their indices."""
+        found: dict[tuple[int, bool], list[tuple[int, Edge]]] = {
+            (stage.index, makes): [] for stage in self.stages for makes in (False, True)
+        }
+        for index, edge in enumerate(self.edges):
+            found[edge.source, True].append((index, edge))
+            found[edge.target, False].append((index, edge))
+        return found
+
     @property
     def ok(self) -> bool:
         """Whether nothing forbids to start."""
@@ -118,7 +154,7 @@ class Plan:
     @property
     def ranks_per_replica(self) -> int:
         """Ranks of one replica."""
-        return sum(stage.num_tiles for stage in self.stages)
+        return self.stages[-1].first_rank + self.stages[-1].num_tiles
 
     @property
     def world(self) -> int:

@@ -18,7 +18,7 @@ from hires.plan.graph import Graph
 from hires.plan.messages import add_loss, edges_of, lay_out, small_tiles
 from hires.plan.partition import layer_starts, partition
 from hires.plan.plan import Finding, Plan, Stage
-from hires.plan.program import BYTES, edge_messages, gradient_group, groups, halo_messages
+from hires.plan.program import BYTES, edge_messages, halo_messages
 from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.verify import verify
 
@@ -113,7 +113,7 @@ def _count_rank(plan: Plan, rank: int, add: Any) -> None:
             elif op.kind != "halo" and (op.back if back else op.kind != "share"):
                 # A gather: every tile hands what it has to all others.
                 add(op.kind, 1, (stage.num_tiles - 1) * op.elements * wide)
-    members = len(groups(plan)[gradient_group(plan, rank)])
+    members = plan.num_replicas * stage.num_tiles
     if plan.training and members > 1:
         add("gradient", 1, int(2 * (members - 1) / members * stage.params * wide))
 

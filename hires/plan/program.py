@@ -59,17 +59,15 @@ def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool) -> list[Me
     replica, stage, tile = plan.slot_of(rank)
     back = action[0] == "B"
     found = []
-    for index, edge in enumerate(plan.edges):
-        # A gradient leaves the stage that read the value and comes to the stage that made it.
-        mine, other = (edge.source, edge.target) if outgoing != back else (edge.target, edge.source)
-        if mine != stage:
-            continue
-        for source, target, *rect in edge.back if back else edge.messages:
-            here, there = (source, target) if mine == edge.source else (target, source)
-            if here == tile:
-                peer = plan.rank_of(replica, other, there)
-                tag = (2 * index + back) * plan.num_microbatches + int(action[1:])
-                found.append(_message(plan, edge, peer, tag, rect))
+    # A gradient leaves the stage that read the value and comes to the stage that made it.
+    made_here = outgoing != back
+    for index, edge in plan.edges_at[stage, made_here]:
+        other = edge.target if made_here else edge.source
+        here = 0 if made_here else 1
+        for message in edge.of_tile.get((back, here, tile), ()):
+            peer = plan.rank_of(replica, other, message[1 - here])
+            tag = (2 * index + back) * plan.num_microbatches + int(action[1:])
+            found.append(_message(plan, edge, peer, tag, message[2:]))
     return found
 
 
@@ -82,9 +80,7 @@ def halo_messages(
     tag = _halo_tag(plan, stage, op, back)
     sends: list[Message] = []
     receives: list[Message] = []
-    for source, target, r0, r1, c0, c1 in op.messages:
-        if tile not in (source, target):
-            continue
+    for source, target, r0, r1, c0, c1 in op.of_tile.get(tile, ()):
         peer = plan.rank_of(replica, stage, target if tile == source else source)
         shape = (n, channels, r1 - r0, c1 - c0)
         message = Message(peer, tag, op.value, (r0, r1, c0, c1), shape)
@@ -162,7 +158,7 @@ def _joined(posts: Iterable[Event], calls: Iterator[int]) -> Iterator[Event]:
     """Yields sends and receives as one group call."""
     number = next(calls)
     for event in posts:
-        yield event._replace(call=number)
+        yield Event(*event[:-1], number)
 
 
 def _posts(plan: Plan, rank: int, actions: list[str]) -> Iterator[Event]:
@@ -205,8 +201,8 @@ def _halo(plan: Plan, rank: int, op: CommOp, action: str, calls: Iterator[int]) 
 def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:
     """Yields the sum of gradients, with the replicas' running statistics, over all holders."""
     group = gradient_group(plan, rank)
-    if plan.training and len(groups(plan)[group]) > 1:
-        stage = plan.stages[plan.slot_of(rank)[1]]
+    stage = plan.stages[plan.slot_of(rank)[1]]
+    if plan.training and plan.num_replicas * stage.num_tiles > 1:
         wide = "float64" if plan.dtype == "float64" else "float32"
         yield Event("collective", group, 1, (stage.params,), wide, "gradients")
 
@@ -223,8 +219,7 @@ def _message(plan: Plan, edge: Edge, peer: int, tag: int, rect: list[int]) -> Me
 def _halo_tag(plan: Plan, stage: int, op: CommOp, back: bool) -> int:
     """Returns the tag of an exchange; messages of one tag between two ranks stay in order."""
     base = 2 * len(plan.edges) * plan.num_microbatches
-    index = next(i for i, other in enumerate(plan.stages[stage].comm) if other is op)
-    return base + 2 * index + back
+    return base + 2 * plan.stages[stage].comm_index[id(op)] + back
 
 
 def _members(plan: Plan, stage: int, replicas: range | list[int]) -> list[int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hires.plan.machine import DIRECTED, RENDEZVOUS, STREAMS, run_machine
 from hires.plan.plan import Finding, Plan
-from hires.plan.program import AHEAD, JOINED, creation, events, groups
+from hires.plan.program import AHEAD, JOINED, Event, creation, events, groups
 from hires.plan.walk import Proof
 
 BACKENDS = {"gloo": RENDEZVOUS, "mpi": RENDEZVOUS, "nccl": DIRECTED}
@@ -69,27 +70,23 @@ def prove(plan: Plan, semantics: str = RENDEZVOUS, order: str = AHEAD) -> Proof:
         semantics: when messages begin and end.
         order: when receives are posted.
     """
-    ranks = range(plan.ranks_per_replica)
-    members = [[r for r in group if r in ranks] for group in groups(plan)]
-    programs = [[*creation(members, rank), *events(plan, rank, order)] for rank in ranks]
-    return run_machine(programs, members, semantics)
+    return run_machine(*_programs(plan, order), semantics)
 
 
-def judge(plan: Plan, semantics: str, order: str) -> Verdict:
-    """Proves a plan one way, and counts for all replicas."""
-    began = time.perf_counter()
-    proof = prove(plan, semantics, order)
-    took = time.perf_counter() - began
+def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdict]:
+    """Yields the verdict on a plan for each (semantics, order of posting)."""
+    made: dict[str, tuple[list[list[Event]], list[list[int]]]] = {}
     # Every replica does the same, but all meet in one gradient collective for each stage.
     joint = len(plan.stages) if plan.training and plan.num_replicas > 1 else 0
-    collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
-    messages = proof.num_messages * plan.num_replicas
-    return Verdict(semantics, order, proof, messages, collectives, took)
-
-
-def judge_all(plan: Plan) -> list[Verdict]:
-    """Proves a plan in every way."""
-    return [judge(plan, semantics, order) for semantics, order in WAYS]
+    for semantics, order in ways:
+        began = time.perf_counter()
+        if order not in made:
+            made[order] = _programs(plan, order)
+        proof = run_machine(*made[order], semantics)
+        took = time.perf_counter() - began
+        collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
+        messages = proof.num_messages * plan.num_replicas
+        yield Verdict(semantics, order, proof, messages, collectives, took)
 
 
 def verify(plan: Plan) -> list[Finding]:
@@ -97,19 +94,25 @@ def verify(plan: Plan) -> list[Finding]:
 
     Under the semantics of the plan's own backend a problem is an error, under others a note.
     """
-    own = judge(plan, BACKENDS[plan.backend], AHEAD)
+    decides = BACKENDS[plan.backend]
+    semantics = [decides, *(kind for kind in dict.fromkeys(BACKENDS.values()) if kind != decides)]
+    verdicts = judged(plan, [(kind, AHEAD) for kind in semantics])
+    own = next(verdicts)
     plan.verdict = own.text
     if own.proof.problems:
         return [Finding("error", "parallel", text) for text in own.proof.problems[:SHOWN]]
-    findings = []
-    for semantics in dict.fromkeys(BACKENDS.values()):
-        if semantics != own.semantics:
-            problems = judge(plan, semantics, AHEAD).proof.problems
-            findings += [
-                Finding("note", "comm.backend", f"{_backends(semantics)} could not run it: {text}")
-                for text in problems[:1]
-            ]
-    return findings
+    return [
+        Finding("note", "comm.backend", f"{_backends(other.semantics)} could not run it: {text}")
+        for other in verdicts
+        for text in other.proof.problems[:1]
+    ]
+
+
+def _programs(plan: Plan, order: str) -> tuple[list[list[Event]], list[list[int]]]:
+    """Returns what each rank of the first replica does, and the members of each group there."""
+    ranks = range(plan.ranks_per_replica)
+    members = [[r for r in group if r in ranks] for group in groups(plan)]
+    return [[*creation(members, rank), *events(plan, rank, order)] for rank in ranks], members
 
 
 def _backends(semantics: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hires.plan.machine import DIRECTED, RENDEZVOUS, STREAMS, run_machine
 from hires.plan.plan import Finding
 from hires.plan.program import AHEAD, JOINED, Event, creation, events, groups
-from hires.plan.verify import judge_all, prove, verify
+from hires.plan.verify import judged, prove, verify
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 PIPELINES = ("lp", "pp", "pp 1f1b", "sp+lp", "sp+pp", "sp+pp 1f1b", "sp in every stage")
@@ -207,7 +207,7 @@ def test_backend_decides_which_verdict_is_an_error():
 
 def test_verdict_is_told_for_each_semantics():
     plan = plan_of(**LAYOUTS["pp"])
-    verdicts = judge_all(plan)
+    verdicts = list(judged(plan))
     assert [(v.semantics, v.order, not v.proof.problems) for v in verdicts] == [
         ("rendezvous", "ahead", True),
         ("directed streams", "ahead", True),
