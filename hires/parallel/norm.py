@@ -1,4 +1,4 @@
-"""Batch normalisation of an image in tiles: the statistics are those of the whole image.
+"""Batch normalisation over tiles or shards: the statistics are those of the whole microbatch.
 
 Every tile computes mean and variance of its own pixels; the tiles exchange them in one message and
 combine them with the parallel variance formula, which does not cancel as sums of squares do.
@@ -23,7 +23,7 @@ class NormTiles:
     """Who normalises together, and how much of the image each holds."""
 
     def __init__(self, group: Group, counts: list[int]) -> None:
-        """``counts`` are the pixels times samples of each tile."""
+        """``counts`` are the pixels times samples of each tile or shard."""
         self.group = group
         self.count = sum(counts)
         self._share = (torch.tensor(counts, dtype=torch.float64) / self.count).view(-1, 1)
@@ -151,4 +151,4 @@ def _gradient_of_input(
     b = pulled[0] * invstd
     c = torch.addcmul(pulled[1], b, mean, value=-1)
     result = F.batch_norm(x, torch.zeros_like(b), torch.ones_like(b), b, c, False, 0.0, 0.0)
-    return result.addcmul_(grad, a.to(grad.dtype).view(1, -1, 1, 1))
+    return result.addcmul_(grad, a.to(grad.dtype).view(1, -1, *[1] * (x.dim() - 2)))

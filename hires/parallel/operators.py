@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +15,11 @@ from hires.parallel.collective import mean_over_image, share
 from hires.parallel.context import Context
 from hires.parallel.norm import NormTiles, tiled_batch_norm
 from hires.parallel.window import Window
+from hires.plan.edges import held_by
 from hires.plan.graph import Node
 from hires.plan.plan import CommOp
 from hires.plan.rules import TILED, rule_of
+from hires.plan.shards import shard_args, shard_rule
 
 Values = dict[str, Any]
 Operator = Callable[[Values], Any]
@@ -37,6 +41,8 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
     """
     stage = context.stage
     ops = {(op.kind, op.value): op for op in stage.comm if op.node == node.name}
+    if stage.shards > 1:
+        return _sharded(node, context, tensors)
     if stage.num_tiles == 1 or stage.layout[node.name] != TILED:
         tiled = any(stage.layout[name] == TILED for name in node.inputs)
         if stage.num_tiles > 1 and tiled:
@@ -70,13 +76,27 @@ def _tiled(
     return run_shared
 
 
+def _sharded(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+    """Returns the callable of a node on one shard."""
+    rule = shard_rule(node, context.plan.graph, context.stage.layout)
+    assert rule is not None, f"{node.name} was planned without a rule"
+    if rule.kind == "norm":
+        return _norm(node, context, _binder(node, tensors), node.inputs[0])
+    first, end = context.samples
+    args = shard_args(node, context.plan.graph.input_shape[0], end - first)
+    return _local(dataclasses.replace(node, args=args), tensors)
+
+
 def _norm(
     node: Node, context: Context, bind: Callable[[Values], dict[str, Any]], source: str
 ) -> Operator:
     """Returns the callable of batch normalisation in training."""
-    n, _, *size = context.plan.graph.shape(source)
-    rects = [context.own(size, tile) for tile in range(context.stage.num_tiles)]
-    tiles = NormTiles(context.tiles, [n * (r[1] - r[0]) * (r[3] - r[2]) for r in rects])
+    shape = context.plan.graph.shape(source)
+    boxes = held_by(context.plan.graph, context.stage, source)
+    counts = [(b.n1 - b.n0) * (b.r1 - b.r0) * (b.c1 - b.c0) for b in boxes]
+    if len(shape) != 4:  # shards of a vector or a sequence; tiles are of images
+        counts = [count * math.prod(shape[2:]) for count in counts]
+    tiles = NormTiles(context.tiles, [counts[tile] for tile in context.tile_order])
 
     def run(values: Values) -> Tensor:
         a = bind(values)

@@ -92,8 +92,11 @@ def _relu_(node: Node) -> Operator:
 def _partial(context: Context, nodes: list[Node], parameters: dict[str, nn.Parameter]) -> set[str]:
     """Returns the parameters whose gradient a tile sees only in part: those of tiled values.
 
-    The gradient of a parameter behind the global pool is complete on every tile.
+    The gradient of a parameter behind the global pool is complete on every tile. A shard sees its
+    samples' part of every gradient.
     """
+    if context.stage.shards > 1:
+        return set(parameters)
     layout = context.stage.layout
     tiled = {name for node in nodes if layout[node.name] == TILED for name in node.params}
     return tiled & set(parameters)

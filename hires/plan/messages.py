@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+from hires.plan.edges import edge_of
 from hires.plan.graph import INPUT, Graph, Node, describe
 from hires.plan.partition import layer_starts
 from hires.plan.plan import CommOp, Edge, Finding, Stage
-from hires.plan.rules import TILED, WHOLE, Rule, rule_of
-from hires.plan.tiling import halo_messages, is_empty, own_rect, regrid_messages
+from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_of
+from hires.plan.shards import shard_rule
+from hires.plan.tiling import halo_messages, is_empty, own_rect
 
 
 def lay_out(graph: Graph, stages: list[Stage]) -> list[Finding]:
@@ -24,19 +26,20 @@ def lay_out(graph: Graph, stages: list[Stage]) -> list[Finding]:
         stage.layout = incoming
         refused: dict[str, list[Node]] = {}
         for node in graph.nodes[stage.first : stage.last]:
-            rule = rule_of(node, graph, stage.layout) if stage.num_tiles > 1 else Rule("whole")
+            rule = _rule(graph, stage, node)
             if rule is None:
                 refused.setdefault(node.kind, []).append(node)
                 rule = _guessed(node, stage.layout)
-            stage.layout[node.name] = rule.result
+            divided = stage.shards > 1 and rule.kind != "whole"
+            stage.layout[node.name] = SHARDED if divided else rule.result
             stage.comm += _node_comm(graph, stage, node, rule)
         findings += [_no_rule(graph, stages, stage, nodes) for nodes in refused.values()]
     return findings
 
 
 def add_loss(graph: Graph, stage: Stage) -> None:
-    """Adds the sum of the tiles' losses where the output itself is an image in tiles."""
-    if stage.num_tiles > 1 and stage.layout[graph.output] == TILED:
+    """Adds the sum of the ranks' losses where the output lies in tiles or shards."""
+    if stage.num_ranks > 1 and stage.layout[graph.output] != WHOLE:
         stage.comm.append(CommOp(graph.output, "loss", graph.output, elements=1))
 
 
@@ -48,23 +51,15 @@ def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:
             if value != INPUT:
                 source = _maker(graph, stages, value)
                 back = training and graph.needs_grad(value)
-                edges.append(_edge(graph, value, source, target, back))
+                edges.append(edge_of(graph, value, source, target, back))
     return edges
 
 
-def _edge(graph: Graph, value: str, source: Stage, target: Stage, back: bool) -> Edge:
-    """Returns the messages that bring one value from a stage to another."""
-    if source.layout[value] == TILED:
-        messages = regrid_messages(graph.shape(value)[2:], source.tiles, target.tiles)
-        returned = messages
-    elif target.num_tiles > 1:  # every tile already holds it, and hands it to its successor
-        messages = [[tile, tile, 0, 0, 0, 0] for tile in range(target.num_tiles)]
-        returned = messages
-    else:  # tile 0 sends it, and all tiles get its gradient
-        messages = [[0, 0, 0, 0, 0, 0]]
-        returned = [[tile, 0, 0, 0, 0, 0] for tile in range(source.num_tiles)]
-    whole = source.layout[value] == WHOLE
-    return Edge(value, source.index, target.index, whole, messages, returned if back else [])
+def _rule(graph: Graph, stage: Stage, node: Node) -> Rule | None:
+    """Returns how the ranks of a stage compute a node together, or None if they cannot."""
+    if stage.shards > 1:
+        return shard_rule(node, graph, stage.layout)
+    return rule_of(node, graph, stage.layout) if stage.num_tiles > 1 else Rule("whole")
 
 
 def _reads(graph: Graph, stage: Stage) -> list[str]:
@@ -81,16 +76,23 @@ def _maker(graph: Graph, stages: list[Stage], value: str) -> Stage:
 
 
 def _incoming(graph: Graph, stages: list[Stage], stage: Stage, value: str) -> str:
-    """Returns how a value that comes from outside lies on the tiles of a stage."""
+    """Returns how a value that comes from outside lies on the ranks of a stage."""
+    if stage.shards > 1:
+        return SHARDED if graph.shape(value)[:1] == graph.input_shape[:1] else WHOLE
     if stage.num_tiles == 1:
         return WHOLE
     if value == INPUT:
         return TILED
-    return _maker(graph, stages, value).layout[value]
+    maker, shape = _maker(graph, stages, value), graph.shape(value)
+    if maker.num_ranks == 1 and len(shape) == 4 and shape[2] * shape[3] > 1:
+        return TILED
+    return maker.layout[value]
 
 
 def _node_comm(graph: Graph, stage: Stage, node: Node, rule: Rule) -> list[CommOp]:
     """Returns what the tiles say to each other around one node."""
+    if stage.shards > 1 and rule.kind == "norm":
+        return [_norm_comm(graph, node, node.inputs[0])]
     tiled = [name for name in node.inputs if stage.layout[name] == TILED]
     if not tiled:
         return []
@@ -106,11 +108,16 @@ def _node_comm(graph: Graph, stage: Stage, node: Node, rule: Rule) -> list[CommO
         if messages:
             ops.append(CommOp(node.name, "halo", value, messages, back=back))
     elif rule.kind == "norm":
-        channels = graph.shape(value)[1]
-        ops.append(CommOp(node.name, "norm", value, elements=2 * channels, back=back))
+        ops.append(_norm_comm(graph, node, value))
     elif rule.kind == "reduce":
         ops.append(CommOp(node.name, "reduce", value, elements=_elements(graph, node.name)))
     return ops
+
+
+def _norm_comm(graph: Graph, node: Node, value: str) -> CommOp:
+    """Returns the exchange of two statistics per channel, and of two sums on the way back."""
+    elements = 2 * graph.shape(value)[1]
+    return CommOp(node.name, "norm", value, elements=elements, back=graph.needs_grad(value))
 
 
 def _elements(graph: Graph, value: str) -> int:
@@ -130,6 +137,9 @@ def _no_rule(graph: Graph, stages: list[Stage], stage: Stage, nodes: list[Node])
     alike = f" and {len(nodes) - 1} more of its kind" if len(nodes) > 1 else ""
     has = "have" if alike else "has"
     who = f"{describe(nodes[0])}{alike} in stage {stage.index} {has}"
+    if stage.shards > 1:
+        text = f"{who} no rule for samples on several ranks; use parallel.local_dp=1"
+        return Finding("error", "parallel.local_dp", text)
     if stage.index > 0:
         return Finding(
             "error",

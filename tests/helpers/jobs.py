@@ -18,7 +18,7 @@ from hires.core.world import World
 from hires.engine.build import build_rank
 from hires.engine.run import run_step
 from hires.engine.verify import verify_rank
-from hires.parallel import collective, executor, gradients, halo, norm
+from hires.parallel import collective, executor, gradients, halo, loss, norm
 from hires.parallel.context import Context
 from hires.parallel.halo import gather_window
 from hires.parallel.window import Window
@@ -126,7 +126,8 @@ def logged_step(world: World, config: dict[str, Any], plan: dict[str, Any]) -> l
         def call(tensor: Tensor, where: Any, *rest: Any, **named: Any) -> Any:
             tag = named.get("tag", rest[0] if rest else 0)
             point_to_point = kind in ("send", "recv")
-            log.append((kind, where, tag, tuple(tensor.shape)) if point_to_point else (kind,))
+            entry = where, tag, tuple(tensor.shape)
+            log.append((kind, *entry) if point_to_point else (kind, tuple(where.ranks)))
             return function(tensor, where, *rest, **named)
 
         return call
@@ -136,7 +137,7 @@ def logged_step(world: World, config: dict[str, Any], plan: dict[str, Any]) -> l
         module.irecv = logging("recv", comm.irecv)
     for module in (norm, collective):
         module.all_gather = logging("collective", comm.all_gather)
-    executor.all_reduce = logging("collective", comm.all_reduce)
+    loss.all_reduce = logging("collective", comm.all_reduce)
     gradients.all_reduce = logging("gradients", comm.all_reduce)
     comm.start(world, 60)
     engine = build_rank(from_dict(config), Plan.from_dict(plan), world.rank, 1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hires.core.config import to_dict
-from hires.plan.program import events
+from hires.plan.program import events, groups
 from tests.helpers.jobs import logged_step
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
@@ -19,6 +19,9 @@ LAYOUTS: list[dict[str, Any]] = [
     {"stages": 3, "microbatches": 4, "schedule": "1f1b"},
     {"tiles": [2, 2]},
     {"tiles": [2, 1], "stages": 3, "spatial_stages": 2, "microbatches": 2},
+    {"stages": 3, "directions": 2, "pairs": 2, "schedule": "gems"},
+    {"tiles": [[2, 2], [1, 2]], "stages": 3, "microbatches": 2},
+    {"tiles": [2, 1], "stages": 2, "local_dp": 2, "directions": 2, "schedule": "gems_1f1b"},
 ]
 
 
@@ -31,7 +34,7 @@ def test_ranks_communicate_as_the_plan_says(parallel: dict[str, Any]):
     plan = plan_of(config)
     logs = run_ranks(logged_step, plan.world, to_dict(config), plan.to_dict())
     for rank, log in enumerate(logs):
-        assert _once(log) == _planned(plan, rank)
+        assert _once(log) == _once(_planned(plan, rank))
 
 
 def _planned(plan: Any, rank: int) -> list[tuple]:
@@ -41,11 +44,15 @@ def _planned(plan: Any, rank: int) -> list[tuple]:
         if event.kind in ("send", "recv"):
             planned.append((event.kind, event.peer, event.tag, event.shape))
         elif event.kind == "collective":
-            planned.append(("gradients",) if event.what == "gradients" else ("collective",))
+            kind = "gradients" if event.what.startswith("gradients") else "collective"
+            planned.append((kind, tuple(groups(plan)[event.peer])))
     return planned
 
 
 def _once(log: list[tuple]) -> list[tuple]:
-    """Returns a log in which the sums of gradients, one per tensor or bucket, are one entry."""
-    kept = [entry for entry in log if entry != ("gradients",)]
-    return kept + [("gradients",)] * (len(kept) < len(log))
+    """Returns a log in which the sums of a group's gradients, one per tensor or bucket, are one."""
+    return [
+        entry
+        for index, entry in enumerate(log)
+        if entry[0] != "gradients" or entry not in log[:index]
+    ]

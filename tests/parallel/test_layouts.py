@@ -54,9 +54,37 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+LAYOUTS |= {
+    "two grids": {"tiles": [[2, 2], [1, 2]], "stages": 3, "microbatches": 2},
+    "tiles behind a whole stage": {"tiles": [[1, 1], [2, 1]], "stages": 3},
+    "local_dp": {"tiles": [2, 1], "stages": 3, "local_dp": 2, "microbatches": 2},
+    "local_dp without tiles": {"stages": 2, "local_dp": 2, "replicas": 2},
+    "gems": {"stages": 2, "directions": 2, "schedule": "gems"},
+    "gems odd": {"stages": 3, "directions": 2, "schedule": "gems", "pairs": 2},
+    "gems_1f1b": {"stages": 3, "directions": 2, "schedule": "gems_1f1b", "microbatches": 2},
+    "gems dp": {"stages": 2, "directions": 2, "schedule": "gems", "replicas": 2},
+    "sp+gems": {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems"},
+    "sp+gems on shared ranks": {"tiles": [2, 2], "stages": 2, "directions": 2, "schedule": "gems"},
+    "sp+pp+gems": {
+        "tiles": [1, 2],
+        "stages": 3,
+        "directions": 2,
+        "schedule": "gems_1f1b",
+        "microbatches": 2,
+    },
+    "sp+gems local_dp": {
+        "tiles": [2, 1],
+        "stages": 2,
+        "local_dp": 2,
+        "directions": 2,
+        "schedule": "gems",
+    },
+}
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layout_equals_one_process(name: str, tmp_path: Path):
-    check(tmp_path, batch=4, parallel={"name": name, **LAYOUTS[name]})
+    check(tmp_path, batch=8, parallel={"name": name, **LAYOUTS[name]})
 
 
 @pytest.mark.parametrize("tiles", [[3, 1], [1, 3], [2, 2]])
