@@ -113,7 +113,8 @@ def _tiled(ranks: int) -> ParallelConfig:
 
 def _ranks_of(layout: ParallelConfig) -> int:
     """Returns the ranks of one replica."""
-    return layout.num_tiles * layout.spatial_stages + layout.stages - layout.spatial_stages
+    shards = zip(layout.grids, layout.shards, strict=True)
+    return sum(rows * cols * parts for (rows, cols), parts in shards)
 
 
 def _measured(config: RunConfig, graph: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -12,14 +12,16 @@ over the programs decides. What begins when is told by the semantics:
   send that runs meets the first receive that runs. Sends and receives of one group call progress
   together, and the stream is free when all of them are done; a call that concerns several peers is
   one unit on each of their streams. A wait ends when the unit of its operation is done.
-* ``directed streams`` (nccl, one communicator for each way between two ranks): the same, but sends
-  to a peer and receives from it do not stand in each other's way.
+* ``separate streams`` (nccl, several communicators for every two ranks): the same, but messages of
+  different kinds do not stand in each other's way: halos and what travels between stages, in either
+  direction of the pipeline (``Event.lane``), and the two ways between the ranks.
 
 Pair streams need an order of posting on which both sides agree, and a pipeline has none that comes
-by itself: a receive posted ahead stands before the send that the other side needs first, and even
-receives that share a call with the sends before them (``program.JOINED``) block each other where a
-value skips a stage under 1f1b. On directed streams the order of a plan's sends is that of its
-receives, so posting ahead is as safe as under ``rendezvous``. That is what a backend of this kind
+by itself. A receive posted ahead stands before the send that the other side needs first. Receives
+that share a call with the sends before them (``program.JOINED``) block each other where a value
+skips a stage under 1f1b. Two directions of tiles send halos and stages' values between the same
+ranks, in orders that differ. On separate streams the order of a plan's sends is that of its
+receives, so posting ahead is as safe as under ``rendezvous``: that is what a backend of this kind
 has to use.
 
 Everywhere, a collective begins when all members have come to it, and a rank does not go on before
@@ -40,15 +42,15 @@ from __future__ import annotations
 from hires.plan.explain import explain
 from hires.plan.program import Event
 from hires.plan.rendezvous import Rendezvous
-from hires.plan.streams import DirectedStreams, Streams
+from hires.plan.streams import SeparateStreams, Streams
 from hires.plan.walk import Proof, Walk
 
-RENDEZVOUS, STREAMS, DIRECTED = "rendezvous", "pair streams", "directed streams"
+RENDEZVOUS, STREAMS, SEPARATE = "rendezvous", "pair streams", "separate streams"
 
 MACHINES: dict[str, type[Walk]] = {
     RENDEZVOUS: Rendezvous,
     STREAMS: Streams,
-    DIRECTED: DirectedStreams,
+    SEPARATE: SeparateStreams,
 }
 """By the name of the semantics."""
 
@@ -61,7 +63,7 @@ def run_machine(
     Args:
         programs: what each rank does, in order.
         members: the ranks of each group.
-        semantics: ``RENDEZVOUS``, ``STREAMS`` or ``DIRECTED``.
+        semantics: ``RENDEZVOUS``, ``STREAMS`` or ``SEPARATE``.
 
     Returns:
         The proof; ``problems`` is empty if every rank reaches its end with every message received,

@@ -36,6 +36,9 @@ class Event(NamedTuple):
     dtype: str = ""
     what: str = ""
     """In words, for findings; equal on both sides of a message and on all members of a group."""
+    lane: int = 0
+    """Which kind of message it is: of halos or between stages, in which direction. Messages of one
+    kind from one rank to another are received in the order of sending."""
     call: int = 0
     """Sends and receives next to each other with the same number, not 0, are one group call; only a
     stream-ordered backend sees a difference."""
@@ -149,10 +152,10 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
         if order == AHEAD:
             yield from _joined(_posts(plan, rank, later), calls)
         for m in edge_messages(plan, rank, action, outgoing=False):
-            yield Event("wait_recv", m.peer, m.tag, what=_said(m, action))
+            yield Event("wait_recv", m.peer, m.tag, what=_said(m, action), lane=_lane(plan, action))
         yield from _inside(plan, rank, action, calls)
         posts = [
-            Event("send", m.peer, m.tag, m.shape, plan.dtype, _said(m, action))
+            _post("send", m, plan, _said(m, action), _lane(plan, action))
             for m in edge_messages(plan, rank, action, outgoing=True)
         ]
         if order == JOINED:
@@ -174,6 +177,16 @@ def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
             yield Event("create", index, 0, what=f"the creation of group {index}")
 
 
+def _post(kind: str, message: Message, plan: Plan, what: str, lane: int) -> Event:
+    """Returns the send or receive of a message."""
+    return Event(kind, message.peer, message.tag, message.shape, plan.dtype, what, lane)
+
+
+def _lane(plan: Plan, action: str) -> int:
+    """Returns the lane of the messages between stages; those of halos come after them."""
+    return plan.direction_of(action)
+
+
 def _joined(posts: Iterable[Event], calls: Iterator[int]) -> Iterator[Event]:
     """Yields sends and receives as one group call."""
     number = next(calls)
@@ -185,7 +198,7 @@ def _posts(plan: Plan, rank: int, actions: list[str]) -> Iterator[Event]:
     """Yields the receives of an action."""
     for action in actions:
         for m in edge_messages(plan, rank, action, outgoing=False):
-            yield Event("recv", m.peer, m.tag, m.shape, plan.dtype, _said(m, action))
+            yield _post("recv", m, plan, _said(m, action), _lane(plan, action))
 
 
 def _inside(plan: Plan, rank: int, action: str, calls: Iterator[int]) -> Iterator[Event]:
@@ -209,14 +222,14 @@ def _halo(plan: Plan, rank: int, op: CommOp, action: str, calls: Iterator[int]) 
     back = action[0] == "B"
     sends, receives = halo_messages(plan, rank, plan.direction_of(action), op, back)
     what = f"the {'gradient of the ' if back else ''}halo of {op.node} in {action}"
-    posted = [("recv", m) for m in receives] + [("send", m) for m in sends]
-    yield from _joined(
-        [Event(kind, m.peer, m.tag, m.shape, plan.dtype, what) for kind, m in posted], calls
-    )
+    lane = plan.num_directions + _lane(plan, action)
+    posts = [_post("recv", m, plan, what, lane) for m in receives]
+    posts += [_post("send", m, plan, what, lane) for m in sends]
+    yield from _joined(posts, calls)
     for m in receives:
-        yield Event("wait_recv", m.peer, m.tag, what=what)
+        yield Event("wait_recv", m.peer, m.tag, what=what, lane=lane)
     for m in sends:
-        yield Event("wait_send", m.peer, m.tag, what=what)
+        yield Event("wait_send", m.peer, m.tag, what=what, lane=lane)
 
 
 def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:

@@ -10,8 +10,8 @@ from hires.plan.program import Event
 from hires.plan.stuck import Coming, Waiter
 from hires.plan.walk import Walk, not_received, not_sent, spoken
 
-Direction = tuple[str, int, int]
-"""(``send`` or ``recv``, source, target)."""
+Direction = tuple[str, int, int, int]
+"""(``send`` or ``recv``, source, target, communicator)."""
 
 OTHER = {"send": "recv", "recv": "send"}
 
@@ -38,7 +38,7 @@ class Streams(Walk):
         units: dict[Waiter, list[Event]] = {}
         call = self._call(rank, event)
         for post in call:
-            units.setdefault(Waiter(rank, post.peer, self.lane(post.kind)), []).append(post)
+            units.setdefault(Waiter(rank, post.peer, self.lane(post, post.kind)), []).append(post)
             if post.kind == "send":
                 self.open_send((rank, post.peer, post.tag), post)
         for key, posts in units.items():
@@ -48,9 +48,18 @@ class Streams(Walk):
                 self._begin(key)
         return len(call)
 
-    def lane(self, kind: str) -> str:
-        """Returns on which of the streams for a peer a send or receive runs."""
-        return ""
+    def communicator(self, event: Event) -> int:
+        """Returns which of the communicators of two ranks carries a message."""
+        return 0
+
+    def lane(self, event: Event, kind: str) -> int:
+        """Returns on which of a rank's streams for a peer the send or receive of a message runs."""
+        return 0
+
+    def _direction(self, post: Event, rank: int) -> Direction:
+        """Returns what meets what: posts of opposite kinds that are equal in the rest."""
+        source, target = (rank, post.peer) if post.kind == "send" else (post.peer, rank)
+        return post.kind, source, target, self.communicator(post)
 
     def _call(self, rank: int, event: Event) -> list[Event]:
         """Returns the posts of one group call, from its first."""
@@ -66,11 +75,10 @@ class Streams(Walk):
         while begun:
             here = begun.popleft()
             for post in self.streams[here][0].posts:
-                source, target = _ends(post, here.rank)
-                opposite = self.running.get((OTHER[post.kind], source, target))
+                kind, source, target, communicator = way = self._direction(post, here.rank)
+                opposite = self.running.get((OTHER[kind], source, target, communicator))
                 if not opposite:
-                    same = self.running.setdefault((post.kind, source, target), deque())
-                    same.append(post)
+                    self.running.setdefault(way, deque()).append(post)
                     continue
                 other = opposite.popleft()
                 send, receive = (post, other) if post.kind == "send" else (other, post)
@@ -79,7 +87,7 @@ class Streams(Walk):
 
     def _facing(self, stream: Waiter, post: Event) -> Waiter:
         """Returns the stream on which the other side of a post runs."""
-        return Waiter(post.peer, stream.rank, self.lane(OTHER[post.kind]))
+        return Waiter(post.peer, stream.rank, self.lane(post, OTHER[post.kind]))
 
     def _met(self, key: Waiter) -> bool:
         """Counts one post of the running unit as met; returns whether the next unit begins."""
@@ -98,7 +106,7 @@ class Streams(Walk):
 
     def expects(self, rank: int, event: Event) -> bool:
         """Whether a rank has posted a receive of the message that an event waits for."""
-        stream = self.streams.get(Waiter(rank, event.peer, self.lane("recv")), ())
+        stream = self.streams.get(Waiter(rank, event.peer, self.lane(event, "recv")), ())
         posted = (post for unit in stream for post in unit.posts)
         return any((post.kind, post.tag) == ("recv", event.tag) for post in posted)
 
@@ -110,9 +118,9 @@ class Streams(Walk):
         event = self.next_of(waiter.rank)
         assert event is not None
         if event.kind == "wait_recv":
-            return [Waiter(waiter.rank, event.peer, self.lane("recv"))]
-        targets = (target for _, target, _ in self.unmet(waiter.rank, event))
-        return [Waiter(waiter.rank, target, self.lane("send")) for target in targets]
+            return [Waiter(waiter.rank, event.peer, self.lane(event, "recv"))]
+        sends = (self.open_sends[waiter.rank][c][0] for c in self.unmet(waiter.rank, event))
+        return [Waiter(waiter.rank, post.peer, self.lane(post, "send")) for post in sends]
 
     def _owner(self, post: Event, waiter: Waiter, coming: Coming) -> list[Waiter]:
         """Returns who holds back the other side of a post: a stream, or a rank before posting."""
@@ -126,8 +134,8 @@ class Streams(Walk):
         """Returns the posts of the running unit of a stream that have not met their other side."""
         open_posts = []
         for post in self.streams[waiter][0].posts:
-            source, target = _ends(post, waiter.rank)
-            if any(post is other for other in self.running.get((post.kind, source, target), ())):
+            running = self.running.get(self._direction(post, waiter.rank), ())
+            if any(post is other for other in running):
                 open_posts.append(post)
         return open_posts
 
@@ -146,31 +154,34 @@ class Streams(Walk):
         for key, stream in self.streams.items():
             behind = [post for unit in itertools.islice(stream, 1, None) for post in unit.posts]
             for post in [*(self._open_posts(key) if stream else ()), *behind]:
-                left.setdefault((post.kind, *_ends(post, key.rank)), []).append(post)
+                left.setdefault(self._direction(post, key.rank), []).append(post)
         found = []
-        for source, target in dict.fromkeys((source, target) for _, source, target in left):
-            sends = left.get(("send", source, target), [])
-            sends = sends + coming.posts("send", source, target)
-            receives = left.get(("recv", source, target), [])
-            receives = receives + coming.posts("recv", target, source)
+        for source, target, number in dict.fromkeys(way[1:] for way in left):
+            sends = left.get(("send", source, target, number), [])
+            sends = sends + self._coming(coming.posts("send", source, target), number)
+            receives = left.get(("recv", source, target, number), [])
+            receives = receives + self._coming(coming.posts("recv", target, source), number)
             if len(sends) > len(receives):
                 found.append(not_received(source, target, _extra(sends, receives)))
             if len(receives) > len(sends):
                 found.append(not_sent(source, target, _extra(receives, sends)))
         return found
 
-
-class DirectedStreams(Streams):
-    """Each rank has two streams for each peer: one communicator for each way."""
-
-    def lane(self, kind: str) -> str:
-        """Returns on which of the streams for a peer a send or receive runs."""
-        return kind
+    def _coming(self, posts: list[Event], communicator: int) -> list[Event]:
+        """Returns those of some posts that a communicator will carry."""
+        return [post for post in posts if self.communicator(post) == communicator]
 
 
-def _ends(post: Event, rank: int) -> tuple[int, int]:
-    """Returns (source, target) of what a rank posts."""
-    return (rank, post.peer) if post.kind == "send" else (post.peer, rank)
+class SeparateStreams(Streams):
+    """Each rank has many streams for each peer: one for each kind of message, each way."""
+
+    def communicator(self, event: Event) -> int:
+        """Returns which of the communicators of two ranks carries a message."""
+        return event.lane
+
+    def lane(self, event: Event, kind: str) -> int:
+        """Returns on which of a rank's streams for a peer the send or receive of a message runs."""
+        return 1 + 2 * event.lane + (kind == "recv")
 
 
 def _extra(more: list[Event], fewer: list[Event]) -> Event:

@@ -14,8 +14,8 @@ class Waiter(NamedTuple):
     rank: int
     peer: int | None = None
     """None: the rank itself; else its stream for the messages with this rank."""
-    lane: str = ""
-    """``send`` or ``recv`` if there is a stream for each; else the stream is for both."""
+    lane: int = 0
+    """Which of its streams for this rank, where there are several."""
 
 
 class Coming:

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hires.plan.machine import DIRECTED, RENDEZVOUS, STREAMS, run_machine
+from hires.plan.machine import RENDEZVOUS, SEPARATE, STREAMS, run_machine
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import AHEAD, JOINED, Event, creation, events, groups
 from hires.plan.walk import Proof
 
-BACKENDS = {"gloo": RENDEZVOUS, "mpi": RENDEZVOUS, "nccl": DIRECTED}
+BACKENDS = {"gloo": RENDEZVOUS, "mpi": RENDEZVOUS, "nccl": SEPARATE}
 """How a backend's messages meet."""
 
-WAYS = ((RENDEZVOUS, AHEAD), (DIRECTED, AHEAD), (STREAMS, JOINED), (STREAMS, AHEAD))
+WAYS = ((RENDEZVOUS, AHEAD), (SEPARATE, AHEAD), (STREAMS, JOINED), (STREAMS, AHEAD))
 """Semantics and orders of posting that ``hires plan --prove`` tries. The engine posts ahead; the
 others show why a stream-ordered backend needs a communicator for each way."""
 

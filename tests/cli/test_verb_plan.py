@@ -47,7 +47,7 @@ def test_proof_is_told_for_each_semantics_and_order(hires):
     assert title == "proof (the messages of this plan go through gloo)"
     assert [line.strip().split("  ")[0] for line in lines[1:5]] == [
         "rendezvous",
-        "directed streams",
+        "separate streams",
         "pair streams",
         "pair streams",
     ]
@@ -65,7 +65,7 @@ def test_proof_is_told_for_each_semantics_and_order(hires):
 
 def test_proofs_are_part_of_the_json_if_asked_for(hires):
     facts = json.loads(hires("plan", *SMALL, *PIPELINE, "--json").out)
-    first, directed, joined, ahead = proofs = facts["proofs"]
+    first, separate, joined, ahead = proofs = facts["proofs"]
     assert [proof["decides"] for proof in proofs] == [True, False, False, False]
     assert [proof["ok"] for proof in proofs] == [True, True, True, False]
     assert [proof["backends"] for proof in proofs] == [["gloo", "mpi"], ["nccl"], [], []]
@@ -73,7 +73,7 @@ def test_proofs_are_part_of_the_json_if_asked_for(hires):
         f"deadlock-free, {first['messages']} messages and {first['collectives']} collectives a step"
     )
     assert first["seconds"] > 0
-    assert first["problems"] == directed["problems"] == joined["problems"] == []
+    assert first["problems"] == separate["problems"] == joined["problems"] == []
     assert len(ahead["problems"]) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -12,7 +13,7 @@ from hires.plan.planner import make_plan
 from tests.helpers.graphs import graph_of, node
 
 Made = tuple[Node, dict[str, Parameter]]
-GRIDS = ([1, 1], [1, 1], [2, 1], [1, 2], [3, 1], [2, 2])
+GRIDS = ([2, 1], [1, 2], [3, 1], [2, 2])
 CHANNELS = 2
 
 
@@ -43,30 +44,47 @@ def random_graph(rng: random.Random, samples: int, size: list[int], num_layers: 
 
 
 def random_plan(rng: random.Random) -> Plan:
-    """Returns a plan that can run, of 1 to 12 ranks."""
-    num_layers = rng.randint(2, 5)
-    stages = rng.randint(1, min(4, num_layers))
-    replicas, microbatches = rng.choice([1, 1, 1, 2]), rng.randint(1, 4)
-    config = from_dict(
-        {
-            "image": [rng.randint(6, 15), rng.randint(6, 15)],
-            "batch": replicas * microbatches,
-            "model": {"classes": CHANNELS},
-            "task": {"name": rng.choice(["train", "train", "infer"])},
-            "parallel": {
-                "tiles": rng.choice(GRIDS),
-                "spatial_stages": min(stages, rng.randint(1, 2)),
-                "stages": stages,
-                "replicas": replicas,
-                "microbatches": microbatches,
-                "schedule": rng.choice(["gpipe", "1f1b"]),
-            },
-        }
-    )
-    graph = random_graph(rng, 1, list(config.image), num_layers)
-    plan = make_plan(config, graph)
-    assert plan.ok, plan.findings
-    return plan
+    """Returns a plan that can run, of 1 to 20 ranks."""
+    while True:
+        num_layers = rng.randint(2, 5)
+        parallel = random_layout(rng, num_layers)
+        pieces = math.prod(
+            parallel[key] for key in ("replicas", "microbatches", "directions", "pairs")
+        )
+        size = [rng.randint(6, 15), rng.randint(6, 15)]
+        config = from_dict(
+            {
+                "image": size,
+                "batch": pieces * parallel["local_dp"],
+                "model": {"classes": CHANNELS},
+                "task": {"name": rng.choice(["train", "train", "infer"])},
+                "parallel": parallel,
+            }
+        )
+        graph = random_graph(rng, parallel["local_dp"], size, num_layers)
+        plan = make_plan(config, graph)
+        if plan.ok:
+            return plan
+        # Both copies of a layer on one rank may be more than a layout allows; all else is wrong.
+        assert parallel["directions"] == 2, plan.findings
+
+
+def random_layout(rng: random.Random, num_layers: int) -> dict[str, Any]:
+    """Returns the keys of a layout of a network with so many layers."""
+    both = rng.random() < 0.4
+    stages = rng.randint(1 + both, min(4, num_layers))
+    spatial = rng.randint(0, min(stages, 2))
+    return {
+        "tiles": [rng.choice(GRIDS) for _ in range(spatial)] or [1, 1],
+        "spatial_stages": spatial,
+        "stages": stages,
+        "local_dp": rng.choice([1, 1, 2]) if spatial < stages else 1,
+        "replicas": rng.choice([1, 1, 1, 2]),
+        "microbatches": rng.randint(1, 3 if both else 4),
+        "directions": 1 + both,
+        "pairs": rng.choice([1, 1, 2]) if both else 1,
+        "schedule": rng.choice(["gems", "gems_1f1b"] if both else ["gpipe", "1f1b"]),
+    }
 
 
 def _conv(name: str, value: str, shape: list[int], rng: random.Random) -> Made:

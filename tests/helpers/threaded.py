@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hires.plan.machine import DIRECTED, RENDEZVOUS, STREAMS
+from hires.plan.machine import RENDEZVOUS, SEPARATE, STREAMS
 from hires.plan.program import Event
 
 HARD_TIMEOUT_S = 60.0
@@ -231,8 +231,8 @@ class Execution(Threads):
 class StreamExecution(Execution):
     """Ranks with a thread for each peer, which runs what is posted for that peer in order."""
 
-    directed = False
-    """Whether sends and receives have threads of their own."""
+    separate = False
+    """Whether each kind of message has threads of its own, sends and receives apart."""
 
     def __init__(self, programs: Programs, members: list[list[int]]) -> None:
         super().__init__(programs, members)
@@ -240,7 +240,8 @@ class StreamExecution(Execution):
 
     def place(self, post: Post) -> tuple[int, str]:
         """Which of a rank's threads runs a post."""
-        return post.event.peer, post.event.kind if self.directed else "any"
+        kind = f"{post.event.kind} {post.event.lane}" if self.separate else "any"
+        return post.event.peer, kind
 
     def post(self, posts: list[Post]) -> None:
         """Hands the parts of a group call to the threads of their peers."""
@@ -258,7 +259,8 @@ class StreamExecution(Execution):
             self.wait(lambda: bool(queue))
             unit = queue.popleft()
             for post in unit:
-                self.encounter(post, post.ends)
+                lane = post.event.lane if self.separate else 0
+                self.encounter(post, (*post.ends, lane))
             self.changed()
             self.wait(lambda unit=unit: all(post.met for post in unit))  # type: ignore[misc]
             for post in unit:
@@ -266,13 +268,13 @@ class StreamExecution(Execution):
             self.changed()
 
 
-class DirectedExecution(StreamExecution):
-    """Ranks with two threads for each peer."""
+class SeparateExecution(StreamExecution):
+    """Ranks with many threads for each peer."""
 
-    directed = True
+    separate = True
 
 
-EXECUTIONS = {RENDEZVOUS: Execution, STREAMS: StreamExecution, DIRECTED: DirectedExecution}
+EXECUTIONS = {RENDEZVOUS: Execution, STREAMS: StreamExecution, SEPARATE: SeparateExecution}
 
 
 def called(program: list[Event], at: int) -> list[Event]:

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from hires.plan import machine
-from hires.plan.machine import DIRECTED, RENDEZVOUS, STREAMS, run_machine
+from hires.plan.machine import RENDEZVOUS, SEPARATE, STREAMS, run_machine
 from hires.plan.program import AHEAD, JOINED, Event
 from hires.plan.rendezvous import Rendezvous
 from hires.plan.walk import Proof
@@ -17,7 +17,7 @@ from tests.helpers.damage import WAYS, Damage, at_once, damage, valid_programs
 from tests.helpers.random_plans import random_plan
 from tests.helpers.threaded import Outcome, Programs, execute
 
-ORDERS = {RENDEZVOUS: (AHEAD,), DIRECTED: (AHEAD,), STREAMS: (JOINED, JOINED, AHEAD)}
+ORDERS = {RENDEZVOUS: (AHEAD,), SEPARATE: (AHEAD,), STREAMS: (JOINED, JOINED, AHEAD)}
 
 
 SAID = r"rank \d+(?: and \d+)*"
