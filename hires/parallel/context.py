@@ -30,6 +30,8 @@ class Context:
     groups: dict[int, Group]
     """By index in ``plan.program.groups``."""
     direction: int = 0
+    recomputing: bool = False
+    """Whether a microbatch is computed again, so that nothing may be noted about it twice."""
 
     @functools.cached_property
     def slot(self) -> Slot:

@@ -41,6 +41,8 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
     """
     stage = context.stage
     ops = {(op.kind, op.value): op for op in stage.comm if op.node == node.name}
+    if node.kind == "batch_norm" and node.args["training"] and stage.num_ranks == 1:
+        return _local_norm(node, context, tensors)
     if stage.shards > 1:
         return _sharded(node, context, tensors)
     if stage.num_tiles == 1 or stage.layout[node.name] != TILED:
@@ -76,6 +78,14 @@ def _tiled(
     return run_shared
 
 
+def _local_norm(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+    """Returns the callable of batch normalisation in training on one rank."""
+    track = _local(node, tensors)
+    untracked = {**node.args, "running_mean": None, "running_var": None}
+    again = _local(dataclasses.replace(node, args=untracked), tensors)
+    return lambda values: again(values) if context.recomputing else track(values)
+
+
 def _sharded(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
     """Returns the callable of a node on one shard."""
     rule = shard_rule(node, context.plan.graph, context.stage.layout)
@@ -100,7 +110,8 @@ def _norm(
 
     def run(values: Values) -> Tensor:
         a = bind(values)
-        running = None if a["running_mean"] is None else (a["running_mean"], a["running_var"])
+        tracked = a["running_mean"] is not None and not context.recomputing
+        running = (a["running_mean"], a["running_var"]) if tracked else None
         return tiled_batch_norm(
             a["input"], a["weight"], a["bias"], running, tiles, a["momentum"], a["eps"]
         )

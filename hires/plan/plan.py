@@ -60,6 +60,9 @@ class CommOp:
     """Numbers that every tile contributes to a collective."""
     back: bool = False
     """Whether the gradient travels too."""
+    readers: list[str] = field(default_factory=list)
+    """``halo``: the nodes that use these pixels, ``node`` first; their gradients travel together,
+    when the backward pass comes to the first one."""
 
     @functools.cached_property
     def of_tile(self) -> dict[int, list[list[int]]]:
@@ -109,6 +112,9 @@ class Stage:
     flops: int = 0
     params: int = 0
     comm: list[CommOp] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+    """First nodes of the parts that are computed again in the backward pass, then ``last``; empty:
+    everything is kept."""
     layout: dict[str, str] = field(default_factory=dict)
     """Value -> ``tiled``, ``sharded`` or ``whole`` for every value that the stage reads or
     makes."""

@@ -19,8 +19,9 @@ from hires.plan.graph import Graph
 from hires.plan.messages import add_loss, edges_of, lay_out, small_tiles
 from hires.plan.partition import layer_starts, partition
 from hires.plan.plan import Finding, Plan, Stage
-from hires.plan.program import BYTES, edge_messages, halo_messages, held_stages, num_holders
+from hires.plan.program import BYTES, edge_messages, halo_messages, held_stages, inside, num_holders
 from hires.plan.schedule import SCHEDULES, forward_only
+from hires.plan.segments import add_segments
 from hires.plan.verify import verify
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
@@ -50,7 +51,7 @@ def make_plan(config: RunConfig, graph: Graph) -> Plan:
     uncut = check_cuts(config.parallel, graph)
     plan.findings += uncut or _divide(config, plan)
     if plan.ok:
-        _connect(plan)
+        _connect(plan, config.memory.checkpoint)
     return plan
 
 
@@ -70,10 +71,11 @@ def _divide(config: RunConfig, plan: Plan) -> list[Finding]:
     ]
 
 
-def _connect(plan: Plan) -> None:
+def _connect(plan: Plan, checkpoint: str) -> None:
     """Adds the messages, and proves that they cannot block each other."""
     if plan.training:
         add_loss(plan.graph, plan.stages[-1])
+    add_segments(plan, checkpoint)
     plan.edges = edges_of(plan.graph, plan.stages, plan.training)
     plan.findings += small_tiles(plan.graph, plan.stages)
     plan.findings += verify(plan)
@@ -113,12 +115,11 @@ def _count_rank(plan: Plan, rank: int, add: Any) -> None:
             peer = plan.slot_of(message.peer, slot.direction)
             kind = "stage" if plan.stages[peer.stage].num_ranks == stage.num_ranks else "join"
             add(kind, 1, math.prod(message.shape) * size)
-        back = action[0] == "B"
-        for op in stage.comm:
-            if op.kind == "halo" and (op.back or not back):
+        for op, back in inside(plan, stage, action[0] == "B"):
+            if op.kind == "halo":
                 for message in halo_messages(plan, rank, slot.direction, op, back)[0]:
                     add("halo", 1, math.prod(message.shape) * size)
-            elif op.kind != "halo" and (op.back if back else op.kind != "share"):
+            else:
                 # A gather: every rank hands what it has to all others of the stage.
                 add(op.kind, 1, (stage.num_ranks - 1) * op.elements * wide)
     for index in held_stages(plan, rank):

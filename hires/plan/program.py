@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from hires.plan.plan import CommOp, Edge, Plan
+from hires.plan.plan import CommOp, Edge, Plan, Stage
 
 AHEAD, JOINED = "ahead", "joined"
 """When the receives of an action are posted."""
@@ -205,31 +205,57 @@ def _inside(plan: Plan, rank: int, action: str, calls: Iterator[int]) -> Iterato
     """Yields what a rank says to the other tiles while it computes an action."""
     direction = plan.direction_of(action)
     stage = plan.stages[plan.slot_of(rank, direction).stage]
-    back = action[0] == "B"
-    for op in reversed(stage.comm) if back else stage.comm:
-        if (back and not op.back) or (op.kind == "share" and not back):
-            continue
+    for op, back in inside(plan, stage, action[0] == "B"):
         if op.kind == "halo":
-            yield from _halo(plan, rank, op, action, calls)
+            posts, waits = _halo(plan, rank, op, back, action)
+            yield from _joined(posts, calls)
+            yield from waits
         else:
             group = tile_group(plan, rank, direction)
-            what = f"{op.kind} of {op.node} in {action}"
+            again = " again" if action[0] == "B" and not back else ""
+            what = f"{op.kind} of {op.node}{again} in {action}"
             yield Event("collective", group, 0, (op.elements,), plan.dtype, what)
 
 
-def _halo(plan: Plan, rank: int, op: CommOp, action: str, calls: Iterator[int]) -> Iterator[Event]:
-    """Yields one exchange: all receives posted, all sends posted, then all waited for."""
-    back = action[0] == "B"
+def inside(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
+    """Returns what the ranks of a stage say to each other in a pass, in order.
+
+    Returns:
+        (operation, whether it is its way back). A backward pass of a stage with segments begins
+        each of them with its forward operations once more.
+    """
+    return plan.remember(("inside", stage.index, back), lambda: _inside_of(plan, stage, back))
+
+
+def _inside_of(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
+    """Returns the list of :func:`inside`."""
+    ahead = [op for op in stage.comm if op.kind != "share"]
+    if not back:
+        return [(op, False) for op in ahead]
+    bounds = stage.segments or [stage.first, stage.last]
+    found: list[tuple[CommOp, bool]] = []
+    for first, last in reversed([*itertools.pairwise(bounds)]):
+        held = range(first, last)
+        own = [op for op in stage.comm if plan.graph.position[op.node] in held]
+        if stage.segments:
+            again = [op for op in own if op.kind not in ("share", "loss")]
+            found += [(op, False) for op in again]
+        found += [(op, True) for op in reversed(own) if op.back]
+    return found
+
+
+def _halo(
+    plan: Plan, rank: int, op: CommOp, back: bool, action: str
+) -> tuple[list[Event], list[Event]]:
+    """Returns one exchange: its receives and sends, which are posted together, and its waits."""
     sends, receives = halo_messages(plan, rank, plan.direction_of(action), op, back)
     what = f"the {'gradient of the ' if back else ''}halo of {op.node} in {action}"
     lane = plan.num_directions + _lane(plan, action)
     posts = [_post("recv", m, plan, what, lane) for m in receives]
     posts += [_post("send", m, plan, what, lane) for m in sends]
-    yield from _joined(posts, calls)
-    for m in receives:
-        yield Event("wait_recv", m.peer, m.tag, what=what, lane=lane)
-    for m in sends:
-        yield Event("wait_send", m.peer, m.tag, what=what, lane=lane)
+    waits = [Event("wait_recv", m.peer, m.tag, what=what, lane=lane) for m in receives]
+    waits += [Event("wait_send", m.peer, m.tag, what=what, lane=lane) for m in sends]
+    return posts, waits
 
 
 def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:

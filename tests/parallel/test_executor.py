@@ -25,11 +25,23 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("checkpoint", ["stage", "block"])
+def test_what_is_computed_again_is_said_again_as_the_plan_says(checkpoint: str):
+    parallel = {"tiles": [2, 1], "stages": 2, "microbatches": 2}
+    check(parallel, {"checkpoint": checkpoint})
+
+
 @pytest.mark.parametrize("parallel", LAYOUTS)
 def test_ranks_communicate_as_the_plan_says(parallel: dict[str, Any]):
+    check(parallel, {})
+
+
+def check(parallel: dict[str, Any], memory: dict[str, Any]) -> None:
+    """Compares the plan of a layout with the log of its ranks."""
     zoo = {"name": "custom", "target": "tests.helpers.custom_nets:zoo"}
+    data = {"classes": 5, "length": 16}
     config = config_of(
-        image=[37, 41], batch=4, model=zoo, data={"classes": 5, "length": 16}, parallel=parallel
+        image=[37, 41], batch=4, model=zoo, data=data, parallel=parallel, memory=memory
     )
     plan = plan_of(config)
     logs = run_ranks(logged_step, plan.world, to_dict(config), plan.to_dict())

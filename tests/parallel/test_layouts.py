@@ -106,6 +106,28 @@ def test_network_with_every_rule_in_two_spatial_stages_and_a_join(tmp_path: Path
     check(tmp_path, image=[37, 41], model=ZOO, data=ZOO_DATA, parallel=parallel)
 
 
+CHECKPOINTED: dict[str, dict[str, Any]] = {
+    "single": {},
+    "dp": {"replicas": 2, "microbatches": 2},
+    "pp": {"stages": 3, "microbatches": 4, "schedule": "1f1b"},
+    "sp": {"tiles": [2, 2]},
+    "sp+pp": {"tiles": [2, 1], "stages": 3, "microbatches": 2},
+    "sp+gems": {"tiles": [2, 1], "stages": 2, "local_dp": 2, "directions": 2, "schedule": "gems"},
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+@pytest.mark.parametrize("checkpoint", ["stage", "block"])
+def test_recomputation_changes_nothing(name: str, checkpoint: str, tmp_path: Path):
+    memory = {"checkpoint": checkpoint}
+    check(tmp_path, batch=4, memory=memory, parallel={"name": name, **CHECKPOINTED[name]})
+
+
+def test_recomputation_of_every_rule(tmp_path: Path):
+    memory, parallel = {"checkpoint": "block"}, {"tiles": [2, 1], "stages": 2}
+    check(tmp_path, image=[37, 41], model=ZOO, data=ZOO_DATA, memory=memory, parallel=parallel)
+
+
 def test_inference_equals_one_process(tmp_path: Path):
     parallel = {"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "microbatches": 2}
     check(tmp_path, image=[37, 41], task={"name": "infer"}, parallel=parallel)
