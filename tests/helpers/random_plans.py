@@ -58,6 +58,7 @@ def random_plan(rng: random.Random) -> Plan:
                 "batch": pieces * parallel["local_dp"],
                 "model": {"classes": CHANNELS},
                 "task": {"name": rng.choice(["train", "train", "infer"])},
+                "memory": {"checkpoint": rng.choice(["none", "none", "stage", "block"])},
                 "parallel": parallel,
             }
         )
