@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -251,3 +252,12 @@ def test_no_random_plan_can_deadlock_where_streams_are_separate():
         plan = random_plan(random.Random(seed))
         for semantics in (RENDEZVOUS, SEPARATE):
             assert not prove(plan, semantics).problems, seed
+
+
+def test_proof_leaves_the_garbage_collector_as_it_was():
+    plan = plan_of(**LAYOUTS["pp"])
+    for switch in (gc.disable, gc.enable):
+        switch()
+        was_on = gc.isenabled()
+        assert verify(plan) == []
+        assert gc.isenabled() == was_on
