@@ -43,6 +43,7 @@ def make_plan(config: RunConfig, graph: Graph) -> Plan:
         training=config.task.name == "train",
         dtype=DTYPES[config.precision.name],
         schedule=[[]],
+        backend=config.comm.backend,
         num_directions=config.parallel.directions,
         num_pairs=config.parallel.pairs,
         findings=[*check_batch(config), *check_tiles(config), *check_output(config, graph)],
