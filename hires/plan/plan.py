@@ -232,6 +232,10 @@ class Plan:
         """Returns one line a stage, or a rank in two directions: its actions over time."""
         return timeline(self.pipeline, self.schedule)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a pickle holds: no derived facts, which name objects of this process."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     def remember(self, key: Any, make: Callable[[], T]) -> T:
         """Returns what was derived from the finished plan before, or makes it now."""
         held = self.__dict__.setdefault("_derived", {})
