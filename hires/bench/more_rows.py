@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 BOTH = {"directions": 2, "schedule": "gems"}
 FILLED = {"directions": 2, "schedule": "gems_1f1b"}
+TRAIN: dict[str, Any] = {"training_only": True}
+"""Two directions share out the backward passes; forward passes alone need no mirror."""
 
 
 def mirrored(lines: Lines) -> list[Contestant]:
@@ -16,11 +18,12 @@ def mirrored(lines: Lines) -> list[Contestant]:
     half = max(1, lines.microbatches // 2)
     return [
         lines.ours("lp", "two stages, one after the other", {"stages": 2}),
-        lines.ours("gems", "two stages and their mirror, in turn", {"stages": 2, **BOTH}),
+        lines.ours("gems", "two stages and their mirror, in turn", {"stages": 2, **BOTH}, **TRAIN),
         lines.ours(
             "gems_1f1b",
             f"two stages and their mirror at once, 2 x {half} microbatches",
             {"stages": 2, "microbatches": half, **FILLED},
+            **TRAIN,
         ),
     ]
 
@@ -46,7 +49,7 @@ def recomputed(lines: Lines) -> list[Contestant]:
     for name, layout in layouts:
         for checkpoint in ("stage", "block"):
             what = f"{name}, each {checkpoint} computed again in the backward pass"
-            title = f"{name}, {checkpoint} again"
+            title = f"{checkpoint} again, {name}"
             rows.append(lines.ours(title, what, layout, checkpoint, training_only=True))
     return rows
 
@@ -57,7 +60,7 @@ def tiled_and_mirrored(lines: Lines) -> list[Contestant]:
     tiles = {"tiles": [2, 1], "stages": 2}
     return [
         lines.ours("sp+lp", "two tiles, then a stage of one rank", tiles),
-        lines.ours("sp+gems", "the same and its mirror, in turn", {**tiles, **BOTH}),
+        lines.ours("sp+gems", "the same and its mirror, in turn", {**tiles, **BOTH}, **TRAIN),
         lines.ours(
             "sp+pp",
             f"two tiles, then a stage, {lines.microbatches} microbatches, 1f1b",
@@ -67,5 +70,6 @@ def tiled_and_mirrored(lines: Lines) -> list[Contestant]:
             "sp+pp+gems",
             f"two tiles, a stage and their mirror at once, 2 x {half} microbatches",
             {**tiles, "microbatches": half, **FILLED},
+            **TRAIN,
         ),
     ]
