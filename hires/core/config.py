@@ -88,7 +88,9 @@ class HaloConfig:
     fuse: int = 1
     """Windowed layers that one exchange serves; more borrow wider halos less often."""
     overlap: str = "auto"
-    """Whether the interior is computed while halos travel: ``auto``, ``on`` or ``off``."""
+    """Whether a convolution computes the interior of its tile while the halo travels, without a
+    copy of the tile: ``on`` (wherever there is an interior), ``auto`` (where the border, which is
+    then computed apart, is small beside it) or ``off`` (the halo comes first)."""
 
     def __post_init__(self) -> None:
         _at_least("parallel.halo.fuse", self.fuse, 1)

@@ -57,6 +57,14 @@ class Context:
         """Returns the rectangle of an H x W map that this rank's tile (or another) owns."""
         return own_rect(size, self.stage.tiles, self.tile if tile is None else tile)
 
+    def held(self, value: str, tile: int | None = None) -> Rect:
+        """Returns the rectangle of a tiled value that this rank's tile (or another) holds."""
+        index = self.tile if tile is None else tile
+        if value in self.stage.held:
+            r0, r1, c0, c1 = self.stage.held[value][index]
+            return r0, r1, c0, c1
+        return self.own(self.plan.graph.shape(value)[2:], index)
+
     def halo(self, op: CommOp, back: bool) -> tuple[list[Message], list[Message]]:
         """Returns the messages (sent, received) of an exchange, as the plan lists them."""
         return halo_messages(self.plan, self.rank, op, back)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hires.parallel.collective import mean_over_image, share
 from hires.parallel.context import Context
+from hires.parallel.halo import Exchange
 from hires.parallel.norm import NormTiles, tiled_batch_norm
 from hires.parallel.window import Window
 from hires.plan.graph import Node
@@ -36,7 +37,7 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
         tensors: parameters and buffers of the stage by name.
     """
     stage = context.stage
-    ops = {(op.kind, op.value): op for op in stage.comm if op.node == node.name}
+    ops = [op for op in stage.comm if node.name in (op.node, *op.readers)]
     if stage.num_tiles == 1 or stage.layout[node.name] != TILED:
         tiled = any(stage.layout[name] == TILED for name in node.inputs)
         if stage.num_tiles > 1 and tiled:
@@ -45,21 +46,25 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
     return _tiled(node, context, tensors, ops)
 
 
-def _tiled(
-    node: Node, context: Context, tensors: dict[str, Tensor], ops: dict[tuple[str, str], CommOp]
-) -> Operator:
+def _tiled(node: Node, context: Context, tensors: dict[str, Tensor], ops: list[CommOp]) -> Operator:
     """Returns the callable of a node whose value lies in tiles."""
     rule = rule_of(node, context.plan.graph, context.stage.layout)
     assert rule is not None, f"{node.name} was planned without a rule"
     bind = _binder(node, tensors)
     source = next(name for name in node.inputs if context.stage.layout[name] == TILED)
+    exchanges = {op.value: Exchange(context, op) for op in ops if op.kind == "halo"}
     if rule.kind == "window":
-        window = Window(node, context, ops.get(("halo", source)))
-        return lambda values: window(values[source], bind(values))
+        window = Window(node, context, exchanges.get(source))
+
+        def run_window(values: Values) -> Tensor:
+            borrowed = exchanges[source].borrow(values, node.name) if exchanges else None
+            return window(values[source], borrowed, bind(values))
+
+        return run_window
     if rule.kind == "norm":
         return _norm(node, context, bind, source)
     run = _local(node, tensors)
-    shared = [value for kind, value in ops if kind == "share"]
+    shared = [op.value for op in ops if op.kind == "share"]
     if not shared:
         return run
     group = context.tiles

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from hires.plan.graph import INPUT, Graph, Node, describe
+from hires.plan.halos import halos_of, ran_back
 from hires.plan.partition import layer_starts
 from hires.plan.plan import CommOp, Edge, Finding, Stage
 from hires.plan.rules import TILED, WHOLE, Rule, rule_of
-from hires.plan.tiling import halo_messages, is_empty, own_rect, regrid_messages
+from hires.plan.tiling import is_empty, own_rect, regrid_messages
 
 
 def lay_out(graph: Graph, stages: list[Stage]) -> list[Finding]:
@@ -22,14 +23,15 @@ def lay_out(graph: Graph, stages: list[Stage]) -> list[Finding]:
     for stage in stages:
         incoming = {name: _incoming(graph, stages, stage, name) for name in _reads(graph, stage)}
         stage.layout = incoming
+        rules: dict[str, Rule] = {}
         refused: dict[str, list[Node]] = {}
         for node in graph.nodes[stage.first : stage.last]:
             rule = rule_of(node, graph, stage.layout) if stage.num_tiles > 1 else Rule("whole")
             if rule is None:
                 refused.setdefault(node.kind, []).append(node)
                 rule = _guessed(node, stage.layout)
-            stage.layout[node.name] = rule.result
-            stage.comm += _node_comm(graph, stage, node, rule)
+            stage.layout[node.name], rules[node.name] = rule.result, rule
+        stage.comm = _stage_comm(graph, stage, rules)
         findings += [_no_rule(graph, stages, stage, nodes) for nodes in refused.values()]
     return findings
 
@@ -89,28 +91,47 @@ def _incoming(graph: Graph, stages: list[Stage], stage: Stage, value: str) -> st
     return _maker(graph, stages, value).layout[value]
 
 
-def _node_comm(graph: Graph, stage: Stage, node: Node, rule: Rule) -> list[CommOp]:
-    """Returns what the tiles say to each other around one node."""
+def _stage_comm(graph: Graph, stage: Stage, rules: dict[str, Rule]) -> list[CommOp]:
+    """Returns what the tiles of a stage say to each other in a forward pass, in order."""
+    if stage.num_tiles == 1:
+        return []
+    backward = ran_back(graph, stage)
+    halos = halos_of(graph, stage, rules, backward)
+    ops = []
+    for node in graph.nodes[stage.first : stage.last]:
+        shares, others = _node_comm(graph, stage, node, rules[node.name], node.name in backward)
+        ops += [*shares, *halos.get(node.name, []), *others]
+    return ops
+
+
+def _node_comm(
+    graph: Graph, stage: Stage, node: Node, rule: Rule, back: bool
+) -> tuple[list[CommOp], list[CommOp]]:
+    """Returns the collectives before and after a node's halos.
+
+    Args:
+        graph: the network.
+        stage: the node's stage.
+        node: what is computed.
+        rule: how.
+        back: whether the backward pass comes to the node.
+    """
     tiled = [name for name in node.inputs if stage.layout[name] == TILED]
     if not tiled:
-        return []
-    ops = [
+        return [], []
+    shares = [
         CommOp(node.name, "share", name, elements=_elements(graph, name), back=True)
         for name in node.inputs
-        if stage.layout[name] == WHOLE and graph.needs_grad(name)
+        if stage.layout[name] == WHOLE and graph.needs_grad(name) and back
     ]
-    value, back = tiled[0], graph.needs_grad(tiled[0])
-    if rule.kind == "window":
-        assert rule.axes is not None
-        messages = halo_messages(rule.axes, stage.tiles)
-        if messages:
-            ops.append(CommOp(node.name, "halo", value, messages, back=back))
-    elif rule.kind == "norm":
-        channels = graph.shape(value)[1]
-        ops.append(CommOp(node.name, "norm", value, elements=2 * channels, back=back))
+    value, others = tiled[0], []
+    if rule.kind == "norm":
+        elements = 2 * graph.shape(value)[1]
+        back = back and graph.needs_grad(value)
+        others.append(CommOp(node.name, "norm", value, elements=elements, back=back))
     elif rule.kind == "reduce":
-        ops.append(CommOp(node.name, "reduce", value, elements=_elements(graph, node.name)))
-    return ops
+        others.append(CommOp(node.name, "reduce", value, elements=_elements(graph, node.name)))
+    return shares, others
 
 
 def _elements(graph: Graph, value: str) -> int:

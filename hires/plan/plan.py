@@ -44,6 +44,9 @@ class CommOp:
     """Numbers that every tile contributes to a collective."""
     back: bool = False
     """Whether the gradient travels too."""
+    readers: list[str] = field(default_factory=list)
+    """``halo``: the nodes that use these pixels, ``node`` first; their gradients travel together,
+    when the backward pass comes to the first one."""
 
 
 @dataclass
@@ -83,6 +86,8 @@ class Stage:
     comm: list[CommOp] = field(default_factory=list)
     layout: dict[str, str] = field(default_factory=dict)
     """Value -> ``tiled`` or ``whole`` for every value that the stage reads or makes."""
+    held: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Value -> [row0, row1, col0, col1] for each tile, where tiles hold more than they own."""
 
     @property
     def num_tiles(self) -> int:
@@ -104,6 +109,8 @@ class Plan:
     """Type of activations in messages: ``float32``, ``bfloat16`` or ``float64``."""
     schedule: list[list[str]]
     """Actions of each stage in order, as ``F0``."""
+    halo_overlap: str = "auto"
+    """Whether a tile's interior is computed while its halo travels: ``auto``, ``on``, ``off``."""
     findings: list[Finding] = field(default_factory=list)
     verdict: str = ""
     totals: dict[str, Any] = field(default_factory=dict)

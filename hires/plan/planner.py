@@ -41,6 +41,7 @@ def make_plan(config: RunConfig, graph: Graph) -> Plan:
         training=config.task.name == "train",
         dtype=DTYPES[config.precision.name],
         schedule=[[]],
+        halo_overlap=config.parallel.halo.overlap,
         findings=[*check_batch(config), *check_tiles(config), *check_output(config, graph)],
     )
     uncut = check_cuts(config.parallel, graph)

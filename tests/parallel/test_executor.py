@@ -24,9 +24,17 @@ LAYOUTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("parallel", LAYOUTS)
 def test_ranks_communicate_as_the_plan_says(parallel: dict[str, Any]):
-    zoo = {"name": "custom", "target": "tests.helpers.custom_nets:zoo"}
+    check("zoo", parallel)
+
+
+def test_branches_borrow_the_pixels_of_a_value_once():
+    check("cells", {"tiles": [2, 2], "halo": {"overlap": "on"}})
+
+
+def check(name: str, parallel: dict[str, Any]) -> None:
+    model = {"name": "custom", "target": f"tests.helpers.custom_nets:{name}"}
     config = config_of(
-        image=[37, 41], batch=4, model=zoo, data={"classes": 5, "length": 16}, parallel=parallel
+        image=[37, 41], batch=4, model=model, data={"classes": 5, "length": 16}, parallel=parallel
     )
     plan = plan_of(config)
     logs = run_ranks(logged_step, plan.world, to_dict(config), plan.to_dict())
