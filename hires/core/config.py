@@ -86,7 +86,8 @@ class HaloConfig:
     """``parallel.halo.*``: how tiles borrow the pixels around them."""
 
     fuse: int = 1
-    """Windowed layers that one exchange serves; more borrow wider halos less often."""
+    """Windowed layers that one exchange serves, at most; more borrow wider halos less often, and
+    compute the pixels near a cut on both sides of it."""
     overlap: str = "auto"
     """Whether a convolution computes the interior of its tile while the halo travels, without a
     copy of the tile: ``on`` (wherever there is an interior), ``auto`` (where the border, which is

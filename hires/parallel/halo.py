@@ -35,7 +35,9 @@ class Exchange:
     def __init__(self, context: Context, op: CommOp) -> None:
         self.key = f"halo of {op.value} for {op.node}"
         self.value, self.readers = op.value, op.readers
-        self.own = context.own(context.plan.graph.shape(op.value)[2:])
+        _, _, *size = context.plan.graph.shape(op.value)
+        self.own = context.own(size)
+        self.ring: Ring = (0.0, (size[0], size[1]))
         self.dtype = context.dtype
         self.tiles = context.tiles
         self.sends, self.receives = context.halo(op, back=False)
@@ -106,7 +108,7 @@ class Borrowed:
             border, exchange.sends, exchange.receives, source, exchange.tiles
         )
         self._pieces: list[Piece] = []
-        self._gradients: list[Piece] = []
+        self._gradients: dict[Rect, Tensor] = {}
         self._readers_left = len(exchange.readers)
 
     def pieces(self) -> list[Piece]:
@@ -123,12 +125,17 @@ class Borrowed:
             grad: (n, C, rows, cols).
             within: the borrowed pixels outside it have been, or will be, added apart.
         """
-        if not self._gradients:
-            self._gradients = [(rect, torch.zeros_like(t)) for rect, t in self._pieces]
-        for rect, total in self._gradients:
+        for rect, pixels in self._pieces:
             common = intersect(rect, within)
-            if not is_empty(common):
-                part(total, rect, common).add_(part(grad, origin, common))
+            if is_empty(common):
+                continue
+            found = part(grad, origin, common)
+            if common == rect and len(self.exchange.readers) == 1:
+                self._gradients[rect] = found  # all of it: nobody else adds to these pixels
+                continue
+            if rect not in self._gradients:
+                self._gradients[rect] = torch.zeros_like(pixels)
+            part(self._gradients[rect], rect, common).add_(found)
 
     def give_back(self) -> Pending | None:
         """Sends the gradients to their owners when the last reader has added its own.
@@ -139,14 +146,16 @@ class Borrowed:
         self._readers_left -= 1
         if self._readers_left:
             return None
-        exchange, gradients = self.exchange, self._gradients
+        exchange = self.exchange
+        messages = exchange.back_sends, exchange.back_receives
+        return Pending(self._gradient, *messages, self._like, exchange.tiles)
 
-        def returned(message: Message) -> Tensor:
-            return next(tensor for rect, tensor in gradients if rect == message.rect)
-
-        return Pending(
-            returned, exchange.back_sends, exchange.back_receives, self._like, exchange.tiles
-        )
+    def _gradient(self, message: Message) -> Tensor:
+        """Returns the gradient of what came with a message."""
+        assert message.rect is not None
+        if message.rect in self._gradients:
+            return self._gradients[message.rect]
+        return new_map(self._like, message.shape).zero_()
 
 
 class GatherWindow(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from hires.parallel.collective import mean_over_image, share
 from hires.parallel.context import Context
-from hires.parallel.halo import Exchange
+from hires.parallel.halo import Exchange, crop, gather_window, part
 from hires.parallel.norm import NormTiles, tiled_batch_norm
 from hires.parallel.window import Window
-from hires.plan.graph import Node
+from hires.plan.graph import Node, Rect
+from hires.plan.halos import is_list
 from hires.plan.plan import CommOp
 from hires.plan.rules import TILED, rule_of
 
@@ -61,18 +63,57 @@ def _tiled(node: Node, context: Context, tensors: dict[str, Tensor], ops: list[C
             return window(values[source], borrowed, bind(values))
 
         return run_window
-    if rule.kind == "norm":
-        return _norm(node, context, bind, source)
-    run = _local(node, tensors)
-    shared = [op.value for op in ops if op.kind == "share"]
-    if not shared:
-        return run
     group = context.tiles
+    shared = [op.value for op in ops if op.kind == "share"]
+    fitted = _fitted(node, context, exchanges)
+    run = _norm(node, context, bind, source) if rule.kind == "norm" else _local(node, tensors)
+    if not shared and not fitted:
+        return run
 
-    def run_shared(values: Values) -> Any:
-        return run({**values, **{name: share(values[name], group) for name in shared}})
+    def run_on(values: Values) -> Any:
+        changed = {name: share(values[name], group) for name in shared}
+        return run({**values, **changed, **{name: fit(values) for name, fit in fitted.items()}})
 
-    return run_shared
+    return run_on
+
+
+def _fitted(
+    node: Node, context: Context, exchanges: dict[str, Exchange]
+) -> dict[str, Callable[[Values], Tensor]]:
+    """Returns, for operands of which a tile holds more or less than the node wants, what fits them.
+
+    A node that is no window wants of its operands the pixels that it makes; a list of tensors, and
+    what is reduced over the image, are made of own pixels.
+    """
+    graph, layout, fits = context.plan.graph, context.stage.layout, {}
+    for name in node.inputs:
+        if layout[name] != TILED or is_list(graph, name):
+            continue
+        size, held = graph.shape(name)[2:], context.held(name)
+        maps = layout[node.name] == TILED and not is_list(graph, node.name)
+        wanted = context.held(node.name) if maps else context.own(size)
+        if name in exchanges:
+            fits[name] = _borrowing(node.name, exchanges[name], held, wanted)
+        elif wanted != held:
+            fits[name] = functools.partial(_cropped, name, held, wanted)
+    return fits
+
+
+def _borrowing(
+    reader: str, exchange: Exchange, held: Rect, wanted: Rect
+) -> Callable[[Values], Tensor]:
+    """Returns what puts together the pixels of a value that a tile holds, and those it borrows."""
+
+    def fit(values: Values) -> Tensor:
+        x = values[exchange.value]
+        return gather_window(x, exchange.borrow(values, reader), held, wanted, exchange.ring)
+
+    return fit
+
+
+def _cropped(name: str, held: Rect, wanted: Rect, values: Values) -> Tensor:
+    """Returns the wanted part of a value that a tile holds."""
+    return part(values[name], held, wanted)
 
 
 def _norm(
@@ -81,7 +122,9 @@ def _norm(
     """Returns the callable of batch normalisation in training."""
     n, _, *size = context.plan.graph.shape(source)
     rects = [context.own(size, tile) for tile in range(context.stage.num_tiles)]
-    tiles = NormTiles(context.tiles, [n * (r[1] - r[0]) * (r[3] - r[2]) for r in rects])
+    counts = [n * (r[1] - r[0]) * (r[3] - r[2]) for r in rects]
+    held, own = context.held(node.name), context.own(size)
+    tiles = NormTiles(context.tiles, counts, None if held == own else (held, own))
 
     def run(values: Values) -> Tensor:
         a = bind(values)
@@ -98,9 +141,10 @@ def _reduction(node: Node, context: Context, tensors: dict[str, Tensor]) -> Oper
     [source] = node.inputs
     _, _, height, width = context.plan.graph.shape(source)
     group, flat = context.tiles, node.shape is not None and len(node.shape) == 2
+    held, own = context.held(source), context.own([height, width])
 
     def run(values: Values) -> Tensor:
-        mean = mean_over_image(values[source], group, height * width)
+        mean = mean_over_image(crop(values[source], held, own), group, height * width)
         return mean.flatten(1) if flat else mean
 
     return run

@@ -32,7 +32,7 @@ class StageModule:
         self.tensors = {name: named[name] for node in self.nodes for name in node.params}
         self.parameters = {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
         self.outputs = _outputs(context)
-        in_place = _in_place(self.nodes, self.outputs)
+        in_place = _in_place(self.nodes, self.outputs, stage.held)
         self.operators: list[tuple[str, Operator, list[str]]] = []
         last_use = _last_use(self.nodes)
         for index, node in enumerate(self.nodes):
@@ -69,8 +69,11 @@ def _last_use(nodes: list[Node]) -> dict[str, int]:
     return {name: index for index, node in enumerate(nodes) for name in node.inputs}
 
 
-def _in_place(nodes: list[Node], outputs: list[str]) -> set[str]:
-    """Returns the ReLUs that may overwrite their input: nobody else reads it, backward neither."""
+def _in_place(nodes: list[Node], outputs: list[str], held: dict[str, list[list[int]]]) -> set[str]:
+    """Returns the ReLUs that may overwrite their input: nobody else reads it, backward neither.
+
+    Nor has it other pixels than theirs.
+    """
     readers = Counter(name for node in nodes for name in node.inputs)
     makers = {node.name: node for node in nodes}
     chosen = set()
@@ -78,6 +81,7 @@ def _in_place(nodes: list[Node], outputs: list[str]) -> set[str]:
         if node.kind == "relu" and node.inputs[0] in makers:
             source = makers[node.inputs[0]]
             free = readers[source.name] == 1 and source.name not in outputs
+            free = free and held.get(source.name) == held.get(node.name)
             if free and source.kind in KEEPS_NO_RESULT:
                 chosen.add(node.name)
     return chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from hires.plan.fusing import hold
 from hires.plan.graph import INPUT, Graph, Node, describe
 from hires.plan.halos import halos_of, ran_back
 from hires.plan.partition import layer_starts
@@ -12,8 +13,13 @@ from hires.plan.rules import TILED, WHOLE, Rule, rule_of
 from hires.plan.tiling import is_empty, own_rect, regrid_messages
 
 
-def lay_out(graph: Graph, stages: list[Stage]) -> list[Finding]:
+def lay_out(graph: Graph, stages: list[Stage], fuse: int = 1) -> list[Finding]:
     """Fills in how every value lies on the tiles of each stage, and the stage's communication.
+
+    Args:
+        graph: the network.
+        stages: where it is cut, and into which tiles.
+        fuse: windowed layers that one exchange serves.
 
     Returns:
         An error for every kind of node that the tiles of a stage cannot compute, with what avoids
@@ -31,6 +37,7 @@ def lay_out(graph: Graph, stages: list[Stage]) -> list[Finding]:
                 refused.setdefault(node.kind, []).append(node)
                 rule = _guessed(node, stage.layout)
             stage.layout[node.name], rules[node.name] = rule.result, rule
+        hold(graph, stage, rules, fuse if not refused else 1)
         stage.comm = _stage_comm(graph, stage, rules)
         findings += [_no_rule(graph, stages, stage, nodes) for nodes in refused.values()]
     return findings

@@ -57,7 +57,7 @@ def _divide(config: RunConfig, plan: Plan) -> list[Finding]:
     if plan.ok:
         plan.stages, plan.schedule = stages, _schedule(config)
     return [
-        *lay_out(plan.graph, stages),
+        *lay_out(plan.graph, stages, config.parallel.halo.fuse),
         *check_ties(plan.graph, stages, plan.training),
         *check_shared(plan.graph, stages, plan.training),
     ]

@@ -24,6 +24,7 @@ from hires.parallel.halo import Exchange, gather_window
 from hires.parallel.window import Window
 from hires.plan.plan import CommOp, Plan
 from hires.plan.program import groups
+from hires.plan.rules import WINDOWS
 
 
 def verify(
@@ -72,6 +73,9 @@ def _linear_part(context: Context, op: CommOp, reader: str, values: dict[str, An
     """Returns what a reader of an exchange computes from its pixels: a convolution, or them."""
     node = context.plan.graph.by_name[reader]
     exchange = Exchange(context, op)
+    if node.kind not in WINDOWS:
+        borrowed, rects = exchange.borrow(values, reader), (exchange.own, context.held(reader))
+        return gather_window(values[op.value], borrowed, *rects, exchange.ring)
     window = Window(node, context, exchange)
     borrowed = exchange.borrow(values, reader)
     if window.strips is None:

@@ -31,6 +31,10 @@ def test_branches_borrow_the_pixels_of_a_value_once():
     check("cells", {"tiles": [2, 2], "halo": {"overlap": "on"}})
 
 
+def test_one_exchange_serves_several_layers():
+    check("zoo", {"tiles": [2, 1], "stages": 2, "spatial_stages": 2, "halo": {"fuse": 3}})
+
+
 def check(name: str, parallel: dict[str, Any]) -> None:
     model = {"name": "custom", "target": f"tests.helpers.custom_nets:{name}"}
     config = config_of(

@@ -26,6 +26,18 @@ def test_backward_is_the_adjoint_of_the_exchange(node: str, tiles: list[int], ov
     assert forward == pytest.approx(backward, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("tiles", "node"), [([2, 1], "layer1.1.conv1"), ([2, 2], "layer2.0.conv1")]
+)
+def test_exchange_for_several_layers_gives_back_every_gradient(tiles: list[int], node: str):
+    model = {"name": "resnet", "depth": 18, "classes": 4}
+    parallel = {"tiles": tiles, "halo": {"fuse": 3 if node == "layer2.0.conv1" else 4}}
+    plan = plan_of(config_of(image=[75, 61], model=model, parallel=parallel))
+    sums = run_ranks(adjoint, plan.world, plan.to_dict(), node, 11)
+    forward, backward = (math.fsum(side) for side in zip(*sums, strict=True))
+    assert forward == pytest.approx(backward, rel=1e-12)
+
+
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_shared_exchange_gives_back_the_sum_of_its_readers_gradients(overlap: str):
     model = {"name": "custom", "target": "tests.helpers.custom_nets:cells"}

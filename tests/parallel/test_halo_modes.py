@@ -45,3 +45,33 @@ def test_halo_first(tmp_path: Path):
 @pytest.mark.parametrize(("tiles", "overlap"), [([3, 1], "on"), ([2, 2], "auto")])
 def test_branches_that_share_their_halo(tiles: list[int], overlap: str, tmp_path: Path):
     check(tmp_path, tiles, {"overlap": overlap}, **CELLS)
+
+
+@pytest.mark.parametrize("net", [ZOO, BASIC, CELLS], ids=["zoo", "resnet", "cells"])
+@pytest.mark.parametrize(
+    ("tiles", "fuse", "overlap"),
+    [([2, 1], 2, "auto"), ([1, 3], 3, "off"), ([2, 2], 2, "on")],
+)
+def test_one_exchange_for_several_layers(
+    net: dict[str, Any], tiles: list[int], fuse: int, overlap: str, tmp_path: Path
+):
+    check(tmp_path, tiles, {"fuse": fuse, "overlap": overlap}, **net)
+
+
+def test_fused_layers_of_tiles_with_eight_neighbours(tmp_path: Path):
+    check(tmp_path, [3, 3], {"fuse": 3, "overlap": "on"}, **{**BASIC, "image": [67, 71]})
+
+
+def test_fused_bottlenecks_and_preactivated_blocks(tmp_path: Path):
+    bottlenecks = {"model": {"name": "resnet", "depth": 50, "classes": 4}, "image": [75, 61]}
+    check(tmp_path, [2, 1], {"fuse": 3}, **bottlenecks)
+    preact = {"model": {"name": "preact_resnet", "n": 2, "classes": 4}, "image": [29, 31]}
+    check(tmp_path, [2, 2], {"fuse": 2}, **preact)
+
+
+@pytest.mark.parametrize("task", ["train", "infer"])
+def test_fused_layers_in_two_spatial_stages(task: str, tmp_path: Path):
+    stages = {"stages": 3, "spatial_stages": 2, "microbatches": 2, "schedule": "1f1b"}
+    parallel = {"tiles": [2, 1], "halo": {"fuse": 3, "overlap": "on"}, **stages}
+    answer = verified(tmp_path, **ZOO, task={"name": task}, parallel=parallel)
+    assert answer["ok"], answer
