@@ -8,6 +8,7 @@ the first reader, which is the last one that it comes to, they go to their owner
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +23,23 @@ from hires.plan.tiling import inside, intersect, is_empty
 
 Piece = tuple[Rect, Tensor]
 """Pixels of the whole map, and the tensor that holds them."""
-Ring = tuple[float, tuple[int, int]]
-"""What lies outside the image: its value, and the rows and columns of the image."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A window of a map, in pixels of the whole map."""
+
+    held: Rect
+    """What the tile holds."""
+    window: Rect
+    """What it wants; it may reach beyond the map."""
+    size: tuple[int, int]
+    """Rows and columns of the map."""
+    fill: float = 0.0
+    """Value of the pixels outside."""
+    private: bool = True
+    """Whether the gradient of the window is its reader's alone, and may be added to: not that of an
+    addition, which hands one tensor to both operands."""
 
 
 class Exchange:
@@ -37,7 +53,7 @@ class Exchange:
         self.value, self.readers = op.value, op.readers
         _, _, *size = context.plan.graph.shape(op.value)
         self.own = context.own(size)
-        self.ring: Ring = (0.0, (size[0], size[1]))
+        self.size = size[0], size[1]
         self.dtype = context.dtype
         self.tiles = context.tiles
         self.sends, self.receives = context.halo(op, back=False)
@@ -162,60 +178,55 @@ class GatherWindow(torch.autograd.Function):
     """Held pixels -> a window of the map, with borrowed pixels and a ring outside the image."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, borrowed: Borrowed | None, held: Rect, window: Rect, ring: Ring
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
         """(n, C, held rows, held cols) -> (n, C, window rows, window cols)."""
-        ctx.borrowed, ctx.held, ctx.window, ctx.shape = borrowed, held, window, x.shape
-        gathered = new_map(x, (*x.shape[:2], window[1] - window[0], window[3] - window[2]))
-        _fill_ring(gathered, window, ring)
+        ctx.borrowed, ctx.frame, ctx.shape = borrowed, frame, x.shape
+        r0, r1, c0, c1 = frame.window
+        gathered = new_map(x, (*x.shape[:2], r1 - r0, c1 - c0))
+        _fill_ring(gathered, frame)
         pieces = borrowed.pieces() if borrowed is not None else []
-        for rect, tensor in [(held, x), *pieces]:
-            common = intersect(rect, window)
+        for rect, tensor in [(frame.held, x), *pieces]:
+            common = intersect(rect, frame.window)
             if not is_empty(common):
-                part(gathered, window, common).copy_(part(tensor, rect, common))
+                part(gathered, frame.window, common).copy_(part(tensor, rect, common))
         return gathered
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         """Gradient of the window -> gradient of the held pixels."""
-        held, window = ctx.held, ctx.window
+        frame: Frame = ctx.frame
         arriving = None
         if ctx.borrowed is not None:
-            ctx.borrowed.add_gradient(window, grad, window)
+            ctx.borrowed.add_gradient(frame.window, grad, frame.window)
             arriving = ctx.borrowed.give_back()
-        whole = inside(held, window) and not is_empty(held)
-        result = part(grad, window, held) if whole else None
-        if result is None or (arriving is not None and not _is_dense(result)):
+        whole = inside(frame.held, frame.window) and not is_empty(frame.held)
+        result = part(grad, frame.window, frame.held) if whole else None
+        changed = arriving is not None
+        if result is None or (changed and not (frame.private and _is_dense(result))):
             result = new_map(grad, ctx.shape)
-            common = intersect(held, window)
+            common = intersect(frame.held, frame.window)
             if not whole:
                 result.zero_()
             if not is_empty(common):
-                part(result, held, common).copy_(part(grad, window, common))
-        # The window had one reader, so its gradient is nobody else's and may be added to.
-        add_pieces(result, held, arriving)
-        return result, None, None, None, None
+                part(result, frame.held, common).copy_(part(grad, frame.window, common))
+        add_pieces(result, frame.held, arriving)
+        return result, None, None
 
 
-def gather_window(
-    x: Tensor, borrowed: Borrowed | None, held: Rect, window: Rect, ring: Ring
-) -> Tensor:
+def gather_window(x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
     """Returns the window of a tile; differentiable.
 
     Args:
-        x: the pixels ``held``, (n, C, h, w).
-        borrowed: pixels of other tiles, or None if ``held`` has all of the window in the image.
-        held: rectangle of the map.
-        window: rectangle that may reach beyond the map.
-        ring: what lies outside.
+        x: the pixels that the tile holds, (n, C, h, w).
+        borrowed: pixels of other tiles, or None if the tile holds all of the window in the image.
+        frame: which pixels these are.
 
     Raises:
         CommError: a neighbour died or did not answer within ``comm.timeout_s``.
     """
     if borrowed is not None:
         x = x.to(borrowed.exchange.dtype)
-    return GatherWindow.apply(x, borrowed, held, window, ring)  # type: ignore[no-any-return,no-untyped-call]
+    return GatherWindow.apply(x, borrowed, frame)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def crop(x: Tensor, held: Rect, wanted: Rect) -> Tensor:
@@ -249,15 +260,14 @@ def _is_dense(x: Tensor) -> bool:
     return x.is_contiguous(memory_format=torch.channels_last)
 
 
-def _fill_ring(gathered: Tensor, window: Rect, ring: Ring) -> None:
+def _fill_ring(gathered: Tensor, frame: Frame) -> None:
     """Fills what lies outside the image; everything else is written afterwards."""
-    fill, size = ring
-    image = intersect(window, (0, size[0], 0, size[1]))
+    image = intersect(frame.window, (0, frame.size[0], 0, frame.size[1]))
     if is_empty(image):
-        gathered.fill_(fill)
+        gathered.fill_(frame.fill)
         return
-    r0, _, c0, _ = window
-    gathered[:, :, : image[0] - r0] = fill
-    gathered[:, :, image[1] - r0 :] = fill
-    gathered[:, :, :, : image[2] - c0] = fill
-    gathered[:, :, :, image[3] - c0 :] = fill
+    r0, _, c0, _ = frame.window
+    gathered[:, :, : image[0] - r0] = frame.fill
+    gathered[:, :, image[1] - r0 :] = frame.fill
+    gathered[:, :, :, : image[2] - c0] = frame.fill
+    gathered[:, :, :, image[3] - c0 :] = frame.fill

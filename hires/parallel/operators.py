@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hires.parallel.collective import mean_over_image, share
 from hires.parallel.context import Context
-from hires.parallel.halo import Exchange, crop, gather_window, part
+from hires.parallel.halo import Exchange, Frame, crop, gather_window, part
 from hires.parallel.norm import NormTiles, tiled_batch_norm
 from hires.parallel.window import Window
 from hires.plan.graph import Node, Rect
@@ -103,10 +103,11 @@ def _borrowing(
     reader: str, exchange: Exchange, held: Rect, wanted: Rect
 ) -> Callable[[Values], Tensor]:
     """Returns what puts together the pixels of a value that a tile holds, and those it borrows."""
+    frame = Frame(held, wanted, exchange.size, private=False)
 
     def fit(values: Values) -> Tensor:
         x = values[exchange.value]
-        return gather_window(x, exchange.borrow(values, reader), held, wanted, exchange.ring)
+        return gather_window(x, exchange.borrow(values, reader), frame)
 
     return fit
 

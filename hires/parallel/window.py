@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hires.parallel.context import Context
-from hires.parallel.halo import Borrowed, Exchange, crop, gather_window, part
+from hires.parallel.halo import Borrowed, Exchange, Frame, crop, gather_window, part
 from hires.parallel.strips import Strips, strip_convolution, strips_of
 from hires.plan.graph import Node, Rect
 from hires.plan.rules import WINDOWS
@@ -68,7 +68,7 @@ class Window:
         if self.local:
             window = crop(x, self.held, self.rect)
         else:
-            window = gather_window(x, borrowed, self.held, self.rect, (fill, self.size))
+            window = gather_window(x, borrowed, Frame(self.held, self.rect, self.size, fill))
         if self.blank:
             blank: Tensor = Blank.apply(window, self.shape)  # type: ignore[no-untyped-call]
             bias = args.get("bias")

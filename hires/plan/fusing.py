@@ -85,7 +85,7 @@ def _exchanged(
     alone = _alive_alone(graph, stage, nodes)
     chosen: set[str] = set()
     depth: dict[str, int] = {}
-    restart = index = 0  # of the last exchanged value that was alive alone, and of the walk
+    restart, index = -1, 0  # of the last exchanged value that was alive alone, and of the walk
     while index < len(nodes):
         node = nodes[index]
         reached = max((depth.get(name, 0) for name in node.inputs), default=0)

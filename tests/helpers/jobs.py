@@ -20,7 +20,7 @@ from hires.engine.run import run_step
 from hires.engine.verify import verify_rank
 from hires.parallel import collective, executor, gradients, halo, norm
 from hires.parallel.context import Context
-from hires.parallel.halo import Exchange, gather_window
+from hires.parallel.halo import Exchange, Frame, gather_window
 from hires.parallel.window import Window
 from hires.plan.plan import CommOp, Plan
 from hires.plan.program import groups
@@ -74,13 +74,13 @@ def _linear_part(context: Context, op: CommOp, reader: str, values: dict[str, An
     node = context.plan.graph.by_name[reader]
     exchange = Exchange(context, op)
     if node.kind not in WINDOWS:
-        borrowed, rects = exchange.borrow(values, reader), (exchange.own, context.held(reader))
-        return gather_window(values[op.value], borrowed, *rects, exchange.ring)
+        frame = Frame(exchange.own, context.held(reader), exchange.size)
+        return gather_window(values[op.value], exchange.borrow(values, reader), frame)
     window = Window(node, context, exchange)
     borrowed = exchange.borrow(values, reader)
     if window.strips is None:
-        x = values[op.value]
-        return gather_window(x, borrowed, window.held, window.rect, (0.0, window.size))
+        frame = Frame(window.held, window.rect, window.size)
+        return gather_window(values[op.value], borrowed, frame)
     generator = torch.Generator().manual_seed(1)
     shape = context.plan.graph.params[node.args["weight"]["param"]].shape
     weight = torch.randn(shape, generator=generator, dtype=torch.float64)
