@@ -19,12 +19,12 @@ Example = tuple[Tensor, Tensor]
 class Replay:
     """A feed that repeats its microbatches for ever."""
 
-    def __init__(self, microbatches: Iterable[Microbatch]) -> None:
-        self._microbatches = itertools.cycle([*microbatches])
+    def __init__(self, by_direction: Iterable[Iterable[Microbatch]]) -> None:
+        self._by_direction = [itertools.cycle([*one]) for one in by_direction]
 
-    def next_microbatch(self) -> Microbatch:
-        """Returns the next microbatch."""
-        return next(self._microbatches)
+    def next_microbatch(self, direction: int = 0) -> Microbatch:
+        """Returns the next microbatch of a direction."""
+        return next(self._by_direction[direction])
 
 
 def whole_microbatches(config: RunConfig, replica: int) -> list[Example]:
@@ -33,7 +33,7 @@ def whole_microbatches(config: RunConfig, replica: int) -> list[Example]:
     loader = Loader(
         source,
         order=lambda step: samples_of(config, source, step, replica),
-        num_microbatches=config.parallel.microbatches,
+        num_microbatches=config.parallel.pieces // config.parallel.replicas,
         rows=(0, config.height),
         cols=(0, config.width),
         labels=True,

@@ -65,12 +65,12 @@ class PipelineSteps:
     def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
         engine = build_rank(config, plan, rank, 1)
         self.optimizer = engine.optimizer
-        self.parameters = engine.module.parameters
+        self.parameters = engine.parameters
         self.images, self.labels = whole_batch(config, 0)
         self.is_first, self.is_last = rank == 0, rank == len(plan.stages) - 1
         training = plan.training
         stage = PipelineStage(
-            StagePeer(engine.module, plan, rank),
+            StagePeer(engine.modules[0], plan, rank),
             rank,
             len(plan.stages),
             torch.device("cpu"),

@@ -50,9 +50,9 @@ class HiresSteps:
 
     def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
         self.engine = build_rank(config, plan, rank, 1)
-        self.feed = Replay(self.engine.loader)
+        self.feed = Replay(self.engine.loader.by_direction)
         self.optimizer = self.engine.optimizer
-        self.parameters = self.engine.module.parameters
+        self.parameters = self.engine.parameters
 
     def step(self) -> Tensor | None:
         """Runs one step; returns what this rank knows of the answer."""
@@ -60,7 +60,7 @@ class HiresSteps:
             loss = run_step(self.engine, self.feed)
             return None if loss is None else torch.tensor([loss])
         outputs = self.engine.executor.step(self.feed, keep_outputs=True).outputs
-        return torch.cat(outputs) if outputs else None
+        return torch.cat([*outputs.values()]) if outputs else None
 
 
 class RankRunner:
@@ -143,7 +143,7 @@ class Judge:
 
     def _reference(self, config: RunConfig) -> tuple[Answer, float]:
         """Returns what one process answers to the same microbatches, and the gradients' noise."""
-        key = config.batch, config.parallel.replicas * config.parallel.microbatches
+        key = config.batch, config.parallel.pieces
         if key not in self._expected:
             steps = peers.reference_steps(config)
             expected, other = (_answer(RankRunner(steps, threads)) for threads in (1, 2))

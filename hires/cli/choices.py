@@ -26,6 +26,8 @@ ALIASES = {
     "slice_method=square": ("parallel.tiles=[2,2]", "n x n tiles"),
     "slice_method=vertical": ("parallel.tiles=[1,4]", "columns"),
     "slice_method=horizontal": ("parallel.tiles=[4,1]", "rows"),
+    "times": ("parallel.pairs", "model passes of each direction in a step (GEMS)"),
+    "local_dp_lp": ("parallel.local_dp", "ranks that divide the samples behind the tiles"),
     "spatial_size": ("parallel.spatial_stages", "stages whose images are tiled"),
     "image_size": ("image", "pixels, n or [height,width]"),
     "batch_size": ("batch", "images per step of the whole world"),

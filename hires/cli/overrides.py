@@ -48,10 +48,11 @@ def checked(words: list[str], groups: Groups) -> list[str]:
             raise ConfigError(_no_override(word, good, known, groups))
         key, value = match["key"], match["value"]
         if key in groups:
+            value = _in_order(value, groups[key])
             _check_choice(key, value, groups)
         elif not _is_free(key):
             _check_key(key, known, groups)
-        good.append(_readable(word, match, known))
+        good.append(_readable(f"{match['sign']}{key}={value}", known))
     return good
 
 
@@ -89,6 +90,13 @@ def _check_choice(group: str, value: str, groups: Groups) -> None:
     raise ConfigError(f"unknown {group} {name!r}; {offer(name, choices)}{_all(name, choices)}")
 
 
+def _in_order(value: str, choices: dict[str, str]) -> str:
+    """Returns the choice that joins the same parts in another order, as sp+gems for gems+sp."""
+    parts = sorted(value.split("+"))
+    same = [name for name in choices if sorted(name.split("+")) == parts]
+    return same[0] if same and len(parts) > 1 else value
+
+
 def _joined(group: str, parts: list[str], groups: Groups) -> str:
     """Returns how parts of one choice are written together, and whether that choice is there."""
     name = "+".join(parts)
@@ -99,7 +107,7 @@ def _joined(group: str, parts: list[str], groups: Groups) -> str:
         what = ", ".join(unknown) if unknown else name
         return (
             f"parts of one layout are joined with '+', as {group}={name}, but {what} is not "
-            f"available yet; choose one of {', '.join(groups[group])}"
+            f"available; choose one of {', '.join(groups[group])}"
         )
     return f"choose one of {', '.join(groups[group])}"
 
@@ -154,8 +162,10 @@ def _checked_deletion(word: str, known: dict[str, Any], groups: Groups) -> str:
     return word
 
 
-def _readable(word: str, match: re.Match[str], known: dict[str, Any]) -> str:
+def _readable(word: str, known: dict[str, Any]) -> str:
     """Returns the override so that Hydra reads one value out of it."""
+    match = _ASSIGNMENT.match(word)
+    assert match is not None
     key, value = match["key"], match["value"]
     hint = known.get(key)
     try:
@@ -180,7 +190,7 @@ def _readable(word: str, match: re.Match[str], known: dict[str, Any]) -> str:
 
 def _several(key: str, value: str, hint: Any) -> str:
     """Returns what to answer to a value with a comma, of which one run has no use."""
-    if "list" in str(hint) or key == "image":
+    if "list" in str(hint) or key in ("image", "parallel.tiles"):
         return f"{key}={value} needs brackets; write '{key}=[{value}]'"
     return (
         f"{key}={value} names several values and one run takes one; run the values one by one, "

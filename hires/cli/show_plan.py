@@ -24,10 +24,14 @@ def plan_lines(plan: Facts, timeline: list[str]) -> list[str]:
     findings = finding_lines(plan["findings"])
     if not any(stage["num_layers"] for stage in plan["stages"]):
         return ["findings", *(f"  {line}" for line in findings)]
+    who = "stage" if plan["num_directions"] == 1 else "rank"
     sections = (
         ("placement (ranks)", placement_lines(plan)),
         ("stages", _stage_lines(plan)),
-        ("time line of a step (F forward, B backward, one column an action)", _timed(timeline)),
+        (
+            "time line of a step (F forward, B backward, one column an action)",
+            _timed(timeline, who),
+        ),
         ("messages of a step, all ranks", message_lines(plan.get("totals", {}))),
         ("findings", findings + _verdict(plan)),
     )
@@ -38,14 +42,19 @@ def plan_lines(plan: Facts, timeline: list[str]) -> list[str]:
 
 
 def placement_lines(plan: Facts) -> list[str]:
-    """Returns one block a replica: the tile grid of every stage with its ranks, side by side."""
+    """Returns a block for each replica and direction: the ranks of every stage, side by side."""
     lines: list[str] = []
     for replica in sorted({slot["replica"] for slot in plan["placement"]}):
         slots = [slot for slot in plan["placement"] if slot["replica"] == replica]
-        blocks = [_block(slots, stage["index"], stage["tiles"]) for stage in plan["stages"]]
         if any(slot["replica"] for slot in plan["placement"]):
             lines.append(f"replica {replica}")
-        lines += _beside(blocks)
+        directions = list(dict.fromkeys(slot["direction"] for slot in slots))
+        for direction in directions:
+            held = [slot for slot in slots if slot["direction"] == direction]
+            blocks = [_block(held, stage) for stage in plan["stages"]]
+            if len(directions) > 1:
+                lines.append(direction)
+            lines += _beside(blocks)
     return lines
 
 
@@ -69,15 +78,19 @@ def finding_lines(findings: list[Facts]) -> list[str]:
     return [f"{f['severity']}: {f['text']} [{f['key']}]" for f in ranked]
 
 
-def _block(slots: list[Facts], stage: int, tiles: list[int]) -> list[str]:
-    """Returns the title of a stage and its grid of ranks."""
-    ranks = {tuple(s["tile"] or (0, 0)): s["rank"] for s in slots if s["stage"] == stage}
+def _block(slots: list[Facts], stage: Facts) -> list[str]:
+    """Returns the title of a stage and its grid of ranks; shards stand one below the other."""
+    index, (num_rows, num_cols) = stage["index"], stage["tiles"]
+    num_rows = max(num_rows, stage["shards"])
+    ranks = {
+        tuple(s["tile"] or (s["shard"] or 0, 0)): s["rank"] for s in slots if s["stage"] == index
+    }
     width = max(len(str(rank)) for rank in ranks.values())
     rows = [
-        " ".join(f"{ranks[row, col]:>{width}}" for col in range(tiles[1]))
-        for row in range(tiles[0])
+        " ".join(f"{ranks[row, col]:>{width}}" for col in range(num_cols))
+        for row in range(num_rows)
     ]
-    return [f"stage {stage}", *(f"[ {row} ]" for row in rows)]
+    return [f"stage {index}", *(f"[ {row} ]" for row in rows)]
 
 
 def _beside(blocks: list[list[str]]) -> list[str]:
@@ -92,7 +105,7 @@ def _beside(blocks: list[list[str]]) -> list[str]:
 
 def _stage_lines(plan: Facts) -> list[str]:
     """Returns one line a stage: its layers and what they cost."""
-    rows = [("stage", "layers", "from", "to", "tiles", "FLOPs", "parameters")]
+    rows = [("stage", "layers", "from", "to", "tiles", "shards", "FLOPs", "parameters")]
     for stage in plan["stages"]:
         rows.append(
             (
@@ -101,6 +114,7 @@ def _stage_lines(plan: Facts) -> list[str]:
                 str(stage["first_layer"]),
                 str(stage["last_layer"]),
                 "x".join(str(n) for n in stage["tiles"]),
+                str(stage["shards"]),
                 count(stage["flops"]),
                 count(stage["params"]),
             )
@@ -108,9 +122,9 @@ def _stage_lines(plan: Facts) -> list[str]:
     return _aligned(rows)
 
 
-def _timed(timeline: list[str]) -> list[str]:
-    """Returns the time line with the stage before each line."""
-    return [f"stage {index}  {line}" for index, line in enumerate(timeline)]
+def _timed(timeline: list[str], who: str) -> list[str]:
+    """Returns the time line with the stage, or in two directions the rank, before each line."""
+    return [f"{who} {index}  {line}" for index, line in enumerate(timeline)]
 
 
 def _verdict(plan: Facts) -> list[str]:

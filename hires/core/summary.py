@@ -189,17 +189,21 @@ def _loss(steps: dict[int, dict[int, Line]]) -> dict[str, Any]:
 
 
 def _memory(attempt: Attempt) -> list[dict[str, Any]]:
-    """Returns one entry per rank: its place in the layout, and bytes as far as it told them."""
+    """Returns one entry per rank: its place in each direction, and bytes as far as it told them."""
     told: dict[int, Line] = {}
     for line in attempt.lines:
         if line.get("kind") in ("ready", "memory"):
             told.setdefault(line["rank"], {}).update(line)
-    places = {place["rank"]: place for place in attempt.plan.get("placement", [])}
+    places: dict[int, list[dict[str, Any]]] = {}
+    for place in attempt.plan.get("placement", []):
+        places.setdefault(place["rank"], []).append(place)
     entries = []
     for rank in range(attempt.world):
         entry: dict[str, Any] = {"rank": rank}
-        for key in ("replica", "stage", "tile"):
-            entry[key] = places.get(rank, {}).get(key)
+        slots = places.get(rank, [{}])
+        entry["replica"] = slots[0].get("replica")
+        for key in ("direction", "stage", "tile", "shard"):
+            entry[key] = [slot.get(key) for slot in slots]  # one a direction
         for key in _MEMORY_KEYS:
             entry[key] = told.get(rank, {}).get(key)
         entries.append(entry)

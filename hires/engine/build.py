@@ -12,14 +12,14 @@ from hires.comm import make_groups
 from hires.core.config import RunConfig
 from hires.data.order import step_indices
 from hires.data.source import Source, open_source
-from hires.engine.loader import Loader
+from hires.engine.loader import Loader, Loaders
 from hires.nets.build import build_model, materialise, release
 from hires.parallel.context import Context
 from hires.parallel.executor import Executor
 from hires.parallel.gradients import GradientSync
 from hires.parallel.stage import StageModule
 from hires.plan.plan import Plan
-from hires.plan.program import groups
+from hires.plan.program import groups, num_tile_groups
 
 IMAGE_DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 """Type of the images; reduced precision trains from fp32 images and infers from its own type."""
@@ -29,17 +29,29 @@ IMAGE_DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 class RankEngine:
     """Everything that one rank runs."""
 
-    context: Context
+    contexts: list[Context]
+    """One a direction."""
     model: nn.Module
-    module: StageModule
+    modules: list[StageModule]
+    """The stage of each direction; where they are one stage, they share their parameters."""
     executor: Executor
     sync: GradientSync
-    loader: Loader
+    loader: Loaders
     optimizer: torch.optim.Optimizer | None
+
+    @property
+    def context(self) -> Context:
+        """The slot in direction down."""
+        return self.contexts[0]
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of all stages of the rank, each once."""
+        return {n: p for module in self.modules for n, p in module.parameters.items()}
 
     def byte_counts(self) -> dict[str, int]:
         """Returns the bytes of parameters, gradients and optimiser state as they are now."""
-        parameters = list(self.module.parameters.values())
+        parameters = list(self.parameters.values())
         state = self.optimizer.state.values() if self.optimizer else []
         momenta = [t for entry in state for t in entry.values() if isinstance(t, Tensor)]
         return {
@@ -58,26 +70,28 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngi
         rank: this process.
         steps: how many steps the data is read for.
     """
-    num_close = plan.num_replicas * len(plan.stages)  # the groups of tiles come first
-    context = Context(plan, rank, make_groups(groups(plan), num_close))
+    made = make_groups(groups(plan), num_tile_groups(plan))
+    contexts = [Context(plan, rank, made, slot.direction) for slot in plan.slots_of(rank)]
     model = build_model(config.model, config.seed)
-    names = {name for node in plan.nodes(context.stage.index) for name in node.params}
+    stages = {context.stage.index for context in contexts}
+    names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
     names |= set(_counter_names(model, names))
     materialise(model, names, config.seed)
     release(model, names)
     cast(model, config)
-    module = StageModule(context, model)
+    modules = [StageModule(context, model) for context in contexts]
     counters = [dict(model.named_buffers())[name] for name in _counter_names(model, names)]
     spare = len(os.sched_getaffinity(0)) > plan.world * config.launcher.threads
-    sync = GradientSync(context, module, counters, early=spare)
+    sync = GradientSync(contexts, modules, counters, early=spare)
+    parameters = {n: p for module in modules for n, p in module.parameters.items()}
     return RankEngine(
-        context=context,
+        contexts=contexts,
         model=model,
-        module=module,
-        executor=Executor(context, module, _autocast(config), sync.begin_last_backward),
+        modules=modules,
+        executor=Executor(contexts, modules, _autocast(config), sync if plan.training else None),
         sync=sync,
-        loader=_loader(config, context, steps),
-        optimizer=make_optimizer(config, list(module.parameters.values())),
+        loader=Loaders([_loader(config, context, steps) for context in contexts]),
+        optimizer=make_optimizer(config, list(parameters.values())),
     )
 
 
@@ -125,13 +139,25 @@ def samples_of(config: RunConfig, source: Source, step: int, replica: int) -> li
     return indices[replica * share : (replica + 1) * share]
 
 
+def samples_of_slot(config: RunConfig, source: Source, step: int, context: Context) -> list[int]:
+    """Returns the indices of the images that a slot sees in a step, in order."""
+    samples = samples_of(config, source, step, context.replica)
+    size = context.plan.graph.input_shape[0]
+    first, end = context.samples
+    return [
+        index
+        for microbatch in context.plan.microbatches_of(context.direction)
+        for index in samples[microbatch * size + first : microbatch * size + end]
+    ]
+
+
 def num_bytes(tensors: list[Tensor] | list[nn.Parameter]) -> int:
     """Returns the bytes that tensors hold."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _loader(config: RunConfig, context: Context, steps: int) -> Loader:
-    """Returns the reader of this rank's window of its replica's images."""
+    """Returns the reader of a slot's window of its replica's images."""
     source = open_data(config)
     nodes = context.plan.nodes(context.stage.index)
     reads = any("input" in node.inputs for node in nodes)
@@ -139,8 +165,8 @@ def _loader(config: RunConfig, context: Context, steps: int) -> Loader:
     last = context.stage.index == len(context.plan.stages) - 1
     return Loader(
         source,
-        order=lambda step: samples_of(config, source, step, context.replica),
-        num_microbatches=config.parallel.microbatches,
+        order=lambda step: samples_of_slot(config, source, step, context),
+        num_microbatches=len(context.plan.microbatches_of(context.direction)),
         rows=(r0, r1) if reads else None,
         cols=(c0, c1) if reads else None,
         labels=last and config.task.name == "train",

@@ -106,6 +106,27 @@ class Loader:
             yield microbatch
 
 
+class Loaders:
+    """The loaders of a rank's slots, one a direction."""
+
+    def __init__(self, by_direction: list[Loader]) -> None:
+        self.by_direction = by_direction
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the caller has waited for data, so far."""
+        return sum(loader.wait_s for loader in self.by_direction)
+
+    def next_microbatch(self, direction: int = 0) -> Microbatch:
+        """Returns the next microbatch of a direction, as :meth:`Loader.next_microbatch` does."""
+        return self.by_direction[direction].next_microbatch()
+
+    def close(self) -> None:
+        """Stops all threads."""
+        for loader in self.by_direction:
+            loader.close()
+
+
 class _Reader:
     """Reads samples into tensors."""
 

@@ -50,7 +50,7 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
         torch.save(reference_step(config), reference_file)
     barrier()
     reference: Tensors = torch.load(reference_file, weights_only=True, mmap=True)
-    errors = _compare(held, reference, engine, config)
+    errors = _compare(held, reference, engine)
     compared = {"rank": rank, "errors": errors, "names": list(held)}
     records.append(attempt / "verify.jsonl", compared)
     barrier()
@@ -92,7 +92,7 @@ def reference_step(config: RunConfig) -> Tensors:
     cast(model, config)
     training = config.task.name == "train"
     model.train(training)
-    pieces = config.parallel.replicas * config.parallel.microbatches
+    pieces = config.parallel.pieces
     found: Tensors = {}
     with torch.set_grad_enabled(training):
         for index, (images, labels) in enumerate(_microbatches(config)):
@@ -123,7 +123,7 @@ def _microbatches(config: RunConfig) -> list[tuple[Tensor, Tensor]]:
     """Returns images and labels of the first step, replica by replica, microbatch by microbatch."""
     source = open_data(config)
     rows, cols = (0, config.height), (0, config.width)
-    size = config.batch // (config.parallel.replicas * config.parallel.microbatches)
+    size = config.batch // (config.parallel.pieces)
     made = []
     for replica in range(config.parallel.replicas):
         samples = samples_of(config, source, 0, replica)
@@ -147,26 +147,23 @@ def _layout_step(engine: RankEngine) -> Tensors:
     training = engine.context.plan.training
     engine.sync.begin_step()
     result = engine.executor.step(engine.loader, keep_outputs=True)
-    first = engine.context.replica * engine.context.plan.num_microbatches
-    held = {f"output/{first + i}": output for i, output in enumerate(result.outputs)}
+    first = engine.context.replica * engine.context.plan.total_microbatches
+    held = {f"output/{first + i}": output for i, output in result.outputs.items()}
     if training:
         engine.sync.end_step()
-        if result.loss is not None:
-            held["loss/"] = torch.tensor(result.loss, dtype=torch.float64)
-        for name, parameter in engine.module.parameters.items():
+        held |= {f"loss/{first + i}": loss for i, loss in result.losses.items()}
+        for name, parameter in engine.parameters.items():
             if parameter.grad is not None:
                 held[f"gradients/{name}"] = parameter.grad.clone()
         if engine.optimizer is not None:
             engine.optimizer.step()
-        held |= {f"parameters/{n}": p.detach() for n, p in engine.module.parameters.items()}
+        held |= {f"parameters/{n}": p.detach() for n, p in engine.parameters.items()}
     buffers = dict(engine.model.named_buffers())
     held |= {f"running_stats/{n}": t for n, t in buffers.items() if not t.is_meta}
     return held
 
 
-def _compare(
-    held: Tensors, reference: Tensors, engine: RankEngine, config: RunConfig
-) -> dict[str, float]:
+def _compare(held: Tensors, reference: Tensors, engine: RankEngine) -> dict[str, float]:
     """Returns the largest relative error of each kind that this rank holds."""
     worst: dict[str, float] = {}
     largest = {
@@ -175,7 +172,7 @@ def _compare(
     }
     for name, tensor in held.items():
         kind = name.split("/")[0]
-        expected = _expected(name, reference, engine, config)
+        expected = _expected(name, reference, engine)
         scale = max(_size(expected), FLOOR * largest[kind])
         if tensor.shape != expected.shape:
             error = float("inf")
@@ -185,29 +182,24 @@ def _compare(
     return worst
 
 
-def _expected(name: str, reference: Tensors, engine: RankEngine, config: RunConfig) -> Tensor:
+def _expected(name: str, reference: Tensors, engine: RankEngine) -> Tensor:
     """Returns what one process computed for something that this rank holds."""
-    if name == "loss/":
-        first = engine.context.replica * config.parallel.microbatches
-        own = range(first, first + config.parallel.microbatches)
-        return torch.stack([reference[f"loss/{i}"] for i in own]).mean()
     expected = reference[name]
-    plan, stage = engine.context.plan, engine.context.stage
-    if name.startswith("output/") and stage.layout[plan.graph.output] == "tiled":
-        r0, r1, c0, c1 = engine.context.own(list(expected.shape[2:]))
-        return expected[:, :, r0:r1, c0:c1]
-    return expected
+    if not name.startswith("output/"):
+        return expected
+    plan = engine.context.plan
+    microbatch = int(name.partition("/")[2]) % plan.total_microbatches
+    context = engine.contexts[plan.direction_of(f"F{microbatch}")]
+    n0, n1, r0, r1, c0, c1 = context.held(plan.graph.output)
+    return expected[n0:n1, :, r0:r1, c0:c1] if expected.dim() == 4 else expected[n0:n1]
 
 
 def _wanted(reference: Tensors, graph: Graph) -> list[str]:
-    """Returns what some rank must compare: all but the layers that the output does not depend on.
-
-    A rank compares the mean loss of its replica, so that stands for the losses.
-    """
-    wanted = ["loss/"] if any(name.startswith("loss/") for name in reference) else []
+    """Returns what some rank must compare: all but the layers that the output ignores."""
+    wanted = []
     for name in reference:
         kind, _, rest = name.partition("/")
-        if kind == "output" or (kind != "loss" and rest in graph.params):
+        if kind in ("output", "loss") or rest in graph.params:
             wanted.append(name)
     return wanted
 

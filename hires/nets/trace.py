@@ -62,7 +62,7 @@ def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
 
 def trace_config(config: RunConfig) -> Graph:
     """Returns the graph of the network and microbatch that a config describes."""
-    pieces = config.parallel.replicas * config.parallel.microbatches
+    pieces = config.parallel.pieces
     samples = max(1, config.batch // pieces)
     model = build_model(config.model, config.seed)
     shape = [samples, config.model.channels, config.height, config.width]

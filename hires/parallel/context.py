@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
 from hires.comm import Group
+from hires.plan.edges import Box, held_by
 from hires.plan.graph import Rect
-from hires.plan.plan import CommOp, Plan, Stage
+from hires.plan.plan import CommOp, Plan, Slot, Stage
 from hires.plan.program import Message, halo_messages, tile_group
-from hires.plan.tiling import own_rect
+from hires.plan.tiling import own_rect, split
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -21,50 +23,81 @@ TORCH_DTYPES = {
 
 @dataclass
 class Context:
-    """One rank's place in the plan, and the groups that it belongs to."""
+    """One slot of a rank: its place in the plan in one direction, and the rank's groups."""
 
     plan: Plan
     rank: int
     groups: dict[int, Group]
     """By index in ``plan.program.groups``."""
+    direction: int = 0
+    recomputing: bool = False
+    """Whether a microbatch is computed again, so that nothing may be noted about it twice."""
+
+    @functools.cached_property
+    def slot(self) -> Slot:
+        """Replica, direction, stage and tile."""
+        return self.plan.slot_of(self.rank, self.direction)
 
     @property
     def stage(self) -> Stage:
-        """The stage that the rank holds."""
-        return self.plan.stages[self.plan.slot_of(self.rank)[1]]
+        """The stage that the slot holds."""
+        return self.plan.stages[self.slot.stage]
 
     @property
     def tile(self) -> int:
-        """The rank's tile of the stage, counted row by row."""
-        return self.plan.slot_of(self.rank)[2]
+        """The slot's tile of the stage, counted row by row, or its shard."""
+        return self.slot.tile
 
     @property
     def replica(self) -> int:
         """The rank's replica."""
-        return self.plan.slot_of(self.rank)[0]
+        return self.slot.replica
 
     @property
     def tiles(self) -> Group:
-        """The tiles of this stage and replica."""
-        return self.groups[tile_group(self.plan, self.rank)]
+        """The tiles or shards of this stage, replica and direction."""
+        return self.groups[tile_group(self.plan, self.rank, self.direction)]
+
+    @property
+    def tile_order(self) -> list[int]:
+        """Tile or shard of each rank of :attr:`tiles`; the up direction counts backwards."""
+        return [self.plan.slot_of(rank, self.direction).tile for rank in self.tiles.ranks]
 
     @property
     def dtype(self) -> torch.dtype:
         """Type in which activations travel."""
         return TORCH_DTYPES[self.plan.dtype]
 
+    @property
+    def samples(self) -> tuple[int, int]:
+        """Samples of a microbatch that this slot holds, first and end."""
+        return self.samples_of(self.tile)
+
+    def samples_of(self, tile: int) -> tuple[int, int]:
+        """Returns the samples of a microbatch that a tile or shard of the stage holds."""
+        batch = self.plan.graph.input_shape[0]
+        return split(batch, self.stage.shards, tile) if self.stage.shards > 1 else (0, batch)
+
     def own(self, size: list[int], tile: int | None = None) -> Rect:
-        """Returns the rectangle of an H x W map that this rank's tile (or another) owns."""
+        """Returns the rectangle of an H x W map that this slot's tile (or another) owns."""
+        if self.stage.num_tiles == 1:
+            return 0, size[0], 0, size[1]
         return own_rect(size, self.stage.tiles, self.tile if tile is None else tile)
 
-    def held(self, value: str, tile: int | None = None) -> Rect:
-        """Returns the rectangle of a tiled value that this rank's tile (or another) holds."""
+    def extent(self, value: str, tile: int | None = None) -> Rect:
+        """Returns the rectangle of a tiled value that this slot's tile (or another) computes."""
         index = self.tile if tile is None else tile
-        if value in self.stage.held:
-            r0, r1, c0, c1 = self.stage.held[value][index]
+        if value in self.stage.extents:
+            r0, r1, c0, c1 = self.stage.extents[value][index]
             return r0, r1, c0, c1
         return self.own(self.plan.graph.shape(value)[2:], index)
 
+    def held(self, value: str) -> Box:
+        """Returns the part of a value that this slot holds."""
+        key = "held", self.stage.index, value
+        boxes = self.plan.remember(key, lambda: held_by(self.plan.graph, self.stage, value))
+        return boxes[self.tile]
+
     def halo(self, op: CommOp, back: bool) -> tuple[list[Message], list[Message]]:
         """Returns the messages (sent, received) of an exchange, as the plan lists them."""
-        return halo_messages(self.plan, self.rank, op, back)
+        return halo_messages(self.plan, self.rank, self.direction, op, back)

@@ -15,6 +15,7 @@ from hires.parallel.context import Context
 from hires.parallel.halo import new_map, part
 from hires.parallel.loss import loss_of
 from hires.parallel.stage import StageModule
+from hires.plan.edges import Box
 from hires.plan.graph import INPUT
 from hires.plan.plan import Edge
 from hires.plan.program import Message, edge_messages
@@ -26,18 +27,36 @@ Batch = tuple[Tensor | None, Tensor | None]
 class Feed(Protocol):
     """Where microbatches come from."""
 
-    def next_microbatch(self) -> Batch:
-        """Returns the next microbatch of this rank."""
+    def next_microbatch(self, direction: int = 0) -> Batch:
+        """Returns the next microbatch of this rank's slot in a direction."""
+
+
+class Observer(Protocol):
+    """Who must know how far a step is."""
+
+    def before_forward(self, direction: int) -> None:
+        """A microbatch begins its forward pass."""
+
+    def after_forward(self, direction: int, microbatch: int) -> None:
+        """A microbatch has ended its forward pass."""
+
+    def before_last_backward(self) -> None:
+        """The next backward pass completes the gradients."""
 
 
 @dataclass
 class StepResult:
-    """What one step told this rank."""
+    """What one step told this rank, by microbatch of its replica."""
 
-    loss: float | None = None
-    """Mean over the replica's microbatches; None on ranks that do not see the output."""
-    outputs: list[Tensor] = field(default_factory=list)
-    """The network's output of each microbatch, if it was asked for."""
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    """On ranks that see the output."""
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    """The network's output, if it was asked for."""
+
+    @property
+    def loss(self) -> float | None:
+        """Mean of the losses that this rank knows; None if it knows none."""
+        return float(torch.stack([*self.losses.values()]).mean()) if self.losses else None
 
 
 @dataclass
@@ -53,60 +72,88 @@ class Executor:
     """Runs steps of one rank.
 
     Args:
-        context: the rank and its plan.
-        module: what the rank computes.
+        contexts: the rank's slots, one a direction.
+        modules: what the rank computes in each.
         autocast: type to which autocast lowers matrix products in training, or None.
-        on_last_backward: called before the backward pass that completes the gradients.
+        observer: is told how far a step is.
     """
 
     def __init__(
         self,
-        context: Context,
-        module: StageModule,
+        contexts: list[Context],
+        modules: list[StageModule],
         autocast: torch.dtype | None = None,
-        on_last_backward: Callable[[], None] = lambda: None,
+        observer: Observer | None = None,
+    ) -> None:
+        pairs = zip(contexts, modules, strict=True)
+        self.slots = [SlotPass(context, module, autocast) for context, module in pairs]
+        self.plan = contexts[0].plan
+        self.actions = self.plan.actions_of(contexts[0].rank)
+        self.observer = observer
+
+    def step(self, feed: Feed, keep_outputs: bool = False) -> StepResult:
+        """Runs all microbatches of one step; gradients are added up in the parameters."""
+        result = StepResult()
+        flights: dict[int, _Flight] = {}
+        sent: list[Handle] = []
+        posted = {action: self._slot(action).post(action) for action in self.actions[:1]}
+        for index, action in enumerate(self.actions):
+            for later in self.actions[index + 1 : index + 2]:
+                posted[later] = self._slot(later).post(later)
+            received = wait_for(posted.pop(action))
+            microbatch, slot = int(action[1:]), self._slot(action)
+            if action[0] == "F":
+                flight = self._forward(slot, microbatch, received, feed)
+                sent += slot.send(action, flight.outputs)
+                if flight.loss is not None:
+                    result.losses[microbatch] = flight.loss.detach()
+                if keep_outputs and slot.is_last:
+                    result.outputs[microbatch] = flight.outputs[self.plan.graph.output].detach()
+                if self.plan.training:
+                    flights[microbatch] = flight
+            else:
+                if self.observer and index == len(self.actions) - 1:
+                    self.observer.before_last_backward()
+                gradients = slot.backward(flights.pop(microbatch), received)
+                sent += slot.send(action, gradients)
+        for handle in sent:
+            handle.wait()
+        return result
+
+    def _slot(self, action: str) -> SlotPass:
+        """Returns the slot that an action belongs to."""
+        return self.slots[self.plan.direction_of(action)]
+
+    def _forward(
+        self, slot: SlotPass, microbatch: int, received: list[tuple[Message, Tensor]], feed: Feed
+    ) -> _Flight:
+        """Computes one forward pass."""
+        direction = slot.context.direction
+        batch = feed.next_microbatch(direction)
+        if self.observer:
+            self.observer.before_forward(direction)
+        flight = slot.forward(received, batch)
+        if self.observer:
+            self.observer.after_forward(direction, microbatch)
+        return flight
+
+
+class SlotPass:
+    """The passes of one slot, and the messages between its stage and the others."""
+
+    def __init__(
+        self, context: Context, module: StageModule, autocast: torch.dtype | None = None
     ) -> None:
         self.context = context
         self.module = module
         self.autocast = autocast
-        self.on_last_backward = on_last_backward
         plan, stage = context.plan, context.stage.index
-        self.actions = plan.schedule[stage]
         self.edges_in = {edge.value: edge for edge in plan.edges if edge.target == stage}
         self.edges_out = [edge for edge in plan.edges if edge.source == stage]
         self.is_last = stage == len(plan.stages) - 1
         self.reads_images = any(INPUT in node.inputs for node in module.nodes)
 
-    def step(self, feed: Feed, keep_outputs: bool = False) -> StepResult:
-        """Runs all microbatches of one step; gradients are added up in the parameters."""
-        result, losses = StepResult(), []
-        flights: dict[str, _Flight] = {}
-        sent: list[Handle] = []
-        posted = {action: self._post(action) for action in self.actions[:1]}
-        for index, action in enumerate(self.actions):
-            posted |= {later: self._post(later) for later in self.actions[index + 1 : index + 2]}
-            received = _wait(posted.pop(action))
-            if action[0] == "F":
-                flight = self._forward(received, feed.next_microbatch())
-                sent += self._send(action, flight.outputs)
-                if flight.loss is not None:
-                    losses.append(flight.loss.detach())
-                if keep_outputs and self.is_last:
-                    result.outputs.append(flight.outputs[self.context.plan.graph.output].detach())
-                if self.context.plan.training:
-                    flights[action[1:]] = flight
-            else:
-                if index == len(self.actions) - 1:
-                    self.on_last_backward()
-                gradients = self._backward(flights.pop(action[1:]), received)
-                sent += self._send(action, gradients)
-        for handle in sent:
-            handle.wait()
-        if losses:
-            result.loss = float(torch.stack(losses).mean())
-        return result
-
-    def _forward(self, received: list[tuple[Message, Tensor]], batch: Batch) -> _Flight:
+    def forward(self, received: list[tuple[Message, Tensor]], batch: Batch) -> _Flight:
         """Computes the stage, and the loss in the last one."""
         images, labels = batch
         inputs = {value: self._assemble(edge, received) for value, edge in self.edges_in.items()}
@@ -124,7 +171,7 @@ class Executor:
             loss = loss_of(outputs[self.context.plan.graph.output], labels, self.context)
         return _Flight(inputs, outputs, loss)
 
-    def _backward(
+    def backward(
         self, flight: _Flight, received: list[tuple[Message, Tensor]]
     ) -> dict[str, Tensor]:
         """Runs autograd from the stage's outputs; returns the gradients of its inputs."""
@@ -140,65 +187,69 @@ class Executor:
         backed = [value for value, edge in self.edges_in.items() if edge.back]
         return {value: _present(flight.inputs[value]) for value in backed}
 
-    def _post(self, action: str) -> list[tuple[Handle, Message, Tensor]]:
+    def post(self, action: str) -> list[tuple[Handle, Message, Tensor]]:
         """Posts the receives of an action."""
         posted = []
-        messages = edge_messages(self.context.plan, self.context.rank, action, outgoing=False)
+        messages = self._messages(action, outgoing=False)
         for message in messages:
-            buffer = self._buffer(message)
+            buffer = self._empty(message.shape)
             posted.append((irecv(buffer, message.peer, message.tag), message, buffer))
         return posted
 
-    def _buffer(self, message: Message) -> Tensor:
-        """Returns an uninitialised tensor for a message."""
-        like = torch.empty(0, dtype=self.context.dtype)
-        return (
-            new_map(like, message.shape)
-            if len(message.shape) == 4
-            else like.new_empty(message.shape)
-        )
-
-    def _send(self, action: str, tensors: dict[str, Tensor]) -> list[Handle]:
+    def send(self, action: str, tensors: dict[str, Tensor]) -> list[Handle]:
         """Sends the values or gradients of an action."""
         handles = []
-        messages = edge_messages(self.context.plan, self.context.rank, action, outgoing=True)
+        messages = self._messages(action, outgoing=True)
         for message in messages:
-            tensor = tensors[message.value].detach()
-            if message.rect is not None:
-                origin = self.context.own(self.context.plan.graph.shape(message.value)[2:])
-                tensor = part(tensor, origin, message.rect)
+            tensor = _view(tensors[message.value].detach(), self._held(message.value), message)
             handles.append(isend(tensor.to(self.context.dtype), message.peer, message.tag))
         return handles
 
+    def _messages(self, action: str, outgoing: bool) -> list[Message]:
+        """Returns the messages of an action, as the plan lists them."""
+        return edge_messages(self.context.plan, self.context.rank, action, outgoing)
+
+    def _held(self, value: str) -> Box:
+        """Returns the part of a value that this slot holds."""
+        return self.context.held(value)
+
     def _assemble(self, edge: Edge, received: list[tuple[Message, Tensor]]) -> Tensor:
-        """Returns this tile's part of a value from the pieces that came for it."""
+        """Returns this slot's part of a value from the pieces that came for it."""
         pieces = [(m, tensor) for m, tensor in received if m.value == edge.value]
-        if edge.whole:
+        held = self._held(edge.value)
+        if len(pieces) == 1 and pieces[0][1].shape == self._shape(edge.value, held):
             return pieces[0][1]
-        shape = self.context.plan.graph.shape(edge.value)
-        own = self.context.own(shape[2:])
-        if len(pieces) == 1 and pieces[0][0].rect == own:
-            return pieces[0][1]
-        like = torch.empty(0, dtype=self.context.dtype)
-        value = new_map(like, (*shape[:2], own[1] - own[0], own[3] - own[2]))
+        value = self._new(edge.value, held)
         for message, tensor in pieces:
-            part(value, own, message.rect).copy_(tensor)
+            _view(value, held, message).copy_(tensor)
         return value
 
     def _gradient(self, value: str, received: list[tuple[Message, Tensor]]) -> Tensor:
         """Returns the gradient of one of the stage's outputs, summed over its readers."""
         pieces = [(m, tensor) for m, tensor in received if m.value == value]
-        shape = self.context.plan.graph.shape(value)
-        if any(m.rect is None for m, _ in pieces):
-            return torch.stack([tensor for _, tensor in pieces]).sum(0)
-        own = self.context.own(shape[2:])
-        if len(pieces) == 1 and pieces[0][0].rect == own:
+        held = self._held(value)
+        if len(pieces) == 1 and pieces[0][1].shape == self._shape(value, held):
             return pieces[0][1]
-        like = torch.empty(0, dtype=self.context.dtype)
-        total = new_map(like, (*shape[:2], own[1] - own[0], own[3] - own[2])).zero_()
+        total = self._new(value, held).zero_()
         for message, tensor in pieces:
-            part(total, own, message.rect).add_(tensor)
+            _view(total, held, message).add_(tensor)
         return total
+
+    def _shape(self, value: str, held: Box) -> tuple[int, ...]:
+        """Returns the shape of a part of a value."""
+        shape = self.context.plan.graph.shape(value)
+        if len(shape) != 4:
+            return (held.n1 - held.n0, *shape[1:]) if shape else ()
+        return held.n1 - held.n0, shape[1], held.r1 - held.r0, held.c1 - held.c0
+
+    def _new(self, value: str, held: Box) -> Tensor:
+        """Returns an uninitialised tensor for a part of a value."""
+        return self._empty(self._shape(value, held))
+
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        """Returns an uninitialised tensor; an image lies in channels-last order."""
+        like = torch.empty(0, dtype=self.context.dtype)
+        return new_map(like, shape) if len(shape) == 4 else like.new_empty(shape)
 
     @contextlib.contextmanager
     def _casting(self) -> Iterator[None]:
@@ -215,11 +266,18 @@ class Executor:
         return make(self.context.plan.training)
 
 
-def _wait(posted: list[tuple[Handle, Message, Tensor]]) -> list[tuple[Message, Tensor]]:
+def wait_for(posted: list[tuple[Handle, Message, Tensor]]) -> list[tuple[Message, Tensor]]:
     """Returns messages with their tensors once all have come."""
     for handle, _, _ in posted:
         handle.wait()
     return [(message, tensor) for _, message, tensor in posted]
+
+
+def _view(tensor: Tensor, held: Box, message: Message) -> Tensor:
+    """Returns the view of a message's samples and pixels in a tensor that holds a box."""
+    if (held.n0, held.n1) != message.samples and tensor.dim():
+        tensor = tensor[message.samples[0] - held.n0 : message.samples[1] - held.n0]
+    return tensor if message.rect is None else part(tensor, held[2:], message.rect)
 
 
 def _present(leaf: Tensor) -> Tensor:

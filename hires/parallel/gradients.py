@@ -25,22 +25,71 @@ ALONE_BYTES = 2**20
 
 
 class GradientSync:
-    """Sums gradients, and what the replicas' running statistics need, over a stage's holders.
+    """Sums gradients, and what the running statistics need, over the holders of a rank's stages.
 
     Args:
-        context: the rank and its plan.
-        module: the rank's stage.
-        counters: ``num_batches_tracked`` of the stage's norms.
-        early: whether large gradients set out during the backward pass. Worth it where the
+        contexts: the rank's slots.
+        modules: the stage of each slot; copies of one stage share their parameters.
+        counters: ``num_batches_tracked`` of the stages' norms.
+        early: whether large gradients set out during the last backward pass. Worth it where the
             transport's threads have cores to themselves; elsewhere they slow the pass down.
     """
 
     def __init__(
-        self, context: Context, module: StageModule, counters: list[Tensor], early: bool = True
+        self,
+        contexts: list[Context],
+        modules: list[StageModule],
+        counters: list[Tensor],
+        early: bool = True,
     ) -> None:
-        self.group: Group = context.groups[gradient_group(context.plan, context.rank)]
+        self.pieces = contexts[0].plan.pieces
+        self.counters = counters
+        self.by_stage: dict[int, StageSum] = {}
+        for context, module in zip(contexts, modules, strict=True):
+            index = context.stage.index
+            if index not in self.by_stage:
+                # With two slots the last backward pass completes only one of them.
+                self.by_stage[index] = StageSum(context, module, early and len(contexts) == 1)
+        self.sums = [self.by_stage[index] for index in sorted(self.by_stage)]
+        self.contexts = contexts
+        self.of_direction = [self.by_stage[context.stage.index] for context in contexts]
+
+    def begin_step(self) -> None:
+        """Begins a step."""
+        for stage in self.sums:
+            stage.begin_step()
+
+    def before_forward(self, direction: int) -> None:
+        """Says that a microbatch begins its forward pass."""
+        self.of_direction[direction].running.before_forward()
+
+    def after_forward(self, direction: int, microbatch: int) -> None:
+        """Says that a microbatch has ended its forward pass; tile 0 notes its statistics."""
+        counts = self.contexts[direction].tile == 0
+        self.of_direction[direction].running.after_forward(microbatch, counts)
+
+    def before_last_backward(self) -> None:
+        """Says that the next backward pass completes the gradients."""
+        for stage in self.sums:
+            stage.is_last_pass = True
+
+    @torch.no_grad()
+    def end_step(self) -> None:
+        """Makes gradients, running statistics and counters equal on all holders of each stage."""
+        for stage in self.sums:  # all ranks in the order of stages
+            stage.end_step()
+        for counter in self.counters:
+            counter.add_(self.pieces)
+
+
+class StageSum:
+    """The gradients of one stage on one rank."""
+
+    def __init__(self, context: Context, module: StageModule, early: bool) -> None:
+        plan, index = context.plan, context.stage.index
+        self.group: Group = context.groups[gradient_group(plan, index)]
         self.num_tiles = context.stage.num_tiles
-        self.running = RunningStatistics(context, module, counters)
+        self.running = RunningStatistics(context, module)
         trainable = {n: p for n, p in module.parameters.items() if p.requires_grad}
         self.repeated = {id(p) for n, p in trainable.items() if n not in module.partial}
         self.small = [p for p in trainable.values() if _num_bytes(p) < ALONE_BYTES]
@@ -58,18 +107,14 @@ class GradientSync:
     def begin_step(self) -> None:
         """Begins a step."""
         self.running.begin_step()
-        self.is_last_pass = False
+        self.is_last_pass = False  # until GradientSync says so
         self.ready.clear()
         self.issued.clear()
         self.num_issued = 0
 
-    def begin_last_backward(self) -> None:
-        """Says that the next backward pass completes the gradients."""
-        self.is_last_pass = True
-
     @torch.no_grad()
     def end_step(self) -> None:
-        """Makes gradients, running statistics and counters equal on all holders of the stage."""
+        """Makes gradients and running statistics equal on all holders of the stage."""
         for parameter in self.small + self.large:
             if parameter.grad is None:  # a tile without pixels, or a layer that the loss ignores
                 parameter.grad = torch.zeros_like(parameter)

@@ -1,4 +1,4 @@
-"""Batch normalisation of an image in tiles: the statistics are those of the whole image.
+"""Batch normalisation over tiles or shards: the statistics are those of the whole microbatch.
 
 Where tiles hold more than their own pixels, all are normalised, but each counts once: with its
 owner.
@@ -33,8 +33,8 @@ class NormTiles:
         """Says who normalises what.
 
         Args:
-            group: the tiles.
-            counts: pixels times samples that each of them owns.
+            group: the tiles or shards.
+            counts: pixels times samples that each tile or shard owns.
             rects: what this tile holds and what it owns, if that is less.
         """
         self.group = group
@@ -170,7 +170,7 @@ def _gradient_of_input(
     pulled = total * (a / -tiles.count)  # (2, C)
     b = pulled[0] * invstd
     c = torch.addcmul(pulled[1], b, mean, value=-1)
-    own, scale = tiles.own(x), a.to(grad.dtype).view(1, -1, 1, 1)
+    own, scale = tiles.own(x), a.to(grad.dtype).view(1, -1, *[1] * (x.dim() - 2))
     pull = F.batch_norm(own, torch.zeros_like(b), torch.ones_like(b), b, c, False, 0.0, 0.0)
     if tiles.rects is None:
         return pull.addcmul_(grad, scale)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +17,12 @@ from hires.parallel.context import Context
 from hires.parallel.halo import Exchange, Frame, crop, gather_window, part
 from hires.parallel.norm import NormTiles, tiled_batch_norm
 from hires.parallel.window import Window
+from hires.plan.edges import held_by
 from hires.plan.graph import Node, Rect
 from hires.plan.halos import is_list
 from hires.plan.plan import CommOp
 from hires.plan.rules import TILED, rule_of
+from hires.plan.shards import shard_args, shard_rule
 
 Values = dict[str, Any]
 Operator = Callable[[Values], Any]
@@ -40,6 +44,10 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
     """
     stage = context.stage
     ops = [op for op in stage.comm if node.name in (op.node, *op.readers)]
+    if node.kind == "batch_norm" and node.args["training"] and stage.num_ranks == 1:
+        return _local_norm(node, context, tensors)
+    if stage.shards > 1:
+        return _sharded(node, context, tensors)
     if stage.num_tiles == 1 or stage.layout[node.name] != TILED:
         tiled = any(stage.layout[name] == TILED for name in node.inputs)
         if stage.num_tiles > 1 and tiled:
@@ -89,9 +97,9 @@ def _fitted(
     for name in node.inputs:
         if layout[name] != TILED or is_list(graph, name):
             continue
-        size, held = graph.shape(name)[2:], context.held(name)
+        size, held = graph.shape(name)[2:], context.extent(name)
         maps = layout[node.name] == TILED and not is_list(graph, node.name)
-        wanted = context.held(node.name) if maps else context.own(size)
+        wanted = context.extent(node.name) if maps else context.own(size)
         if name in exchanges:
             fits[name] = _borrowing(node.name, exchanges[name], held, wanted)
         elif wanted != held:
@@ -117,19 +125,44 @@ def _cropped(name: str, held: Rect, wanted: Rect, values: Values) -> Tensor:
     return part(values[name], held, wanted)
 
 
+def _local_norm(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+    """Returns the callable of batch normalisation in training on one rank."""
+    track = _local(node, tensors)
+    untracked = {**node.args, "running_mean": None, "running_var": None}
+    again = _local(dataclasses.replace(node, args=untracked), tensors)
+    return lambda values: again(values) if context.recomputing else track(values)
+
+
+def _sharded(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+    """Returns the callable of a node on one shard."""
+    rule = shard_rule(node, context.plan.graph, context.stage.layout)
+    assert rule is not None, f"{node.name} was planned without a rule"
+    if rule.kind == "norm":
+        return _norm(node, context, _binder(node, tensors), node.inputs[0])
+    first, end = context.samples
+    args = shard_args(node, context.plan.graph.input_shape[0], end - first)
+    return _local(dataclasses.replace(node, args=args), tensors)
+
+
 def _norm(
     node: Node, context: Context, bind: Callable[[Values], dict[str, Any]], source: str
 ) -> Operator:
     """Returns the callable of batch normalisation in training."""
-    n, _, *size = context.plan.graph.shape(source)
-    rects = [context.own(size, tile) for tile in range(context.stage.num_tiles)]
-    counts = [n * (r[1] - r[0]) * (r[3] - r[2]) for r in rects]
-    held, own = context.held(node.name), context.own(size)
-    tiles = NormTiles(context.tiles, counts, None if held == own else (held, own))
+    shape = context.plan.graph.shape(source)
+    boxes = held_by(context.plan.graph, context.stage, source)
+    counts = [(b.n1 - b.n0) * (b.r1 - b.r0) * (b.c1 - b.c0) for b in boxes]
+    if len(shape) != 4:  # shards of a vector or a sequence; tiles are of images
+        counts = [count * math.prod(shape[2:]) for count in counts]
+    counts = [counts[tile] for tile in context.tile_order]
+    rects = None
+    if context.stage.num_tiles > 1 and context.extent(node.name) != context.own(shape[2:]):
+        rects = context.extent(node.name), context.own(shape[2:])
+    tiles = NormTiles(context.tiles, counts, rects)
 
     def run(values: Values) -> Tensor:
         a = bind(values)
-        running = None if a["running_mean"] is None else (a["running_mean"], a["running_var"])
+        tracked = a["running_mean"] is not None and not context.recomputing
+        running = (a["running_mean"], a["running_var"]) if tracked else None
         return tiled_batch_norm(
             a["input"], a["weight"], a["bias"], running, tiles, a["momentum"], a["eps"]
         )
@@ -142,7 +175,7 @@ def _reduction(node: Node, context: Context, tensors: dict[str, Tensor]) -> Oper
     [source] = node.inputs
     _, _, height, width = context.plan.graph.shape(source)
     group, flat = context.tiles, node.shape is not None and len(node.shape) == 2
-    held, own = context.held(source), context.own([height, width])
+    held, own = context.extent(source), context.own([height, width])
 
     def run(values: Values) -> Tensor:
         mean = mean_over_image(crop(values[source], held, own), group, height * width)

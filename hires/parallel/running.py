@@ -1,8 +1,9 @@
-"""How do replicas come to the same running statistics?
+"""How do all holders of a stage come to the same running statistics?
 
-They end as if one process had seen the replicas' microbatches one after the other. The update
-r <- (1 - m) r + m s is affine, so that of each replica k is r_k = a r_0 + b_k, with a = (1 - m)^M
-for M microbatches, and their composition a^R r_0 + sum_k a^(R-1-k) b_k needs one sum over replicas.
+They end as if one process had seen the microbatches of all replicas and directions one after the
+other. The update r <- (1 - m) r + m s is linear, so after N microbatches r is
+(1 - m)^N r_0 + sum_k (1 - m)^(N-1-k) m s_k: where several copies share the microbatches, each adds
+up its own terms, and one sum over the copies completes them.
 """
 
 from __future__ import annotations
@@ -22,59 +23,76 @@ class _Statistic:
 
     tensor: Tensor
     decay: float
-    """What one step of one replica leaves of the old value."""
+    """What one microbatch leaves of the old value."""
     before: Tensor
     """Value at the start of the step."""
+    terms: Tensor
+    """Sum of this rank's terms in the step."""
 
 
 class RunningStatistics:
-    """The running statistics of one rank's stage, merged over the replicas once a step.
+    """The running statistics of one stage on one rank, merged over all its copies once a step.
 
     Args:
-        context: the rank and its plan.
+        context: a slot of the rank that holds the stage.
         module: the rank's stage.
-        counters: ``num_batches_tracked`` of the stage's norms.
     """
 
-    def __init__(self, context: Context, module: StageModule, counters: list[Tensor]) -> None:
-        self.context = context
-        self.counters = counters
-        self.statistics = _statistics(context, module) if context.plan.num_replicas > 1 else []
+    def __init__(self, context: Context, module: StageModule) -> None:
+        plan = context.plan
+        self.pieces = plan.pieces
+        self.first = context.replica * plan.total_microbatches
+        several = plan.num_replicas * plan.num_directions > 1
+        self.statistics = _statistics(module) if several and plan.training else []
 
+    @torch.no_grad()
     def begin_step(self) -> None:
-        """Remembers the values from which all replicas start."""
+        """Remembers the values from which all copies start."""
         for statistic in self.statistics:
-            statistic.before = statistic.tensor.clone()
+            statistic.before.copy_(statistic.tensor)
+            statistic.terms.zero_()
+
+    @torch.no_grad()
+    def before_forward(self) -> None:
+        """Makes the next update leave nothing but the microbatch's own part."""
+        for statistic in self.statistics:
+            statistic.tensor.zero_()
+
+    @torch.no_grad()
+    def after_forward(self, microbatch: int, counts: bool) -> None:
+        """Adds the part of a microbatch of this replica, weighed by those that come later.
+
+        Args:
+            microbatch: counted through all model passes of the replica.
+            counts: whether this slot speaks for its copy; of several tiles, one does.
+        """
+        if not counts:
+            return
+        later = self.pieces - 1 - (self.first + microbatch)
+        for statistic in self.statistics:
+            statistic.terms.add_(statistic.tensor, alpha=statistic.decay**later)
 
     def contributions(self) -> list[Tensor]:
         """Returns this rank's terms, to be summed over all holders of the stage."""
-        return [self._contribution(statistic) for statistic in self.statistics]
+        return [statistic.terms for statistic in self.statistics]
 
     @torch.no_grad()
     def end_step(self, totals: list[Tensor]) -> None:
-        """Takes the summed terms over, and counts the microbatches of all replicas."""
+        """Takes the summed terms over."""
         for statistic, total in zip(self.statistics, totals, strict=True):
-            decay = statistic.decay**self.context.plan.num_replicas
-            statistic.tensor.copy_(total.add_(statistic.before, alpha=decay))
-        for counter in self.counters:
-            counter.add_(self.context.plan.pieces)
-
-    def _contribution(self, statistic: _Statistic) -> Tensor:
-        """Returns this replica's term of one statistic; tile 0 speaks for its replica."""
-        if self.context.tile != 0:
-            return torch.zeros_like(statistic.tensor)
-        later = self.context.plan.num_replicas - 1 - self.context.replica
-        own = statistic.tensor - statistic.decay * statistic.before
-        return own * statistic.decay**later
+            decay = statistic.decay**self.pieces
+            statistic.tensor.copy_(total).add_(statistic.before, alpha=decay)
 
 
-def _statistics(context: Context, module: StageModule) -> list[_Statistic]:
-    """Returns the running statistics that the stage updates, each with its decay in one step."""
+def _statistics(module: StageModule) -> list[_Statistic]:
+    """Returns the running statistics that the stage updates, each with its decay."""
     decays: dict[str, float] = {}
     for node in module.nodes:
         if node.kind == "batch_norm" and node.args["training"] and node.args["running_mean"]:
-            once = (1 - node.args["momentum"]) ** context.plan.num_microbatches
             for key in ("running_mean", "running_var"):
                 name = node.args[key]["param"]
-                decays[name] = decays.get(name, 1.0) * once
-    return [_Statistic(module.tensors[n], d, module.tensors[n]) for n, d in decays.items()]
+                decays[name] = decays.get(name, 1.0) * (1 - node.args["momentum"])
+    # As .data: autograd has saved the statistics of microbatches in flight, though in training it
+    # never reads them, and would take their new values for a mistake.
+    held = {name: module.tensors[name].data for name in decays}
+    return [_Statistic(t, decays[n], t.clone(), torch.zeros_like(t)) for n, t in held.items()]

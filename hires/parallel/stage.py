@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 
 from hires.parallel.context import Context
 from hires.parallel.operators import Operator, Values, compile_node
+from hires.parallel.recompute import Segment, run_segment
 from hires.plan.graph import Node
-from hires.plan.rules import TILED
+from hires.plan.rules import TILED, is_random
 
 KEEPS_NO_RESULT = {"batch_norm", "conv2d", "add"}
 """Operators whose backward pass does not read their own value, so that a ReLU may overwrite it."""
@@ -32,15 +34,13 @@ class StageModule:
         self.tensors = {name: named[name] for node in self.nodes for name in node.params}
         self.parameters = {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
         self.outputs = _outputs(context)
-        in_place = _in_place(self.nodes, self.outputs, stage.held)
-        self.operators: list[tuple[str, Operator, list[str]]] = []
-        last_use = _last_use(self.nodes)
-        for index, node in enumerate(self.nodes):
-            run = (
-                _relu_(node) if node.name in in_place else compile_node(node, context, self.tensors)
-            )
-            ended = [n for n in node.inputs if last_use[n] == index and n not in self.outputs]
-            self.operators.append((node.name, run, ended))
+        bounds = stage.segments or [stage.first, stage.last]
+        parts = [plan.graph.nodes[a:b] for a, b in itertools.pairwise(bounds)]
+        self.segments = [
+            _segment(context, nodes, self.tensors, _read_later(parts[i + 1 :], self.outputs))
+            for i, nodes in enumerate(parts)
+        ]
+        self.recomputes = bool(stage.segments)
         self.partial = _partial(context, self.nodes, self.parameters)
 
     def forward(self, inputs: Values) -> dict[str, Tensor]:
@@ -49,11 +49,52 @@ class StageModule:
         A value is let go after its last reader, so that only what autograd needs stays.
         """
         values = dict(inputs)
-        for name, run, ended in self.operators:
+        for index, segment in enumerate(self.segments):
+            if self.recomputes:
+                values |= run_segment(segment, values)
+            else:
+                values |= segment.run({name: values[name] for name in segment.inputs})
+            needed = {n for later in self.segments[index + 1 :] for n in later.inputs}
+            values = {n: v for n, v in values.items() if n in needed or n in self.outputs}
+        return {name: values[name] for name in self.outputs}
+
+
+def _segment(
+    context: Context, nodes: list[Node], tensors: dict[str, Tensor], later: set[str]
+) -> Segment:
+    """Returns some consecutive nodes as one callable.
+
+    Args:
+        context: the slot.
+        nodes: what is computed.
+        tensors: parameters and buffers of the stage by name.
+        later: values that are read behind these nodes.
+    """
+    made = {node.name for node in nodes}
+    outputs = [node.name for node in nodes if node.name in later]
+    inputs = list(dict.fromkeys(n for node in nodes for n in node.inputs if n not in made))
+    in_place = _in_place(nodes, outputs, context.stage.extents)
+    last_use = _last_use(nodes)
+    steps: list[tuple[str, Operator, list[str]]] = []
+    for index, node in enumerate(nodes):
+        run = _relu_(node) if node.name in in_place else compile_node(node, context, tensors)
+        ended = [n for n in node.inputs if last_use[n] == index and n not in outputs]
+        steps.append((node.name, run, ended))
+
+    def run_all(values: Values) -> dict[str, Tensor]:
+        for name, run, ended in steps:
             values[name] = run(values)
             for dead in ended:
                 del values[dead]
-        return {name: values[name] for name in self.outputs}
+        return {name: values[name] for name in outputs}
+
+    random = any(is_random(node) for node in nodes)
+    return Segment(context, run_all, inputs, outputs, random)
+
+
+def _read_later(parts: list[list[Node]], outputs: list[str]) -> set[str]:
+    """Returns the values that later segments read, and those that leave the stage."""
+    return {name for nodes in parts for node in nodes for name in node.inputs} | set(outputs)
 
 
 def _outputs(context: Context) -> list[str]:
@@ -69,7 +110,9 @@ def _last_use(nodes: list[Node]) -> dict[str, int]:
     return {name: index for index, node in enumerate(nodes) for name in node.inputs}
 
 
-def _in_place(nodes: list[Node], outputs: list[str], held: dict[str, list[list[int]]]) -> set[str]:
+def _in_place(
+    nodes: list[Node], outputs: list[str], extents: dict[str, list[list[int]]]
+) -> set[str]:
     """Returns the ReLUs that may overwrite their input: nobody else reads it, backward neither.
 
     Nor has it other pixels than theirs.
@@ -81,7 +124,7 @@ def _in_place(nodes: list[Node], outputs: list[str], held: dict[str, list[list[i
         if node.kind == "relu" and node.inputs[0] in makers:
             source = makers[node.inputs[0]]
             free = readers[source.name] == 1 and source.name not in outputs
-            free = free and held.get(source.name) == held.get(node.name)
+            free = free and extents.get(source.name) == extents.get(node.name)
             if free and source.kind in KEEPS_NO_RESULT:
                 chosen.add(node.name)
     return chosen
@@ -96,8 +139,11 @@ def _relu_(node: Node) -> Operator:
 def _partial(context: Context, nodes: list[Node], parameters: dict[str, nn.Parameter]) -> set[str]:
     """Returns the parameters whose gradient a tile sees only in part: those of tiled values.
 
-    The gradient of a parameter behind the global pool is complete on every tile.
+    The gradient of a parameter behind the global pool is complete on every tile. A shard sees its
+    samples' part of every gradient.
     """
+    if context.stage.shards > 1:
+        return set(parameters)
     layout = context.stage.layout
     tiled = {name for node in nodes if layout[node.name] == TILED for name in node.params}
     return tiled & set(parameters)

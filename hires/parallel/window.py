@@ -39,9 +39,9 @@ class Window:
         assert axes is not None
         assert node.shape is not None
         self.axes: Axes = axes
-        self.out = context.held(node.name)
+        self.out = context.extent(node.name)
         self.shape = (*node.shape[:2], self.out[1] - self.out[0], self.out[3] - self.out[2])
-        self.held = context.held(source)
+        self.held = context.extent(source)
         self.size = shape_in[2], shape_in[3]
         grid = context.stage.tiles
         padded = node.kind in ("max_pool2d", "avg_pool2d") or node.op == "conv2d.default"

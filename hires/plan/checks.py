@@ -5,27 +5,74 @@ from __future__ import annotations
 from hires.core.config import ParallelConfig, RunConfig
 from hires.plan.graph import Graph, Node, describe
 from hires.plan.partition import layer_starts
-from hires.plan.plan import Finding, Stage
+from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.rules import TILED
 
 
 def check_batch(config: RunConfig) -> list[Finding]:
-    """Returns an error if the batch does not divide into replicas and microbatches."""
+    """Returns errors if the batch does not divide into microbatches, or these into shards."""
     parallel = config.parallel
-    pieces = parallel.replicas * parallel.microbatches
-    if config.batch % pieces == 0:
+    if config.batch % parallel.pieces:
+        return [Finding("error", "batch", _indivisible(config))]
+    samples = config.batch // parallel.pieces
+    if samples % parallel.local_dp == 0:
         return []
-    below = config.batch // pieces * pieces
-    remedies = [f"batch={below} or batch={below + pieces}" if below else f"batch={pieces}"]
-    if config.batch % parallel.replicas == 0:
-        share = config.batch // parallel.replicas
-        fewer = max(m for m in range(1, parallel.microbatches) if share % m == 0)
-        remedies.append(f"parallel.microbatches={fewer}")
+    fitting = max(d for d in range(1, parallel.local_dp) if samples % d == 0)
+    batch = parallel.pieces * -(-samples // parallel.local_dp) * parallel.local_dp
     text = (
-        f"batch={config.batch} does not divide into parallel.replicas={parallel.replicas} times "
-        f"parallel.microbatches={parallel.microbatches} pieces; use {', or '.join(remedies)}"
+        f"parallel.local_dp={parallel.local_dp} does not divide a microbatch of {samples} "
+        f"image{'s' if samples > 1 else ''}; use parallel.local_dp={fitting} or batch={batch}"
     )
-    return [Finding("error", "batch", text)]
+    return [Finding("error", "parallel.local_dp", text)]
+
+
+def _indivisible(config: RunConfig) -> str:
+    """Says why a batch does not divide, and which values near it would."""
+    parallel = config.parallel
+    keys = ("replicas", "directions", "pairs", "microbatches")
+    counts = {key: getattr(parallel, key) for key in keys}
+    factors = [f"parallel.{key}={count}" for key, count in counts.items() if count > 1]
+    below = config.batch // parallel.pieces * parallel.pieces
+    remedies = [f"batch={below} or batch={below + parallel.pieces}" if below else ""]
+    if not below:
+        remedies = [f"batch={parallel.pieces}"]
+    for key in ("pairs", "microbatches"):
+        rest = parallel.pieces // counts[key]
+        fewer = [n for n in range(1, counts[key]) if config.batch % (rest * n) == 0]
+        if fewer:
+            remedies.append(f"parallel.{key}={max(fewer)}")
+    return (
+        f"batch={config.batch} does not divide into {parallel.pieces} microbatches "
+        f"({' times '.join(factors)}); use {', or '.join(remedies)}"
+    )
+
+
+def check_directions(plan: Plan) -> list[Finding]:
+    """Returns what two directions on these ranks mean: an error for one rank, a note on tiles."""
+    if plan.num_directions == 1:
+        return []
+    if plan.ranks_per_replica == 1:
+        text = (
+            "parallel.directions=2 mirrors the stages over the ranks, but there is one rank; use "
+            "parallel.stages=2, or parallel.directions=1 with parallel.schedule=gpipe"
+        )
+        return [Finding("error", "parallel.directions", text)]
+    doubly = [
+        rank
+        for rank in range(plan.ranks_per_replica)
+        if all(plan.stages[slot.stage].num_tiles > 1 for slot in plan.slots_of(rank))
+    ]
+    if not doubly:
+        return []
+    behind = sum(stage.num_ranks for stage in plan.stages if stage.num_tiles == 1)
+    more = -(-(plan.ranks_per_replica - 2 * behind) // plan.stages[-1].shards)
+    text = (
+        f"rank{'s' if len(doubly) > 1 else ''} {', '.join(map(str, doubly))} hold"
+        f"{'' if len(doubly) > 1 else 's'} tiles of both directions, which therefore compute in "
+        f"turn and exchange halos in one order; parallel.stages={len(plan.stages) + more} would "
+        f"keep them apart"
+    )
+    return [Finding("note", "parallel.stages", text)]
 
 
 def check_cuts(parallel: ParallelConfig, graph: Graph) -> list[Finding]:
@@ -51,7 +98,8 @@ def check_tiles(config: RunConfig) -> list[Finding]:
     """Returns errors if the image has fewer rows or columns than tiles."""
     findings = []
     lengths = {"rows": config.height, "columns": config.width}
-    for (name, length), parts in zip(lengths.items(), config.parallel.tiles, strict=True):
+    for dim, (name, length) in enumerate(lengths.items()):
+        parts = max(grid[dim] for grid in config.parallel.grids)
         if parts > length:
             text = (
                 f"parallel.tiles={config.parallel.tiles} cuts {length} {name} of the image into "

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hires.plan.graph import Graph, Node
-from hires.plan.halos import held_rects, is_list, wanted_rects
+from hires.plan.halos import extents_of, is_list, wanted_rects
 from hires.plan.plan import Stage
 from hires.plan.rules import TILED, Rule
 from hires.plan.tiling import cover, halo_messages, is_empty, own_rect
 
 
-def hold(
+def widen(
     graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int
 ) -> dict[str, list[list[int]]]:
     """Returns, and notes in the stage, what tiles hold where it is more than they own.
@@ -37,16 +37,16 @@ def hold(
     Returns:
         Value -> [row0, row1, col0, col1] for each tile.
     """
-    stage.held = {}
+    stage.extents = {}
     if fuse == 1 or stage.num_tiles == 1:
-        return stage.held
+        return stage.extents
     nodes = graph.nodes[stage.first : stage.last]
     wider = {node.name for node in nodes if _can_be_wider(graph, stage, node, rules[node.name])}
     wider -= _exchanged(graph, stage, rules, fuse, wider)
     for node in reversed(nodes):
         if node.name not in wider:
             continue
-        own = held_rects(graph, stage, node.name)
+        own = extents_of(graph, stage, node.name)
         held = own
         for index in graph.consumers.get(node.name, []):
             reader = graph.nodes[index]
@@ -54,8 +54,8 @@ def hold(
                 wanted = wanted_rects(graph, stage, reader, node.name, rules[reader.name])
                 held = [cover(a, b) for a, b in zip(held, wanted, strict=True)]
         if held != own:
-            stage.held[node.name] = [list(rect) for rect in held]
-    return stage.held
+            stage.extents[node.name] = [list(rect) for rect in held]
+    return stage.extents
 
 
 def _can_be_wider(graph: Graph, stage: Stage, node: Node, rule: Rule) -> bool:

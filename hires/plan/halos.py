@@ -31,7 +31,7 @@ def halos_of(
             if stage.layout[value] != TILED or is_list(graph, node.name, value):
                 continue
             wanted = wanted_rects(graph, stage, node, value, rules[node.name])
-            held = held_rects(graph, stage, value)
+            held = extents_of(graph, stage, value)
             if all(inside(a, b) for a, b in zip(wanted, held, strict=True)):
                 continue
             key = value, graph.needs_grad(value) and node.name in backward
@@ -46,10 +46,10 @@ def halos_of(
     return ops
 
 
-def held_rects(graph: Graph, stage: Stage, value: str) -> list[Rect]:
+def extents_of(graph: Graph, stage: Stage, value: str) -> list[Rect]:
     """Returns the rectangle of a tiled value that each tile holds; at least what it owns."""
-    if value in stage.held:
-        return [(r[0], r[1], r[2], r[3]) for r in stage.held[value]]
+    if value in stage.extents:
+        return [(r[0], r[1], r[2], r[3]) for r in stage.extents[value]]
     size = graph.shape(value)[2:]
     return [own_rect(size, stage.tiles, tile) for tile in range(stage.num_tiles)]
 
@@ -61,7 +61,7 @@ def wanted_rects(graph: Graph, stage: Stage, node: Node, value: str, rule: Rule)
     """
     if rule.result != TILED:
         return [own_rect(graph.shape(value)[2:], stage.tiles, t) for t in range(stage.num_tiles)]
-    made = held_rects(graph, stage, node.name)
+    made = extents_of(graph, stage, node.name)
     if rule.kind != "window":
         return made
     assert rule.axes is not None

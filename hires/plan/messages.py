@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
-from hires.plan.fusing import hold
+from hires.plan.edges import edge_of
+from hires.plan.fusing import widen
 from hires.plan.graph import INPUT, Graph, Node, describe
 from hires.plan.halos import halos_of, ran_back
 from hires.plan.partition import layer_starts
 from hires.plan.plan import CommOp, Edge, Finding, Stage
-from hires.plan.rules import TILED, WHOLE, Rule, rule_of
-from hires.plan.tiling import is_empty, own_rect, regrid_messages
+from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_of
+from hires.plan.shards import shard_rule
+from hires.plan.tiling import is_empty, own_rect
 
 
 def lay_out(graph: Graph, stages: list[Stage], fuse: int = 1) -> list[Finding]:
@@ -32,20 +34,22 @@ def lay_out(graph: Graph, stages: list[Stage], fuse: int = 1) -> list[Finding]:
         rules: dict[str, Rule] = {}
         refused: dict[str, list[Node]] = {}
         for node in graph.nodes[stage.first : stage.last]:
-            rule = rule_of(node, graph, stage.layout) if stage.num_tiles > 1 else Rule("whole")
+            rule = _rule(graph, stage, node)
             if rule is None:
                 refused.setdefault(node.kind, []).append(node)
                 rule = _guessed(node, stage.layout)
-            stage.layout[node.name], rules[node.name] = rule.result, rule
-        hold(graph, stage, rules, fuse if not refused else 1)
+            divided = stage.shards > 1 and rule.kind != "whole"
+            stage.layout[node.name] = SHARDED if divided else rule.result
+            rules[node.name] = rule
+        widen(graph, stage, rules, fuse if not refused else 1)
         stage.comm = _stage_comm(graph, stage, rules)
         findings += [_no_rule(graph, stages, stage, nodes) for nodes in refused.values()]
     return findings
 
 
 def add_loss(graph: Graph, stage: Stage) -> None:
-    """Adds the sum of the tiles' losses where the output itself is an image in tiles."""
-    if stage.num_tiles > 1 and stage.layout[graph.output] == TILED:
+    """Adds the sum of the ranks' losses where the output lies in tiles or shards."""
+    if stage.num_ranks > 1 and stage.layout[graph.output] != WHOLE:
         stage.comm.append(CommOp(graph.output, "loss", graph.output, elements=1))
 
 
@@ -57,23 +61,15 @@ def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:
             if value != INPUT:
                 source = _maker(graph, stages, value)
                 back = training and graph.needs_grad(value)
-                edges.append(_edge(graph, value, source, target, back))
+                edges.append(edge_of(graph, value, source, target, back))
     return edges
 
 
-def _edge(graph: Graph, value: str, source: Stage, target: Stage, back: bool) -> Edge:
-    """Returns the messages that bring one value from a stage to another."""
-    if source.layout[value] == TILED:
-        messages = regrid_messages(graph.shape(value)[2:], source.tiles, target.tiles)
-        returned = messages
-    elif target.num_tiles > 1:  # every tile already holds it, and hands it to its successor
-        messages = [[tile, tile, 0, 0, 0, 0] for tile in range(target.num_tiles)]
-        returned = messages
-    else:  # tile 0 sends it, and all tiles get its gradient
-        messages = [[0, 0, 0, 0, 0, 0]]
-        returned = [[tile, 0, 0, 0, 0, 0] for tile in range(source.num_tiles)]
-    whole = source.layout[value] == WHOLE
-    return Edge(value, source.index, target.index, whole, messages, returned if back else [])
+def _rule(graph: Graph, stage: Stage, node: Node) -> Rule | None:
+    """Returns how the ranks of a stage compute a node together, or None if they cannot."""
+    if stage.shards > 1:
+        return shard_rule(node, graph, stage.layout)
+    return rule_of(node, graph, stage.layout) if stage.num_tiles > 1 else Rule("whole")
 
 
 def _reads(graph: Graph, stage: Stage) -> list[str]:
@@ -90,20 +86,25 @@ def _maker(graph: Graph, stages: list[Stage], value: str) -> Stage:
 
 
 def _incoming(graph: Graph, stages: list[Stage], stage: Stage, value: str) -> str:
-    """Returns how a value that comes from outside lies on the tiles of a stage."""
+    """Returns how a value that comes from outside lies on the ranks of a stage."""
+    if stage.shards > 1:
+        return SHARDED if graph.shape(value)[:1] == graph.input_shape[:1] else WHOLE
     if stage.num_tiles == 1:
         return WHOLE
     if value == INPUT:
         return TILED
-    return _maker(graph, stages, value).layout[value]
+    maker, shape = _maker(graph, stages, value), graph.shape(value)
+    if maker.num_ranks == 1 and len(shape) == 4 and shape[2] * shape[3] > 1:
+        return TILED
+    return maker.layout[value]
 
 
 def _stage_comm(graph: Graph, stage: Stage, rules: dict[str, Rule]) -> list[CommOp]:
     """Returns what the tiles of a stage say to each other in a forward pass, in order."""
-    if stage.num_tiles == 1:
+    if stage.num_ranks == 1:
         return []
     backward = ran_back(graph, stage)
-    halos = halos_of(graph, stage, rules, backward)
+    halos = halos_of(graph, stage, rules, backward) if stage.num_tiles > 1 else {}
     ops = []
     for node in graph.nodes[stage.first : stage.last]:
         shares, others = _node_comm(graph, stage, node, rules[node.name], node.name in backward)
@@ -123,6 +124,8 @@ def _node_comm(
         rule: how.
         back: whether the backward pass comes to the node.
     """
+    if stage.shards > 1 and rule.kind == "norm":
+        return [], [_norm_comm(graph, node, node.inputs[0], back)]
     tiled = [name for name in node.inputs if stage.layout[name] == TILED]
     if not tiled:
         return [], []
@@ -133,12 +136,17 @@ def _node_comm(
     ]
     value, others = tiled[0], []
     if rule.kind == "norm":
-        elements = 2 * graph.shape(value)[1]
-        back = back and graph.needs_grad(value)
-        others.append(CommOp(node.name, "norm", value, elements=elements, back=back))
+        others.append(_norm_comm(graph, node, value, back))
     elif rule.kind == "reduce":
         others.append(CommOp(node.name, "reduce", value, elements=_elements(graph, node.name)))
     return shares, others
+
+
+def _norm_comm(graph: Graph, node: Node, value: str, back: bool) -> CommOp:
+    """Returns the exchange of two statistics per channel, and of two sums on the way back."""
+    elements = 2 * graph.shape(value)[1]
+    back = back and graph.needs_grad(value)
+    return CommOp(node.name, "norm", value, elements=elements, back=back)
 
 
 def _elements(graph: Graph, value: str) -> int:
@@ -158,6 +166,9 @@ def _no_rule(graph: Graph, stages: list[Stage], stage: Stage, nodes: list[Node])
     alike = f" and {len(nodes) - 1} more of its kind" if len(nodes) > 1 else ""
     has = "have" if alike else "has"
     who = f"{describe(nodes[0])}{alike} in stage {stage.index} {has}"
+    if stage.shards > 1:
+        text = f"{who} no rule for samples on several ranks; use parallel.local_dp=1"
+        return Finding("error", "parallel.local_dp", text)
     if stage.index > 0:
         return Finding(
             "error",

@@ -14,6 +14,8 @@ import math
 from hires.plan.graph import Graph
 
 SLACK = 1.05
+HEAVY = ("conv2d", "conv_transpose2d", "linear")
+"""Operations that begin a layer."""
 
 
 def layer_starts(graph: Graph) -> list[int]:
@@ -21,8 +23,7 @@ def layer_starts(graph: Graph) -> list[int]:
     heavy = [
         index
         for index, node in enumerate(graph.nodes)
-        if any(len(graph.params[name].shape) > 1 for name in node.params)
-        and node.kind in ("conv2d", "conv_transpose2d", "linear")
+        if any(len(graph.params[name].shape) > 1 for name in node.params) and node.kind in HEAVY
     ]
     starts = [0, *heavy[1:]] if heavy else [0]
     return [start for start in starts if start == 0 or _can_cut(graph, start)]

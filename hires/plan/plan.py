@@ -1,19 +1,35 @@
 """What is decided before anything starts? The plan: plain data that is proved, stored and executed.
 
 Replicas are equal, so stages, messages and schedules are stored once, in terms of (stage, tile);
-``rank_of`` turns a slot into a rank.
+``rank_of`` turns a slot into a rank. In two directions every rank has a slot in each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from hires.core.errors import PlanError
 from hires.plan.graph import Graph, Node
+from hires.plan.schedule import Pipeline, timeline
 
-SCHEMA = 1
+SCHEMA = 2
+
+T = TypeVar("T")
+
+
+class Slot(NamedTuple):
+    """One rank's place in one direction."""
+
+    replica: int
+    direction: int
+    """0 is down, 1 is up."""
+    stage: int
+    tile: int
+    """Index of its tile, counted row by row, or of its shard."""
 
 
 @dataclass
@@ -51,18 +67,19 @@ class CommOp:
 
 @dataclass
 class Edge:
-    """A value that one stage makes and a later one reads."""
+    """A value that one stage makes and a later one reads.
+
+    A message is [source tile, target tile, sample0, sample1, row0, row1, col0, col1].
+    """
 
     value: str
     source: int
     target: int
     whole: bool
-    """Whether every tile of the source holds the complete value."""
+    """Whether all rows and columns travel, so that those of the messages mean nothing."""
     messages: list[list[int]]
-    """[source tile, target tile, row0, row1, col0, col1]; the rectangle is unused if ``whole``."""
     back: list[list[int]]
-    """The same for the gradient: [source tile, target tile, ...] with the gradient going target ->
-    source; empty if there is none."""
+    """The same for the gradient, which goes target -> source; empty if there is none."""
 
 
 @dataclass
@@ -77,22 +94,33 @@ class Stage:
     tiles: list[int]
     """[rows, cols]."""
     first_rank: int
-    """Rank of its tile 0 within a replica."""
+    """Rank of its tile 0 within a replica, in direction down."""
+    shards: int = 1
+    """Ranks that divide the samples of a microbatch instead of its pixels."""
     num_layers: int = 0
     first_layer: str = ""
     last_layer: str = ""
     flops: int = 0
     params: int = 0
     comm: list[CommOp] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+    """First nodes of the parts that are computed again in the backward pass, then ``last``; empty:
+    everything is kept."""
     layout: dict[str, str] = field(default_factory=dict)
-    """Value -> ``tiled`` or ``whole`` for every value that the stage reads or makes."""
-    held: dict[str, list[list[int]]] = field(default_factory=dict)
-    """Value -> [row0, row1, col0, col1] for each tile, where tiles hold more than they own."""
+    """Value -> ``tiled``, ``sharded`` or ``whole`` for every value that the stage reads or
+    makes."""
+    extents: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Value -> [row0, row1, col0, col1] for each tile, where tiles compute more than they own."""
 
     @property
     def num_tiles(self) -> int:
-        """Ranks of the stage in one replica."""
+        """Tiles that an image is cut into."""
         return self.tiles[0] * self.tiles[1]
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the stage in one replica and direction."""
+        return self.num_tiles * self.shards
 
 
 @dataclass
@@ -104,11 +132,15 @@ class Plan:
     edges: list[Edge]
     num_replicas: int
     num_microbatches: int
+    """Of one model pass."""
     training: bool
     dtype: str
     """Type of activations in messages: ``float32``, ``bfloat16`` or ``float64``."""
     schedule: list[list[str]]
-    """Actions of each stage in order, as ``F0``."""
+    """Actions of each rank of a replica in order, as ``F0``; microbatches count through all model
+    passes."""
+    num_directions: int = 1
+    num_pairs: int = 1
     halo_overlap: str = "auto"
     """Whether a tile's interior is computed while its halo travels: ``auto``, ``on``, ``off``."""
     findings: list[Finding] = field(default_factory=list)
@@ -120,10 +152,10 @@ class Plan:
         """Whether nothing forbids to start."""
         return all(finding.severity != "error" for finding in self.findings)
 
-    @property
+    @functools.cached_property
     def ranks_per_replica(self) -> int:
         """Ranks of one replica."""
-        return sum(stage.num_tiles for stage in self.stages)
+        return sum(stage.num_ranks for stage in self.stages)
 
     @property
     def world(self) -> int:
@@ -131,31 +163,79 @@ class Plan:
         return self.num_replicas * self.ranks_per_replica
 
     @property
+    def total_microbatches(self) -> int:
+        """Microbatches of one replica in one step, over all model passes."""
+        return self.num_directions * self.num_pairs * self.num_microbatches
+
+    @property
     def pieces(self) -> int:
         """Microbatches of all replicas, over which the loss is averaged."""
-        return self.num_replicas * self.num_microbatches
+        return self.num_replicas * self.total_microbatches
 
-    def rank_of(self, replica: int, stage: int, tile: int) -> int:
-        """Returns the rank that holds a slot."""
-        return replica * self.ranks_per_replica + self.stages[stage].first_rank + tile
+    def rank_of(self, replica: int, direction: int, stage: int, tile: int) -> int:
+        """Returns the rank that holds a slot; up is down in the opposite order of ranks."""
+        local = self.stages[stage].first_rank + tile
+        if direction:
+            local = self.ranks_per_replica - 1 - local
+        return replica * self.ranks_per_replica + local
 
-    def slot_of(self, rank: int) -> tuple[int, int, int]:
-        """Returns (replica, stage, tile) of a rank."""
+    def slot_of(self, rank: int, direction: int = 0) -> Slot:
+        """Returns the slot that a rank holds in a direction."""
         replica, local = divmod(rank, self.ranks_per_replica)
-        for stage in reversed(self.stages):
-            if local >= stage.first_rank:
-                return replica, stage.index, local - stage.first_rank
-        raise AssertionError("rank 0 belongs to stage 0")
+        if direction:
+            local = self.ranks_per_replica - 1 - local
+        stage, tile = self._places[local]
+        return Slot(replica, direction, stage, tile)
+
+    def slots_of(self, rank: int) -> list[Slot]:
+        """Returns the slots that a rank holds, one a direction."""
+        return [self.slot_of(rank, direction) for direction in range(self.num_directions)]
+
+    def direction_of(self, action: str) -> int:
+        """Returns the direction of an action."""
+        return int(action[1:]) // self.num_microbatches % self.num_directions
+
+    def actions_of(self, rank: int) -> list[str]:
+        """Returns what a rank does in one step, in order."""
+        return self.schedule[rank % self.ranks_per_replica]
+
+    def microbatches_of(self, direction: int) -> list[int]:
+        """Returns the microbatches that run in a direction, in order."""
+        every = range(self.total_microbatches)
+        return [m for m in every if self.direction_of(f"F{m}") == direction]
 
     def nodes(self, stage: int) -> list[Node]:
         """Returns the nodes of a stage in order."""
         return self.graph.nodes[self.stages[stage].first : self.stages[stage].last]
 
-    def timeline(self) -> list[str]:
-        """Returns one line a stage: its actions over time, ``.`` for idle."""
-        from hires.plan.schedule import timeline
+    @property
+    def pipeline(self) -> Pipeline:
+        """What the schedule was made for."""
+        ranks = tuple(
+            tuple(
+                tuple(self.rank_of(0, direction, stage.index, t) for t in range(stage.num_ranks))
+                for stage in self.stages
+            )
+            for direction in range(self.num_directions)
+        )
+        passes = self.num_directions * self.num_pairs
+        return Pipeline(ranks, self.num_microbatches, passes, self.training)
 
-        return timeline(self.schedule)
+    def timeline(self) -> list[str]:
+        """Returns one line a stage, or a rank in two directions: its actions over time."""
+        return timeline(self.pipeline, self.schedule)
+
+    def remember(self, key: Any, make: Callable[[], T]) -> T:
+        """Returns what was derived from the finished plan before, or makes it now."""
+        held = self.__dict__.setdefault("_derived", {})
+        if key not in held:
+            held[key] = make()
+        return held[key]  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        """Stage and tile of every rank of a replica in direction down."""
+        return [(stage.index, tile) for stage in self.stages for tile in range(stage.num_ranks)]
 
     def require_ok(self) -> None:
         """Raises PlanError with all errors if there are any."""
@@ -194,13 +274,22 @@ class Plan:
         return Plan(**kept)
 
     def _placement(self) -> list[dict[str, Any]]:
-        """Returns the slot of every rank."""
+        """Returns the slots of every rank, by rank and direction."""
         placed = []
         for rank in range(self.world):
-            replica, stage, tile = self.slot_of(rank)
-            cols = self.stages[stage].tiles[1]
-            where = list(divmod(tile, cols)) if self.stages[stage].num_tiles > 1 else None
-            placed.append({"rank": rank, "replica": replica, "stage": stage, "tile": where})
+            for slot in self.slots_of(rank):
+                stage = self.stages[slot.stage]
+                where = list(divmod(slot.tile, stage.tiles[1])) if stage.num_tiles > 1 else None
+                placed.append(
+                    {
+                        "rank": rank,
+                        "replica": slot.replica,
+                        "direction": ("down", "up")[slot.direction],
+                        "stage": slot.stage,
+                        "tile": where,
+                        "shard": slot.tile if stage.shards > 1 else None,
+                    }
+                )
         return placed
 
 

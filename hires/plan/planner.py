@@ -9,6 +9,7 @@ from hires.core.config import RunConfig
 from hires.plan.checks import (
     check_batch,
     check_cuts,
+    check_directions,
     check_output,
     check_shared,
     check_ties,
@@ -18,8 +19,9 @@ from hires.plan.graph import Graph
 from hires.plan.messages import add_loss, edges_of, lay_out, small_tiles
 from hires.plan.partition import layer_starts, partition
 from hires.plan.plan import Finding, Plan, Stage
-from hires.plan.program import BYTES, edge_messages, gradient_group, groups, halo_messages
+from hires.plan.program import BYTES, edge_messages, halo_messages, held_stages, inside, num_holders
 from hires.plan.schedule import SCHEDULES, forward_only
+from hires.plan.segments import add_segments
 from hires.plan.verify import verify
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
@@ -42,31 +44,38 @@ def make_plan(config: RunConfig, graph: Graph) -> Plan:
         dtype=DTYPES[config.precision.name],
         schedule=[[]],
         halo_overlap=config.parallel.halo.overlap,
+        num_directions=config.parallel.directions,
+        num_pairs=config.parallel.pairs,
         findings=[*check_batch(config), *check_tiles(config), *check_output(config, graph)],
     )
     uncut = check_cuts(config.parallel, graph)
     plan.findings += uncut or _divide(config, plan)
     if plan.ok:
-        _connect(plan)
+        _connect(plan, config.memory.checkpoint)
     return plan
 
 
 def _divide(config: RunConfig, plan: Plan) -> list[Finding]:
     """Lays the network out on stages and tiles; the plan keeps them if the numbers make sense."""
     stages = _stages(config, plan.graph)
+    crossed: list[Finding] = []
     if plan.ok:
-        plan.stages, plan.schedule = stages, _schedule(config)
+        plan.stages = stages
+        plan.schedule = _schedule(config, plan)
+        crossed = check_directions(plan)
     return [
+        *crossed,
         *lay_out(plan.graph, stages, config.parallel.halo.fuse),
         *check_ties(plan.graph, stages, plan.training),
         *check_shared(plan.graph, stages, plan.training),
     ]
 
 
-def _connect(plan: Plan) -> None:
+def _connect(plan: Plan, checkpoint: str) -> None:
     """Adds the messages, and proves that they cannot block each other."""
     if plan.training:
         add_loss(plan.graph, plan.stages[-1])
+    add_segments(plan, checkpoint)
     plan.edges = edges_of(plan.graph, plan.stages, plan.training)
     plan.findings += small_tiles(plan.graph, plan.stages)
     plan.findings += verify(plan)
@@ -99,40 +108,40 @@ def _count_rank(plan: Plan, rank: int, add: Any) -> None:
     """Adds what one rank sends in one step; sums travel in single precision or better."""
     size = BYTES[plan.dtype]
     wide = max(size, BYTES["float32"])
-    stage = plan.stages[plan.slot_of(rank)[1]]
-    for action in plan.schedule[stage.index]:
+    for action in plan.actions_of(rank):
+        slot = plan.slot_of(rank, plan.direction_of(action))
+        stage = plan.stages[slot.stage]
         for message in edge_messages(plan, rank, action, outgoing=True):
-            peer_tiles = plan.stages[plan.slot_of(message.peer)[1]].num_tiles
-            kind = "stage" if peer_tiles == stage.num_tiles else "join"
+            peer = plan.slot_of(message.peer, slot.direction)
+            kind = "stage" if plan.stages[peer.stage].num_ranks == stage.num_ranks else "join"
             add(kind, 1, math.prod(message.shape) * size)
-        back = action[0] == "B"
-        for op in stage.comm:
-            if op.kind == "halo" and (op.back or not back):
-                for message in halo_messages(plan, rank, op, back)[0]:
+        for op, back in inside(plan, stage, action[0] == "B"):
+            if op.kind == "halo":
+                for message in halo_messages(plan, rank, slot.direction, op, back)[0]:
                     add("halo", 1, math.prod(message.shape) * size)
-            elif op.kind != "halo" and (op.back if back else op.kind != "share"):
-                # A gather: every tile hands what it has to all others.
-                add(op.kind, 1, (stage.num_tiles - 1) * op.elements * wide)
-    members = len(groups(plan)[gradient_group(plan, rank)])
-    if plan.training and members > 1:
-        add("gradient", 1, int(2 * (members - 1) / members * stage.params * wide))
+            else:
+                # A gather: every rank hands what it has to all others of the stage.
+                add(op.kind, 1, (stage.num_ranks - 1) * op.elements * wide)
+    for index in held_stages(plan, rank):
+        holders = num_holders(plan, index)
+        if plan.training and holders > 1:
+            sent = 2 * (holders - 1) / holders * plan.stages[index].params * wide
+            add("gradient", 1, int(sent))
 
 
 def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
     """Returns the stages: where the network is cut, what is tiled, and the ranks of each."""
     parallel = config.parallel
-    grids = [
-        list(parallel.tiles) if index < parallel.spatial_stages else [1, 1]
-        for index in range(parallel.stages)
-    ]
-    bounds = partition(graph, [rows * cols for rows, cols in grids], parallel.balance)
+    grids, shards = parallel.grids, parallel.shards
+    num_ranks = [rows * cols * parts for (rows, cols), parts in zip(grids, shards, strict=True)]
+    bounds = partition(graph, num_ranks, parallel.balance)
     starts = set(layer_starts(graph))
     stages: list[Stage] = []
     rank = 0
     for index, tiles in enumerate(grids):
         nodes = graph.nodes[bounds[index] : bounds[index + 1]]
         names = {name for node in nodes for name in node.params}
-        stage = Stage(index, bounds[index], bounds[index + 1], tiles, rank)
+        stage = Stage(index, bounds[index], bounds[index + 1], tiles, rank, shards[index])
         stage.num_layers = len(starts & set(range(stage.first, stage.last)))
         stage.first_layer, stage.last_layer = nodes[0].name, nodes[-1].name
         stage.flops = sum(node.flops for node in nodes)
@@ -140,13 +149,11 @@ def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
             graph.params[name].num_elements for name in names if graph.params[name].trainable
         )
         stages.append(stage)
-        rank += stage.num_tiles
+        rank += stage.num_ranks
     return stages
 
 
-def _schedule(config: RunConfig) -> list[list[str]]:
-    """Returns the order of every stage's actions."""
-    stages, microbatches = config.parallel.stages, config.parallel.microbatches
-    if config.task.name == "infer":
-        return forward_only(stages, microbatches)
-    return SCHEDULES[config.parallel.schedule](stages, microbatches)
+def _schedule(config: RunConfig, plan: Plan) -> list[list[str]]:
+    """Returns the order of every rank's actions."""
+    make = SCHEDULES[config.parallel.schedule] if plan.training else forward_only
+    return make(plan.pipeline)

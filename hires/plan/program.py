@@ -7,11 +7,11 @@ end of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from hires.plan.plan import CommOp, Edge, Plan
+from hires.plan.plan import CommOp, Edge, Plan, Stage
 
 BYTES = {"float32": 4, "bfloat16": 2, "float64": 8, "float16": 2, "int64": 8, "bool": 1}
 
@@ -31,52 +31,58 @@ class Event(NamedTuple):
     """In words, for findings; equal on both sides of a message and on all members of a group."""
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """One tensor from one rank to another."""
 
     peer: int
     tag: int
     value: str
     rect: tuple[int, int, int, int] | None
-    """Pixels of the whole map; None for the complete value."""
+    """Pixels of the whole map; None for all of them."""
     shape: tuple[int, ...]
+    samples: tuple[int, int]
+    """Of the microbatch."""
 
 
 def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool) -> list[Message]:
     """Returns what a rank receives before, or sends after, an action, in order of posting."""
-    replica, stage, tile = plan.slot_of(rank)
-    back = action[0] == "B"
+    direction, back = plan.direction_of(action), action[0] == "B"
+    replica, _, stage, tile = plan.slot_of(rank, direction)
     found = []
-    for index, edge in enumerate(plan.edges):
-        # A gradient leaves the stage that read the value and comes to the stage that made it.
-        mine, other = (edge.source, edge.target) if outgoing != back else (edge.target, edge.source)
-        if mine != stage:
-            continue
-        for source, target, *rect in edge.back if back else edge.messages:
-            here, there = (source, target) if mine == edge.source else (target, source)
-            if here == tile:
-                peer = plan.rank_of(replica, other, there)
-                tag = (2 * index + back) * plan.num_microbatches + int(action[1:])
-                found.append(_message(plan, edge, peer, tag, rect))
+    # A gradient leaves the stage that read the value and comes to the stage that made it.
+    for index, other, peers in links(plan, back)[stage, outgoing].get(tile, ()):
+        edge = plan.edges[index]
+        tag = (2 * index + back) * plan.total_microbatches + int(action[1:])
+        for there, box in peers:
+            peer = plan.rank_of(replica, direction, other, there)
+            found.append(_message(plan, edge, peer, tag, box))
     return found
 
 
+Links = dict[tuple[int, bool], dict[int, list[tuple[int, int, list[tuple[int, list[int]]]]]]]
+"""(stage, whether outgoing) -> tile -> (edge, other stage, [(other tile, box)])."""
+
+
+def links(plan: Plan, back: bool) -> Links:
+    """Returns who is connected to whom, forward or backward."""
+    return plan.remember(("links", back), lambda: _links(plan, back))
+
+
 def halo_messages(
-    plan: Plan, rank: int, op: CommOp, back: bool
+    plan: Plan, rank: int, direction: int, op: CommOp, back: bool
 ) -> tuple[list[Message], list[Message]]:
     """Returns the pixels that a rank sends and receives at a node, in order of posting."""
-    replica, stage, tile = plan.slot_of(rank)
+    replica, _, stage, tile = plan.slot_of(rank, direction)
     n, channels, *_ = plan.graph.shape(op.value)
-    tag = _halo_tag(plan, stage, op, back)
+    tag = _halo_tag(plan, stage, direction, op, back)
     sends: list[Message] = []
     receives: list[Message] = []
     for source, target, r0, r1, c0, c1 in op.messages:
         if tile not in (source, target):
             continue
-        peer = plan.rank_of(replica, stage, target if tile == source else source)
+        peer = plan.rank_of(replica, direction, stage, target if tile == source else source)
         shape = (n, channels, r1 - r0, c1 - c0)
-        message = Message(peer, tag, op.value, (r0, r1, c0, c1), shape)
+        message = Message(peer, tag, op.value, (r0, r1, c0, c1), shape, (0, n))
         (sends if (tile == source) != back else receives).append(message)
     return sends, receives
 
@@ -84,31 +90,44 @@ def halo_messages(
 def groups(plan: Plan) -> list[list[int]]:
     """Returns the ranks of every group, in the order in which all ranks create them.
 
-    First the tiles of each (replica, stage), then the gradient groups: all ranks of a stage.
+    First the ranks of each (replica, direction, stage), then the gradient groups: all ranks of a
+    stage, in both directions.
     """
     made = []
     for replica in range(plan.num_replicas):
-        for stage in plan.stages:
-            made.append(_members(plan, stage.index, [replica]))
+        for direction in range(plan.num_directions):
+            for stage in plan.stages:
+                made.append(_members(plan, stage.index, [replica], [direction]))
     for stage in plan.stages:
-        made.append(_members(plan, stage.index, range(plan.num_replicas)))
+        directions = range(plan.num_directions)
+        made.append(_members(plan, stage.index, range(plan.num_replicas), directions))
     return made
 
 
-def tile_group(plan: Plan, rank: int) -> int:
-    """Returns the index of the group of the tiles of a rank's stage and replica."""
-    replica, stage, _ = plan.slot_of(rank)
-    return replica * len(plan.stages) + stage
+def num_tile_groups(plan: Plan) -> int:
+    """Returns how many groups hold the tiles or shards of one stage; they come first."""
+    return plan.num_replicas * plan.num_directions * len(plan.stages)
 
 
-def gradient_group(plan: Plan, rank: int) -> int:
-    """Returns the index of the group of all ranks that hold a rank's stage."""
-    return plan.num_replicas * len(plan.stages) + plan.slot_of(rank)[1]
+def tile_group(plan: Plan, rank: int, direction: int = 0) -> int:
+    """Returns the index of the group of the ranks of a stage in one replica and direction."""
+    replica, _, stage, _ = plan.slot_of(rank, direction)
+    return (replica * plan.num_directions + direction) * len(plan.stages) + stage
+
+
+def gradient_group(plan: Plan, stage: int) -> int:
+    """Returns the index of the group of all ranks that hold a stage."""
+    return num_tile_groups(plan) + stage
+
+
+def held_stages(plan: Plan, rank: int) -> list[int]:
+    """Returns the stages that a rank holds, in order."""
+    return sorted({slot.stage for slot in plan.slots_of(rank)})
 
 
 def events(plan: Plan, rank: int) -> Iterator[Event]:
     """Yields everything that a rank communicates in one step, in order."""
-    actions = plan.schedule[plan.slot_of(rank)[1]]
+    actions = plan.actions_of(rank)
     yield from _posts(plan, rank, actions[:1])
     for index, action in enumerate(actions):
         yield from _posts(plan, rank, actions[index + 1 : index + 2])
@@ -130,23 +149,48 @@ def _posts(plan: Plan, rank: int, actions: list[str]) -> Iterator[Event]:
 
 def _inside(plan: Plan, rank: int, action: str) -> Iterator[Event]:
     """Yields what a rank says to the other tiles while it computes an action."""
-    stage = plan.stages[plan.slot_of(rank)[1]]
-    back = action[0] == "B"
-    for op in reversed(stage.comm) if back else stage.comm:
-        if (back and not op.back) or (op.kind == "share" and not back):
-            continue
+    direction = plan.direction_of(action)
+    stage = plan.stages[plan.slot_of(rank, direction).stage]
+    for op, back in inside(plan, stage, action[0] == "B"):
         if op.kind == "halo":
-            yield from _halo(plan, rank, op, action)
+            yield from _halo(plan, rank, op, back, action)
         else:
-            group = tile_group(plan, rank)
-            what = f"{op.kind} of {op.node} in {action}"
+            group = tile_group(plan, rank, direction)
+            again = " again" if action[0] == "B" and not back else ""
+            what = f"{op.kind} of {op.node}{again} in {action}"
             yield Event("collective", group, 0, (op.elements,), plan.dtype, what)
 
 
-def _halo(plan: Plan, rank: int, op: CommOp, action: str) -> Iterator[Event]:
+def inside(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
+    """Returns what the ranks of a stage say to each other in a pass, in order.
+
+    Returns:
+        (operation, whether it is its way back). A backward pass of a stage with segments begins
+        each of them with its forward operations once more.
+    """
+    return plan.remember(("inside", stage.index, back), lambda: _inside_of(plan, stage, back))
+
+
+def _inside_of(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
+    """Returns the list of :func:`inside`."""
+    ahead = [op for op in stage.comm if op.kind != "share"]
+    if not back:
+        return [(op, False) for op in ahead]
+    bounds = stage.segments or [stage.first, stage.last]
+    found: list[tuple[CommOp, bool]] = []
+    for first, last in reversed([*itertools.pairwise(bounds)]):
+        held = range(first, last)
+        own = [op for op in stage.comm if plan.graph.position[op.node] in held]
+        if stage.segments:
+            again = [op for op in own if op.kind not in ("share", "loss")]
+            found += [(op, False) for op in again]
+        found += [(op, True) for op in reversed(own) if op.back]
+    return found
+
+
+def _halo(plan: Plan, rank: int, op: CommOp, back: bool, action: str) -> Iterator[Event]:
     """Yields one exchange: all receives posted, all sends posted, then all waited for."""
-    back = action[0] == "B"
-    sends, receives = halo_messages(plan, rank, op, back)
+    sends, receives = halo_messages(plan, rank, plan.direction_of(action), op, back)
     what = f"the {'gradient of the ' if back else ''}halo of {op.node} in {action}"
     for m in receives:
         yield Event("recv", m.peer, m.tag, m.shape, plan.dtype, what)
@@ -159,34 +203,69 @@ def _halo(plan: Plan, rank: int, op: CommOp, action: str) -> Iterator[Event]:
 
 
 def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:
-    """Yields the sum of gradients, with the replicas' running statistics, over all holders."""
-    group = gradient_group(plan, rank)
-    if plan.training and len(groups(plan)[group]) > 1:
-        stage = plan.stages[plan.slot_of(rank)[1]]
-        wide = "float64" if plan.dtype == "float64" else "float32"
-        yield Event("collective", group, 1, (stage.params,), wide, "gradients")
+    """Yields the sums of gradients, with the running statistics, over all holders of a stage."""
+    if not plan.training:
+        return
+    wide = "float64" if plan.dtype == "float64" else "float32"
+    for stage in held_stages(plan, rank):
+        group = gradient_group(plan, stage)
+        if num_holders(plan, stage) > 1:
+            shape = (plan.stages[stage].params,)
+            yield Event("collective", group, 1, shape, wide, f"gradients of stage {stage}")
 
 
-def _message(plan: Plan, edge: Edge, peer: int, tag: int, rect: list[int]) -> Message:
+def num_holders(plan: Plan, stage: int) -> int:
+    """Returns how many ranks hold a stage."""
+    return len(_members(plan, stage, range(plan.num_replicas), range(plan.num_directions)))
+
+
+def _links(plan: Plan, back: bool) -> Links:
+    """Returns the tables of :func:`links`."""
+    found: Links = {(s.index, out): {} for s in plan.stages for out in (False, True)}
+    for index, edge in enumerate(plan.edges):
+        makes: dict[int, list[tuple[int, list[int]]]] = {}
+        reads: dict[int, list[tuple[int, list[int]]]] = {}
+        for source, target, *box in edge.back if back else edge.messages:
+            makes.setdefault(source, []).append((target, box))
+            reads.setdefault(target, []).append((source, box))
+        for tile, peers in makes.items():
+            found[edge.source, not back].setdefault(tile, []).append((index, edge.target, peers))
+        for tile, peers in reads.items():
+            found[edge.target, back].setdefault(tile, []).append((index, edge.source, peers))
+    return found
+
+
+def _message(plan: Plan, edge: Edge, peer: int, tag: int, box: list[int]) -> Message:
     """Returns a message of an edge."""
     shape = plan.graph.shape(edge.value)
+    n0, n1, r0, r1, c0, c1 = box
     if edge.whole:
-        return Message(peer, tag, edge.value, None, tuple(shape))
-    r0, r1, c0, c1 = rect
-    return Message(peer, tag, edge.value, (r0, r1, c0, c1), (*shape[:2], r1 - r0, c1 - c0))
+        sizes = (n1 - n0, *shape[1:]) if shape else ()
+        return Message(peer, tag, edge.value, None, sizes, (n0, n1))
+    sizes = (n1 - n0, shape[1], r1 - r0, c1 - c0)
+    return Message(peer, tag, edge.value, (r0, r1, c0, c1), sizes, (n0, n1))
 
 
-def _halo_tag(plan: Plan, stage: int, op: CommOp, back: bool) -> int:
+def _halo_tag(plan: Plan, stage: int, direction: int, op: CommOp, back: bool) -> int:
     """Returns the tag of an exchange; messages of one tag between two ranks stay in order."""
-    base = 2 * len(plan.edges) * plan.num_microbatches
+    base = 2 * len(plan.edges) * plan.total_microbatches
     index = next(i for i, other in enumerate(plan.stages[stage].comm) if other is op)
-    return base + 2 * index + back
+    before = sum(len(other.comm) for other in plan.stages[:stage])
+    return base + 2 * (2 * (before + index) + direction) + back
 
 
-def _members(plan: Plan, stage: int, replicas: range | list[int]) -> list[int]:
+def _members(
+    plan: Plan, stage: int, replicas: Iterable[int], directions: Iterable[int]
+) -> list[int]:
     """Returns the ranks that hold a stage."""
-    tiles = range(plan.stages[stage].num_tiles)
-    return [plan.rank_of(replica, stage, tile) for replica in replicas for tile in tiles]
+    tiles = range(plan.stages[stage].num_ranks)
+    held = {
+        plan.rank_of(replica, direction, stage, tile)
+        for replica in replicas
+        for direction in directions
+        for tile in tiles
+    }
+    return sorted(held)
 
 
 def _said(message: Message, action: str) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 from hires.plan.graph import Graph, Node
 from hires.plan.tiling import Axes, Axis
 
-TILED, WHOLE = "tiled", "whole"
-"""How a value lies on the tiles: each holds its rectangle, or all hold the same complete value."""
+TILED, WHOLE, SHARDED = "tiled", "whole", "sharded"
+"""How a value lies on the ranks of a stage: each holds its rectangle, or all hold the same complete
+value, or each holds some samples."""
 
 POINTWISE = {
     *("relu", "relu6", "leaky_relu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish"),
@@ -68,7 +69,7 @@ def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
         layout: TILED or WHOLE for each value that the node reads.
     """
     tiled = [name for name in node.inputs if layout[name] == TILED]
-    if _is_random(node):
+    if is_random(node):
         return None  # also behind the global pool, where all tiles must compute alike
     if not tiled:
         return Rule("whole")
@@ -95,7 +96,7 @@ def _rule_of_one(node: Node, graph: Graph, value: str) -> Rule | None:
     return None if axes is None else Rule("window", axes)
 
 
-def _is_random(node: Node) -> bool:
+def is_random(node: Node) -> bool:
     """Whether a node draws random numbers."""
     if node.kind in DROPOUTS:
         return bool(node.args["train"]) and node.args["p"] > 0

@@ -1,97 +1,301 @@
-"""In which order does each stage run its passes?
+"""In which order does each rank run its passes?
 
-A schedule is data: for every stage the list of its actions. Whether an order can run at all, and
-how long it takes, is told by simulating it.
+A schedule is data: for every rank of a replica the list of its actions. Whether an order can run at
+all, and how long it takes, is told by simulating it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from hires.core.registry import Registry
 
 Schedule = list[list[str]]
-"""Per stage, actions as ``F3`` (forward of microbatch 3) and ``B3`` (its backward)."""
+"""Per rank of a replica, actions as ``F3`` (forward of microbatch 3) and ``B3`` (its backward)."""
 
-SCHEDULES: Registry[Callable[[int, int], Schedule]] = Registry("parallel.schedule")
+
+class Task(NamedTuple):
+    """One action of one stage: all ranks of the stage do it together."""
+
+    stage: int
+    microbatch: int
+    back: bool
+
+    @property
+    def action(self) -> str:
+        """Its name in a schedule."""
+        return f"{'B' if self.back else 'F'}{self.microbatch}"
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What a schedule is made for: one replica.
+
+    The batch runs through the network in ``num_passes`` model passes of ``num_microbatches`` each;
+    pass p goes in direction p % num_directions. Microbatches are counted through all passes.
+    """
+
+    ranks: tuple[tuple[tuple[int, ...], ...], ...]
+    """Ranks of each stage in each direction."""
+    num_microbatches: int
+    num_passes: int = 1
+    training: bool = True
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the network."""
+        return len(self.ranks[0])
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the replica."""
+        return 1 + max(rank for stages in self.ranks for ranks in stages for rank in ranks)
+
+    @property
+    def total(self) -> int:
+        """Microbatches of all passes."""
+        return self.num_passes * self.num_microbatches
+
+    def direction_of(self, microbatch: int) -> int:
+        """Returns the direction in which a microbatch runs."""
+        return microbatch // self.num_microbatches % len(self.ranks)
+
+    def ranks_of(self, task: Task) -> tuple[int, ...]:
+        """Returns the ranks that do a task together."""
+        return self.ranks[self.direction_of(task.microbatch)][task.stage]
+
+    def before(self, task: Task) -> Task | None:
+        """Returns the task whose result another one needs."""
+        stage, microbatch, back = task
+        if not back:
+            return Task(stage - 1, microbatch, False) if stage > 0 else None
+        last = stage == self.num_stages - 1
+        return Task(stage, microbatch, False) if last else Task(stage + 1, microbatch, True)
+
+    def task_of(self, rank: int, action: str) -> Task:
+        """Returns the task that an action of a rank is."""
+        microbatch = int(action[1:])
+        stages = self.ranks[self.direction_of(microbatch)]
+        stage = next(index for index, ranks in enumerate(stages) if rank in ranks)
+        return Task(stage, microbatch, action[0] == "B")
+
+    def tasks(self) -> Iterator[Task]:
+        """Yields everything that one step consists of."""
+        for microbatch in range(self.total):
+            for stage in range(self.num_stages):
+                yield Task(stage, microbatch, False)
+                if self.training:
+                    yield Task(stage, microbatch, True)
+
+
+SCHEDULES: Registry[Callable[[Pipeline], Schedule]] = Registry("parallel.schedule")
 
 
 @SCHEDULES.register("gpipe")
-def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
+def gpipe(pipeline: Pipeline) -> Schedule:
     """All forward passes, then all backward passes.
 
     Source:
         Huang et al., "GPipe", NeurIPS 2019.
     """
-    mbs = range(num_microbatches)
-    return [[f"F{m}" for m in mbs] + [f"B{m}" for m in mbs] for _ in range(num_stages)]
+    mbs = range(pipeline.total)
+    actions = [f"F{m}" for m in mbs] + [f"B{m}" for m in mbs]
+    return [list(actions) for _ in range(pipeline.num_ranks)]
 
 
 @SCHEDULES.register("1f1b")
-def one_forward_one_backward(num_stages: int, num_microbatches: int) -> Schedule:
+def one_forward_one_backward(pipeline: Pipeline) -> Schedule:
     """As few microbatches in flight as keep the last stage busy.
 
     Source:
         Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (PipeDream-Flush),
         ICML 2021.
     """
-    schedule = []
-    for stage in range(num_stages):
-        ahead = min(num_stages - 1 - stage, num_microbatches)
+    schedule: Schedule = [[] for _ in range(pipeline.num_ranks)]
+    total = pipeline.total
+    for stage, ranks in enumerate(pipeline.ranks[0]):
+        ahead = min(pipeline.num_stages - 1 - stage, total)
         actions = [f"F{m}" for m in range(ahead)]
-        for m in range(num_microbatches - ahead):
+        for m in range(total - ahead):
             actions += [f"F{ahead + m}", f"B{m}"]
-        actions += [f"B{m}" for m in range(num_microbatches - ahead, num_microbatches)]
-        schedule.append(actions)
+        actions += [f"B{m}" for m in range(total - ahead, total)]
+        for rank in ranks:
+            schedule[rank] = list(actions)
     return schedule
 
 
-def forward_only(num_stages: int, num_microbatches: int) -> Schedule:
-    """Forward passes only: inference."""
-    return [[f"F{m}" for m in range(num_microbatches)] for _ in range(num_stages)]
+@SCHEDULES.register("gems")
+def gems(pipeline: Pipeline) -> Schedule:
+    """One model pass after the other, alternately down and up, in the memory of one.
+
+    A pass starts when the last stage of the pass before has done its backward: its rank, which
+    holds the first stage of the other direction, is free, and so are the others in turn.
+
+    Source:
+        Jain et al., "GEMS: GPU-enabled memory-aware model-parallelism system for distributed DNN
+        training", SC 2020.
+    """
+    size = pipeline.num_microbatches
+
+    def may_start(task: Task, done: dict[Task, int]) -> bool:
+        model_pass, index = divmod(task.microbatch, size)
+        if task.back:  # as in GPipe, after all forward passes of the model pass
+            last = Task(task.stage, model_pass * size + size - 1, False)
+            return last in done
+        if index or model_pass == 0 or task.stage:
+            return True
+        return Task(pipeline.num_stages - 1, model_pass * size - 1, True) in done
+
+    def rank_first(task: Task) -> tuple[int, ...]:
+        return task.microbatch // size, -task.back, task.microbatch
+
+    return _arranged(pipeline, may_start, rank_first)
 
 
-def timeline(schedule: Schedule) -> list[str]:
+@SCHEDULES.register("gems_1f1b")
+def gems_both_ways(pipeline: Pipeline) -> Schedule:
+    """Both directions at once, each with as few microbatches in flight as 1F1B: bubbles filled.
+
+    Source:
+        The idea is that of Li and Hoefler, "Chimera: efficiently training large-scale neural
+        networks with bidirectional pipelines", SC 2021; the order is a list schedule of our own.
+    """
+    size, directions = pipeline.num_microbatches, len(pipeline.ranks)
+
+    def turn(microbatch: int) -> int:
+        """Position of a microbatch within its direction."""
+        return microbatch // size // directions * size + microbatch % size
+
+    def may_start(task: Task, done: dict[Task, int]) -> bool:
+        earlier = turn(task.microbatch) - (pipeline.num_stages - task.stage)
+        if task.back or earlier < 0:
+            return True
+        first = pipeline.direction_of(task.microbatch) * size
+        same = first + earlier // size * directions * size + earlier % size
+        return Task(task.stage, same, True) in done
+
+    def rank_first(task: Task) -> tuple[int, ...]:
+        return -task.back, turn(task.microbatch), task.microbatch
+
+    return _arranged(pipeline, may_start, rank_first)
+
+
+def forward_only(pipeline: Pipeline) -> Schedule:
+    """Forward passes only: inference, all directions at once."""
+    forward = dataclasses.replace(pipeline, training=False)
+    return _arranged(forward, lambda task, done: True, lambda task: (task.microbatch,))
+
+
+def timeline(pipeline: Pipeline, schedule: Schedule) -> list[str]:
     """Draws a schedule in which every pass takes the same time.
 
     Returns:
-        One line a stage; each column is one unit of time and ``.`` means idle. Actions that can
-        never run are left out.
+        One line a stage, or one line a rank in two directions; each column is one unit of time and
+        ``.`` means idle. Actions that can never run are left out.
     """
-    last = len(schedule) - 1
-    width = max((len(a) for actions in schedule for a in actions), default=1)
-    done: dict[tuple[int, str], int] = {}  # (stage, action) -> time at which it ends
-    position = [0] * len(schedule)
-    lines: list[list[str]] = [[] for _ in schedule]
+    lines = _lines(pipeline, schedule)
+    if len(pipeline.ranks) == 1:
+        lines = [lines[ranks[0]] for ranks in pipeline.ranks[0]]
+    width = max((len(cell) for line in lines for cell in line), default=1)
+    return [" ".join(cell.ljust(width) for cell in line).rstrip() for line in lines]
+
+
+def bubble(pipeline: Pipeline, schedule: Schedule) -> float:
+    """Returns the idle share of all ranks' time when every pass takes the same time."""
+    cells = [cell for line in _lines(pipeline, schedule) for cell in line]
+    return sum(cell == "." for cell in cells) / max(1, len(cells))
+
+
+def _lines(pipeline: Pipeline, schedule: Schedule) -> list[list[str]]:
+    """Returns what every rank does in each unit of time."""
+    start = _started(pipeline, schedule)
+    length = max(start.values(), default=-1) + 1
+    lines = [["."] * length for _ in range(pipeline.num_ranks)]
+    for task, time in start.items():
+        for rank in pipeline.ranks_of(task):
+            lines[rank][time] = task.action
+    return lines
+
+
+def _started(pipeline: Pipeline, schedule: Schedule) -> dict[Task, int]:
+    """Returns when each task of a schedule begins, as far as it can run; each takes one unit."""
+    todo = [[pipeline.task_of(rank, a) for a in actions] for rank, actions in enumerate(schedule)]
+    position = [0] * len(todo)
+    start: dict[Task, int] = {}
     time, moved = 0, True
     while moved:
-        moved = False
-        started = []
-        for stage, actions in enumerate(schedule):
-            action = actions[position[stage]] if position[stage] < len(actions) else ""
-            before = _before(stage, action, last)
-            if action and (before is None or done.get(before, time + 1) <= time):
-                started.append((stage, action))
-        for stage, action in started:
-            done[stage, action] = time + 1
-            position[stage] += 1
-            lines[stage] += ["."] * (time - len(lines[stage])) + [action]
-            moved = True
+        heads = {
+            rank: tasks[at]
+            for rank, (tasks, at) in enumerate(zip(todo, position, strict=True))
+            if at < len(tasks)
+        }
+        begun = {
+            task
+            for task in set(heads.values())
+            if all(heads.get(rank) == task for rank in pipeline.ranks_of(task))
+            and _is_ready(pipeline, task, start, time)
+        }
+        for task in begun:
+            start[task] = time
+            for rank in pipeline.ranks_of(task):
+                position[rank] += 1
+        moved = bool(begun)
         time += 1
-    length = max(map(len, lines))
-    padded = [line + ["."] * (length - len(line)) for line in lines]
-    return [" ".join(cell.ljust(width) for cell in line).rstrip() for line in padded]
+    return start
 
 
-def bubble(schedule: Schedule) -> float:
-    """Returns the idle share of all stages' time when every pass takes the same time."""
-    cells = [line.split() for line in timeline(schedule)]
-    idle = sum(cell == "." for line in cells for cell in line)
-    return idle / max(1, sum(map(len, cells)))
+def _is_ready(pipeline: Pipeline, task: Task, start: dict[Task, int], time: int) -> bool:
+    """Whether what a task needs is there at a time."""
+    before = pipeline.before(task)
+    return before is None or start.get(before, time) < time
 
 
-def _before(stage: int, action: str, last: int) -> tuple[int, str] | None:
-    """Returns the action of a neighbour stage that an action waits for."""
-    if action.startswith("F"):
-        return (stage - 1, action) if stage > 0 else None
-    return (stage + 1, action) if stage < last else (stage, "F" + action[1:])
+def _arranged(
+    pipeline: Pipeline,
+    may_start: Callable[[Task, dict[Task, int]], bool],
+    urgency: Callable[[Task], tuple[int, ...]],
+) -> Schedule:
+    """Returns the order in which free ranks take the most urgent task that they can.
+
+    All ranks of a task are taken at once, so the order of any rank is that of one common sequence:
+    tiles that belong to both directions cannot wait for each other crosswise.
+
+    Args:
+        pipeline: what is scheduled.
+        may_start: whether a task is allowed, given what is done.
+        urgency: smallest first.
+    """
+    schedule: Schedule = [[] for _ in range(pipeline.num_ranks)]
+    queues = _queues(pipeline)
+    done: dict[Task, int] = {}
+    left, time = sum(map(len, queues)), 0
+    while left:
+        heads = [queue[-1] for queue in queues if queue]
+        able = [t for t in heads if _is_ready(pipeline, t, done, time) and may_start(t, done)]
+        busy: set[int] = set()
+        begun = []
+        for task in sorted(able, key=urgency):
+            ranks = pipeline.ranks_of(task)
+            if busy.isdisjoint(ranks):
+                busy.update(ranks)
+                begun.append(task)
+        for task in begun:
+            done[task] = time
+            left -= 1
+            for rank in pipeline.ranks_of(task):
+                schedule[rank].append(task.action)
+            next(queue for queue in queues if queue and queue[-1] == task).pop()
+        time += 1
+    return schedule
+
+
+def _queues(pipeline: Pipeline) -> list[list[Task]]:
+    """Returns the tasks of each stage, direction and kind, which run in order, the first last."""
+    queues: dict[tuple[int, int, bool], list[Task]] = {}
+    for task in pipeline.tasks():
+        key = task.stage, pipeline.direction_of(task.microbatch), task.back
+        queues.setdefault(key, []).append(task)
+    return [queue[::-1] for queue in queues.values()]

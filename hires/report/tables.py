@@ -92,9 +92,8 @@ def memory_table(record: dict[str, Any]) -> Table:
     """Returns one row per rank: where it stands in the layout, and its memory in bytes."""
     rows: list[list[Cell]] = []
     for entry in record["memory"]:
-        tile = entry["tile"]
-        place: list[Cell] = [entry["rank"], entry["replica"], entry["stage"]]
-        place.append(None if tile is None else ",".join(str(n) for n in tile))
+        place: list[Cell] = [entry["rank"], entry["replica"]]
+        place += [_both(entry["stage"]), _both(entry["tile"])]
         rows.append(place + [entry[column.key] for column in _MEMORY[4:]])
     return Table("memory", "Memory", _MEMORY, rows)
 
@@ -163,6 +162,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     sys.stdout.write("\n".join(to_markdown(table) for table in tables(record)))
     return 0
+
+
+def _both(places: list[Any]) -> Cell:
+    """Returns a rank's place down, and up where there are two directions; None if it has none."""
+    if all(place is None for place in places):
+        return None
+    said = [",".join(map(str, place)) if isinstance(place, list) else place for place in places]
+    return said[0] if len(said) == 1 else " / ".join("-" if p is None else str(p) for p in said)
 
 
 def _spread(values: dict[str, float] | None) -> list[Cell]:

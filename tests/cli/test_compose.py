@@ -108,7 +108,8 @@ def test_missing_config_dir_is_refused(tmp_path):
     [
         ("name: [\n", "mine.yaml"),
         ("nonsense: 1\n", "nonsense"),
-        ("tiles: many\n", "(key parallel.tiles)"),
+        ("tiles: many\n", "parallel.tiles=many"),
+        ("stages: many\n", "(key parallel.stages)"),
     ],
 )
 def test_broken_choice_of_a_user_is_one_paragraph(tmp_path: Path, text: str, reason: str):

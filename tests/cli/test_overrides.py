@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hires.cli.compose import compose
+from hires.cli.overrides import checked
 from hires.core.errors import ConfigError
 
 
@@ -55,9 +56,14 @@ def test_misspelt_group_value_is_answered_with_the_choices(word, meant):
 
 
 def test_stray_part_of_a_layout_that_is_not_there_yet():
-    text = answer("parallel=sp", "gems")
-    assert "parallel=sp+gems" in text
-    assert "gems is not available yet" in text
+    text = answer("parallel=sp", "fsdp")
+    assert "parallel=sp+fsdp" in text
+    assert "fsdp is not available" in text
+
+
+def test_parts_of_a_layout_may_come_in_any_order():
+    known = {"parallel": {"sp+gems+dp": "", "gems": ""}}
+    assert checked(["parallel=dp+gems+sp"], known) == ["parallel=sp+gems+dp"]
 
 
 @pytest.mark.parametrize(
@@ -76,8 +82,8 @@ def test_parts_of_a_layout_are_joined_with_plus(words):
         ("batch=null", "batch must be a whole number"),
         ("task.lr=fast", "task.lr must be a number"),
         ("data.shuffle=maybe", "data.shuffle must be true or false"),
-        ("parallel.tiles=2", "parallel.tiles must be a list of whole numbers"),
-        ("parallel.tiles=[a,b]", "parallel.tiles must be a list of whole numbers"),
+        ("parallel.tiles=2", "parallel.tiles=2 must be [rows, cols]"),
+        ("parallel.tiles=[a,b]", "must be [rows, cols], each at least 1, as [2,2]"),
         ("data.path=[a]", "data.path must be text"),
         ("image=abc", "image='abc' must be a whole number of pixels"),
     ],

@@ -33,7 +33,7 @@ def test_row_too_wide_for_the_terminal_stands_upright(capsys, monkeypatch):
 def test_memory_of_four_ranks_fits_a_terminal_of_80_columns(capsys, monkeypatch):
     monkeypatch.setattr(screen, "_PLAIN_WIDTH", 80)
     sizes = dict.fromkeys(("peak_bytes", "params_bytes", "grads_bytes", "optimizer_bytes"), 10**10)
-    place = {"replica": 0, "stage": 1, "tile": [1, 0], "source": "device"}
+    place = {"replica": 0, "stage": [1], "tile": [[1, 0]], "source": "device"}
     memory = memory_table({"memory": [{"rank": rank, **place, **sizes} for rank in range(4)]})
     screen.print_table(memory.title, memory.columns, memory.text_rows())
     text = capsys.readouterr().out

@@ -13,8 +13,8 @@ def facts(replicas: int, *tiles: list[int]) -> dict:
             for tile in range(rows * cols):
                 where = list(divmod(tile, cols)) if rows * cols > 1 else None
                 slot = {"rank": len(placement), "replica": replica, "stage": stage, "tile": where}
-                placement.append(slot)
-    stages = [{"index": index, "tiles": list(grid)} for index, grid in enumerate(tiles)]
+                placement.append({**slot, "direction": "down", "shard": None})
+    stages = [{"index": i, "tiles": list(grid), "shards": 1} for i, grid in enumerate(tiles)]
     return {"placement": placement, "stages": stages}
 
 
@@ -40,6 +40,30 @@ def test_stages_stand_side_by_side_and_replicas_below_each_other():
         "stage 0     stage 1     stage 2",
         "[  9 10 ]   [ 13 14 ]   [ 17 ]",
         "[ 11 12 ]   [ 15 16 ]",
+    ]
+
+
+def test_directions_stand_below_each_other_and_shards_in_a_column():
+    stages = [
+        {"index": 0, "tiles": [1, 2], "shards": 1},
+        {"index": 1, "tiles": [1, 1], "shards": 2},
+    ]
+    placement = []
+    for direction, ranks in (("down", [0, 1, 2, 3]), ("up", [3, 2, 1, 0])):
+        for rank, stage, tile, shard in zip(
+            ranks, [0, 0, 1, 1], [[0, 0], [0, 1], None, None], [None, None, 0, 1], strict=True
+        ):
+            slot = {"rank": rank, "replica": 0, "direction": direction, "stage": stage}
+            placement.append({**slot, "tile": tile, "shard": shard})
+    assert placement_lines({"placement": placement, "stages": stages}) == [
+        "down",
+        "stage 0   stage 1",
+        "[ 0 1 ]   [ 2 ]",
+        "          [ 3 ]",
+        "up",
+        "stage 0   stage 1",
+        "[ 3 2 ]   [ 1 ]",
+        "          [ 0 ]",
     ]
 
 

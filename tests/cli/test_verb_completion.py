@@ -43,13 +43,15 @@ def test_keys_and_groups(hires):
 
 
 def test_values_of_a_group(hires):
-    assert offered(hires, "run", "parallel=sp") == [
-        "parallel=sp",
+    assert offered(hires, "run", "parallel=sp+l") == [
         "parallel=sp+lp",
-        "parallel=sp+pp",
+        "parallel=sp+lp+dp",
+        "parallel=sp+lp+local_dp",
     ]
     assert offered(hires, "run", "parallel.schedule=") == [
         "parallel.schedule=1f1b",
+        "parallel.schedule=gems",
+        "parallel.schedule=gems_1f1b",
         "parallel.schedule=gpipe",
     ]
 
@@ -71,7 +73,10 @@ def test_runs_of_this_folder(hires):
     ("line", "replies"),
     [
         ("hires ver", ["verify"]),
-        ("hires run parallel=sp+", ["sp+lp", "sp+pp"]),  # what follows the =, where bash breaks
+        (
+            "hires run parallel=sp+pp+",
+            ["sp+pp+dp", "sp+pp+gems", "sp+pp+gems+dp"],
+        ),  # what follows the =, where bash breaks
         ("hires run model.targ", ["model.target="]),
         ("hires run ", None),
     ],

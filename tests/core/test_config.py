@@ -47,7 +47,7 @@ def test_defaults_are_not_shared():
     ("key", "choices"),
     [
         ("imagee", "batch, campaign, comm, data, image"),
-        ("parallel.tile", "balance, halo, microbatches, name, replicas"),
+        ("parallel.tile", "balance, directions, halo, local_dp, microbatches, name"),
     ],
 )
 def test_unknown_key_is_answered_with_the_known_ones(key, choices):
@@ -65,8 +65,6 @@ def test_unknown_key_is_answered_with_the_known_ones(key, choices):
         ("task.lr", "fast", "task.lr='fast' must be a number"),
         ("data.shuffle", 1, "data.shuffle=1 must be true or false"),
         ("campaign", 5, "campaign=5 must be a name"),
-        ("parallel.tiles", 4, "parallel.tiles=4 must be a list of whole numbers, as [2,2]"),
-        ("parallel.tiles", [2, "2"], "parallel.tiles[1]='2' must be a whole number"),
         ("parallel.balance", [1.5], "parallel.balance[0]=1.5 must be a whole number"),
         ("model.args", [1], "model.args=[1] must be keys"),
         ("parallel", "sp", "parallel must hold keys, not 'sp'"),
@@ -106,7 +104,12 @@ def test_optional_keys_may_be_unset(key):
         ("parallel.spatial_stages", -1, "parallel.spatial_stages=-1 must be at least 0"),
         ("measure.steps", 0, "measure.steps=0 must be at least 1"),
         ("precision.name", "fp8", "precision='fp8' is unknown; choose one of fp32, bf16, fp64"),
-        ("parallel.schedule", "gems", "='gems' is unknown; choose one of gpipe, 1f1b"),
+        ("parallel.schedule", "dapple", "='dapple' is unknown; choose one of gpipe, 1f1b, gems"),
+        ("parallel.schedule", "gems", "parallel.directions=1 use parallel.schedule=gpipe or 1f1b"),
+        ("parallel.directions", 2, "parallel.directions=2 use parallel.schedule=gems or gems_1f1b"),
+        ("parallel.directions", 3, "parallel.directions=3 must be 1 or 2"),
+        ("parallel.pairs", 2, "in one direction use parallel.microbatches=2"),
+        ("parallel.local_dp", 0, "parallel.local_dp=0 must be at least 1"),
         ("task.name", "test", "task='test' is unknown; choose one of train, infer"),
         ("comm.backend", "nccl", "comm.backend='nccl' is unknown; choose one of gloo"),
         ("data.fit", "squeeze", "data.fit='squeeze' is unknown; choose one of resize, crop, error"),
@@ -117,6 +120,11 @@ def test_optional_keys_may_be_unset(key):
         ("task.momentum", float("inf"), "task.momentum=inf must be 0 or more, and finite"),
         ("comm.timeout_s", 0.0, "comm.timeout_s=0.0 must be above 0 seconds, and finite"),
         ("comm.timeout_s", float("nan"), "comm.timeout_s=nan must be above 0 seconds, and finite"),
+        ("parallel.tiles", 4, "parallel.tiles=4 must be [rows, cols], each at least 1, as [2,2]"),
+        ("parallel.tiles", [2, "2"], "parallel.tiles=[2, '2'] must be [rows, cols]"),
+        ("parallel.tiles", [[2, 2], 3], "parallel.tiles=[[2, 2], 3] must be [rows, cols]"),
+        ("parallel.tiles", [], "parallel.tiles=[] must be [rows, cols]"),
+        ("parallel.tiles", [[2, 2], [1, 2]], "is more than parallel.stages=1; use at most 1"),
         ("parallel.tiles", [2], "parallel.tiles=[2] must be [rows, cols], each at least 1"),
         ("parallel.tiles", [2, 0], "parallel.tiles=[2, 0] must be [rows, cols], each at least 1"),
         ("parallel.balance", [3, 4], "must hold one positive number for each of the 1 stages"),
@@ -129,6 +137,37 @@ def test_value_that_makes_no_sense(key, value, expected):
         from_dict(nested(key, value))
     assert expected in str(caught.value)
     assert key.removesuffix(".name") in str(caught.value)
+
+
+def test_every_spatial_stage_may_have_a_grid_of_its_own():
+    keys = {"tiles": [[2, 2], [1, 2]], "stages": 4, "local_dp": 2}
+    parallel = from_dict({"parallel": keys}).parallel
+    assert parallel.spatial_stages == 2
+    assert parallel.grids == [[2, 2], [1, 2], [1, 1], [1, 1]]
+    assert parallel.shards == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (
+            {"tiles": [[2, 2], [1, 2]], "stages": 4, "spatial_stages": 3},
+            "parallel.tiles=[[2, 2], [1, 2]] holds 2 grids for parallel.spatial_stages=3",
+        ),
+        (
+            {"tiles": [2, 1], "stages": 1, "local_dp": 2},
+            "all 1 are tiled; use parallel.stages=2, or parallel.local_dp=1",
+        ),
+        (
+            {"directions": 1, "pairs": 3, "microbatches": 2},
+            "parallel.pairs=3 needs parallel.directions=2 (parallel=gems)",
+        ),
+    ],
+)
+def test_layout_keys_that_do_not_go_together(keys, expected):
+    with pytest.raises(ConfigError) as caught:
+        from_dict({"parallel": keys})
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(

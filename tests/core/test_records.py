@@ -79,7 +79,12 @@ def test_memory_has_one_entry_per_rank_with_its_place(run):
     tell(run, {"kind": "ready", "rank": 0, "rss_import_bytes": 9, **sizes})
     tell(run, {"kind": "memory", "rank": 0, "peak_bytes": 7, "source": "rss", **sizes})
     first, second = records.finish(run, 0, "failed", "x")["memory"]
-    assert (first["stage"], first["tile"], second["stage"], second["tile"]) == (0, [0, 0], 1, None)
+    assert (first["stage"], first["tile"], second["stage"], second["tile"]) == (
+        [0],
+        [[0, 0]],
+        [1],
+        [None],
+    )
     assert (first["peak_bytes"], first["source"], first["grads_bytes"]) == (7, "rss", 2)
     assert (second["peak_bytes"], second["params_bytes"]) == (None, None)
 

@@ -18,7 +18,7 @@ from hires.core.world import World
 from hires.engine.build import build_rank
 from hires.engine.run import run_step
 from hires.engine.verify import verify_rank
-from hires.parallel import collective, executor, gradients, halo, norm
+from hires.parallel import collective, executor, gradients, halo, loss, norm
 from hires.parallel.context import Context
 from hires.parallel.halo import Exchange, Frame, gather_window
 from hires.parallel.window import Window
@@ -54,7 +54,7 @@ def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[f
     op = next(op for op in context.stage.comm if op.node == node and op.kind == "halo")
     generator = torch.Generator().manual_seed(seed + world.rank)
     n, channels, *_ = made.graph.shape(op.value)
-    r0, r1, c0, c1 = context.held(op.value)
+    r0, r1, c0, c1 = context.extent(op.value)
     x = torch.randn(n, channels, r1 - r0, c1 - c0, generator=generator, dtype=torch.float64)
     x.requires_grad_()
     values: dict[str, Any] = {op.value: x}
@@ -74,7 +74,7 @@ def _linear_part(context: Context, op: CommOp, reader: str, values: dict[str, An
     node = context.plan.graph.by_name[reader]
     exchange = Exchange(context, op)
     if node.kind not in WINDOWS:
-        frame = Frame(exchange.own, context.held(reader), exchange.size)
+        frame = Frame(exchange.own, context.extent(reader), exchange.size)
         return gather_window(values[op.value], exchange.borrow(values, reader), frame)
     window = Window(node, context, exchange)
     borrowed = exchange.borrow(values, reader)
@@ -150,7 +150,8 @@ def logged_step(world: World, config: dict[str, Any], plan: dict[str, Any]) -> l
         def call(tensor: Tensor, where: Any, *rest: Any, **named: Any) -> Any:
             tag = named.get("tag", rest[0] if rest else 0)
             point_to_point = kind in ("send", "recv")
-            log.append((kind, where, tag, tuple(tensor.shape)) if point_to_point else (kind,))
+            entry = where, tag, tuple(tensor.shape)
+            log.append((kind, *entry) if point_to_point else (kind, tuple(where.ranks)))
             return function(tensor, where, *rest, **named)
 
         return call
@@ -160,7 +161,7 @@ def logged_step(world: World, config: dict[str, Any], plan: dict[str, Any]) -> l
         module.irecv = logging("recv", comm.irecv)
     for module in (norm, collective):
         module.all_gather = logging("collective", comm.all_gather)
-    executor.all_reduce = logging("collective", comm.all_reduce)
+    loss.all_reduce = logging("collective", comm.all_reduce)
     gradients.all_reduce = logging("gradients", comm.all_reduce)
     comm.start(world, 60)
     engine = build_rank(from_dict(config), Plan.from_dict(plan), world.rank, 1)

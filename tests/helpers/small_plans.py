@@ -37,6 +37,19 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "schedule": "1f1b",
     },
     "sp in every stage": {"tiles": [1, 2], "stages": 3, "spatial_stages": 3, "microbatches": 2},
+    "two grids": {"tiles": [[2, 2], [1, 2]], "stages": 3, "microbatches": 2},
+    "local_dp": {"tiles": [2, 1], "stages": 3, "local_dp": 2},
+    "gems": {"stages": 3, "directions": 2, "pairs": 2, "schedule": "gems"},
+    "gems_1f1b": {"stages": 4, "directions": 2, "microbatches": 2, "schedule": "gems_1f1b"},
+    "sp+gems": {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems"},
+    "sp+gems on shared ranks": {"tiles": [2, 2], "stages": 2, "directions": 2, "schedule": "gems"},
+    "sp+pp+gems with local_dp": {
+        "tiles": [3, 1],
+        "stages": 3,
+        "local_dp": 2,
+        "directions": 2,
+        "schedule": "gems_1f1b",
+    },
 }
 
 
@@ -87,5 +100,5 @@ def forked(samples: int, training: bool) -> Graph:
 def plan_of(task: str = "train", batch: int = BATCH, **parallel: Any) -> Plan:
     """Returns the plan of a layout of :class:`Forked`."""
     config = config_of(task, batch, **parallel)
-    samples = max(1, batch // (config.parallel.replicas * config.parallel.microbatches))
+    samples = max(1, batch // config.parallel.pieces)
     return make_plan(config, forked(samples, task == "train"))

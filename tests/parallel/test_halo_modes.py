@@ -75,3 +75,17 @@ def test_fused_layers_in_two_spatial_stages(task: str, tmp_path: Path):
     parallel = {"tiles": [2, 1], "halo": {"fuse": 3, "overlap": "on"}, **stages}
     answer = verified(tmp_path, **ZOO, task={"name": task}, parallel=parallel)
     assert answer["ok"], answer
+
+
+@pytest.mark.parametrize("checkpoint", ["stage", "block"])
+def test_fused_and_shared_halos_that_are_exchanged_again(checkpoint: str, tmp_path: Path):
+    halo = {"fuse": 2, "overlap": "on"}
+    check(tmp_path, [2, 1], halo, **BASIC, memory={"checkpoint": checkpoint})
+    check(tmp_path, [1, 2], {"overlap": "on"}, **CELLS, memory={"checkpoint": checkpoint})
+
+
+def test_fused_halos_in_both_directions(tmp_path: Path):
+    spatial = {"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "directions": 2}
+    parallel = {**spatial, "schedule": "gems", "halo": {"fuse": 2, "overlap": "on"}}
+    answer = verified(tmp_path, **BASIC, parallel=parallel, batch=4)
+    assert answer["ok"], answer

@@ -54,9 +54,37 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+LAYOUTS |= {
+    "two grids": {"tiles": [[2, 2], [1, 2]], "stages": 3, "microbatches": 2},
+    "tiles behind a whole stage": {"tiles": [[1, 1], [2, 1]], "stages": 3},
+    "local_dp": {"tiles": [2, 1], "stages": 3, "local_dp": 2, "microbatches": 2},
+    "local_dp without tiles": {"stages": 2, "local_dp": 2, "replicas": 2},
+    "gems": {"stages": 2, "directions": 2, "schedule": "gems"},
+    "gems odd": {"stages": 3, "directions": 2, "schedule": "gems", "pairs": 2},
+    "gems_1f1b": {"stages": 3, "directions": 2, "schedule": "gems_1f1b", "microbatches": 2},
+    "gems dp": {"stages": 2, "directions": 2, "schedule": "gems", "replicas": 2},
+    "sp+gems": {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems"},
+    "sp+gems on shared ranks": {"tiles": [2, 2], "stages": 2, "directions": 2, "schedule": "gems"},
+    "sp+pp+gems": {
+        "tiles": [1, 2],
+        "stages": 3,
+        "directions": 2,
+        "schedule": "gems_1f1b",
+        "microbatches": 2,
+    },
+    "sp+gems local_dp": {
+        "tiles": [2, 1],
+        "stages": 2,
+        "local_dp": 2,
+        "directions": 2,
+        "schedule": "gems",
+    },
+}
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layout_equals_one_process(name: str, tmp_path: Path):
-    check(tmp_path, batch=4, parallel={"name": name, **LAYOUTS[name]})
+    check(tmp_path, batch=8, parallel={"name": name, **LAYOUTS[name]})
 
 
 @pytest.mark.parametrize("tiles", [[3, 1], [1, 3], [2, 2]])
@@ -76,6 +104,28 @@ def test_network_with_every_rule(tiles: list[int], dense: bool, tmp_path: Path):
 def test_network_with_every_rule_in_two_spatial_stages_and_a_join(tmp_path: Path):
     parallel = {"tiles": [2, 1], "stages": 3, "spatial_stages": 2, "microbatches": 2}
     check(tmp_path, image=[37, 41], model=ZOO, data=ZOO_DATA, parallel=parallel)
+
+
+CHECKPOINTED: dict[str, dict[str, Any]] = {
+    "single": {},
+    "dp": {"replicas": 2, "microbatches": 2},
+    "pp": {"stages": 3, "microbatches": 4, "schedule": "1f1b"},
+    "sp": {"tiles": [2, 2]},
+    "sp+pp": {"tiles": [2, 1], "stages": 3, "microbatches": 2},
+    "sp+gems": {"tiles": [2, 1], "stages": 2, "local_dp": 2, "directions": 2, "schedule": "gems"},
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+@pytest.mark.parametrize("checkpoint", ["stage", "block"])
+def test_recomputation_changes_nothing(name: str, checkpoint: str, tmp_path: Path):
+    memory = {"checkpoint": checkpoint}
+    check(tmp_path, batch=4, memory=memory, parallel={"name": name, **CHECKPOINTED[name]})
+
+
+def test_recomputation_of_every_rule(tmp_path: Path):
+    memory, parallel = {"checkpoint": "block"}, {"tiles": [2, 1], "stages": 2}
+    check(tmp_path, image=[37, 41], model=ZOO, data=ZOO_DATA, memory=memory, parallel=parallel)
 
 
 def test_inference_equals_one_process(tmp_path: Path):

@@ -54,7 +54,7 @@ def test_chain_exchanges_once_for_every_so_many_layers():
 
 def test_values_between_two_exchanges_are_held_as_wide_as_the_next_layers_need():
     stage = fused(chain, 3, **CHAIN)
-    assert stage.held == {
+    assert stage.extents == {
         "a": [[0, 8, 0, 8], [4, 12, 0, 8]],
         "b": [[0, 7, 0, 8], [5, 12, 0, 8]],
         "relu": [[0, 7, 0, 8], [5, 12, 0, 8]],
@@ -89,8 +89,8 @@ def test_values_that_leave_the_stage_are_not_held_wider():
     stages = [Stage(0, 0, cut, [2, 1], 0), Stage(1, cut, len(graph.nodes), [2, 1], 2)]
     assert not lay_out(graph, stages, 4)
     assert [op.node for stage in stages for op in halos(stage)] == ["a", "c"]
-    assert set(stages[0].held) == {"a"}
-    assert set(stages[1].held) == {"c"}
+    assert set(stages[0].extents) == {"a"}
+    assert set(stages[1].extents) == {"c"}
 
 
 def test_image_with_fewer_rows_than_tiles_holds_nothing_twice():
@@ -100,7 +100,7 @@ def test_image_with_fewer_rows_than_tiles_holds_nothing_twice():
     graph = traced(forward, (2, 4, 3, 8), **CHAIN)
     stage = Stage(0, 0, len(graph.nodes), [4, 1], 0)
     assert not lay_out(graph, [stage], 2)
-    assert not stage.held
+    assert not stage.extents
     assert [op.node for op in halos(stage)] == ["a", "b"]
 
 
@@ -123,5 +123,5 @@ def test_graph_of_one_tile_is_left_alone():
     graph: Graph = traced(chain, (2, 4, 12, 8), **CHAIN)
     stage = Stage(0, 0, len(graph.nodes), [1, 1], 0)
     lay_out(graph, [stage], 3)
-    assert not stage.held
+    assert not stage.extents
     assert not stage.comm

@@ -71,15 +71,16 @@ def test_plan_survives_json(name, task):
 
 @layouts
 def test_world_is_as_large_as_the_keys_say(name):
-    plan, keys = planned(name, replicas=2), LAYOUTS[name]
-    rows, cols = keys.get("tiles", [1, 1])
-    stages = keys.get("stages", 1)
-    spatial = keys.get("spatial_stages", 1 if rows * cols > 1 else 0)
-    assert plan.ranks_per_replica == rows * cols * spatial + stages - spatial
+    plan = planned(name, replicas=2)
+    parallel = config_of(**LAYOUTS[name]).parallel
+    tiles = sum(rows * cols for rows, cols in parallel.grids[: parallel.spatial_stages])
+    behind = (parallel.stages - parallel.spatial_stages) * parallel.local_dp
+    assert plan.ranks_per_replica == tiles + behind
     assert plan.world == 2 * plan.ranks_per_replica
-    slots = [plan.slot_of(rank) for rank in range(plan.world)]
-    assert len(set(slots)) == plan.world
-    assert [plan.rank_of(*slot) for slot in slots] == list(range(plan.world))
+    for direction in range(plan.num_directions):
+        slots = [plan.slot_of(rank, direction) for rank in range(plan.world)]
+        assert len(set(slots)) == plan.world
+        assert [plan.rank_of(*slot) for slot in slots] == list(range(plan.world))
 
 
 @layouts
@@ -112,5 +113,5 @@ def test_double_precision_doubles_every_message():
 
 def test_other_schema_of_plan_json_is_refused():
     values = {**planned("single").to_dict(), "schema": 99}
-    with pytest.raises(PlanError, match=r"plan\.json has schema 99, this hires reads 1"):
+    with pytest.raises(PlanError, match=r"plan\.json has schema 99, this hires reads 2"):
         Plan.from_dict(values)

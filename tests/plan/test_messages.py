@@ -71,8 +71,8 @@ def test_halo_gradients_take_the_way_back_of_the_halo():
     plan = plan_of(tiles=[3, 1])
     op = next(op for op in plan.stages[0].comm if op.node == "conv3")
     for rank in range(3):
-        sends, receives = halo_messages(plan, rank, op, back=False)
-        back_sends, back_receives = halo_messages(plan, rank, op, back=True)
+        sends, receives = halo_messages(plan, rank, 0, op, back=False)
+        back_sends, back_receives = halo_messages(plan, rank, 0, op, back=True)
         assert [(m.peer, m.rect) for m in back_sends] == [(m.peer, m.rect) for m in receives]
         assert [(m.peer, m.rect) for m in back_receives] == [(m.peer, m.rect) for m in sends]
 
@@ -91,18 +91,22 @@ def test_image_of_logits_sums_its_loss_over_the_tiles():
     assert plan.stages[0].comm == [CommOp("conv", "loss", "conv", elements=1)]
 
 
+ALL = (0, 2, 0, 1, 0, 1)
+"""Both samples of a value without pixels."""
+
+
 def test_tiles_join_onto_one_rank_and_gradients_take_the_way_back():
     plan = planned(gated, {"tiles": [2, 1], "stages": 2, "balance": [3, 1]}, **GATED)
     # The cut before fc is behind the pool: every tile holds the complete value.
     mean = edge(plan, "mean_1")
     assert (mean.source, mean.target, mean.whole) == (0, 1, True)
-    assert mean.messages == [[0, 0, 0, 0, 0, 0]]
-    assert mean.back == [[0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
+    assert mean.messages == [[0, 0, *ALL]]
+    assert mean.back == [[0, 0, *ALL], [1, 0, *ALL]]
 
     plan = planned(gated, {"tiles": [2, 1], "stages": 2, "balance": [1, 3]}, **GATED)
     norm = edge(plan, "norm")
     assert not norm.whole
-    assert norm.messages == norm.back == [[0, 0, 0, 7, 0, 10], [1, 0, 7, 13, 0, 10]]
+    assert norm.messages == norm.back == [[0, 0, 0, 2, 0, 7, 0, 10], [1, 0, 0, 2, 7, 13, 0, 10]]
 
 
 def test_tiles_hand_whole_values_to_their_successors():
@@ -110,8 +114,8 @@ def test_tiles_hand_whole_values_to_their_successors():
     plan = planned(gated, keys, **GATED)
     gate = edge(plan, "gate")
     assert gate.whole
-    assert gate.messages == gate.back == [[0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]]
-    assert edge(plan, "norm").messages == [[0, 0, 0, 13, 0, 5], [1, 1, 0, 13, 5, 10]]
+    assert gate.messages == gate.back == [[0, 0, *ALL], [1, 1, *ALL]]
+    assert edge(plan, "norm").messages == [[0, 0, 0, 2, 0, 13, 0, 5], [1, 1, 0, 2, 0, 13, 5, 10]]
     # The gate is used with tiles in stage 1 only, so its gradient is summed there.
     assert ("mul", "share", 2 * 4, True) in said(plan, 1)
 

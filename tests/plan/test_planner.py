@@ -39,19 +39,23 @@ def classify(n: Any, x: torch.Tensor) -> torch.Tensor:
         (
             10,
             {"microbatches": 4},
-            "batch=10 does not divide into parallel.replicas=1 times parallel.microbatches=4 "
-            "pieces; use batch=8 or batch=12, "
-            "or parallel.microbatches=2",
+            "batch=10 does not divide into 4 microbatches (parallel.microbatches=4); "
+            "use batch=8 or batch=12, or parallel.microbatches=2",
         ),
         # No number of microbatches helps replicas of unequal size; 1 was offered.
-        (7, {"replicas": 2, "microbatches": 3}, "=3 pieces; use batch=6 or batch=12"),
+        (7, {"replicas": 2, "microbatches": 3}, "=3); use batch=6 or batch=12"),
         (
             1,
             {"replicas": 2},
-            "batch=1 does not divide into parallel.replicas=2 times parallel.microbatches=1 "
-            "pieces; use batch=2",
+            "batch=1 does not divide into 2 microbatches (parallel.replicas=2); use batch=2",
         ),
         (4, {"microbatches": 6}, "use batch=6, or parallel.microbatches=4"),
+        (
+            6,
+            {"stages": 2, "directions": 2, "pairs": 2, "schedule": "gems"},
+            "(parallel.directions=2 times parallel.pairs=2); use batch=4 or batch=8, or "
+            "parallel.pairs=1",
+        ),
     ],
 )
 def test_batch_that_does_not_divide(batch, parallel, expected):

@@ -1,27 +1,46 @@
-"""Schedules, drawn: one line a stage, one column a unit of time."""
+"""Schedules, drawn: one line a stage (or a rank, in two directions), one column a unit of time."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.core import config
-from hires.plan.schedule import SCHEDULES, bubble, forward_only, gpipe, timeline
+from hires.plan.schedule import SCHEDULES, Pipeline, bubble, forward_only, timeline
 
-one_forward_one_backward = SCHEDULES["1f1b"]
+ONE_WAY = ["gpipe", "1f1b"]
+BOTH_WAYS = ["gems", "gems_1f1b"]
 any_size = {"num_stages": st.integers(1, 6), "num_microbatches": st.integers(1, 9)}
 
 
+def pipeline(
+    num_stages: int, num_microbatches: int, passes: int = 1, directions: int = 1, tiles: int = 1
+) -> Pipeline:
+    """Returns a pipeline whose first stage has so many tiles and the others one rank each."""
+    first = [0, *itertools.accumulate([tiles] + [1] * (num_stages - 1))]
+    down = tuple(tuple(range(a, b)) for a, b in itertools.pairwise(first))
+    up = tuple(tuple(first[-1] - 1 - rank for rank in ranks) for ranks in down)
+    return Pipeline((down, up)[:directions], num_microbatches, passes)
+
+
+def drawn(name: str, *sizes: int) -> list[str]:
+    """Returns the time line of a schedule of a pipeline of these sizes."""
+    made = pipeline(*sizes)
+    return timeline(made, SCHEDULES[name](made))
+
+
 def test_gpipe_timeline():
-    assert timeline(gpipe(num_stages=2, num_microbatches=3)) == [
+    assert drawn("gpipe", 2, 3) == [
         "F0 F1 F2 .  .  B0 B1 B2",
         ".  F0 F1 F2 B0 B1 B2 .",
     ]
 
 
 def test_one_forward_one_backward_timeline():
-    assert timeline(one_forward_one_backward(3, 4)) == [
+    assert drawn("1f1b", 3, 4) == [
         "F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3",
         ".  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .",
         ".  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .",
@@ -29,66 +48,151 @@ def test_one_forward_one_backward_timeline():
 
 
 def test_one_forward_one_backward_with_fewer_microbatches_than_stages():
-    assert timeline(one_forward_one_backward(3, 1)) == [
+    assert drawn("1f1b", 3, 1) == [
         "F0 .  .  .  .  B0",
         ".  F0 .  .  B0 .",
         ".  .  F0 B0 .  .",
     ]
 
 
+def test_gems_starts_up_when_the_last_stage_of_down_has_done_its_backward():
+    # One line a rank: rank 2 holds stage 2 of down and stage 0 of up, so it goes on at once.
+    assert drawn("gems", 3, 1, 2, 2) == [
+        "F0 .  .  .  .  B0 F1 B1 .  .",
+        ".  F0 .  .  B0 F1 .  .  B1 .",
+        ".  .  F0 B0 F1 .  .  .  .  B1",
+    ]
+
+
+def test_gems_1f1b_of_two_stages_has_no_bubble():
+    assert drawn("gems_1f1b", 2, 2, 2, 2) == [
+        "F0 F2 B2 B0 F1 F3 B3 B1",
+        "F2 F0 B0 B2 F3 F1 B1 B3",
+    ]
+
+
+def test_tiles_of_both_directions_take_their_turns_together():
+    # Tiles on ranks 0 to 3 down and 4 to 1 up: ranks 1, 2 and 3 belong to both.
+    assert drawn("gems", 2, 1, 2, 2, 4) == [
+        "F0 .  .  B0 .  F1 B1 .",
+        "F0 .  .  B0 F1 .  .  B1",
+        "F0 .  .  B0 F1 .  .  B1",
+        "F0 .  .  B0 F1 .  .  B1",
+        ".  F0 B0 .  F1 .  .  B1",
+    ]
+
+
 def test_inference_timeline():
-    assert timeline(forward_only(2, 3)) == ["F0 F1 F2 .", ".  F0 F1 F2"]
+    made = pipeline(2, 3)
+    assert timeline(made, forward_only(made)) == ["F0 F1 F2 .", ".  F0 F1 F2"]
 
 
 def test_one_stage_is_never_idle():
-    assert timeline(gpipe(1, 2)) == ["F0 F1 B0 B1"]
-    assert bubble(gpipe(1, 2)) == 0
+    assert drawn("gpipe", 1, 2) == ["F0 F1 B0 B1"]
+    assert bubble(pipeline(1, 2), SCHEDULES["gpipe"](pipeline(1, 2))) == 0
 
 
 def test_wide_actions_keep_the_columns_aligned():
-    lines = timeline(forward_only(2, 11))
+    made = pipeline(2, 11)
+    lines = timeline(made, forward_only(made))
     assert lines[1].index("F10") == lines[0].index("F10") + len("F10 ")
 
 
 def test_actions_that_can_never_run_are_left_out():
     # Stage 1 wants the backward pass of a microbatch before its forward pass.
-    assert timeline([["F0", "B0"], ["B0", "F0"]]) == ["F0", "."]
+    assert timeline(pipeline(2, 1), [["F0", "B0"], ["B0", "F0"]]) == ["F0", "."]
 
 
 def test_no_schedule_at_all_is_no_bubble():
     # The plan of an infeasible layout; this divided by zero.
-    assert timeline([[]]) == [""]
-    assert bubble([[]]) == 0
+    assert timeline(pipeline(1, 1), [[]]) == [""]
+    assert bubble(pipeline(1, 1), [[]]) == 0
 
 
-@pytest.mark.parametrize("name", list(SCHEDULES))
+def check_complete(made: Pipeline, name: str) -> None:
+    """Checks that every pass of every slot runs once, and that all of them can run."""
+    schedule = SCHEDULES[name](made)
+    for rank, actions in enumerate(schedule):
+        held = [task.action for task in made.tasks() if rank in made.ranks_of(task)]
+        assert sorted(actions) == sorted(held)
+        for kind in "FB":
+            for way in range(len(made.ranks)):
+                own = [int(a[1:]) for a in actions if a[0] == kind]
+                ordered = [m for m in own if made.direction_of(m) == way]
+                assert ordered == sorted(ordered)
+    if len(made.ranks) == 2:
+        for line, actions in zip(timeline(made, schedule), schedule, strict=True):
+            assert [cell for cell in line.split() if cell != "."] == actions
+
+
+@pytest.mark.parametrize("name", ONE_WAY)
 @settings(deadline=None)
 @given(**any_size)
 def test_every_pass_runs_once_and_in_order(name, num_stages, num_microbatches):
-    schedule = SCHEDULES[name](num_stages, num_microbatches)
-    microbatches = range(num_microbatches)
-    for actions, line in zip(schedule, timeline(schedule), strict=True):
-        assert [a for a in actions if a[0] == "F"] == [f"F{m}" for m in microbatches]
-        assert [a for a in actions if a[0] == "B"] == [f"B{m}" for m in microbatches]
-        assert [cell for cell in line.split() if cell != "."] == actions
+    check_complete(pipeline(num_stages, num_microbatches), name)
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+@settings(deadline=None)
+@given(
+    num_stages=st.integers(1, 6),
+    num_microbatches=st.integers(1, 4),
+    pairs=st.integers(1, 3),
+    tiles=st.integers(1, 5),
+)
+def test_every_pass_runs_once_and_in_order_both_ways(
+    name, num_stages, num_microbatches, pairs, tiles
+):
+    check_complete(pipeline(num_stages, num_microbatches, 2 * pairs, 2, tiles), name)
+
+
+def in_flight(made: Pipeline, rank: int, actions: list[str]) -> dict[int, int]:
+    """Returns the most microbatches in flight on a rank, by direction."""
+    now, most = {0: 0, 1: 0}, {0: 0, 1: 0}
+    for action in actions:
+        way = made.direction_of(int(action[1:]))
+        now[way] += 1 if action[0] == "F" else -1
+        most[way] = max(most[way], now[way])
+    return most
 
 
 @settings(deadline=None)
 @given(**any_size)
 def test_one_forward_one_backward_holds_few_microbatches(num_stages, num_microbatches):
-    for stage, actions in enumerate(one_forward_one_backward(num_stages, num_microbatches)):
-        in_flight = 0
-        for action in actions:
-            in_flight += 1 if action[0] == "F" else -1
-            assert 0 <= in_flight <= num_stages - stage
+    made = pipeline(num_stages, num_microbatches)
+    for rank, actions in enumerate(SCHEDULES["1f1b"](made)):
+        assert in_flight(made, rank, actions)[0] <= num_stages - rank
 
 
-@pytest.mark.parametrize("name", list(SCHEDULES))
+@settings(deadline=None)
+@given(num_stages=st.integers(2, 6), num_microbatches=st.integers(1, 4), pairs=st.integers(1, 3))
+def test_gems_hold_few_microbatches(num_stages, num_microbatches, pairs):
+    made = pipeline(num_stages, num_microbatches, 2 * pairs, 2)
+    for rank, actions in enumerate(SCHEDULES["gems"](made)):
+        assert max(in_flight(made, rank, actions).values()) <= num_microbatches
+    for rank, actions in enumerate(SCHEDULES["gems_1f1b"](made)):
+        most = in_flight(made, rank, actions)
+        assert most[0] <= num_stages - rank
+        assert most[1] <= rank + 1
+
+
+@pytest.mark.parametrize("name", ONE_WAY)
 @settings(deadline=None)
 @given(**any_size)
 def test_bubble_is_what_the_papers_say(name, num_stages, num_microbatches):
-    idle = bubble(SCHEDULES[name](num_stages, num_microbatches))
+    made = pipeline(num_stages, num_microbatches)
+    idle = bubble(made, SCHEDULES[name](made))
     assert idle == pytest.approx((num_stages - 1) / (num_stages - 1 + num_microbatches))
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4, 6])
+@pytest.mark.parametrize("num_microbatches", [2, 4, 8])
+def test_both_directions_fill_the_bubbles_of_one(num_stages, num_microbatches):
+    one = pipeline(num_stages, 2 * num_microbatches)
+    both = pipeline(num_stages, num_microbatches, 2, 2)
+    filled = bubble(both, SCHEDULES["gems_1f1b"](both))
+    idle = bubble(one, SCHEDULES["1f1b"](one))
+    assert filled < idle if num_stages % 2 == 0 else filled <= idle  # odd: the middle rank is full
 
 
 def test_config_and_plan_know_the_same_schedules():

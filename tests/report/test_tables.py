@@ -18,8 +18,8 @@ SPREAD = {"median": 12.3456, "p10": 11.0, "p90": 13.0}
 @pytest.fixture
 def record():
     sizes = {"params_bytes": 3 << 20, "grads_bytes": 2 << 20, "optimizer_bytes": None}
-    place = {"replica": 0, "stage": 0, "tile": [0, 1], "peak_bytes": 3 << 29, "source": "rss"}
-    nothing = dict.fromkeys([*place, *sizes])
+    place = {"replica": 0, "stage": [0], "tile": [[0, 1]], "peak_bytes": 3 << 29, "source": "rss"}
+    nothing = {**dict.fromkeys([*place, *sizes]), "stage": [None], "tile": [None]}
     return {
         "state": "done",
         "cause": None,
@@ -55,6 +55,12 @@ def test_memory_markdown_is_in_mib_and_dashes_what_is_unknown(record):
     assert cells(lines[2])[4:7] == ["peak [MiB]", "measured by", "parameters [MiB]"]
     assert cells(lines[4]) == ["0", "0", "0", "0,1", "1536.0", "rss", "3.0", "2.0", "-"]
     assert cells(lines[5]) == ["1"] + ["-"] * 8
+
+
+def test_place_in_both_directions_is_one_cell():
+    assert tables._both([0, 2]) == "0 / 2"
+    assert tables._both([[1, 0], None]) == "1,0 / -"
+    assert tables._both([None, None]) is None
 
 
 def test_csv_has_plain_numbers(record):
