@@ -107,7 +107,7 @@ def config_of(choice: Choice, number: int) -> RunConfig | None:
     pieces = choice["replicas"] * choice["directions"] * choice["pairs"] * choice["microbatches"]
     values = {
         "image": list(choice["image"]),
-        "batch": 2 * pieces,
+        "batch": 4 * pieces,
         "steps": 3,
         "seed": number,
         "model": {"classes": 5, **NETWORKS[choice["network"]]},

@@ -41,11 +41,11 @@ def with_classes(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: the data folder is missing or unusable, or has more classes than the network.
     """
-    from hires.data.source import open_source
+    from hires.data.source import open_data
 
-    source = open_source(config.data, config.image, config.model.channels, config.seed)
+    source = open_data(config)
     classes = config.model.classes or source.num_classes
-    if classes < source.num_classes:
+    if classes < source.num_classes and config.loss == "cross_entropy":
         raise ConfigError(
             f"model.classes={classes} is fewer than the {source.num_classes} classes of the data; "
             f"leave model.classes out, or set it to {source.num_classes} or more"

@@ -11,6 +11,7 @@ from hires.comm.runtime import (
     make_groups,
     shutdown,
     start,
+    sum_together,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "make_groups",
     "shutdown",
     "start",
+    "sum_together",
 ]

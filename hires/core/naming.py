@@ -29,6 +29,12 @@ def model_label(model: ModelConfig) -> str:
         return f"resnet{model.depth}"
     if model.name == "preact_resnet":
         return f"preact_resnet{9 * model.n + 2}"
+    if model.name == "amoebanet":
+        return f"amoebanet{model.layers}_{model.filters}"
+    if model.name == "unet":
+        return f"unet{model.levels}_{model.width}_{model.upsample}"
+    if model.name == "edsr":
+        return f"edsr{model.blocks}_{model.width}_x{model.scale}"
     return f"{model.name}:{(model.target or '').rpartition(':')[2]}"
 
 

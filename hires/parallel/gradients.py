@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hires.comm import Group, Handle, all_reduce
+from hires.comm import Group, Handle, all_reduce, sum_together
 from hires.parallel.context import Context
 from hires.parallel.running import RunningStatistics
 from hires.parallel.stage import StageModule
@@ -120,9 +120,13 @@ class StageSum:
                 parameter.grad = torch.zeros_like(parameter)
         terms = self.running.contributions()
         if self.group.size > 1:
-            for parameter in self.large[self.num_issued :]:
-                self._issue(parameter)
-            _sum_together([self._scaled(p) for p in self.small] + terms, self.group)
+            rest = self.large[self.num_issued :]
+            if self.group.peers is None:
+                for parameter in rest:
+                    self._issue(parameter)
+                rest = []
+            scaled = [_flat(self._scaled(p)) for p in rest + self.small]
+            sum_together(scaled + terms, self.group)
             for handle in self.issued:
                 handle.wait()
         self.running.end_step(terms)
@@ -149,20 +153,6 @@ class StageSum:
         if self.num_tiles > 1 and id(parameter) in self.repeated:
             parameter.grad.div_(self.num_tiles)
         return parameter.grad
-
-
-def _sum_together(tensors: list[Tensor], group: Group) -> None:
-    """Sums tensors over a group, those of one type as one message."""
-    by_type: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_type.setdefault(tensor.dtype, []).append(tensor)
-    for bucket in by_type.values():
-        flat = torch.cat([_flat(tensor) for tensor in bucket])
-        all_reduce(flat, group)
-        begin = 0
-        for tensor in bucket:
-            _flat(tensor).copy_(flat[begin : begin + tensor.numel()])
-            begin += tensor.numel()
 
 
 def _flat(tensor: Tensor) -> Tensor:

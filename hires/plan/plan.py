@@ -64,6 +64,15 @@ class CommOp:
     """``halo``: the nodes that use these pixels, ``node`` first; their gradients travel together,
     when the backward pass comes to the first one."""
 
+    @functools.cached_property
+    def of_tile(self) -> dict[int, list[list[int]]]:
+        """The messages that a tile sends or receives, in order."""
+        found: dict[int, list[list[int]]] = {}
+        for message in self.messages:
+            for tile in message[:2]:
+                found.setdefault(tile, []).append(message)
+        return found
+
 
 @dataclass
 class Edge:
@@ -143,6 +152,8 @@ class Plan:
     num_pairs: int = 1
     halo_overlap: str = "auto"
     """Whether a tile's interior is computed while its halo travels: ``auto``, ``on``, ``off``."""
+    backend: str = "gloo"
+    """Transport of every message; it decides under which semantics the plan must be proved."""
     findings: list[Finding] = field(default_factory=list)
     verdict: str = ""
     totals: dict[str, Any] = field(default_factory=dict)

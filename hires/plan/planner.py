@@ -44,6 +44,7 @@ def make_plan(config: RunConfig, graph: Graph) -> Plan:
         dtype=DTYPES[config.precision.name],
         schedule=[[]],
         halo_overlap=config.parallel.halo.overlap,
+        backend=config.comm.backend,
         num_directions=config.parallel.directions,
         num_pairs=config.parallel.pairs,
         findings=[*check_batch(config), *check_tiles(config), *check_output(config, graph)],

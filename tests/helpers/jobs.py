@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hires import comm
+from hires.comm import attach
 from hires.core.config import from_dict
 from hires.core.world import World
 from hires.engine.build import build_rank
@@ -98,6 +99,22 @@ def gather_of_rank(world: World, num_elements: int, shared: bool) -> list[float]
     return [*gathered[:, -1].tolist(), total[0].item()]
 
 
+def sums_of_rank(world: World, sizes: list[int], way: str) -> tuple[bool, list[list[float]]]:
+    """Returns whether ranks read each other's memory, and what sums of tensors came to."""
+    if way == "forbidden":
+        attach._reader = lambda: None
+    comm.start(world, 60, shared_memory=way != "sent")
+    everybody = [[*range(world.size)]]
+    group = comm.make_groups(everybody)[0]
+    generator = torch.Generator().manual_seed(world.rank)
+    tensors = [torch.randn(size, generator=generator) for size in sizes]
+    tensors += [torch.full((3, 5), world.rank + 0.5, dtype=torch.float64)]
+    comm.sum_together(tensors, group)
+    comm.barrier()
+    comm.shutdown()
+    return group.peers is not None, [tensor.flatten().tolist() for tensor in tensors]
+
+
 def many_gathers(world: World, rounds: int) -> int:
     """Gathers again and again, each rank late in turn; returns how many answers were wrong."""
     comm.start(world, 60)
@@ -150,8 +167,11 @@ def logged_step(world: World, config: dict[str, Any], plan: dict[str, Any]) -> l
         def call(tensor: Tensor, where: Any, *rest: Any, **named: Any) -> Any:
             tag = named.get("tag", rest[0] if rest else 0)
             point_to_point = kind in ("send", "recv")
+            if not point_to_point:
+                log.append((kind, tuple(where.ranks)))
+                return function(tensor, where, *rest, **named)
             entry = where, tag, tuple(tensor.shape)
-            log.append((kind, *entry) if point_to_point else (kind, tuple(where.ranks)))
+            log.append((kind, *entry))
             return function(tensor, where, *rest, **named)
 
         return call
@@ -163,6 +183,7 @@ def logged_step(world: World, config: dict[str, Any], plan: dict[str, Any]) -> l
         module.all_gather = logging("collective", comm.all_gather)
     loss.all_reduce = logging("collective", comm.all_reduce)
     gradients.all_reduce = logging("gradients", comm.all_reduce)
+    gradients.sum_together = logging("gradients", comm.sum_together)
     comm.start(world, 60)
     engine = build_rank(from_dict(config), Plan.from_dict(plan), world.rank, 1)
     run_step(engine)
