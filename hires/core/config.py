@@ -113,9 +113,12 @@ class HaloConfig:
     """``parallel.halo.*``: how tiles borrow the pixels around them."""
 
     fuse: int = 1
-    """Windowed layers that one exchange serves; more borrow wider halos less often."""
+    """Windowed layers that one exchange serves, at most; more borrow wider halos less often, and
+    compute the pixels near a cut on both sides of it."""
     overlap: str = "auto"
-    """Whether the interior is computed while halos travel: ``auto``, ``on`` or ``off``."""
+    """Whether a convolution computes the interior of its tile while the halo travels, without a
+    copy of the tile: ``on`` (wherever there is an interior), ``auto`` (where the border, which is
+    then computed apart, is small beside it) or ``off`` (the halo comes first)."""
 
     def __post_init__(self) -> None:
         _at_least("parallel.halo.fuse", self.fuse, 1)

@@ -118,6 +118,8 @@ class Stage:
     layout: dict[str, str] = field(default_factory=dict)
     """Value -> ``tiled``, ``sharded`` or ``whole`` for every value that the stage reads or
     makes."""
+    extents: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Value -> [row0, row1, col0, col1] for each tile, where tiles compute more than they own."""
 
     @property
     def num_tiles(self) -> int:
@@ -148,6 +150,8 @@ class Plan:
     passes."""
     num_directions: int = 1
     num_pairs: int = 1
+    halo_overlap: str = "auto"
+    """Whether a tile's interior is computed while its halo travels: ``auto``, ``on``, ``off``."""
     backend: str = "gloo"
     """Transport of every message; it decides under which semantics the plan must be proved."""
     findings: list[Finding] = field(default_factory=list)

@@ -21,11 +21,11 @@ from hires.engine.run import run_step
 from hires.engine.verify import verify_rank
 from hires.parallel import collective, executor, gradients, halo, loss, norm
 from hires.parallel.context import Context
-from hires.parallel.halo import gather_window
+from hires.parallel.halo import Exchange, Frame, gather_window
 from hires.parallel.window import Window
-from hires.plan.plan import Plan
+from hires.plan.plan import CommOp, Plan
 from hires.plan.program import groups
-from hires.plan.tiling import own_rect
+from hires.plan.rules import WINDOWS
 
 
 def verify(
@@ -44,24 +44,48 @@ def verify(
 
 
 def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[float, float]:
-    """Returns (<H x, y>, <x, H* y>) of a node's halo exchange, as far as this rank sees them."""
+    """Returns (<H x, y>, <x, H* y>) of all that a halo exchange serves, as this rank sees them.
+
+    ``node`` is the first reader of the exchange. H is linear: what each reader computes, without
+    bias, from the pixels that it gets.
+    """
     comm.start(world, 60)
     made = Plan.from_dict(plan)
     context = Context(made, world.rank, comm.make_groups(groups(made), 1))
     op = next(op for op in context.stage.comm if op.node == node and op.kind == "halo")
-    window = Window(made.graph.by_name[node], context, op)
     generator = torch.Generator().manual_seed(seed + world.rank)
-    n, channels, *size = made.graph.shape(op.value)
-    r0, r1, c0, c1 = own_rect(size, context.stage.tiles, context.tile)
+    n, channels, *_ = made.graph.shape(op.value)
+    r0, r1, c0, c1 = context.extent(op.value)
     x = torch.randn(n, channels, r1 - r0, c1 - c0, generator=generator, dtype=torch.float64)
     x.requires_grad_()
-    gathered: Tensor = gather_window(x, window.exchange)
-    y = torch.randn(gathered.shape, generator=generator, dtype=torch.float64)
-    gathered.backward(y)
+    values: dict[str, Any] = {op.value: x}
+    outputs = [_linear_part(context, op, reader, values) for reader in op.readers]
+    weights = [torch.randn(o.shape, generator=generator, dtype=torch.float64) for o in outputs]
+    torch.autograd.backward(outputs, weights)
     assert x.grad is not None
     comm.barrier()
     comm.shutdown()
-    return float((gathered.detach() * y).sum()), float((x.detach() * x.grad).sum())
+    pairs = zip(outputs, weights, strict=True)
+    forward = sum(float((o.detach() * y).sum()) for o, y in pairs)
+    return forward, float((x.detach() * x.grad).sum())
+
+
+def _linear_part(context: Context, op: CommOp, reader: str, values: dict[str, Any]) -> Tensor:
+    """Returns what a reader of an exchange computes from its pixels: a convolution, or them."""
+    node = context.plan.graph.by_name[reader]
+    exchange = Exchange(context, op)
+    if node.kind not in WINDOWS:
+        frame = Frame(exchange.own, context.extent(reader), exchange.size)
+        return gather_window(values[op.value], exchange.borrow(values, reader), frame)
+    window = Window(node, context, exchange)
+    borrowed = exchange.borrow(values, reader)
+    if window.strips is None:
+        frame = Frame(window.held, window.rect, window.size)
+        return gather_window(values[op.value], borrowed, frame)
+    generator = torch.Generator().manual_seed(1)
+    shape = context.plan.graph.params[node.args["weight"]["param"]].shape
+    weight = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return window(values[op.value], borrowed, {**node.args, "weight": weight, "bias": None})
 
 
 def gather_of_rank(world: World, num_elements: int, shared: bool) -> list[float]:
