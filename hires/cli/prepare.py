@@ -13,7 +13,7 @@ from hires.cli.show_plan import finding_lines
 from hires.cli.tracing import trace
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, PlanError
-from hires.plan.plan import Plan
+from hires.plan.plan import Finding, Plan
 
 
 def planned(config: RunConfig) -> Plan:
@@ -32,7 +32,24 @@ def planned(config: RunConfig) -> Plan:
     graph = trace(config)
     if sys.stderr.isatty():
         print(" " * 24, end="\r", file=sys.stderr, flush=True)
-    return make_plan(config, graph)
+    plan = make_plan(config, graph)
+    plan.findings += offered(config, plan.world)
+    return plan
+
+
+def offered(config: RunConfig, world: int) -> list[Finding]:
+    """Returns an error if the launcher has fewer ranks than the layout, with what would fit."""
+    most, parallel = config.launcher.max_ranks, config.parallel
+    if world <= most:
+        return []
+    one = world // parallel.replicas
+    remedy = f"or allow them with launcher.max_ranks={world}"
+    if parallel.replicas > 1 and one <= most:
+        remedy = f"use parallel.replicas={most // one}, {remedy}"
+    else:
+        remedy = f"use fewer tiles, stages or replicas, {remedy}"
+    text = f"the layout has {world} ranks, but launcher=local offers {most} on a machine; {remedy}"
+    return [Finding("error", "launcher.max_ranks", text)]
 
 
 def with_classes(config: RunConfig) -> RunConfig:

@@ -314,12 +314,15 @@ class LauncherConfig:
     """``local``: one process per rank on this machine."""
     threads: int = 1
     """Compute threads of every rank."""
+    max_ranks: int = 64
+    """``local``: most processes on this machine; a larger world is refused."""
     port: int = 0
     """Rendezvous port; 0: a free one is chosen."""
 
     def __post_init__(self) -> None:
         _one_of("launcher", self.name, ("local",))
         _at_least("launcher.threads", self.threads, 1)
+        _at_least("launcher.max_ranks", self.max_ranks, 1)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"launcher.port={self.port} must be 0 (any free port) to 65535")
 

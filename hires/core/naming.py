@@ -17,7 +17,7 @@ from hires.core.errors import ConfigError
 SCHEMA = 1
 """Version of what a run folder holds; it is part of the hash, so versions never share a folder."""
 
-COSMETIC = ("campaign", "results", "launcher.port", "comm.timeout_s")
+COSMETIC = ("campaign", "results", "launcher.port", "launcher.max_ranks", "comm.timeout_s")
 """Keys that say where a run is kept or how it is started, not what it is."""
 
 _MAX_PART = 48

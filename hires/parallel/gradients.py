@@ -18,6 +18,7 @@ from hires.comm import Group, Handle, all_reduce, sum_together
 from hires.parallel.context import Context
 from hires.parallel.running import RunningStatistics
 from hires.parallel.stage import StageModule
+from hires.plan.halos import ran_back
 from hires.plan.program import gradient_group
 
 ALONE_BYTES = 2**20
@@ -90,7 +91,8 @@ class StageSum:
         self.group: Group = context.groups[gradient_group(plan, index)]
         self.num_tiles = context.stage.num_tiles
         self.running = RunningStatistics(context, module)
-        trainable = {n: p for n, p in module.parameters.items() if p.requires_grad}
+        reached = _reached(context)
+        trainable = {n: p for n, p in module.parameters.items() if p.requires_grad and n in reached}
         self.repeated = {id(p) for n, p in trainable.items() if n not in module.partial}
         self.small = [p for p in trainable.values() if _num_bytes(p) < ALONE_BYTES]
         # Backward makes the last layer's gradients first.
@@ -153,6 +155,13 @@ class StageSum:
         if self.num_tiles > 1 and id(parameter) in self.repeated:
             parameter.grad.div_(self.num_tiles)
         return parameter.grad
+
+
+def _reached(context: Context) -> set[str]:
+    """Returns the parameters to which the backward pass comes; as in torch, others get nothing."""
+    nodes = ran_back(context.plan.graph, context.stage)
+    by_name = context.plan.graph.by_name
+    return {name for node in nodes for name in by_name[node].params}
 
 
 def _flat(tensor: Tensor) -> Tensor:

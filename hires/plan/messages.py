@@ -214,10 +214,25 @@ def _empty_tiles(graph: Graph, stage: Stage) -> list[Finding]:
             text = (
                 f"{describe(node)} makes a map of {size[0]}x{size[1]}, so {len(empty)} of the "
                 f"{rows}x{cols} tiles of stage {stage.index} hold nothing from there on and wait; "
-                f"the result is exact, an earlier join or a larger image would use them"
+                f"the result is exact, a larger image would use them, and so would a join before: "
+                f"{_join_before(graph, stage, node)}"
             )
             return [Finding("warning", "parallel.tiles", text)]
     return []
+
+
+def _join_before(graph: Graph, stage: Stage, node: Node) -> str:
+    """Returns how the tiles of a stage would join before a node, as keys."""
+    starts = layer_starts(graph)
+    layer = max(i for i, start in enumerate(starts) if start <= graph.position[node.name])
+    first = sum(start < stage.first for start in starts)
+    if layer <= first:
+        return f"parallel.spatial_stages={stage.index}" if stage.index else "fewer parallel.tiles"
+    cut = f"layer {layer} ({graph.nodes[starts[layer]].name})"
+    return (
+        f"end the stage at {cut}, as parallel=sp+lp parallel.stages=2 "
+        f"parallel.balance=[{layer},{len(starts) - layer}] does"
+    )
 
 
 def _far_halos(stage: Stage) -> list[Finding]:

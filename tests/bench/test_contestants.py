@@ -35,7 +35,8 @@ def test_every_layout_of_hires_stands_beside_torch_where_torch_has_it(rows):
 
 
 def test_pipelines_are_cut_at_the_same_node(rows):
-    pairs = [(r, next(p for p in rows if p.name == r.peers[0])) for r in rows if r.name.startswith("pp")]
+    ours_of_pipelines = [row for row in rows if row.name.startswith("pp")]
+    pairs = [(r, next(p for p in rows if p.name == r.peers[0])) for r in ours_of_pipelines]
     assert pairs
     for ours, torchs in pairs:
         cut = [[stage.first, stage.last] for stage in ours.plan.stages]

@@ -63,7 +63,7 @@ class Cells(nn.Module):
         self.shortcut = nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False)
         self.reduce = nn.Conv2d(8, 8, 3, stride=2, padding=1)
         self.norm = nn.BatchNorm2d(8)
-        self.watched = nn.Conv2d(8, 8, 7, padding=3).requires_grad_(False)
+        self.watched = nn.Conv2d(8, 8, 7, padding=3)
         self.head = nn.Linear(8, classes)
 
     def forward(self, x: Tensor) -> Tensor:
