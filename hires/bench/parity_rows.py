@@ -22,7 +22,7 @@ NETWORKS: dict[str, Choice] = {
     "resnet18": {"name": "resnet", "depth": 18},
     "preact_resnet11": {"name": "preact_resnet", "n": 1},
     "amoebanet": {"name": "amoebanet", "layers": 3, "filters": 16},
-    "unet transposed": {"name": "unet", "levels": 2, "width": 4},
+    "unet transposed": {"name": "unet", "levels": 2, "width": 4, "upsample": "transposed"},
     "unet bilinear": {"name": "unet", "levels": 2, "width": 4, "upsample": "bilinear"},
     "unet nearest": {"name": "unet", "levels": 2, "width": 4, "upsample": "nearest"},
     "edsr x2": {"name": "edsr", "blocks": 2, "width": 6, "scale": 2},
