@@ -17,6 +17,7 @@ from torch import Tensor
 from hires.comm import Group, Handle, irecv, isend
 from hires.parallel.context import Context
 from hires.plan.graph import Rect
+from hires.plan.halos import companions, name_of
 from hires.plan.plan import CommOp
 from hires.plan.program import Message
 from hires.plan.tiling import inside, intersect, is_empty
@@ -48,8 +49,13 @@ class Exchange:
     Rectangles are in pixels of the whole map.
     """
 
-    def __init__(self, context: Context, op: CommOp) -> None:
-        self.key = f"halo of {op.value} for {op.node}"
+    def __init__(self, context: Context, op: CommOp, leads: bool = True) -> None:
+        """``leads``: whether the next value's pixels may set out with these."""
+        plan, stage = context.plan, context.stage
+        self.key = name_of(op)
+        with_next = plan.remember(("with", stage.index), lambda: companions(plan.graph, stage))
+        later = with_next.get(self.key)
+        self.later = Exchange(context, later, leads=False) if leads and later else None
         self.value, self.readers = op.value, op.readers
         _, _, *size = context.plan.graph.shape(op.value)
         self.own = context.own(size)
@@ -67,11 +73,18 @@ class Exchange:
             reader: the node that asks.
         """
         if reader == self.readers[0]:
-            values[self.key] = Borrowed(self, values[self.value].detach())
+            self._begin(values)
+            if self.later is not None:
+                self.later._begin(values)
         borrowed: Borrowed = values[self.key]
         if reader == self.readers[-1]:
             del values[self.key]
         return borrowed
+
+    def _begin(self, values: dict[str, Any]) -> None:
+        """Sends the pixels on their way, unless they went with those of another value."""
+        if self.key not in values:
+            values[self.key] = Borrowed(self, values[self.value].detach())
 
 
 class Pending:

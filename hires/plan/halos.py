@@ -6,6 +6,9 @@ margins of all nodes that do. Their gradients travel back once, summed.
 
 from __future__ import annotations
 
+import bisect
+import itertools
+
 from hires.plan.graph import Graph, Node, Rect
 from hires.plan.plan import CommOp, Stage
 from hires.plan.rules import TILED, Rule
@@ -44,6 +47,30 @@ def halos_of(
         op.messages = loans(graph.shape(op.value)[2:], stage.tiles, needs[key])
         ops.setdefault(op.node, []).append(op)
     return ops
+
+
+def companions(graph: Graph, stage: Stage) -> dict[str, CommOp]:
+    """Returns the exchanges that set out together with the one before them, by that one's name.
+
+    Pixels of the next value travel already while those of this one are waited for, if the value is
+    there: so it is where branches of a cell read different values. No more than two are under way,
+    in one order, and none crosses from one segment that is computed again to the next.
+    """
+    position = graph.position
+    bounds = stage.segments or [stage.first]
+    halos = [op for op in stage.comm if op.kind == "halo"]
+    found = {}
+    for this, later in itertools.pairwise(halos):
+        at, other = position[this.node], position[later.node]
+        same = bisect.bisect(bounds, at) == bisect.bisect(bounds, other)
+        if same and position.get(later.value, -1) < at:
+            found[name_of(this)] = later
+    return found
+
+
+def name_of(op: CommOp) -> str:
+    """Returns what an exchange is called within its stage."""
+    return f"halo of {op.value} for {op.node}"
 
 
 def extents_of(graph: Graph, stage: Stage, value: str) -> list[Rect]:

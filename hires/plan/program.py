@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from hires.plan.halos import companions, name_of
 from hires.plan.plan import CommOp, Edge, Plan, Stage
 
 AHEAD, JOINED = "ahead", "joined"
@@ -205,9 +206,18 @@ def _inside(plan: Plan, rank: int, action: str, calls: Iterator[int]) -> Iterato
     """Yields what a rank says to the other tiles while it computes an action."""
     direction = plan.direction_of(action)
     stage = plan.stages[plan.slot_of(rank, direction).stage]
+    with_next = plan.remember(("with", stage.index), lambda: companions(plan.graph, stage))
+    posted: set[str] = set()
     for op, back in inside(plan, stage, action[0] == "B"):
         if op.kind == "halo":
             posts, waits = _halo(plan, rank, op, back, action)
+            if not back:
+                posts = [] if name_of(op) in posted else posts
+                posted.discard(name_of(op))
+                later = with_next.get(name_of(op))
+                if later is not None:
+                    posts += _halo(plan, rank, later, back, action)[0]
+                    posted.add(name_of(later))
             yield from _joined(posts, calls)
             yield from waits
         else:

@@ -7,8 +7,16 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.plan.plan import CommOp
+from hires.plan.graph import Graph
+from hires.plan.halos import companions
+from hires.plan.plan import CommOp, Stage
 from tests.helpers.tiny_nets import Forward, tiled, traced
+
+
+def staged(forward: Forward, tiles: tuple[int, int] = (2, 1), **parts: Any) -> tuple[Graph, Stage]:
+    """The graph and only stage of a network on images of 12x8."""
+    graph = traced(forward, (2, 4, 12, 8), **parts)
+    return graph, tiled(graph, tiles)[0]
 
 
 def halos(forward: Forward, tiles: tuple[int, int] = (2, 1), **parts: Any) -> list[CommOp]:
@@ -65,3 +73,33 @@ def test_residual_block_with_a_windowed_shortcut_sends_one_halo():
         ["first", "shortcut"],
         ["second"],
     ]
+
+
+def test_halos_of_two_values_of_a_cell_set_out_together():
+    def forward(n: Any, x: Tensor) -> Tensor:
+        x, y = n.left(x), n.right(x)
+        return n.one(x) + n.two(y)
+
+    parts = {"left": conv(1), "right": conv(1), "one": conv(3), "two": conv(3)}
+    graph, stage = staged(forward, **parts)
+    [(first, second)] = companions(graph, stage).items()
+    assert (first, second.value) == ("halo of left for one", "right")
+
+
+def test_halo_of_a_value_that_is_not_there_yet_waits_for_it():
+    def forward(n: Any, x: Tensor) -> Tensor:
+        return n.two(n.one(x))
+
+    graph, stage = staged(forward, one=conv(3), two=conv(3))
+    assert companions(graph, stage) == {}
+
+
+def test_halos_of_two_segments_set_out_one_by_one():
+    def forward(n: Any, x: Tensor) -> Tensor:
+        x, y = n.left(x), n.right(x)
+        return n.one(x) + n.two(y)
+
+    parts = {"left": conv(1), "right": conv(1), "one": conv(3), "two": conv(3)}
+    graph, stage = staged(forward, **parts)
+    stage.segments = [stage.first, graph.position["two"], stage.last]
+    assert companions(graph, stage) == {}
