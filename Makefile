@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt scripts/install.sh
 run: $(INSTALLED)  ## write a small folder of images, train on it and print the tables
 	$(BIN)/hires data make $(IMAGES) --classes 4 --count 64 --size 256x256 --seed 0
 	$(BIN)/hires run campaign=quickstart data=folder data.path=$(IMAGES) model=resnet18 image=256 \
-	    parallel=sp+lp precision=bf16 batch=8 steps=12 $(ARGS)
+	    parallel=sp+gems precision=bf16 batch=8 steps=12 $(ARGS)
 
 test: $(INSTALLED)  ## run the tests; ARGS='-m slow' runs the slow ones
 	$(BIN)/python -m pytest $(ARGS)

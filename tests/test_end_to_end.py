@@ -170,3 +170,11 @@ def test_launch_script_repeats_the_run_by_hand(tmp_path: Path):
     exit_file = script.parent / "a1" / "exit.json"
     assert json.loads(exit_file.read_text())["state"] == "done"
     assert "Throughput" in done.stdout
+
+
+def test_super_resolution_learns_from_a_folder_of_images(tmp_path: Path, images: Path):
+    small = ["model=edsr", "model.blocks=2", "model.width=8", "image=[12,11]", "batch=8"]
+    words = ["data=pairs", f"data.path={images}", "parallel=sp+lp", "steps=20"]
+    found = losses(run(tmp_path, *small, *words)[1])
+    assert len(found) == 20
+    assert sum(found[-3:]) < 0.9 * sum(found[:3])

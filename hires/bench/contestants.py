@@ -12,9 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hires.bench import more_rows
 from hires.core.config import (
     DataConfig,
+    HaloConfig,
     MeasureConfig,
+    MemoryConfig,
     ModelConfig,
     ParallelConfig,
     RunConfig,
@@ -30,7 +33,7 @@ CLASSES = 1000
 LEARNING_RATE = 0.0
 """It costs the same as any other, and the weights stay where all rows can be compared."""
 TASKS = ("train", "infer")
-GROUPS = ("sp", "pp", "dp")
+GROUPS = ("sp", "pp", "dp", "gems", "halo", "memory", "sp+gems")
 """What can be chosen; the rows of one process always run."""
 SINGLE = "single"
 PIECES = "single, microbatches"
@@ -75,6 +78,8 @@ class Contestant:
     """Rows of torch's own that do the same; the fastest is compared."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of whoever builds it."""
+    training_only: bool = False
+    """Whether it says something about training only."""
     checked: bool = True
     """Whether its answer must be that of one process; a bound computes something else."""
 
@@ -86,16 +91,20 @@ def line_up(options: Options, task: str) -> list[Contestant]:
         ConfigError: the network is unknown.
         PlanError: a layout cannot cut this network and image.
     """
-    lines = _Lines(options, task)
+    lines = Lines(options, task)
     rows = _one_process(lines)
-    groups: dict[str, Callable[[_Lines], list[Contestant]]] = {
+    groups: dict[str, Callable[[Lines], list[Contestant]]] = {
         "sp": _tiles,
         "pp": _pipelines if task == "train" else _forward_pipelines,
         "dp": _replicas if task == "train" else _forward_replicas,
+        "gems": more_rows.mirrored,
+        "halo": more_rows.halos,
+        "memory": more_rows.recomputed,
+        "sp+gems": more_rows.tiled_and_mirrored,
     }
     for name in options.only:
         rows += groups[name](lines)
-    return rows
+    return [row for row in rows if task == "train" or not row.training_only]
 
 
 def model_config(name: str) -> ModelConfig:
@@ -104,10 +113,15 @@ def model_config(name: str) -> ModelConfig:
     Raises:
         ConfigError: no network has this name.
     """
+    cells = re.fullmatch(r"amoebanet-(\d+)-(\d+)", name)
+    if cells:
+        layers, filters = int(cells[1]), int(cells[2])
+        return ModelConfig(name="amoebanet", layers=layers, filters=filters, classes=CLASSES)
     found = re.fullmatch(r"(preact_)?resnet(\d+)", name)
     if found is None:
         raise ConfigError(
-            f"--model {name} is unknown; use resnet18, 34, 50, 101 or 152, or preact_resnet110"
+            f"--model {name} is unknown; use resnet18, 34, 50, 101 or 152, preact_resnet110, or "
+            f"amoebanet-LAYERS-FILTERS as amoebanet-18-208"
         )
     depth = int(found[2])
     if found[1]:
@@ -115,7 +129,7 @@ def model_config(name: str) -> ModelConfig:
     return ModelConfig(name="resnet", depth=depth, classes=CLASSES)
 
 
-class _Lines:
+class Lines:
     """Makes rows of one task; the network is traced once."""
 
     def __init__(self, options: Options, task: str) -> None:
@@ -133,28 +147,36 @@ class _Lines:
         )
         self.graph: Graph = trace_config(self.base)
 
-    def config(self, **parallel: Any) -> RunConfig:
+    def config(self, layout: dict[str, Any], checkpoint: str = "none") -> RunConfig:
         """Returns the config of a layout; every microbatch has ``options.batch`` images."""
-        layout = ParallelConfig(**parallel)
-        batch = self.options.batch * layout.replicas * layout.microbatches
-        return replace(self.base, batch=batch, parallel=layout)
+        parallel = ParallelConfig(**layout)
+        batch = self.options.batch * parallel.pieces
+        memory = MemoryConfig(checkpoint=checkpoint)
+        return replace(self.base, batch=batch, parallel=parallel, memory=memory)
 
-    def ours(self, name: str, what: str, layout: dict[str, Any], **more: Any) -> Contestant:
+    def ours(
+        self, name: str, what: str, layout: dict[str, Any], checkpoint: str = "none", **more: Any
+    ) -> Contestant:
         """Returns a row that runs a plan: one of hires, or with another ``kind``."""
-        config = self.config(**layout)
+        config = self.config(layout, checkpoint)
         plan = make_plan(config, self.graph)
         plan.require_ok()
         more = {"kind": "hires", "num_ranks": plan.world, **more}
         return Contestant(name, what, config=config, plan=plan, **more)
+
+    @staticmethod
+    def halo(**keys: Any) -> HaloConfig:
+        """Returns how tiles borrow their halos."""
+        return HaloConfig(**keys)
 
     def torchs(self, name: str, what: str, kind: str, config: RunConfig, **more: Any) -> Contestant:
         """Returns a row of torch's own."""
         return Contestant(name, what, kind, config, **more)
 
 
-def _one_process(lines: _Lines) -> list[Contestant]:
+def _one_process(lines: Lines) -> list[Contestant]:
     """Returns the honest baseline, what it is measured by itself, and two threads."""
-    config = lines.config()
+    config = lines.config({})
     return [
         lines.ours(SINGLE, "hires, one process, one thread", {}, peers=("module",)),
         lines.torchs("module", "plain nn.Module with the 1x1 trick", "module", config),
@@ -169,7 +191,7 @@ def _one_process(lines: _Lines) -> list[Contestant]:
     ]
 
 
-def _tiles(lines: _Lines) -> list[Contestant]:
+def _tiles(lines: Lines) -> list[Contestant]:
     """Returns two tiles both ways, and their bound: half images that do not talk."""
     height, width = lines.base.image
     half = replace(lines.base, image=[(height + 1) // 2, width])
@@ -187,7 +209,7 @@ def _tiles(lines: _Lines) -> list[Contestant]:
     ]
 
 
-def _pieces(lines: _Lines) -> Contestant:
+def _pieces(lines: Lines) -> Contestant:
     """Returns the baseline of the pipelines, which adds up as many gradients."""
     count = lines.microbatches
     # All forward passes first, as in GPipe, would hold all activations: one process has no need to.
@@ -195,7 +217,7 @@ def _pieces(lines: _Lines) -> Contestant:
     return lines.ours(PIECES, f"hires, one process, {count} microbatches in turn", layout)
 
 
-def _pipelines(lines: _Lines) -> list[Contestant]:
+def _pipelines(lines: Lines) -> list[Contestant]:
     """Returns two stages under both schedules, beside torch.distributed.pipelining."""
     count = lines.microbatches
     rows = [_pieces(lines)]
@@ -209,7 +231,7 @@ def _pipelines(lines: _Lines) -> list[Contestant]:
     return rows
 
 
-def _forward_pipelines(lines: _Lines) -> list[Contestant]:
+def _forward_pipelines(lines: Lines) -> list[Contestant]:
     """Returns two stages in inference, where all schedules are one."""
     count = lines.microbatches
     layout = {"stages": 2, "microbatches": count}
@@ -221,10 +243,10 @@ def _forward_pipelines(lines: _Lines) -> list[Contestant]:
     ]
 
 
-def _replicas(lines: _Lines) -> list[Contestant]:
+def _replicas(lines: Lines) -> list[Contestant]:
     """Returns two replicas beside DistributedDataParallel."""
     layout = {"replicas": 2}
-    config = lines.config(**layout)
+    config = lines.config(layout)
     what = "DistributedDataParallel, default buckets"
     views = {"views": True}
     return [
@@ -241,11 +263,11 @@ def _replicas(lines: _Lines) -> list[Contestant]:
     ]
 
 
-def _forward_replicas(lines: _Lines) -> list[Contestant]:
+def _forward_replicas(lines: Lines) -> list[Contestant]:
     """Returns two replicas in inference, where they say nothing to each other."""
     layout = {"replicas": 2}
     what = "plain nn.Module with the 1x1 trick on both ranks"
-    config = lines.config(**layout)
+    config = lines.config(layout)
     return [
         lines.ours("dp", "hires, two replicas", layout, peers=("two modules",)),
         lines.torchs("two modules", what, "module", config, num_ranks=2),

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from hires.core.config import RunConfig
-from hires.engine.build import image_dtype, open_data, samples_of
+from hires.data.source import open_data
+from hires.engine.build import image_dtype, samples_of, target_of
 from hires.engine.loader import Loader, Microbatch
 
 Example = tuple[Tensor, Tensor]
-"""Images (n, C, H, W), channels_last, and labels (n) of one microbatch."""
+"""Images (n, C, H, W), channels_last, of one microbatch, and what they are compared with."""
 
 
 class Replay:
@@ -36,20 +37,20 @@ def whole_microbatches(config: RunConfig, replica: int) -> list[Example]:
         num_microbatches=config.parallel.pieces // config.parallel.replicas,
         rows=(0, config.height),
         cols=(0, config.width),
-        labels=True,
+        target=target_of(source, config.target_rect),
         steps=1,
         prefetch=0,
         dtype=image_dtype(config),
     )
     examples = []
-    for images, labels in loader:
+    for images, target in loader:
         assert images is not None
-        assert labels is not None
-        examples.append((images, labels))
+        assert target is not None
+        examples.append((images, target))
     return examples
 
 
 def whole_batch(config: RunConfig, replica: int) -> Example:
     """Returns the microbatches of a replica's first step as one."""
-    images, labels = zip(*whole_microbatches(config, replica), strict=True)
-    return torch.cat(images).contiguous(memory_format=torch.channels_last), torch.cat(labels)
+    images, targets = zip(*whole_microbatches(config, replica), strict=True)
+    return torch.cat(images).contiguous(memory_format=torch.channels_last), torch.cat(targets)

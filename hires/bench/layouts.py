@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import logging
 import shlex
@@ -19,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from hires.bench import table
-from hires.bench.contestants import GROUPS, TASKS, Contestant, Options, line_up, model_config
+from hires.bench.contestants import (
+    GROUPS,
+    SINGLE,
+    TASKS,
+    Contestant,
+    Options,
+    line_up,
+    model_config,
+)
 from hires.bench.peaks import peaks
 from hires.bench.ranks import run_ranks
 from hires.bench.runners import Judge, build
@@ -41,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _options(parsed)
         line_ups = {task: line_up(options, task) for task in options.tasks}
-        job = (options.timeout_s, line_ups, options.rounds, options.warmup)
-        tables = run_ranks(measure, NUM_RANKS, *job)
+        tables = {task: _raced(rows, options) for task, rows in line_ups.items()}
         command = shlex.join(["hires", "bench", "layouts", *words])
         for task, rows in line_ups.items() if parsed.memory else ():
             log.info("%s: measuring the memory of each layout alone", task)
@@ -62,24 +68,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(
-    rank: int, line_ups: dict[str, list[Contestant]], rounds: int, warmup: int
-) -> dict[str, list[dict[str, Any]]]:
-    """Runs all rows on one rank, one task after the other; returns the tables, by task."""
-    world = make_groups([[*range(NUM_RANKS)]])[0]
-    tables = {}
-    for task, rows in line_ups.items():
-        log.info("%s: building and checking %d rows", task, len(rows))
-        judge = Judge(rank)
-        runners, verdicts = {}, {}
-        for row in rows:
-            runners[row.name] = build(row, rank)
-            verdicts[row.name] = judge.judge(row, runners[row.name])
-        del judge
-        samples = race(runners, rounds, warmup, world)
-        tables[task] = table.table(rows, samples, verdicts)
-        del runners
-        gc.collect()
-    return tables
+    rank: int, rows: list[Contestant], num_ranks: int, rounds: int, warmup: int
+) -> list[dict[str, Any]]:
+    """Runs all rows on one rank; returns the table."""
+    world = make_groups([[*range(num_ranks)]])[0]
+    log.info("building and checking %d rows on %d ranks", len(rows), num_ranks)
+    judge = Judge(rank)
+    runners, verdicts = {}, {}
+    for row in rows:
+        runners[row.name] = build(row, rank)
+        verdicts[row.name] = judge.judge(row, runners[row.name])
+    del judge
+    samples = race(runners, rounds, warmup, world)
+    return table.table(rows, samples, verdicts)
+
+
+def _raced(rows: list[Contestant], options: Options) -> list[dict[str, Any]]:
+    """Returns the table of one task.
+
+    Rows on more ranks than most have a race of their own against the baseline: every rank of a
+    world takes part in every group that is made in it.
+    """
+    made: list[dict[str, Any]] = []
+    for num_ranks in sorted({max(NUM_RANKS, row.num_ranks) for row in rows}):
+        own = [row for row in rows if max(NUM_RANKS, row.num_ranks) == num_ranks]
+        if num_ranks > NUM_RANKS:
+            single = next(row for row in rows if row.name == SINGLE)
+            own = [dataclasses.replace(single, name=f"{SINGLE} beside {num_ranks} ranks"), *own]
+            own = [dataclasses.replace(row, baseline=own[0].name, peers=()) for row in own]
+        job = options.timeout_s, own, num_ranks, options.rounds, options.warmup
+        made += run_ranks(measure, num_ranks, *job)
+    return made
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,7 +8,6 @@ nothing is copied on the way.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
@@ -16,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hires.bench.feed import Example, whole_batch, whole_microbatches
 from hires.core.config import RunConfig
 from hires.engine.build import build_rank, cast, make_optimizer
+from hires.engine.verify import plain_loss
 from hires.nets.build import build_model, materialise
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT
@@ -45,8 +45,8 @@ class ModuleSteps:
                 return torch.cat([self.module(images) for images, _ in self.microbatches])
         self.optimizer.zero_grad(set_to_none=True)
         losses = []
-        for images, labels in self.microbatches:
-            loss = F.cross_entropy(self.module(images), labels) / len(self.microbatches)
+        for images, target in self.microbatches:
+            loss = plain_loss(self.module(images), target) / len(self.microbatches)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         self.optimizer.step()
@@ -66,7 +66,7 @@ class PipelineSteps:
         engine = build_rank(config, plan, rank, 1)
         self.optimizer = engine.optimizer
         self.parameters = engine.parameters
-        self.images, self.labels = whole_batch(config, 0)
+        self.images, self.target = whole_batch(config, 0)
         self.is_first, self.is_last = rank == 0, rank == len(plan.stages) - 1
         training = plan.training
         stage = PipelineStage(
@@ -81,8 +81,8 @@ class PipelineSteps:
         count = config.parallel.microbatches
         make = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
 
-        def loss(output: Tensor, labels: Tensor) -> Tensor:
-            return F.cross_entropy(output, labels) / count
+        def loss(output: Tensor, target: Tensor) -> Tensor:
+            return plain_loss(output, target) / count
 
         # The loss is divided instead of all gradients, as in hires: one pass over them less.
         self.schedule = make(stage, count, loss if training else None, scale_grads=False)
@@ -96,7 +96,7 @@ class PipelineSteps:
             return output
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
-        target = self.labels if self.is_last else None
+        target = self.target if self.is_last else None
         self.schedule.step(*args, target=target, losses=losses, return_outputs=False)
         self.optimizer.step()
         return torch.stack([loss.detach() for loss in losses]).sum().view(1) if losses else None

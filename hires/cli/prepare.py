@@ -13,7 +13,7 @@ from hires.cli.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, PlanError
-from hires.plan.plan import Plan
+from hires.plan.plan import Finding, Plan
 
 
 def planned(config: RunConfig, memory: bool = True) -> Plan:
@@ -32,11 +32,27 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
     with TorchProcess() as process:
         _say("tracing the network ...")
         plan = make_plan(config, process.trace(config))
+        plan.findings += offered(config, plan.world)
         if memory:
             _say("predicting the memory ...")
             add_forecast(config, plan, process)
     _say("")
     return plan
+
+
+def offered(config: RunConfig, world: int) -> list[Finding]:
+    """Returns an error if the launcher has fewer ranks than the layout, with what would fit."""
+    most, parallel = config.launcher.max_ranks, config.parallel
+    if world <= most:
+        return []
+    one = world // parallel.replicas
+    remedy = f"or allow them with launcher.max_ranks={world}"
+    if parallel.replicas > 1 and one <= most:
+        remedy = f"use parallel.replicas={most // one}, {remedy}"
+    else:
+        remedy = f"use fewer tiles, stages or replicas, {remedy}"
+    text = f"the layout has {world} ranks, but launcher=local offers {most} on a machine; {remedy}"
+    return [Finding("error", "launcher.max_ranks", text)]
 
 
 def with_classes(config: RunConfig) -> RunConfig:
@@ -45,11 +61,11 @@ def with_classes(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: the data folder is missing or unusable, or has more classes than the network.
     """
-    from hires.data.source import open_source
+    from hires.data.source import open_data
 
-    source = open_source(config.data, config.image, config.model.channels, config.seed)
+    source = open_data(config)
     classes = config.model.classes or source.num_classes
-    if classes < source.num_classes:
+    if classes < source.num_classes and config.loss == "cross_entropy":
         raise ConfigError(
             f"model.classes={classes} is fewer than the {source.num_classes} classes of the data; "
             f"leave model.classes out, or set it to {source.num_classes} or more"

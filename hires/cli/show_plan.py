@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hires.cli.show_memory import memory_lines
-from hires.core.units import count, size
+from hires.core.units import count, seconds, size
 
 Facts = dict[str, Any]
+
+_MOST = 8
+"""Problems of one proof that a screen shows."""
 
 
 def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> list[str]:
@@ -27,7 +30,7 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
     if not any(stage["num_layers"] for stage in plan["stages"]):
         return ["findings", *(f"  {line}" for line in findings)]
     who = "stage" if plan["num_directions"] == 1 else "rank"
-    sections = (
+    sections: list[tuple[str, list[str]]] = [
         ("placement (ranks)", placement_lines(plan)),
         ("stages", _stage_lines(plan)),
         (
@@ -37,7 +40,8 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
         ("messages of a step, all ranks", message_lines(plan.get("totals", {}))),
         ("memory of a rank", memory_lines(plan.get("memory", []), limit)),
         ("findings", findings + _verdict(plan)),
-    )
+        *_proof_section(plan),
+    ]
     lines: list[str] = []
     for title, body in sections:
         if title.startswith("memory") and not body:
@@ -74,6 +78,45 @@ def message_lines(totals: Facts) -> list[str]:
         return ["none"]
     rows.append(("all", f"{totals['messages']}", size(totals["bytes"])))
     return _aligned([("kind", "messages", "bytes"), *rows])
+
+
+def proof_lines(proofs: list[Facts]) -> list[str]:
+    """Returns one line a proof, and the problems of those that failed below it.
+
+    Args:
+        proofs: as :meth:`hires.plan.verify.Verdict.to_dict` gives them.
+    """
+    rows = [
+        ("semantics", "backends", "receives posted", "verdict", "messages", "collectives", "time")
+    ]
+    for proof in proofs:
+        right = "deadlock-free" if proof["ok"] else "FAILS" if proof["decides"] else "fails"
+        posted = {"ahead": "one action ahead", "joined": "with the sends before"}[proof["order"]]
+        counted = (str(proof["messages"]), str(proof["collectives"]), seconds(proof["seconds"]))
+        backends = ", ".join(proof["backends"]) or "-"
+        rows.append((proof["semantics"], backends, posted, right, *counted))
+    lines = _aligned(rows)
+    shown = [lines[0]]
+    for line, proof in zip(lines[1:], proofs, strict=True):
+        problems = [part for text in proof["problems"][:_MOST] for part in _parts(text)]
+        if len(proof["problems"]) > _MOST:
+            problems.append(f"and {len(proof['problems']) - _MOST} more; --json shows all")
+        shown += [line, *(f"    {part}" for part in problems)]
+    return shown
+
+
+def _proof_section(plan: Facts) -> list[tuple[str, list[str]]]:
+    """Returns the title and lines of the proofs, if they were asked for and could be made."""
+    if "proofs" not in plan:
+        return []
+    title = f"proof (the messages of this plan go through {plan['backend']})"
+    return [(title, proof_lines(plan["proofs"]) if plan["proofs"] else ["not made"])]
+
+
+def _parts(problem: str) -> list[str]:
+    """Returns a problem with a line for each rank that waits."""
+    first, *others = problem.split("; ")
+    return [first, *(f"  {other}" for other in others)]
 
 
 def finding_lines(findings: list[Facts]) -> list[str]:

@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from hires.cli.nearest import offer
 from hires.core.errors import ConfigError
 
-BENCHMARKS = {"layouts": "tiles, pipeline and replicas beside one process and torch's own"}
+BENCHMARKS = {
+    "layouts": "tiles, pipeline and replicas beside one process and torch's own",
+    "plan": "time and memory to plan and prove up to 4096 ranks",
+    "parity": "many layouts, drawn, against one process in float64",
+}
 
 _HELP = """\
 usage: hires bench NAME [options]

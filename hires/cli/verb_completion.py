@@ -18,7 +18,7 @@ from hires.core.errors import ConfigError
 COMPOSING = {"--cfg", "--config-dir", "--help", "--json"}
 OPTIONS = {
     "run": COMPOSING | {"--again"},
-    "plan": COMPOSING,
+    "plan": COMPOSING | {"--prove"},
     "verify": COMPOSING,
     "show": {"--help", "--json", "--results"},
     "list": {"--config-dir", "--help", "--json"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from hires.cli.compose import compose
 from hires.cli.options import Parser, add_json, add_overrides
@@ -12,10 +13,13 @@ from hires.cli.screen import print_config
 from hires.cli.show_plan import plan_lines
 from hires.core.errors import PlanError
 from hires.core.units import parse_size
+from hires.plan.plan import Plan
+from hires.plan.verify import judged
 
 _EXAMPLES = (
     "hires plan parallel=pp image=512",
     "hires plan parallel=sp 'parallel.tiles=[2,2]' --json",
+    "hires plan parallel=sp+pp --prove",
 )
 
 
@@ -24,13 +28,24 @@ def main(words: Sequence[str]) -> int:
     parser = Parser("plan", "Show who computes and sends what, without running it.", _EXAMPLES)
     add_overrides(parser)
     add_json(parser)
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="show the proof under each semantics of messages, and who waits for whom if it fails",
+    )
     args = parser.read(words)
     config = compose(args.overrides, args.config_dir)
     if args.cfg:
         return print_config(config)
     plan = planned(with_classes(config))
     facts = plan.to_dict()
-    limit = parse_size(config.memory.limit)
-    lines = plan_lines(facts, plan.timeline(), limit)
+    if args.prove:
+        facts["proofs"] = _proofs(plan)
+    lines = plan_lines(facts, plan.timeline(), parse_size(config.memory.limit))
     print(json.dumps(facts) if args.json else "\n".join(lines))
     return 0 if plan.ok else PlanError.exit_code
+
+
+def _proofs(plan: Plan) -> list[dict[str, Any]]:
+    """Returns the proofs of a plan that has messages: not of one that could not be made."""
+    return [verdict.to_dict(plan) for verdict in judged(plan)] if plan.verdict else []

@@ -12,6 +12,7 @@ from hires.comm.runtime import (
     rehearsal,
     shutdown,
     start,
+    sum_together,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "rehearsal",
     "shutdown",
     "start",
+    "sum_together",
 ]

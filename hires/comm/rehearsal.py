@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hires.comm import shared
+from hires.comm.attach import CHUNK_BYTES
 
 SEGMENT_BYTES = 2**20
 """Largest piece in which gloo's ring all-reduce passes a tensor on; it keeps two of them."""
@@ -70,11 +71,11 @@ class SilentWire:
     def barrier(self) -> None:
         """Waits for nobody."""
 
-    def share_memory(self, num_ranks: int) -> SilentMemory | None:
+    def share_memory(self, num_ranks: int, mail: bool) -> SilentMemory | None:
         """Returns what stands for the shared memory of a group, or None where there is none."""
         if num_ranks == 1 or not self._shared_memory or not shared.supported():
             return None
-        self.memories.append(SilentMemory(num_ranks))
+        self.memories.append(SilentMemory(num_ranks, mail))
         return self.memories[-1]
 
     def shared_bytes(self) -> int:
@@ -90,7 +91,8 @@ class SilentWire:
 class SilentMemory:
     """What :class:`hires.comm.shared.SharedMemory` is to a rank, without the other ranks."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, mail: bool) -> None:
+        self.mail_bytes = shared.mail_bytes(num_ranks, mail)
         self._num_ranks = num_ranks
         self._largest: dict[tuple[str, int], int] = {}
 
@@ -119,3 +121,16 @@ class SilentMemory:
         size = tensor.numel() * tensor.element_size()
         key = kind, peer
         self._largest[key] = max(self._largest.get(key, 0), size)
+
+
+class SilentPeers:
+    """What :class:`hires.comm.attach.PeerMemory` is to a rank, without the other ranks."""
+
+    works = True
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+
+    def sum(self, tensors: list[Tensor]) -> None:
+        """Leaves the tensors as they are; a piece of every other rank is held while they add up."""
+        torch.empty((self._num_ranks - 1) * CHUNK_BYTES, dtype=torch.uint8)

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm import shared
-from hires.comm.rehearsal import SilentMemory, SilentWire
+from hires.comm.attach import PeerMemory
+from hires.comm.rehearsal import SilentMemory, SilentPeers, SilentWire
 from hires.comm.shared import SharedMemory
 from hires.core.errors import CommError
 from hires.core.world import World
@@ -70,6 +71,8 @@ class Group:
     """Tag of its direct gathers."""
     shared: SharedMemory | SilentMemory | None = None
     """Memory for small messages, where all its ranks are on this machine."""
+    peers: PeerMemory | SilentPeers | None = None
+    """The ranks' own memory, where they may read each other's, for sums of large tensors."""
 
     @property
     def size(self) -> int:
@@ -136,8 +139,8 @@ def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group
 
     Args:
         members: the ranks of each group.
-        num_close: the first so many groups exchange many small messages; in a world that lives on
-            one machine they get shared memory.
+        num_close: the first so many groups exchange many small messages, the others sum large
+            tensors; in a world that lives on one machine both go through memory.
 
     Returns:
         The groups that hold this rank, by their index in ``members``.
@@ -150,8 +153,12 @@ def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group
             handle = _guard(functools.partial(_wire.new_group, ranks), f"group {ranks}")
         if rank in ranks:
             made[number] = Group(ranks, ranks.index(rank), handle, GATHER_TAG + number % 1024)
-            if number < num_close:
-                made[number].shared = _share_memory(made[number])
+            made[number].shared = memory = _share_memory(made[number], number < num_close)
+            if number >= num_close and memory is not None:
+                silent = isinstance(memory, SilentMemory)
+                index = made[number].index
+                peers = SilentPeers(len(ranks)) if silent else PeerMemory(memory.gather, index)
+                made[number].peers = peers if peers.works else None
     return made
 
 
@@ -204,6 +211,19 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
     return handle
 
 
+def sum_together(tensors: list[Tensor], group: Group) -> None:
+    """Sums dense tensors over a group, in place; those of one type as one message."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors if group.size > 1 else ():
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for bucket in by_type.values():
+        if group.peers is not None:
+            what = f"a sum among ranks {group.ranks}"
+            _guard(functools.partial(group.peers.sum, bucket), what)
+        else:
+            _sum_as_one(bucket, group)
+
+
 def all_gather(tensor: Tensor, group: Group) -> Tensor:
     """Returns the tensors of all ranks of a group, stacked in the order of its ranks."""
     small = tensor.numel() * tensor.element_size() <= DIRECT_BYTES
@@ -231,14 +251,24 @@ def barrier() -> None:
     _guard(_wire.barrier, "a barrier of all ranks")
 
 
-def _share_memory(group: Group) -> SharedMemory | SilentMemory | None:
+def _sum_as_one(bucket: list[Tensor], group: Group) -> None:
+    """Sums tensors of one type as one tensor."""
+    flat = torch.cat([tensor.view(-1) for tensor in bucket])
+    all_reduce(flat, group)
+    begin = 0
+    for tensor in bucket:
+        tensor.view(-1).copy_(flat[begin : begin + tensor.numel()])
+        begin += tensor.numel()
+
+
+def _share_memory(group: Group, mail: bool) -> SharedMemory | SilentMemory | None:
     """Returns the group's shared memory, or None for all members alike."""
     if isinstance(_wire, SilentWire):
-        return _wire.share_memory(group.size)
+        return _wire.share_memory(group.size, mail)
     if group.size == 1 or not _one_machine or not shared.supported():
         return None
     name = torch.zeros(PATH_BYTES, dtype=torch.uint8)
-    path = shared.create(group.size) if group.index == 0 else None
+    path = shared.create(group.size, mail) if group.index == 0 else None
     if path is not None:
         encoded = os.fsencode(path)
         name[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
@@ -247,7 +277,7 @@ def _share_memory(group: Group) -> SharedMemory | SilentMemory | None:
     told = os.fsdecode(bytes(name.tolist()).rstrip(b"\0"))
     if not told:
         return None
-    memory = shared.SharedMemory(Path(told), group.size, group.index, _timeout_s)
+    memory = shared.SharedMemory(Path(told), group.size, group.index, _timeout_s, mail)
     _guard(lambda: dist.barrier(group=group.process_group), what)
     shared.remove(Path(told))
     return memory
@@ -257,7 +287,7 @@ def _memory_for(tensor: Tensor, group: Group | None) -> SharedMemory | SilentMem
     """Returns the memory through which a message goes: a function of its size and group only."""
     if group is None or group.shared is None:
         return None
-    fits = tensor.numel() * tensor.element_size() <= shared.mail_bytes(group.size)
+    fits = tensor.numel() * tensor.element_size() <= group.shared.mail_bytes
     return group.shared if fits else None
 
 
@@ -272,6 +302,6 @@ def _guard(call: Callable[[], Any], what: str) -> Any:
         return call()
     except CommError as error:
         raise CommError(f"{what} failed: {error}") from error
-    except (RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise CommError(f"{what} failed: {reason[0][:300]}") from error

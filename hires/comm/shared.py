@@ -45,11 +45,15 @@ class SharedMemory:
         num_ranks: members.
         index: this rank's position among them.
         timeout_s: longest wait for another member.
+        mail: whether there is room for messages between two members.
     """
 
-    def __init__(self, path: Path, num_ranks: int, index: int, timeout_s: float) -> None:
+    def __init__(
+        self, path: Path, num_ranks: int, index: int, timeout_s: float, mail: bool = True
+    ) -> None:
         with path.open("r+b") as file:
-            memory = mmap.mmap(file.fileno(), num_bytes(num_ranks))
+            memory = mmap.mmap(file.fileno(), num_bytes(num_ranks, mail))
+        self.mail_bytes = mail_bytes(num_ranks, mail)
         num_counters = num_ranks * (1 + 2 * num_ranks)
         counters = np.frombuffer(memory, np.int64, num_counters * LINE // 8)[:: LINE // 8]
         self._came = counters[:num_ranks]
@@ -58,7 +62,7 @@ class SharedMemory:
         rest = torch.frombuffer(memory, dtype=torch.uint8, offset=num_counters * LINE)
         split = 2 * num_ranks * GATHER_BYTES
         self._gathers = rest[:split].view(2, num_ranks, GATHER_BYTES)
-        self._mail = rest[split:].view(num_ranks, num_ranks, 2, mail_bytes(num_ranks))
+        self._mail = rest[split:].view(num_ranks, num_ranks, 2, self.mail_bytes)
         self._index = index
         self._timeout_s = timeout_s
         self._num_gathers = 0
@@ -140,19 +144,19 @@ def supported() -> bool:
     return platform.machine() in ("x86_64", "AMD64")
 
 
-def mail_bytes(num_ranks: int) -> int:
-    """Returns the largest message between two members of a group."""
+def mail_bytes(num_ranks: int, mail: bool = True) -> int:
+    """Returns the largest message between two members of a group; 0 without ``mail``."""
     share = ALL_MAIL_BYTES // (2 * num_ranks * num_ranks)
-    return min(MAIL_BYTES, share // LINE * LINE)
+    return min(MAIL_BYTES, share // LINE * LINE) if mail else 0
 
 
-def num_bytes(num_ranks: int) -> int:
+def num_bytes(num_ranks: int, mail: bool = True) -> int:
     """Returns the size of a group's memory: counters, slots of gathers, slots of messages."""
     counters = num_ranks * (1 + 2 * num_ranks) * LINE
-    return counters + 2 * num_ranks * (GATHER_BYTES + num_ranks * mail_bytes(num_ranks))
+    return counters + 2 * num_ranks * (GATHER_BYTES + num_ranks * mail_bytes(num_ranks, mail))
 
 
-def create(num_ranks: int) -> Path | None:
+def create(num_ranks: int, mail: bool = True) -> Path | None:
     """Returns a new file for a group, or None if there is no room; only its owner can read it."""
     folder = FOLDER if FOLDER.is_dir() else Path(tempfile.gettempdir())
     path = None
@@ -161,7 +165,7 @@ def create(num_ranks: int) -> Path | None:
         os.close(handle)
         path = Path(name)
         # Written, not only sized: a full memory disk says so here and not by a signal later.
-        path.write_bytes(bytes(num_bytes(num_ranks)))
+        path.write_bytes(bytes(num_bytes(num_ranks, mail)))
     except OSError:
         if path is not None:
             path.unlink(missing_ok=True)

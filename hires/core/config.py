@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 PRECISIONS = ("fp32", "bf16", "fp64")
 SCHEDULES = ("gpipe", "1f1b", "gems", "gems_1f1b")
+LOSSES = ("auto", "cross_entropy", "l1")
+UPSAMPLES = ("transposed", "bilinear", "nearest")
 FITS = ("resize", "crop", "error")
 
 
@@ -30,13 +32,33 @@ class ModelConfig:
     """``model=NAME``: the network."""
 
     name: str = "resnet"
-    """Family: ``resnet`` (post-activation, 2015), ``preact_resnet`` (9n+2, 2016) or ``custom``."""
+    """Family: ``resnet`` (post-activation, 2015), ``preact_resnet`` (9n+2, 2016), ``amoebanet``
+    (AmoebaNet-D), ``unet`` (a class for every pixel), ``edsr`` (super-resolution) or ``custom``."""
     depth: int = 50
     """Layers of a ``resnet``: 18, 34, 50, 101 or 152."""
     n: int = 12
     """Blocks per group of a ``preact_resnet``, whose depth is 9n+2."""
+    layers: int = 18
+    """Normal cells of an ``amoebanet``, a multiple of 3."""
+    filters: int = 208
+    """Filters of an ``amoebanet``, a multiple of 4: its stem has a quarter as many channels."""
+    levels: int = 4
+    """Times a ``unet`` halves the image on its way down."""
+    blocks: int = 16
+    """Residual blocks of an ``edsr``."""
+    width: int = 64
+    """Channels of a ``unet`` at full size, and of an ``edsr``."""
+    upsample: str = "transposed"
+    """Way up of a ``unet``: ``transposed`` (a transposed convolution), ``bilinear`` or ``nearest``
+    (interpolation, then a convolution)."""
+    scale: int = 2
+    """Times larger an ``edsr`` makes the image: 2, 3 or 4. With ``task.loss=l1`` it is also how
+    much smaller than its target the image of any other network is made; 1 leaves it as it is."""
+    res_scale: float = 1.0
+    """By which an ``edsr`` multiplies what each of its blocks adds."""
     classes: int | None = None
-    """Outputs of the classifier; unset: as many as the data has."""
+    """Outputs of the classifier, or of a ``unet`` for every pixel; unset: as many as the data has
+    (pairs have the channels of their images)."""
     channels: int = 3
     """Channels of the input image."""
     target: str | None = None
@@ -45,8 +67,11 @@ class ModelConfig:
     """``custom`` only: keyword arguments of the function."""
 
     def __post_init__(self) -> None:
-        _at_least("model.n", self.n, 1)
-        _at_least("model.channels", self.channels, 1)
+        for key in ("n", "layers", "filters", "levels", "blocks", "width", "scale", "channels"):
+            _at_least(f"model.{key}", getattr(self, key), 1)
+        _one_of("model.upsample", self.upsample, UPSAMPLES)
+        if not 0 < self.res_scale < math.inf:
+            raise ConfigError(f"model.res_scale={self.res_scale} must be above 0, and finite")
         if self.classes is not None:
             _at_least("model.classes", self.classes, 1)
         if self.name == "custom" and (not self.target or self.target.count(":") != 1):
@@ -60,9 +85,11 @@ class DataConfig:
     """``data=NAME``: where the images come from."""
 
     name: str = "synthetic"
-    """``synthetic`` (made in memory from the seed) or ``folder`` (one sub-folder per class)."""
+    """``synthetic`` (made in memory from the seed), ``folder`` (one sub-folder per class) or
+    ``pairs`` (a folder of images that are made smaller: input and target of super-resolution)."""
     path: str | None = None
-    """``folder`` only: the folder whose sub-folders are the classes."""
+    """``folder``: the folder whose sub-folders are the classes. ``pairs``: the folder below which
+    all images are."""
     classes: int = 10
     """``synthetic`` only: number of classes."""
     length: int = 1024
@@ -87,9 +114,12 @@ class HaloConfig:
     """``parallel.halo.*``: how tiles borrow the pixels around them."""
 
     fuse: int = 1
-    """Windowed layers that one exchange serves; more borrow wider halos less often."""
+    """Windowed layers that one exchange serves, at most; more borrow wider halos less often, and
+    compute the pixels near a cut on both sides of it."""
     overlap: str = "auto"
-    """Whether the interior is computed while halos travel: ``auto``, ``on`` or ``off``."""
+    """Whether a convolution computes the interior of its tile while the halo travels, without a
+    copy of the tile: ``on`` (wherever there is an interior), ``auto`` (where the border, which is
+    then computed apart, is small beside it) or ``off`` (the halo comes first)."""
 
     def __post_init__(self) -> None:
         _at_least("parallel.halo.fuse", self.fuse, 1)
@@ -273,9 +303,13 @@ class TaskConfig:
     """Its momentum."""
     weight_decay: float = 1e-4
     """Its L2 penalty, on every parameter."""
+    loss: str = "auto"
+    """``cross_entropy`` (classes), ``l1`` (images of ``model.scale`` times the size of the input)
+    or ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, ``cross_entropy`` for all else."""
 
     def __post_init__(self) -> None:
         _one_of("task", self.name, ("train", "infer"))
+        _one_of("task.loss", self.loss, LOSSES)
         for key in ("lr", "momentum", "weight_decay"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise ConfigError(f"task.{key}={getattr(self, key)} must be 0 or more, and finite")
@@ -289,12 +323,15 @@ class LauncherConfig:
     """``local``: one process per rank on this machine."""
     threads: int = 1
     """Compute threads of every rank."""
+    max_ranks: int = 64
+    """``local``: most processes on this machine; a larger world is refused."""
     port: int = 0
     """Rendezvous port; 0: a free one is chosen."""
 
     def __post_init__(self) -> None:
         _one_of("launcher", self.name, ("local",))
         _at_least("launcher.threads", self.threads, 1)
+        _at_least("launcher.max_ranks", self.max_ranks, 1)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"launcher.port={self.port} must be 0 (any free port) to 65535")
 
@@ -319,7 +356,7 @@ class RunConfig:
     """Everything that decides one run. The key names are the public interface."""
 
     image: Any = 224
-    """Size of the images in pixels: n, or [height, width]."""
+    """Size of the images that enter the network in pixels: n, or [height, width]."""
     batch: int = 8
     """Images per step, of the whole world."""
     steps: int = 12
@@ -346,12 +383,37 @@ class RunConfig:
         _at_least("steps", self.steps, 1)
         _at_least("seed", self.seed, 0)
         _check_campaign(self.campaign)
+        if self.data.name == "pairs" and self.loss != "l1":
+            raise ConfigError(
+                f"task.loss={self.loss} needs classes, which data=pairs does not have; use "
+                f"task.loss=l1 or data=folder"
+            )
         counted = self.measure.warmup + (self.measure.steps or 1)
         if self.steps < counted:
             raise ConfigError(
                 f"steps={self.steps} leaves too little after measure.warmup={self.measure.warmup} "
                 f"for {self.measure.steps or 1} measured steps; use steps={counted} or more"
             )
+
+    @property
+    def loss(self) -> str:
+        """What training minimises: ``task.loss``, or what ``auto`` means here."""
+        if self.task.loss != "auto":
+            return self.task.loss
+        makes_images = self.model.name == "edsr" or self.data.name == "pairs"
+        return "l1" if makes_images else "cross_entropy"
+
+    @property
+    def target_size(self) -> tuple[int, int] | None:
+        """(height, width) of the target image of every pair; None where targets are classes."""
+        scale = self.model.scale
+        return (scale * self.height, scale * self.width) if self.loss == "l1" else None
+
+    @property
+    def target_rect(self) -> tuple[int, int, int, int] | None:
+        """All rows and columns of the target image, as (0, height, 0, width); None likewise."""
+        size = self.target_size
+        return (0, size[0], 0, size[1]) if size else None
 
     @property
     def height(self) -> int:

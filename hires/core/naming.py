@@ -17,7 +17,14 @@ from hires.core.errors import ConfigError
 SCHEMA = 1
 """Version of what a run folder holds; it is part of the hash, so versions never share a folder."""
 
-COSMETIC = ("campaign", "results", "launcher.port", "comm.timeout_s", "memory.limit")
+COSMETIC = (
+    "campaign",
+    "results",
+    "launcher.port",
+    "launcher.max_ranks",
+    "comm.timeout_s",
+    "memory.limit",
+)
 """Keys that say where a run is kept, how it is started or whether, not what it is."""
 
 _MAX_PART = 48
@@ -29,6 +36,12 @@ def model_label(model: ModelConfig) -> str:
         return f"resnet{model.depth}"
     if model.name == "preact_resnet":
         return f"preact_resnet{9 * model.n + 2}"
+    if model.name == "amoebanet":
+        return f"amoebanet{model.layers}_{model.filters}"
+    if model.name == "unet":
+        return f"unet{model.levels}_{model.width}_{model.upsample}"
+    if model.name == "edsr":
+        return f"edsr{model.blocks}_{model.width}_x{model.scale}"
     return f"{model.name}:{(model.target or '').rpartition(':')[2]}"
 
 

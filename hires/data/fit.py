@@ -1,11 +1,12 @@
 """How does an image of any size become one of the size that the config asks for?
 
 ``resize`` is bilinear with half-pixel centres; where it shrinks, the triangle widens with the scale
-so that no pixel is skipped (as Pillow and torch's ``antialias=True`` do). It is separable: every
-output row is a weighted sum of a few source rows, then the same along columns. ``crop`` keeps the
-middle of a larger image and sets a smaller one in the middle of mid-grey, which is zero for the
-network. A window reads only the source pixels that it depends on, and the taps of every output
-pixel, their weights and the order of summation do not depend on the window.
+so that no pixel is skipped (as Pillow and torch's ``antialias=True`` do). Pairs of images are made
+with a cubic kernel in the triangle's place. It is separable: every output row is a weighted sum of
+a few source rows, then the same along columns. ``crop`` keeps the middle of a larger image and sets
+a smaller one in the middle of mid-grey, which is zero for the network. A window reads only the
+source pixels that it depends on, and the taps of every output pixel, their weights and the order of
+summation do not depend on the window.
 
 Source:
     Pillow, ``Resample.c`` (precompute_coeffs).
@@ -48,7 +49,9 @@ class Taps:
         return Taps(index - first, self.weight[slice(*span)]), (first, last + 1)
 
 
-def resize(read: Read, source: Size, target: Size, rows: Span, cols: Span) -> Pixels:
+def resize(
+    read: Read, source: Size, target: Size, rows: Span, cols: Span, *, kernel: str = "linear"
+) -> Pixels:
     """Returns a window of the image after resizing.
 
     Args:
@@ -57,14 +60,15 @@ def resize(read: Read, source: Size, target: Size, rows: Span, cols: Span) -> Pi
         target: (height, width) of the image after resizing.
         rows: rows of the window, in pixels of the target.
         cols: columns of the window.
+        kernel: ``linear`` or ``cubic``, which may go a little beyond the range of the source.
 
     Returns:
         (h, w, samples), float32 in the units of the source; what ``read`` gave if sizes agree.
     """
     if source == target:
         return read(rows, cols)
-    across, source_cols = taps(source[1], target[1]).part(cols)
-    down = taps(source[0], target[0])
+    across, source_cols = taps(source[1], target[1], kernel).part(cols)
+    down = taps(source[0], target[0], kernel)
     bands = [
         _resized_band(read, down, band, across, source_cols)
         for band in _bands(rows, source[0] / target[0] * (source_cols[1] - source_cols[0]))
@@ -94,21 +98,39 @@ def crop(read: Read, source: Size, target: Size, rows: Span, cols: Span, *, fill
 
 
 @lru_cache(maxsize=64)
-def taps(source: int, target: int) -> Taps:
+def taps(source: int, target: int, kernel: str = "linear") -> Taps:
     """Returns the taps of a whole axis that is resized from ``source`` to ``target`` pixels."""
+    radius, weigh = KERNELS[kernel]
     scale = source / target
-    support = max(scale, 1.0)
+    stretch = max(scale, 1.0)
+    support = radius * stretch
     count = 2 * int(np.ceil(support)) + 1
     centre = (np.arange(target) + 0.5) * scale  # in pixels of the source
     first = np.floor(centre - support + 0.5).astype(np.intp)
     index = first[:, None] + np.arange(count)
-    distance = np.abs(index + 0.5 - centre[:, None]) / support
-    weight = np.maximum(1.0 - distance, 0.0)
+    distance = np.abs(index + 0.5 - centre[:, None]) / stretch
+    weight = weigh(distance)
     weight[(index < 0) | (index >= source)] = 0.0  # what is outside has no say
     weight /= weight.sum(axis=1, keepdims=True)
     used = weight.any(axis=0)
     index = np.clip(index, 0, source - 1)
     return Taps(index[:, used], weight[:, used].astype(np.float32))
+
+
+def _linear(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the triangle's weight at a distance in pixels of the coarser image."""
+    return np.maximum(1.0 - distance, 0.0)
+
+
+def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the weight of Keys' cubic kernel with a = -1/2."""
+    near = (1.5 * distance - 2.5) * distance**2 + 1.0
+    far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
+    return np.where(distance < 1, near, np.where(distance < 2, far, 0.0))
+
+
+KERNELS = {"linear": (1, _linear), "cubic": (2, _cubic)}
+"""Name -> (how far it reaches in pixels of the coarser image, weight by distance)."""
 
 
 def _resized_band(

@@ -84,8 +84,8 @@ class FolderSource:
         if self._fit == "error":
             (H, W), (height, width) = image.size, self._size
             raise ImageError(
-                f"it has {H} x {W} pixels where image=[{height},{width}]; use data.fit=resize or "
-                f"data.fit=crop, or take it out of the data folder"
+                f"it has {H} x {W} pixels where image asks for {height} x {width}; use "
+                f"data.fit=resize or data.fit=crop, or take it out of the data folder"
             )
         if self._fit == "crop":
             return crop(read, image.size, self._size, rows, cols, fill=image.peak / 2)

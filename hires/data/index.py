@@ -1,6 +1,7 @@
 """Which images are in a folder, and of which class is each?
 
-The folder has one sub-folder per class; images may lie in sub-folders of these. Only names are
+The folder has one sub-folder per class; images may lie in sub-folders of these. Where classes do
+not matter, images may lie anywhere below the folder. Only names are
 read, no pixel. The order is that of the names, character by character, so every rank and every
 machine numbers the images alike.
 """
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 PILLOW_SUFFIXES = (".png", ".jpg", ".jpeg")
 TIFF_SUFFIXES = (".tif", ".tiff")
 SUFFIXES = PILLOW_SUFFIXES + TIFF_SUFFIXES
+_SPOKEN_SUFFIXES = f"images are files named {', '.join('*' + suffix for suffix in SUFFIXES)}"
 
 MANIFEST = ".hires-data.json"
 """Lies in a folder that ``hires data make`` has finished."""
@@ -47,14 +49,11 @@ def scan(path: str | None) -> FolderIndex:
         ConfigError: the folder is missing, unfinished, or has no classes or no images.
     """
     try:
-        root = _root(path)
+        root = _root(path, "folder", "one sub-folder per class")
         names = sorted(e.name for e in root.iterdir() if e.is_dir() and _visible(e.name))
         found = [_images(root / name) for name in names]
     except OSError as error:
-        raise ConfigError(
-            f"data.path={path}: {error.filename or path} cannot be listed ({error.strerror}); "
-            f"make it readable"
-        ) from error
+        raise _unlisted(path, error) from error
     _check_classes(root, names, found)
     num_ignored = sum(ignored for _, ignored in found)
     if num_ignored:
@@ -67,22 +66,34 @@ def scan(path: str | None) -> FolderIndex:
     )
 
 
-def _root(path: str | None) -> Path:
-    """Returns the folder that ``data.path`` names."""
+def scan_images(path: str | None) -> FolderIndex:
+    """Returns all images below the folder ``data.path``, as one class.
+
+    Raises:
+        ConfigError: the folder is missing, unfinished, or has no images.
+    """
+    root = _root(path, "pairs", "images")
+    try:
+        images, num_ignored = _images(root)
+    except OSError as error:
+        raise _unlisted(path, error) from error
+    if not images:
+        raise ConfigError(f"data.path={root} holds no images; {_SPOKEN_SUFFIXES}")
+    return FolderIndex(("images",), tuple(images), (0,) * len(images), num_ignored)
+
+
+def _root(path: str | None, data: str, wanted: str) -> Path:
+    """Returns the folder that ``data.path`` names, which ``data`` wants to hold something."""
     if not path:
-        raise ConfigError(
-            "data=folder needs data.path=FOLDER, a folder with one sub-folder per class"
-        )
+        raise ConfigError(f"data={data} needs data.path=FOLDER, a folder with {wanted}")
     root = Path(path).expanduser()
     if not root.exists():
         raise ConfigError(
-            f"data.path={path} does not exist; give a folder with one sub-folder per class, or "
-            f"write one with `hires data make {path}`"
+            f"data.path={path} does not exist; give a folder with {wanted}, or write one with "
+            f"`hires data make {path}`"
         )
     if not root.is_dir():
-        raise ConfigError(
-            f"data.path={path} is a file; give the folder that holds one sub-folder per class"
-        )
+        raise ConfigError(f"data.path={path} is a file; give the folder that holds {wanted}")
     if (root / UNFINISHED).exists():
         raise ConfigError(
             f"data.path={path} was not finished; repeat the `hires data make` that writes it, "
@@ -116,8 +127,8 @@ def _check_classes(root: Path, names: list[str], found: list[tuple[list[str], in
     empty = [name for name, (images, _) in zip(names, found, strict=True) if not images]
     if len(empty) == len(names):
         raise ConfigError(
-            f"data.path={root} holds no images below its {len(names)} sub-folders; images are "
-            f"files named {', '.join('*' + suffix for suffix in SUFFIXES)}"
+            f"data.path={root} holds no images below its {len(names)} sub-folders; "
+            f"{_SPOKEN_SUFFIXES}"
         )
     if empty:
         more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
@@ -125,6 +136,14 @@ def _check_classes(root: Path, names: list[str], found: list[tuple[list[str], in
             f"data.path={root}: the class {empty[0]!r}{more} has no images; add some "
             f"({', '.join('*' + suffix for suffix in SUFFIXES)}) or remove the sub-folder"
         )
+
+
+def _unlisted(path: str | None, error: OSError) -> ConfigError:
+    """Returns what to say of a folder that cannot be listed."""
+    return ConfigError(
+        f"data.path={path}: {error.filename or path} cannot be listed ({error.strerror}); "
+        f"make it readable"
+    )
 
 
 def _visible(name: str) -> bool:

@@ -11,16 +11,18 @@ from torch import Tensor, nn
 from hires.comm import make_groups
 from hires.core.config import RunConfig
 from hires.data.order import step_indices
-from hires.data.source import Source, open_source
-from hires.engine.loader import Loader, Loaders
+from hires.data.pairs import PairSource
+from hires.data.source import Source, open_data
+from hires.engine.loader import Loader, Loaders, Target
 from hires.nets.build import build_model, materialise, release
 from hires.parallel.context import Context
 from hires.parallel.executor import Executor
 from hires.parallel.gradients import GradientSync
 from hires.parallel.stage import StageModule
-from hires.plan.graph import INPUT
+from hires.plan.graph import INPUT, Rect
 from hires.plan.plan import Plan
 from hires.plan.program import groups, num_tile_groups
+from hires.plan.rules import TILED
 
 IMAGE_DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 """Type of the images; reduced precision trains from fp32 images and infers from its own type."""
@@ -153,12 +155,23 @@ def image_dtype(config: RunConfig) -> torch.dtype:
     return IMAGE_DTYPES.get(config.precision.name, torch.float32)
 
 
-def open_data(config: RunConfig) -> Source:
-    """Returns the run's images."""
-    return open_source(config.data, config.image, config.model.channels, config.seed)
+def target_of(source: Source | PairSource, rect: Rect | None = None) -> Target:
+    """Returns what gives the target of a sample: its class, or a part of its larger image.
+
+    Args:
+        source: the run's data.
+        rect: rows and columns of the larger image; unset where targets are classes.
+    """
+    if isinstance(source, PairSource):
+        assert rect is not None
+        (r0, r1, c0, c1), pairs = rect, source
+        return lambda sample: pairs.target(sample, (r0, r1), (c0, c1))
+    return source.label
 
 
-def samples_of(config: RunConfig, source: Source, step: int, replica: int) -> list[int]:
+def samples_of(
+    config: RunConfig, source: Source | PairSource, step: int, replica: int
+) -> list[int]:
     """Returns the indices of a replica's images in a step, microbatch after microbatch."""
     indices = step_indices(
         step, config.batch, len(source), config.seed, shuffle=config.data.shuffle
@@ -167,7 +180,9 @@ def samples_of(config: RunConfig, source: Source, step: int, replica: int) -> li
     return indices[replica * share : (replica + 1) * share]
 
 
-def samples_of_slot(config: RunConfig, source: Source, step: int, context: Context) -> list[int]:
+def samples_of_slot(
+    config: RunConfig, source: Source | PairSource, step: int, context: Context
+) -> list[int]:
     """Returns the indices of the images that a slot sees in a step, in order."""
     samples = samples_of(config, source, step, context.replica)
     size = context.plan.graph.input_shape[0]
@@ -198,7 +213,7 @@ def num_bytes(tensors: list[Tensor] | list[nn.Parameter]) -> int:
 def _loader(config: RunConfig, context: Context, steps: int) -> Loader:
     """Returns the reader of a slot's window of its replica's images."""
     source = open_data(config)
-    reads, labels = reads_images(context), reads_labels(context)
+    reads, compares = reads_images(context), reads_labels(context)
     r0, r1, c0, c1 = context.own(config.image)
     return Loader(
         source,
@@ -206,11 +221,18 @@ def _loader(config: RunConfig, context: Context, steps: int) -> Loader:
         num_microbatches=len(context.plan.microbatches_of(context.direction)),
         rows=(r0, r1) if reads else None,
         cols=(c0, c1) if reads else None,
-        labels=labels,
+        target=target_of(source, target_rect(config, context)) if compares else None,
         steps=steps,
         prefetch=config.data.prefetch,
         dtype=image_dtype(config),
     )
+
+
+def target_rect(config: RunConfig, context: Context) -> Rect | None:
+    """Returns the part of the target image that this rank's output is compared with."""
+    size = config.target_size
+    tiled = context.stage.layout[context.plan.graph.output] == TILED
+    return context.own(list(size)) if size and tiled else config.target_rect
 
 
 def _autocast(config: RunConfig) -> torch.dtype | None:

@@ -32,6 +32,7 @@ from hires.engine.build import (
     names_of,
     reads_images,
     reads_labels,
+    target_rect,
 )
 from hires.engine.live import LiveBytes
 from hires.engine.loader import Loaders
@@ -116,9 +117,18 @@ class _Feed:
             dtype = image_dtype(self._config)
             images = torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
         if reads_labels(context):
-            labels = torch.empty(end - first, dtype=torch.int64)
+            labels = self._targets(context, end - first)
         self._live.assign([images, labels], "buffers")
         return images, labels
+
+    def _targets(self, context: Context, count: int) -> Tensor:
+        """Returns uninitialised classes, or larger images."""
+        rect = target_rect(self._config, context)
+        if rect is None:
+            return torch.empty(count, dtype=torch.int64)
+        shape = (count, self._config.model.channels, rect[1] - rect[0], rect[3] - rect[2])
+        dtype = image_dtype(self._config)
+        return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
 
 
 def _twin(model: nn.Module, names: set[str], mode: FakeTensorMode) -> nn.Module:

@@ -11,11 +11,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hires.data.pairs import PairSource
 from hires.data.source import Source
 from hires.data.window import Span
 
@@ -23,13 +24,17 @@ Order = Callable[[int], list[int]]
 """Gives the samples that this rank needs in a step, in the order of its microbatches."""
 
 
+Target = Callable[[int], Any]
+"""Gives what the network shall make of a sample: its class, or an image (C, h, w)."""
+
+
 class Microbatch(NamedTuple):
     """What one rank needs of one microbatch."""
 
     images: Tensor | None
     """(n, C, h, w), channels_last in memory; None if the rank needs no pixels."""
-    labels: Tensor | None
-    """(n,), int64; None if the rank needs no labels."""
+    target: Tensor | None
+    """Classes (n,), int64, or images like ``images``; None if the rank compares nothing."""
 
 
 class Loader:
@@ -37,13 +42,13 @@ class Loader:
 
     def __init__(
         self,
-        source: Source,
+        source: Source | PairSource,
         *,
         order: Order,
         num_microbatches: int,
         rows: Span | None,
         cols: Span | None,
-        labels: bool,
+        target: Target | None,
         steps: int,
         prefetch: int = 2,
         dtype: torch.dtype = torch.float32,
@@ -57,7 +62,7 @@ class Loader:
             num_microbatches: pieces of a step, all of the same size.
             rows: rows of this rank's window; None if it needs no pixels.
             cols: columns of this rank's window; None if it needs no pixels.
-            labels: whether this rank needs labels.
+            target: gives what the output is compared with; None if this rank compares nothing.
             steps: steps of the run.
             prefetch: microbatches that are read ahead; 0 reads when asked, without a thread.
             dtype: type of the images.
@@ -66,11 +71,11 @@ class Loader:
         self.wait_s = 0.0
         """Seconds that the caller has waited for data, so far."""
         window = None if rows is None or cols is None else (rows, cols)
-        reader = _Reader(source, window, labels, dtype)
+        reader = _Reader(source, window, target, dtype)
         work = _pieces(order, num_microbatches, steps)
         self._microbatches = (reader.read(samples) for samples in work)
         self._ahead = None
-        if prefetch and (window or labels):
+        if prefetch and (window or target):
             self._ahead = _Ahead(self._microbatches, prefetch)
             # The thread holds _Ahead but not the loader, so a forgotten loader ends its thread.
             self._stop = weakref.finalize(self, self._ahead.stop)
@@ -131,29 +136,36 @@ class _Reader:
     """Reads samples into tensors."""
 
     def __init__(
-        self, source: Source, window: tuple[Span, Span] | None, labels: bool, dtype: torch.dtype
+        self,
+        source: Source | PairSource,
+        window: tuple[Span, Span] | None,
+        target: Target | None,
+        dtype: torch.dtype,
     ) -> None:
         self._source = source
         self._window = window
-        self._labels = labels
+        self._target = target
         self._dtype = dtype
 
     def read(self, samples: list[int]) -> Microbatch:
         """Returns what the rank needs of these samples."""
-        labels = [self._source.label(i) for i in samples] if self._labels else None
-        return Microbatch(self._images(samples), None if labels is None else torch.tensor(labels))
+        images = target = None
+        if window := self._window:
+            images = self._stacked(samples, lambda i: self._source.window(i, *window))
+        if self._target is not None:
+            target = self._stacked(samples, self._target)
+        return Microbatch(images, target)
 
-    def _images(self, samples: list[int]) -> Tensor | None:
-        """Returns the window of each sample, (n, C, h, w)."""
-        if self._window is None:
-            return None
-        images: Tensor | None = None
-        for k, sample in enumerate(samples):
-            window = torch.from_numpy(self._source.window(sample, *self._window))
-            if images is None:
-                shape = (len(samples), *window.shape)
-                images = torch.empty(shape, dtype=self._dtype, memory_format=torch.channels_last)
-            images[k] = window
+    def _stacked(self, samples: list[int], read: Target) -> Tensor:
+        """Returns the samples' images as (n, C, h, w), channels_last, or their classes as (n,)."""
+        first = read(samples[0])
+        if isinstance(first, int):
+            return torch.tensor([first, *map(read, samples[1:])])
+        shape = (len(samples), *first.shape)
+        images = torch.empty(shape, dtype=self._dtype, memory_format=torch.channels_last)
+        images[0] = torch.from_numpy(first)
+        for k, sample in enumerate(samples[1:], start=1):
+            images[k] = torch.from_numpy(read(sample))
         return images
 
 

@@ -20,13 +20,14 @@ from hires.comm import barrier
 from hires.core import records
 from hires.core.config import RunConfig
 from hires.core.files import write_atomically
+from hires.data.source import open_data
 from hires.engine.build import (
     RankEngine,
     cast,
     image_dtype,
     make_optimizer,
-    open_data,
     samples_of,
+    target_of,
 )
 from hires.nets.build import build_model, materialise
 from hires.plan.graph import Graph
@@ -95,11 +96,11 @@ def reference_step(config: RunConfig) -> Tensors:
     pieces = config.parallel.pieces
     found: Tensors = {}
     with torch.set_grad_enabled(training):
-        for index, (images, labels) in enumerate(_microbatches(config)):
+        for index, (images, target) in enumerate(_microbatches(config)):
             output = model(images)
             found[f"output/{index}"] = output.detach()
             if training:
-                loss = _plain_loss(output, labels)
+                loss = plain_loss(output, target)
                 torch.autograd.backward(loss / pieces)
                 found[f"loss/{index}"] = loss.detach()
     if training:
@@ -120,8 +121,9 @@ def _finish_step(config: RunConfig, model: nn.Module, found: Tensors) -> None:
 
 
 def _microbatches(config: RunConfig) -> list[tuple[Tensor, Tensor]]:
-    """Returns images and labels of the first step, replica by replica, microbatch by microbatch."""
+    """Returns images and targets of the first step, microbatch by microbatch of each replica."""
     source = open_data(config)
+    target = target_of(source, config.target_rect)
     rows, cols = (0, config.height), (0, config.width)
     size = config.batch // (config.parallel.pieces)
     made = []
@@ -130,16 +132,23 @@ def _microbatches(config: RunConfig) -> list[tuple[Tensor, Tensor]]:
         for first in range(0, len(samples), size):
             chosen = samples[first : first + size]
             images = [torch.from_numpy(source.window(i, rows, cols)) for i in chosen]
-            labels = torch.tensor([source.label(i) for i in chosen])
-            made.append((torch.stack(images).to(image_dtype(config)), labels))
+            wanted = torch.stack([torch.as_tensor(target(i)) for i in chosen])
+            if wanted.is_floating_point():
+                wanted = wanted.to(image_dtype(config))
+            made.append((torch.stack(images).to(image_dtype(config)), wanted))
     return made
 
 
-def _plain_loss(output: Tensor, labels: Tensor) -> Tensor:
-    """Returns the mean cross-entropy; every pixel of an image-like output has its image's class."""
+def plain_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Returns the mean difference to target images, or the mean cross-entropy of classes.
+
+    Every pixel of an image-like output has its image's class.
+    """
+    if target.is_floating_point():
+        return F.l1_loss(output, target)
     if output.dim() == 4:
-        labels = labels.view(-1, 1, 1).expand(-1, *output.shape[2:])
-    return F.cross_entropy(output, labels)
+        target = target.view(-1, 1, 1).expand(-1, *output.shape[2:])
+    return F.cross_entropy(output, target)
 
 
 def _layout_step(engine: RankEngine) -> Tensors:

@@ -16,6 +16,7 @@ from torch import nn
 
 from hires.core.config import ModelConfig
 from hires.core.errors import ConfigError
+from hires.nets.layers import ScaledConv2d
 from hires.nets.registry import NETS
 
 NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
@@ -28,16 +29,16 @@ def build_model(config: ModelConfig, seed: int) -> nn.Module:
     a rank holds. A user's network comes as its function makes it, under the seed, on the CPU.
 
     Raises:
-        ConfigError: the network's name, depth or target is unknown.
+        ConfigError: the network's name or target is unknown, or a key has no such value.
     """
     make = NETS[config.name]
     if config.name == "custom":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return make(config.target, config.args)
-    if config.classes is None:
-        raise ConfigError("model.classes is unset; give the number of classes, as model.classes=10")
     keys = {name: getattr(config, name) for name in inspect.signature(make).parameters}
+    if keys.get("classes", 0) is None:
+        raise ConfigError("model.classes is unset; give the number of classes, as model.classes=10")
     with torch.device("meta"):
         return make(**keys)
 
@@ -81,6 +82,8 @@ def _initialise(module: nn.Module, prefix: str, seed: int) -> None:
         nn.init.kaiming_normal_(
             module.weight, mode="fan_out", nonlinearity="relu", generator=generator
         )
+        if isinstance(module, ScaledConv2d):
+            module.weight.data.mul_(module.gain)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Linear):

@@ -84,6 +84,14 @@ class Context:
             return 0, size[0], 0, size[1]
         return own_rect(size, self.stage.tiles, self.tile if tile is None else tile)
 
+    def extent(self, value: str, tile: int | None = None) -> Rect:
+        """Returns the rectangle of a tiled value that this slot's tile (or another) computes."""
+        index = self.tile if tile is None else tile
+        if value in self.stage.extents:
+            r0, r1, c0, c1 = self.stage.extents[value][index]
+            return r0, r1, c0, c1
+        return self.own(self.plan.graph.shape(value)[2:], index)
+
     def held(self, value: str) -> Box:
         """Returns the part of a value that this slot holds."""
         key = "held", self.stage.index, value

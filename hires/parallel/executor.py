@@ -21,7 +21,8 @@ from hires.plan.plan import Edge
 from hires.plan.program import Message, edge_messages
 
 Batch = tuple[Tensor | None, Tensor | None]
-"""Images (n, C, h, w) for ranks that read them, labels (n) for ranks of the last stage."""
+"""Images (n, C, h, w) for ranks that read them; for ranks of the last stage the target: labels (n),
+or images of the size of the output."""
 
 
 class Feed(Protocol):
@@ -155,7 +156,7 @@ class SlotPass:
 
     def forward(self, received: list[tuple[Message, Tensor]], batch: Batch) -> _Flight:
         """Computes the stage, and the loss in the last one."""
-        images, labels = batch
+        images, target = batch
         inputs = {value: self._assemble(edge, received) for value, edge in self.edges_in.items()}
         for value, edge in self.edges_in.items():
             inputs[value].requires_grad_(bool(edge.back))
@@ -167,8 +168,8 @@ class SlotPass:
             outputs = self.module.forward(leaves)
         loss = None
         if self.is_last and self.context.plan.training:
-            assert labels is not None
-            loss = loss_of(outputs[self.context.plan.graph.output], labels, self.context)
+            assert target is not None
+            loss = loss_of(outputs[self.context.plan.graph.output], target, self.context)
         return _Flight(inputs, outputs, loss)
 
     def backward(

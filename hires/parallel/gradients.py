@@ -14,10 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hires.comm import Group, Handle, all_reduce
+from hires.comm import Group, Handle, all_reduce, sum_together
 from hires.parallel.context import Context
 from hires.parallel.running import RunningStatistics
 from hires.parallel.stage import StageModule
+from hires.plan.halos import ran_back
 from hires.plan.program import gradient_group
 
 ALONE_BYTES = 2**20
@@ -90,7 +91,8 @@ class StageSum:
         self.group: Group = context.groups[gradient_group(plan, index)]
         self.num_tiles = context.stage.num_tiles
         self.running = RunningStatistics(context, module)
-        trainable = {n: p for n, p in module.parameters.items() if p.requires_grad}
+        reached = _reached(context)
+        trainable = {n: p for n, p in module.parameters.items() if p.requires_grad and n in reached}
         self.repeated = {id(p) for n, p in trainable.items() if n not in module.partial}
         self.small = [p for p in trainable.values() if _num_bytes(p) < ALONE_BYTES]
         # Backward makes the last layer's gradients first.
@@ -120,9 +122,13 @@ class StageSum:
                 parameter.grad = torch.zeros_like(parameter)
         terms = self.running.contributions()
         if self.group.size > 1:
-            for parameter in self.large[self.num_issued :]:
-                self._issue(parameter)
-            _sum_together([self._scaled(p) for p in self.small] + terms, self.group)
+            rest = self.large[self.num_issued :]
+            if self.group.peers is None:
+                for parameter in rest:
+                    self._issue(parameter)
+                rest = []
+            scaled = [_flat(self._scaled(p)) for p in rest + self.small]
+            sum_together(scaled + terms, self.group)
             for handle in self.issued:
                 handle.wait()
         self.running.end_step(terms)
@@ -151,18 +157,11 @@ class StageSum:
         return parameter.grad
 
 
-def _sum_together(tensors: list[Tensor], group: Group) -> None:
-    """Sums tensors over a group, those of one type as one message."""
-    by_type: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_type.setdefault(tensor.dtype, []).append(tensor)
-    for bucket in by_type.values():
-        flat = torch.cat([_flat(tensor) for tensor in bucket])
-        all_reduce(flat, group)
-        begin = 0
-        for tensor in bucket:
-            _flat(tensor).copy_(flat[begin : begin + tensor.numel()])
-            begin += tensor.numel()
+def _reached(context: Context) -> set[str]:
+    """Returns the parameters to which the backward pass comes; as in torch, others get nothing."""
+    nodes = ran_back(context.plan.graph, context.stage)
+    by_name = context.plan.graph.by_name
+    return {name for node in nodes for name in by_name[node].params}
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -1,5 +1,8 @@
 """Batch normalisation over tiles or shards: the statistics are those of the whole microbatch.
 
+Where tiles hold more than their own pixels, all are normalised, but each counts once: with its
+owner.
+
 Every tile computes mean and variance of its own pixels; the tiles exchange them in one message and
 combine them with the parallel variance formula, which does not cancel as sums of squares do.
 
@@ -17,17 +20,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hires.comm import Group, all_gather
+from hires.parallel.halo import part
+from hires.plan.graph import Rect
 
 
 class NormTiles:
     """Who normalises together, and how much of the image each holds."""
 
-    def __init__(self, group: Group, counts: list[int]) -> None:
-        """``counts`` are the pixels times samples of each tile or shard."""
+    def __init__(
+        self, group: Group, counts: list[int], rects: tuple[Rect, Rect] | None = None
+    ) -> None:
+        """Says who normalises what.
+
+        Args:
+            group: the tiles or shards.
+            counts: pixels times samples that each tile or shard owns.
+            rects: what this tile holds and what it owns, if that is less.
+        """
         self.group = group
+        self.rects = rects
         self.count = sum(counts)
         self._share = (torch.tensor(counts, dtype=torch.float64) / self.count).view(-1, 1)
         self._constants: dict[torch.dtype, Tensor] = {}
+
+    def own(self, x: Tensor) -> Tensor:
+        """Returns the tile's own pixels of those that it holds."""
+        return x if self.rects is None else part(x, *self.rects)
 
     def share(self, like: Tensor) -> Tensor:
         """Returns each tile's part of the image, (tiles, 1), in another tensor's type."""
@@ -49,7 +67,7 @@ class TiledBatchNorm(torch.autograd.Function):
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(n, C, h, w) -> normalised tile, and mean and variance (C) of the whole image."""
-        mean, var = _combine(_local_statistics(x), tiles)
+        mean, var = _combine(_local_statistics(tiles.own(x)), tiles)
         y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps) if x.numel() else x.clone()
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(var + eps))
         ctx.tiles = tiles
@@ -142,6 +160,8 @@ def _gradient_of_input(
 ) -> Tensor:
     """Returns a * (grad - mean(grad) - xhat * mean(grad * xhat)), with a = weight * invstd.
 
+    The means are over the whole image, of gradients that are sums over all tiles that hold a pixel.
+    They come through the statistics, so only own pixels, of which those are made, have their terms.
     Written as a * grad + (b * x + c) with one number per channel each, so that two passes over the
     tile do it: batch_norm with mean 0 and variance 1 is the fused b * x + c.
     """
@@ -150,5 +170,10 @@ def _gradient_of_input(
     pulled = total * (a / -tiles.count)  # (2, C)
     b = pulled[0] * invstd
     c = torch.addcmul(pulled[1], b, mean, value=-1)
-    result = F.batch_norm(x, torch.zeros_like(b), torch.ones_like(b), b, c, False, 0.0, 0.0)
-    return result.addcmul_(grad, a.to(grad.dtype).view(1, -1, *[1] * (x.dim() - 2)))
+    own, scale = tiles.own(x), a.to(grad.dtype).view(1, -1, *[1] * (x.dim() - 2))
+    pull = F.batch_norm(own, torch.zeros_like(b), torch.ones_like(b), b, c, False, 0.0, 0.0)
+    if tiles.rects is None:
+        return pull.addcmul_(grad, scale)
+    result = grad * scale
+    tiles.own(result).add_(pull)
+    return result

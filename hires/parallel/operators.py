@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -13,10 +14,12 @@ from torch import Tensor
 
 from hires.parallel.collective import mean_over_image, share
 from hires.parallel.context import Context
+from hires.parallel.halo import Exchange, Frame, crop, gather_window, part
 from hires.parallel.norm import NormTiles, tiled_batch_norm
 from hires.parallel.window import Window
 from hires.plan.edges import held_by
-from hires.plan.graph import Node
+from hires.plan.graph import Node, Rect
+from hires.plan.halos import is_list
 from hires.plan.plan import CommOp
 from hires.plan.rules import TILED, rule_of
 from hires.plan.shards import shard_args, shard_rule
@@ -40,7 +43,7 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
         tensors: parameters and buffers of the stage by name.
     """
     stage = context.stage
-    ops = {(op.kind, op.value): op for op in stage.comm if op.node == node.name}
+    ops = [op for op in stage.comm if node.name in (op.node, *op.readers)]
     if node.kind == "batch_norm" and node.args["training"] and stage.num_ranks == 1:
         return _local_norm(node, context, tensors)
     if stage.shards > 1:
@@ -53,29 +56,73 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
     return _tiled(node, context, tensors, ops)
 
 
-def _tiled(
-    node: Node, context: Context, tensors: dict[str, Tensor], ops: dict[tuple[str, str], CommOp]
-) -> Operator:
+def _tiled(node: Node, context: Context, tensors: dict[str, Tensor], ops: list[CommOp]) -> Operator:
     """Returns the callable of a node whose value lies in tiles."""
     rule = rule_of(node, context.plan.graph, context.stage.layout)
     assert rule is not None, f"{node.name} was planned without a rule"
     bind = _binder(node, tensors)
     source = next(name for name in node.inputs if context.stage.layout[name] == TILED)
+    exchanges = {op.value: Exchange(context, op) for op in ops if op.kind == "halo"}
     if rule.kind == "window":
-        window = Window(node, context, ops.get(("halo", source)))
-        return lambda values: window(values[source], bind(values))
-    if rule.kind == "norm":
-        return _norm(node, context, bind, source)
-    run = _local(node, tensors)
-    shared = [value for kind, value in ops if kind == "share"]
-    if not shared:
-        return run
+        window = Window(node, context, exchanges.get(source))
+
+        def run_window(values: Values) -> Tensor:
+            borrowed = exchanges[source].borrow(values, node.name) if exchanges else None
+            return window(values[source], borrowed, bind(values))
+
+        return run_window
     group = context.tiles
+    shared = [op.value for op in ops if op.kind == "share"]
+    fitted = _fitted(node, context, exchanges)
+    run = _norm(node, context, bind, source) if rule.kind == "norm" else _local(node, tensors)
+    if not shared and not fitted:
+        return run
 
-    def run_shared(values: Values) -> Any:
-        return run({**values, **{name: share(values[name], group) for name in shared}})
+    def run_on(values: Values) -> Any:
+        changed = {name: share(values[name], group) for name in shared}
+        return run({**values, **changed, **{name: fit(values) for name, fit in fitted.items()}})
 
-    return run_shared
+    return run_on
+
+
+def _fitted(
+    node: Node, context: Context, exchanges: dict[str, Exchange]
+) -> dict[str, Callable[[Values], Tensor]]:
+    """Returns, for operands of which a tile holds more or less than the node wants, what fits them.
+
+    A node that is no window wants of its operands the pixels that it makes; a list of tensors, and
+    what is reduced over the image, are made of own pixels.
+    """
+    graph, layout, fits = context.plan.graph, context.stage.layout, {}
+    for name in node.inputs:
+        if layout[name] != TILED or is_list(graph, name):
+            continue
+        size, held = graph.shape(name)[2:], context.extent(name)
+        maps = layout[node.name] == TILED and not is_list(graph, node.name)
+        wanted = context.extent(node.name) if maps else context.own(size)
+        if name in exchanges:
+            fits[name] = _borrowing(node.name, exchanges[name], held, wanted)
+        elif wanted != held:
+            fits[name] = functools.partial(_cropped, name, held, wanted)
+    return fits
+
+
+def _borrowing(
+    reader: str, exchange: Exchange, held: Rect, wanted: Rect
+) -> Callable[[Values], Tensor]:
+    """Returns what puts together the pixels of a value that a tile holds, and those it borrows."""
+    frame = Frame(held, wanted, exchange.size, private=False)
+
+    def fit(values: Values) -> Tensor:
+        x = values[exchange.value]
+        return gather_window(x, exchange.borrow(values, reader), frame)
+
+    return fit
+
+
+def _cropped(name: str, held: Rect, wanted: Rect, values: Values) -> Tensor:
+    """Returns the wanted part of a value that a tile holds."""
+    return part(values[name], held, wanted)
 
 
 def _local_norm(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
@@ -106,7 +153,11 @@ def _norm(
     counts = [(b.n1 - b.n0) * (b.r1 - b.r0) * (b.c1 - b.c0) for b in boxes]
     if len(shape) != 4:  # shards of a vector or a sequence; tiles are of images
         counts = [count * math.prod(shape[2:]) for count in counts]
-    tiles = NormTiles(context.tiles, [counts[tile] for tile in context.tile_order])
+    counts = [counts[tile] for tile in context.tile_order]
+    rects = None
+    if context.stage.num_tiles > 1 and context.extent(node.name) != context.own(shape[2:]):
+        rects = context.extent(node.name), context.own(shape[2:])
+    tiles = NormTiles(context.tiles, counts, rects)
 
     def run(values: Values) -> Tensor:
         a = bind(values)
@@ -124,9 +175,10 @@ def _reduction(node: Node, context: Context, tensors: dict[str, Tensor]) -> Oper
     [source] = node.inputs
     _, _, height, width = context.plan.graph.shape(source)
     group, flat = context.tiles, node.shape is not None and len(node.shape) == 2
+    held, own = context.extent(source), context.own([height, width])
 
     def run(values: Values) -> Tensor:
-        mean = mean_over_image(values[source], group, height * width)
+        mean = mean_over_image(crop(values[source], held, own), group, height * width)
         return mean.flatten(1) if flat else mean
 
     return run

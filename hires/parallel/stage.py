@@ -73,7 +73,8 @@ def _segment(
     made = {node.name for node in nodes}
     outputs = [node.name for node in nodes if node.name in later]
     inputs = list(dict.fromkeys(n for node in nodes for n in node.inputs if n not in made))
-    in_place, last_use = _in_place(nodes, outputs), _last_use(nodes)
+    in_place = _in_place(nodes, outputs, context.stage.extents)
+    last_use = _last_use(nodes)
     steps: list[tuple[str, Operator, list[str]]] = []
     for index, node in enumerate(nodes):
         run = _relu_(node) if node.name in in_place else compile_node(node, context, tensors)
@@ -109,8 +110,13 @@ def _last_use(nodes: list[Node]) -> dict[str, int]:
     return {name: index for index, node in enumerate(nodes) for name in node.inputs}
 
 
-def _in_place(nodes: list[Node], outputs: list[str]) -> set[str]:
-    """Returns the ReLUs that may overwrite their input: nobody else reads it, backward neither."""
+def _in_place(
+    nodes: list[Node], outputs: list[str], extents: dict[str, list[list[int]]]
+) -> set[str]:
+    """Returns the ReLUs that may overwrite their input: nobody else reads it, backward neither.
+
+    Nor has it other pixels than theirs.
+    """
     readers = Counter(name for node in nodes for name in node.inputs)
     makers = {node.name: node for node in nodes}
     chosen = set()
@@ -118,6 +124,7 @@ def _in_place(nodes: list[Node], outputs: list[str]) -> set[str]:
         if node.kind == "relu" and node.inputs[0] in makers:
             source = makers[node.inputs[0]]
             free = readers[source.name] == 1 and source.name not in outputs
+            free = free and extents.get(source.name) == extents.get(node.name)
             if free and source.kind in KEEPS_NO_RESULT:
                 chosen.add(node.name)
     return chosen

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hires.parallel.context import Context
-from hires.parallel.halo import Exchange, gather_window, part
+from hires.parallel.halo import Borrowed, Exchange, Frame, crop, gather_window, part
+from hires.parallel.strips import Strips, strip_convolution, strips_of
 from hires.plan.graph import Node, Rect
-from hires.plan.plan import CommOp
 from hires.plan.rules import WINDOWS
-from hires.plan.tiling import Axes, Axis, is_empty, need_rect
+from hires.plan.tiling import Axes, Axis, inside, is_empty, need_of
 
 Kernel = Callable[["Window", Tensor, dict[str, Any]], Tensor]
 
@@ -31,34 +31,45 @@ class Window:
     copied there.
     """
 
-    def __init__(self, node: Node, context: Context, op: CommOp | None) -> None:
+    def __init__(self, node: Node, context: Context, exchange: Exchange | None) -> None:
         graph = context.plan.graph
-        shape_in = graph.shape(node.inputs[0])
+        [source] = node.inputs[:1]
+        shape_in = graph.shape(source)
         axes = WINDOWS[node.kind](node, shape_in, graph)
         assert axes is not None
         assert node.shape is not None
         self.axes: Axes = axes
-        self.out = context.own(node.shape[2:])
+        self.out = context.extent(node.name)
         self.shape = (*node.shape[:2], self.out[1] - self.out[0], self.out[3] - self.out[2])
-        self.own = context.own(shape_in[2:])
+        self.held = context.extent(source)
+        self.size = shape_in[2], shape_in[3]
         grid = context.stage.tiles
         padded = node.kind in ("max_pool2d", "avg_pool2d") or node.op == "conv2d.default"
         self.native = [padded and grid[dim] == 1 for dim in (0, 1)]
-        self.rect = self._rect(node, need_rect(axes, grid, context.tile))
-        self.exchange = Exchange(context, op, self.own, self.rect)
-        self.local = op is None and _inside(self.rect, self.own)
+        self.rect = self._rect(node, need_of(axes, self.out))
+        self.blank = 0 in self.shape or is_empty(self.rect)
+        self.local = exchange is None and not is_empty(self.rect) and inside(self.rect, self.held)
         self.kernel = KERNELS[node.kind]
+        self.dtype = context.dtype
+        self.strips: Strips | None = None
+        if node.op == "conv2d.default" and not (self.local or self.blank):
+            self.strips = strips_of(axes, self.held, self.out, context.plan.halo_overlap)
 
-    def __call__(self, x: Tensor, args: dict[str, Any]) -> Tensor:
-        """Returns this tile of the node's value from this tile of its input."""
+    def __call__(self, x: Tensor, borrowed: Borrowed | None, args: dict[str, Any]) -> Tensor:
+        """Returns this tile of the node's value from what the tile holds and borrows of its input.
+
+        ``borrowed`` is None if the tile holds all pixels of the image that it needs.
+        """
+        if self.strips is not None:
+            return strip_convolution(x.to(self.dtype), borrowed, self.strips, args)
         fill = -math.inf if self.kernel is _max_pool else 0.0
         if self.kernel is _crop:
             fill = float(args.get("value") or 0.0)
         if self.local:
-            window = x if self.rect == self.own else part(x, self.own, self.rect)
+            window = crop(x, self.held, self.rect)
         else:
-            window = gather_window(x, self.exchange, fill)
-        if 0 in self.shape or is_empty(self.rect):
+            window = gather_window(x, borrowed, Frame(self.held, self.rect, self.size, fill))
+        if self.blank:
             blank: Tensor = Blank.apply(window, self.shape)  # type: ignore[no-untyped-call]
             bias = args.get("bias")
             return blank if bias is None else blank + bias.view(1, -1, 1, 1)
@@ -210,9 +221,3 @@ KERNELS: dict[str, Kernel] = {
 
 RINGED = {"conv2d", "max_pool2d", "avg_pool2d", "pad", "constant_pad_nd", "slice"}
 """Operators whose window has a ring outside the image."""
-
-
-def _inside(inner: Rect, outer: Rect) -> bool:
-    """Whether a rectangle lies in another."""
-    rows = outer[0] <= inner[0] and inner[1] <= outer[1]
-    return rows and outer[2] <= inner[2] and inner[3] <= outer[3]

@@ -115,19 +115,47 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
     if config.task.name != "train":
         return []
     problem = ""
+    if config.target_size is not None and (found := _check_image(config, shape)):
+        return found
     if len(shape) not in (2, 4) or shape[0] != graph.input_shape[0]:
         problem = f"the network returns {shape} for {graph.input_shape[0]} images"
     elif "float" not in (made.dtype or "") or not made.needs_grad:
         problem = f"no gradient flows from the network's output, {describe(made)}, to a parameter"
-    elif config.model.classes and shape[1] < config.model.classes:
+    elif config.loss == "cross_entropy" and shape[1] < (config.model.classes or 0):
         problem = f"the network returns {shape[1]} classes, the data has {config.model.classes}"
     if not problem:
         return []
     text = (
         f"{problem}; training needs floating-point numbers of shape (n, classes), or "
-        f"(n, classes, rows, columns) with the image's class for every pixel"
+        f"(n, classes, rows, columns) with the image's class for every pixel, or images "
+        f"(task.loss=l1)"
     )
     return [Finding("error", "model", text)]
+
+
+def _check_image(config: RunConfig, shape: list[int]) -> list[Finding]:
+    """Returns an error if the output is no image of the size of its target."""
+    assert config.target_size is not None
+    wanted = [shape[0], config.model.channels, *config.target_size]
+    if shape == wanted:
+        return []
+    text = (
+        f"the network returns {shape} where task.loss=l1 compares images of {wanted} (n, channels, "
+        f"rows, columns), model.scale={config.model.scale} times the size of the input; "
+        f"{_remedy(config, shape)}"
+    )
+    return [Finding("error", "model.scale", text)]
+
+
+def _remedy(config: RunConfig, shape: list[int]) -> str:
+    """Returns what would make an output of this shape one that the loss can take."""
+    channels, *size = shape[1:]
+    scale = size[0] // config.height if size else 0
+    if scale and [scale * config.height, scale * config.width] == size:
+        if scale != config.model.scale:
+            return f"use model.scale={scale}, or data with classes and task.loss=cross_entropy"
+        return f"make the network return {config.model.channels} channels, not {channels}"
+    return "use a network that makes images, as model=edsr, or task.loss=cross_entropy"
 
 
 def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Finding]:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 
 from hires.plan.edges import edge_of
+from hires.plan.fusing import widen
 from hires.plan.graph import INPUT, Graph, Node, describe
+from hires.plan.halos import halos_of, ran_back
 from hires.plan.partition import layer_starts
 from hires.plan.plan import CommOp, Edge, Finding, Stage
 from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_of
 from hires.plan.shards import shard_rule
-from hires.plan.tiling import halo_messages, is_empty, own_rect
+from hires.plan.tiling import is_empty, own_rect
 
 
-def lay_out(graph: Graph, stages: list[Stage]) -> list[Finding]:
+def lay_out(graph: Graph, stages: list[Stage], fuse: int = 1) -> list[Finding]:
     """Fills in how every value lies on the tiles of each stage, and the stage's communication.
+
+    Args:
+        graph: the network.
+        stages: where it is cut, and into which tiles.
+        fuse: windowed layers that one exchange serves.
 
     Returns:
         An error for every kind of node that the tiles of a stage cannot compute, with what avoids
@@ -24,6 +31,7 @@ def lay_out(graph: Graph, stages: list[Stage]) -> list[Finding]:
     for stage in stages:
         incoming = {name: _incoming(graph, stages, stage, name) for name in _reads(graph, stage)}
         stage.layout = incoming
+        rules: dict[str, Rule] = {}
         refused: dict[str, list[Node]] = {}
         for node in graph.nodes[stage.first : stage.last]:
             rule = _rule(graph, stage, node)
@@ -32,7 +40,9 @@ def lay_out(graph: Graph, stages: list[Stage]) -> list[Finding]:
                 rule = _guessed(node, stage.layout)
             divided = stage.shards > 1 and rule.kind != "whole"
             stage.layout[node.name] = SHARDED if divided else rule.result
-            stage.comm += _node_comm(graph, stage, node, rule)
+            rules[node.name] = rule
+        widen(graph, stage, rules, fuse if not refused else 1)
+        stage.comm = _stage_comm(graph, stage, rules)
         findings += [_no_rule(graph, stages, stage, nodes) for nodes in refused.values()]
     return findings
 
@@ -89,35 +99,54 @@ def _incoming(graph: Graph, stages: list[Stage], stage: Stage, value: str) -> st
     return maker.layout[value]
 
 
-def _node_comm(graph: Graph, stage: Stage, node: Node, rule: Rule) -> list[CommOp]:
-    """Returns what the tiles say to each other around one node."""
-    if stage.shards > 1 and rule.kind == "norm":
-        return [_norm_comm(graph, node, node.inputs[0])]
-    tiled = [name for name in node.inputs if stage.layout[name] == TILED]
-    if not tiled:
+def _stage_comm(graph: Graph, stage: Stage, rules: dict[str, Rule]) -> list[CommOp]:
+    """Returns what the tiles of a stage say to each other in a forward pass, in order."""
+    if stage.num_ranks == 1:
         return []
-    ops = [
-        CommOp(node.name, "share", name, elements=_elements(graph, name), back=True)
-        for name in node.inputs
-        if stage.layout[name] == WHOLE and graph.needs_grad(name)
-    ]
-    value, back = tiled[0], graph.needs_grad(tiled[0])
-    if rule.kind == "window":
-        assert rule.axes is not None
-        messages = halo_messages(rule.axes, stage.tiles)
-        if messages:
-            ops.append(CommOp(node.name, "halo", value, messages, back=back))
-    elif rule.kind == "norm":
-        ops.append(_norm_comm(graph, node, value))
-    elif rule.kind == "reduce":
-        ops.append(CommOp(node.name, "reduce", value, elements=_elements(graph, node.name)))
+    backward = ran_back(graph, stage)
+    halos = halos_of(graph, stage, rules, backward) if stage.num_tiles > 1 else {}
+    ops = []
+    for node in graph.nodes[stage.first : stage.last]:
+        shares, others = _node_comm(graph, stage, node, rules[node.name], node.name in backward)
+        ops += [*shares, *halos.get(node.name, []), *others]
     return ops
 
 
-def _norm_comm(graph: Graph, node: Node, value: str) -> CommOp:
+def _node_comm(
+    graph: Graph, stage: Stage, node: Node, rule: Rule, back: bool
+) -> tuple[list[CommOp], list[CommOp]]:
+    """Returns the collectives before and after a node's halos.
+
+    Args:
+        graph: the network.
+        stage: the node's stage.
+        node: what is computed.
+        rule: how.
+        back: whether the backward pass comes to the node.
+    """
+    if stage.shards > 1 and rule.kind == "norm":
+        return [], [_norm_comm(graph, node, node.inputs[0], back)]
+    tiled = [name for name in node.inputs if stage.layout[name] == TILED]
+    if not tiled:
+        return [], []
+    shares = [
+        CommOp(node.name, "share", name, elements=_elements(graph, name), back=True)
+        for name in node.inputs
+        if stage.layout[name] == WHOLE and graph.needs_grad(name) and back
+    ]
+    value, others = tiled[0], []
+    if rule.kind == "norm":
+        others.append(_norm_comm(graph, node, value, back))
+    elif rule.kind == "reduce":
+        others.append(CommOp(node.name, "reduce", value, elements=_elements(graph, node.name)))
+    return shares, others
+
+
+def _norm_comm(graph: Graph, node: Node, value: str, back: bool) -> CommOp:
     """Returns the exchange of two statistics per channel, and of two sums on the way back."""
     elements = 2 * graph.shape(value)[1]
-    return CommOp(node.name, "norm", value, elements=elements, back=graph.needs_grad(value))
+    back = back and graph.needs_grad(value)
+    return CommOp(node.name, "norm", value, elements=elements, back=back)
 
 
 def _elements(graph: Graph, value: str) -> int:
@@ -185,10 +214,25 @@ def _empty_tiles(graph: Graph, stage: Stage) -> list[Finding]:
             text = (
                 f"{describe(node)} makes a map of {size[0]}x{size[1]}, so {len(empty)} of the "
                 f"{rows}x{cols} tiles of stage {stage.index} hold nothing from there on and wait; "
-                f"the result is exact, an earlier join or a larger image would use them"
+                f"the result is exact, a larger image would use them, and so would a join before: "
+                f"{_join_before(graph, stage, node)}"
             )
             return [Finding("warning", "parallel.tiles", text)]
     return []
+
+
+def _join_before(graph: Graph, stage: Stage, node: Node) -> str:
+    """Returns how the tiles of a stage would join before a node, as keys."""
+    starts = layer_starts(graph)
+    layer = max(i for i, start in enumerate(starts) if start <= graph.position[node.name])
+    first = sum(start < stage.first for start in starts)
+    if layer <= first:
+        return f"parallel.spatial_stages={stage.index}" if stage.index else "fewer parallel.tiles"
+    cut = f"layer {layer} ({graph.nodes[starts[layer]].name})"
+    return (
+        f"end the stage at {cut}, as parallel=sp+lp parallel.stages=2 "
+        f"parallel.balance=[{layer},{len(starts) - layer}] does"
+    )
 
 
 def _far_halos(stage: Stage) -> list[Finding]:

@@ -64,6 +64,15 @@ class CommOp:
     """``halo``: the nodes that use these pixels, ``node`` first; their gradients travel together,
     when the backward pass comes to the first one."""
 
+    @functools.cached_property
+    def of_tile(self) -> dict[int, list[list[int]]]:
+        """The messages that a tile sends or receives, in order."""
+        found: dict[int, list[list[int]]] = {}
+        for message in self.messages:
+            for tile in message[:2]:
+                found.setdefault(tile, []).append(message)
+        return found
+
 
 @dataclass
 class Edge:
@@ -109,6 +118,8 @@ class Stage:
     layout: dict[str, str] = field(default_factory=dict)
     """Value -> ``tiled``, ``sharded`` or ``whole`` for every value that the stage reads or
     makes."""
+    extents: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Value -> [row0, row1, col0, col1] for each tile, where tiles compute more than they own."""
 
     @property
     def num_tiles(self) -> int:
@@ -139,6 +150,10 @@ class Plan:
     passes."""
     num_directions: int = 1
     num_pairs: int = 1
+    halo_overlap: str = "auto"
+    """Whether a tile's interior is computed while its halo travels: ``auto``, ``on``, ``off``."""
+    backend: str = "gloo"
+    """Transport of every message; it decides under which semantics the plan must be proved."""
     findings: list[Finding] = field(default_factory=list)
     verdict: str = ""
     totals: dict[str, Any] = field(default_factory=dict)
@@ -223,6 +238,10 @@ class Plan:
     def timeline(self) -> list[str]:
         """Returns one line a stage, or a rank in two directions: its actions over time."""
         return timeline(self.pipeline, self.schedule)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a pickle holds: no derived facts, which name objects of this process."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def remember(self, key: Any, make: Callable[[], T]) -> T:
         """Returns what was derived from the finished plan before, or makes it now."""

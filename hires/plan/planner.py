@@ -43,6 +43,8 @@ def make_plan(config: RunConfig, graph: Graph) -> Plan:
         training=config.task.name == "train",
         dtype=DTYPES[config.precision.name],
         schedule=[[]],
+        halo_overlap=config.parallel.halo.overlap,
+        backend=config.comm.backend,
         num_directions=config.parallel.directions,
         num_pairs=config.parallel.pairs,
         findings=[*check_batch(config), *check_tiles(config), *check_output(config, graph)],
@@ -64,7 +66,7 @@ def _divide(config: RunConfig, plan: Plan) -> list[Finding]:
         crossed = check_directions(plan)
     return [
         *crossed,
-        *lay_out(plan.graph, stages),
+        *lay_out(plan.graph, stages, config.parallel.halo.fuse),
         *check_ties(plan.graph, stages, plan.training),
         *check_shared(plan.graph, stages, plan.training),
     ]

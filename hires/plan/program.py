@@ -1,8 +1,12 @@
 """What does one rank say to the others in one step, in order?
 
-The engine executes and ``hires.plan.verify`` proves the same list: receives of an action are
-posted one action ahead, its sends when it has been computed, and a rank waits for its sends at the
-end of the step.
+The engine executes and ``hires.plan.verify`` proves the same list: an action's sends are posted
+when it has been computed, and a rank waits for its sends at the end of the step. Receives are
+posted in one of two orders:
+
+* ``ahead``: one action ahead of the one that needs them. This is what the engine does.
+* ``joined``: together with the sends of the action before, as one group call: the usual order where
+  all messages of two ranks share a stream. ``hires.plan.machine`` tells what it is worth.
 """
 
 from __future__ import annotations
@@ -11,7 +15,11 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from hires.plan.halos import companions, name_of
 from hires.plan.plan import CommOp, Edge, Plan, Stage
+
+AHEAD, JOINED = "ahead", "joined"
+"""When the receives of an action are posted."""
 
 BYTES = {"float32": 4, "bfloat16": 2, "float64": 8, "float16": 2, "int64": 8, "bool": 1}
 
@@ -21,7 +29,7 @@ class Event(NamedTuple):
 
     kind: str
     """``send`` and ``recv`` (posted, not waited for), ``wait_send``, ``wait_recv``, ``wait_sends``
-    (for all of them), ``collective``."""
+    (for all of them), ``collective``, ``create`` (of a group, by all its members)."""
     peer: int
     """The other rank; for a collective the index of its group."""
     tag: int
@@ -29,6 +37,12 @@ class Event(NamedTuple):
     dtype: str = ""
     what: str = ""
     """In words, for findings; equal on both sides of a message and on all members of a group."""
+    lane: int = 0
+    """Which kind of message it is: of halos or between stages, in which direction. Messages of one
+    kind from one rank to another are received in the order of sending."""
+    call: int = 0
+    """Sends and receives next to each other with the same number, not 0, are one group call; only a
+    stream-ordered backend sees a difference."""
 
 
 class Message(NamedTuple):
@@ -77,9 +91,7 @@ def halo_messages(
     tag = _halo_tag(plan, stage, direction, op, back)
     sends: list[Message] = []
     receives: list[Message] = []
-    for source, target, r0, r1, c0, c1 in op.messages:
-        if tile not in (source, target):
-            continue
+    for source, target, r0, r1, c0, c1 in op.of_tile.get(tile, ()):
         peer = plan.rank_of(replica, direction, stage, target if tile == source else source)
         shape = (n, channels, r1 - r0, c1 - c0)
         message = Message(peer, tag, op.value, (r0, r1, c0, c1), shape, (0, n))
@@ -125,35 +137,89 @@ def held_stages(plan: Plan, rank: int) -> list[int]:
     return sorted({slot.stage for slot in plan.slots_of(rank)})
 
 
-def events(plan: Plan, rank: int) -> Iterator[Event]:
-    """Yields everything that a rank communicates in one step, in order."""
+def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
+    """Yields everything that a rank communicates in one step, in order.
+
+    Args:
+        plan: the plan.
+        rank: of the world.
+        order: when receives are posted: ``AHEAD`` or ``JOINED``.
+    """
     actions = plan.actions_of(rank)
-    yield from _posts(plan, rank, actions[:1])
+    calls = itertools.count(1)
+    yield from _joined(_posts(plan, rank, actions[:1]), calls)
     for index, action in enumerate(actions):
-        yield from _posts(plan, rank, actions[index + 1 : index + 2])
+        later = actions[index + 1 : index + 2]
+        if order == AHEAD:
+            yield from _joined(_posts(plan, rank, later), calls)
         for m in edge_messages(plan, rank, action, outgoing=False):
-            yield Event("wait_recv", m.peer, m.tag, what=_said(m, action))
-        yield from _inside(plan, rank, action)
-        for m in edge_messages(plan, rank, action, outgoing=True):
-            yield Event("send", m.peer, m.tag, m.shape, plan.dtype, _said(m, action))
+            yield Event("wait_recv", m.peer, m.tag, what=_said(m, action), lane=_lane(plan, action))
+        yield from _inside(plan, rank, action, calls)
+        posts = [
+            _post("send", m, plan, _said(m, action), _lane(plan, action))
+            for m in edge_messages(plan, rank, action, outgoing=True)
+        ]
+        if order == JOINED:
+            posts += _posts(plan, rank, later)
+        yield from _joined(posts, calls)
     yield Event("wait_sends", -1, 0, what="its sends")
     yield from _end_of_step(plan, rank)
+
+
+def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
+    """Yields the groups that a rank creates before the first step, in order.
+
+    Args:
+        members: the ranks of each group, in the order in which this rank creates them.
+        rank: of the world.
+    """
+    for index, ranks in enumerate(members):
+        if rank in ranks and len(ranks) > 1:
+            yield Event("create", index, 0, what=f"the creation of group {index}")
+
+
+def _post(kind: str, message: Message, plan: Plan, what: str, lane: int) -> Event:
+    """Returns the send or receive of a message."""
+    return Event(kind, message.peer, message.tag, message.shape, plan.dtype, what, lane)
+
+
+def _lane(plan: Plan, action: str) -> int:
+    """Returns the lane of the messages between stages; those of halos come after them."""
+    return plan.direction_of(action)
+
+
+def _joined(posts: Iterable[Event], calls: Iterator[int]) -> Iterator[Event]:
+    """Yields sends and receives as one group call."""
+    number = next(calls)
+    for event in posts:
+        yield Event(*event[:-1], number)
 
 
 def _posts(plan: Plan, rank: int, actions: list[str]) -> Iterator[Event]:
     """Yields the receives of an action."""
     for action in actions:
         for m in edge_messages(plan, rank, action, outgoing=False):
-            yield Event("recv", m.peer, m.tag, m.shape, plan.dtype, _said(m, action))
+            yield _post("recv", m, plan, _said(m, action), _lane(plan, action))
 
 
-def _inside(plan: Plan, rank: int, action: str) -> Iterator[Event]:
+def _inside(plan: Plan, rank: int, action: str, calls: Iterator[int]) -> Iterator[Event]:
     """Yields what a rank says to the other tiles while it computes an action."""
     direction = plan.direction_of(action)
     stage = plan.stages[plan.slot_of(rank, direction).stage]
+    with_next = plan.remember(("with", stage.index), lambda: companions(plan.graph, stage))
+    posted: set[str] = set()
     for op, back in inside(plan, stage, action[0] == "B"):
         if op.kind == "halo":
-            yield from _halo(plan, rank, op, back, action)
+            posts, waits = _halo(plan, rank, op, back, action)
+            if not back:
+                posts = [] if name_of(op) in posted else posts
+                posted.discard(name_of(op))
+                later = with_next.get(name_of(op))
+                if later is not None:
+                    posts += _halo(plan, rank, later, back, action)[0]
+                    posted.add(name_of(later))
+            yield from _joined(posts, calls)
+            yield from waits
         else:
             group = tile_group(plan, rank, direction)
             again = " again" if action[0] == "B" and not back else ""
@@ -188,18 +254,18 @@ def _inside_of(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]
     return found
 
 
-def _halo(plan: Plan, rank: int, op: CommOp, back: bool, action: str) -> Iterator[Event]:
-    """Yields one exchange: all receives posted, all sends posted, then all waited for."""
+def _halo(
+    plan: Plan, rank: int, op: CommOp, back: bool, action: str
+) -> tuple[list[Event], list[Event]]:
+    """Returns one exchange: its receives and sends, which are posted together, and its waits."""
     sends, receives = halo_messages(plan, rank, plan.direction_of(action), op, back)
     what = f"the {'gradient of the ' if back else ''}halo of {op.node} in {action}"
-    for m in receives:
-        yield Event("recv", m.peer, m.tag, m.shape, plan.dtype, what)
-    for m in sends:
-        yield Event("send", m.peer, m.tag, m.shape, plan.dtype, what)
-    for m in receives:
-        yield Event("wait_recv", m.peer, m.tag, what=what)
-    for m in sends:
-        yield Event("wait_send", m.peer, m.tag, what=what)
+    lane = plan.num_directions + _lane(plan, action)
+    posts = [_post("recv", m, plan, what, lane) for m in receives]
+    posts += [_post("send", m, plan, what, lane) for m in sends]
+    waits = [Event("wait_recv", m.peer, m.tag, what=what, lane=lane) for m in receives]
+    waits += [Event("wait_send", m.peer, m.tag, what=what, lane=lane) for m in sends]
+    return posts, waits
 
 
 def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:
@@ -216,7 +282,11 @@ def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:
 
 def num_holders(plan: Plan, stage: int) -> int:
     """Returns how many ranks hold a stage."""
-    return len(_members(plan, stage, range(plan.num_replicas), range(plan.num_directions)))
+
+    def make() -> int:
+        return len(_members(plan, stage, range(plan.num_replicas), range(plan.num_directions)))
+
+    return plan.remember(("holders", stage), make)
 
 
 def _links(plan: Plan, back: bool) -> Links:
@@ -249,9 +319,17 @@ def _message(plan: Plan, edge: Edge, peer: int, tag: int, box: list[int]) -> Mes
 def _halo_tag(plan: Plan, stage: int, direction: int, op: CommOp, back: bool) -> int:
     """Returns the tag of an exchange; messages of one tag between two ranks stay in order."""
     base = 2 * len(plan.edges) * plan.total_microbatches
-    index = next(i for i, other in enumerate(plan.stages[stage].comm) if other is op)
-    before = sum(len(other.comm) for other in plan.stages[:stage])
-    return base + 2 * (2 * (before + index) + direction) + back
+    return base + 2 * (2 * _halo_index(plan, stage)[id(op)] + direction) + back
+
+
+def _halo_index(plan: Plan, stage: int) -> dict[int, int]:
+    """Returns the position of each exchange of a stage, by its identity, in the whole plan."""
+
+    def make() -> dict[int, int]:
+        before = sum(len(other.comm) for other in plan.stages[:stage])
+        return {id(op): before + index for index, op in enumerate(plan.stages[stage].comm)}
+
+    return plan.remember(("halos", stage), make)
 
 
 def _members(

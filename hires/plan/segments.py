@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 
 from hires.plan.graph import Graph
-from hires.plan.partition import HEAVY
+from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan, Stage
 
 MAX_CANDIDATES = 160
@@ -93,11 +93,8 @@ def _candidates(graph: Graph, stage: Stage, crossing: dict[int, int]) -> list[in
         if node.shape is None
         for index in range(graph.position[node.name] + 1, _last_reader(graph, node.name) + 1)
     }
-    starts = [
-        index
-        for index in range(stage.first + 1, stage.last)
-        if graph.nodes[index].kind in HEAVY and index not in barred | listed
-    ]
+    inner = range(stage.first + 1, stage.last)
+    starts = [i for i in layer_starts(graph) if i in inner and i not in barred | listed]
     least = [
         place
         for before, place, after in zip([None, *starts], starts, [*starts[1:], None], strict=False)

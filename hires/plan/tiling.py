@@ -46,6 +46,21 @@ def intersect(a: Rect, b: Rect) -> Rect:
     return max(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), min(a[3], b[3])
 
 
+def inside(inner: Rect, outer: Rect) -> bool:
+    """Whether a rectangle lies in another, as an empty one does."""
+    if is_empty(inner):
+        return True
+    rows = outer[0] <= inner[0] and inner[1] <= outer[1]
+    return rows and outer[2] <= inner[2] and inner[3] <= outer[3]
+
+
+def cover(a: Rect, b: Rect) -> Rect:
+    """Returns the smallest rectangle that holds both; an empty one asks for nothing."""
+    if is_empty(a) or is_empty(b):
+        return b if is_empty(a) else a
+    return min(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), max(a[3], b[3])
+
+
 @dataclass(frozen=True)
 class Axis:
     """How one dim of an output depends on the same dim of the input.
@@ -124,31 +139,48 @@ Axes = tuple[Axis, Axis]
 """Rows and columns."""
 
 
-def need_rect(axes: Axes, grid: Sequence[int], tile: int) -> Rect:
-    """Returns the input rectangle that a tile needs for the output that it owns."""
-    out = own_rect([axis.size_out for axis in axes], grid, tile)
+def need_of(axes: Axes, out: Rect) -> Rect:
+    """Returns the input rectangle inside the image that an output rectangle depends on."""
     if is_empty(out):
         return 0, 0, 0, 0
     rect = axes[0].need(out[:2]) + axes[1].need(out[2:])
     return (0, 0, 0, 0) if is_empty(rect) else rect
 
 
+def need_rect(axes: Axes, grid: Sequence[int], tile: int) -> Rect:
+    """Returns the input rectangle that a tile needs for the output that it owns."""
+    return need_of(axes, own_rect([axis.size_out for axis in axes], grid, tile))
+
+
 def halo_messages(axes: Axes, grid: Sequence[int]) -> list[list[int]]:
-    """Returns who sends which pixels to whom before the operation.
+    """Returns who sends which pixels to whom before one operation, as :func:`loans` does."""
+    tiles = range(grid[0] * grid[1])
+    needs = [need_rect(axes, grid, tile) for tile in tiles]
+    return loans([axis.size_in for axis in axes], grid, needs)
+
+
+def loans(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[list[int]]:
+    """Returns who sends which pixels to whom, so that every tile sees what it needs of a map.
+
+    Args:
+        size: rows and columns of the map.
+        grid: the tiles.
+        needs: a rectangle of the map for every tile.
 
     Returns:
-        [source tile, target tile, row0, row1, col0, col1] of the input map, by target then source.
+        [source tile, target tile, row0, row1, col0, col1] of the map, by target then source.
     """
-    rows, cols = (
-        _owners(
-            [axis.need(split(axis.size_out, parts, part)) for part in range(parts)],
-            axis.size_in,
-            parts,
+    messages = []
+    for target, need in enumerate(needs):
+        rows, cols = (
+            _owners([interval], length, parts)[0]
+            for interval, length, parts in zip((need[:2], need[2:]), size, grid, strict=True)
         )
-        for axis, parts in zip(axes, grid, strict=True)
-    )
-    messages = _rectangles(rows, cols, grid[1])
-    return [message for message in messages if message[0] != message[1]]
+        for (row, r0, r1), (col, c0, c1) in itertools.product(rows, cols):
+            source = row * grid[1] + col
+            if source != target:
+                messages.append([source, target, r0, r1, c0, c1])
+    return messages
 
 
 def regrid_messages(

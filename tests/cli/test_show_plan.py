@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hires.cli.show_plan import finding_lines, message_lines, placement_lines
+from hires.cli.show_plan import finding_lines, message_lines, placement_lines, proof_lines
 
 
 def facts(replicas: int, *tiles: list[int]) -> dict:
@@ -87,3 +87,25 @@ def test_errors_come_first_and_name_their_key():
         {"severity": "error", "key": "parallel.tiles", "text": "too many"},
     ]
     assert finding_lines(found) == ["error: too many [parallel.tiles]", "note: small [batch]"]
+
+
+def test_failed_proof_lists_what_it_found_up_to_a_limit():
+    proof = {
+        "semantics": "rendezvous",
+        "backends": ["gloo"],
+        "order": "ahead",
+        "decides": True,
+        "ok": False,
+        "messages": 1,
+        "collectives": 0,
+        "seconds": 0.002,
+        "problems": ["deadlock: rank 0 waits; rank 1 waits", *["rank 2 waits"] * 9],
+    }
+    assert proof_lines([proof]) == [
+        "semantics   backends  receives posted   verdict  messages  collectives    time",
+        "rendezvous  gloo      one action ahead  FAILS           1            0  2.0 ms",
+        "    deadlock: rank 0 waits",
+        "      rank 1 waits",
+        *["    rank 2 waits"] * 7,
+        "    and 2 more; --json shows all",
+    ]

@@ -49,5 +49,5 @@ def test_words_of_the_thesis_point_at_keys_that_exist(hires):
 
 def test_config_dir_is_listed_too(hires, tmp_path):
     (tmp_path / "mine" / "model").mkdir(parents=True)
-    (tmp_path / "mine" / "model" / "unet.yaml").write_text("# My U-Net\nname: custom\n")
-    assert "unet           My U-Net" in hires("list", "models", "--config-dir", "mine").out
+    (tmp_path / "mine" / "model" / "hourglass.yaml").write_text("# My U-Net\nname: custom\n")
+    assert "hourglass         My U-Net" in hires("list", "models", "--config-dir", "mine").out

@@ -35,3 +35,49 @@ def test_infeasible_plan_is_shown_with_all_findings_and_exits_3(hires):
     assert answer.code == 3
     assert answer.out.startswith("findings\n  error: batch=4 does not divide")
     assert "parallel.microbatches=2" in answer.out
+
+
+PIPELINE = ("parallel=pp", "parallel.microbatches=1", "--prove")
+
+
+def test_proof_is_told_for_each_semantics_and_order(hires):
+    answer = hires("plan", *SMALL, *PIPELINE)
+    assert answer.code == 0
+    title, *lines = answer.out.split("\n\n")[-1].splitlines()
+    assert title == "proof (the messages of this plan go through gloo)"
+    assert [line.strip().split("  ")[0] for line in lines[1:5]] == [
+        "rendezvous",
+        "separate streams",
+        "pair streams",
+        "pair streams",
+    ]
+    assert all(" deadlock-free " in line for line in lines[1:4])
+    assert "with the sends before" in lines[3]
+    # Receives ahead are harmless with gloo; where both ways share a stream they stop both ranks.
+    assert "one action ahead" in lines[4]
+    assert " fails " in lines[4]
+    cycle = [line.strip() for line in lines[5:]]
+    assert cycle[0].startswith("deadlock: the stream of rank 0 must first receive the gradient of ")
+    assert cycle[0].endswith(" in B0 from rank 1")
+    assert cycle[1].startswith("rank 1 waits for ")
+    assert cycle[1].endswith(" in F0 from rank 0")
+
+
+def test_proofs_are_part_of_the_json_if_asked_for(hires):
+    facts = json.loads(hires("plan", *SMALL, *PIPELINE, "--json").out)
+    first, separate, joined, ahead = proofs = facts["proofs"]
+    assert [proof["decides"] for proof in proofs] == [True, False, False, False]
+    assert [proof["ok"] for proof in proofs] == [True, True, True, False]
+    assert [proof["backends"] for proof in proofs] == [["gloo", "mpi"], ["nccl"], [], []]
+    assert facts["verdict"] == (
+        f"deadlock-free, {first['messages']} messages and {first['collectives']} collectives a step"
+    )
+    assert first["seconds"] > 0
+    assert first["problems"] == separate["problems"] == joined["problems"] == []
+    assert len(ahead["problems"]) == 1
+
+
+def test_plan_that_could_not_be_made_has_no_proof(hires):
+    answer = hires("plan", *SMALL, "parallel=pp", "parallel.microbatches=3", "--prove", "--json")
+    assert answer.code == 3
+    assert json.loads(answer.out)["proofs"] == []

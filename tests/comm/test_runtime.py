@@ -5,9 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hires.comm import shared
-from tests.helpers.jobs import gather_of_rank, late_gather, many_gathers, silent_peer
+from hires.comm.attach import _pieces
+from tests.helpers.jobs import (
+    gather_of_rank,
+    late_gather,
+    many_gathers,
+    silent_peer,
+    sums_of_rank,
+)
 from tests.helpers.ranks import run_ranks
 
 pytestmark = pytest.mark.dist
@@ -18,6 +28,31 @@ pytestmark = pytest.mark.dist
 def test_gather_stacks_in_rank_order_and_reduce_sums(num_elements: int, memory: bool):
     for answer in run_ranks(gather_of_rank, 3, num_elements, memory):
         assert answer == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("way", ["memory", "forbidden", "sent"])
+def test_sums_are_the_same_bits_on_all_ranks_whatever_way_they_take(way: str):
+    sizes = [5, 200_001, 1, 70_000]
+    answers = run_ranks(sums_of_rank, 3, sizes, way)
+    assert [reads for reads, _ in answers] == [way == "memory"] * 3
+    sums = [found for _, found in answers]
+    assert sums[0] == sums[1] == sums[2]
+    own = [torch.Generator().manual_seed(rank) for rank in range(3)]
+    for size, found in zip(sizes, sums[0], strict=False):
+        expected = sum(torch.randn(size, generator=g).double() for g in own)
+        assert torch.allclose(torch.tensor(found).double(), expected, atol=1e-5)
+    assert sums[0][-1] == [4.5] * 15
+
+
+@given(st.lists(st.integers(0, 40), min_size=1), st.integers(1, 5), st.integers(1, 9))
+def test_shares_of_a_sum_cover_every_number_once(sizes: list[int], num_ranks: int, most: int):
+    seen = [[0] * size for size in sizes]
+    for rank in range(num_ranks):
+        for tensor, first, end in _pieces(sizes, num_ranks, rank, most):
+            assert 0 < end - first <= most
+            for index in range(first, end):
+                seen[tensor][index] += 1
+    assert all(count == 1 for tensor in seen for count in tensor)
 
 
 def test_silent_peer_is_named_within_the_timeout():

@@ -214,3 +214,27 @@ def test_steps_must_outlast_the_warm_up():
     with pytest.raises(ConfigError, match="4 measured steps; use steps=5 or more"):
         from_dict({"steps": 4, "measure": {"warmup": 1, "steps": 4}})
     assert from_dict({"steps": 5, "measure": {"warmup": 1, "steps": 4}}).steps == 5
+
+
+@pytest.mark.parametrize(
+    ("values", "loss"),
+    [
+        ({}, "cross_entropy"),
+        ({"model": {"name": "unet"}}, "cross_entropy"),
+        ({"model": {"name": "edsr"}}, "l1"),
+        ({"data": {"name": "pairs"}}, "l1"),
+        ({"task": {"loss": "l1"}}, "l1"),
+        ({"model": {"name": "edsr"}, "task": {"loss": "cross_entropy"}}, "cross_entropy"),
+    ],
+)
+def test_loss_follows_from_network_and_data_unless_it_is_named(values, loss):
+    config = from_dict(values)
+    assert config.loss == loss
+    assert config.target_size == ((448, 448) if loss == "l1" else None)
+
+
+def test_pairs_have_no_classes():
+    with pytest.raises(
+        ConfigError, match=r"task\.loss=cross_entropy needs classes, .* task.loss=l1"
+    ):
+        from_dict({"data": {"name": "pairs"}, "task": {"loss": "cross_entropy"}})

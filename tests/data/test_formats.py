@@ -230,5 +230,7 @@ def test_an_image_of_another_size_is_resized_cropped_or_refused(source_of, pixel
     np.testing.assert_allclose(padded[1:21], stored / 255, atol=1e-6)
     resized = whole(source_of(stored, size=(10, 15), fit="resize"), 10, 15)
     assert abs(resized.mean() - stored.mean() / 255) < 0.01
-    with pytest.raises(RunError, match=r"a\.tif: it has 20 x 30 pixels where image=\[10,15\]; use"):
+    with pytest.raises(
+        RunError, match=r"a\.tif: it has 20 x 30 pixels where image asks for 10 x 15; use"
+    ):
         source_of(stored, size=(10, 15), fit="error").window(0, (0, 10), (0, 15))

@@ -49,7 +49,7 @@ def loader(source, **how) -> Loader:
         "num_microbatches": 2,
         "rows": (0, 6),
         "cols": (0, 10),
-        "labels": True,
+        "target": source.label,
         "steps": 3,
     }
     return Loader(source, **(defaults | how))
@@ -79,18 +79,18 @@ def test_microbatches_come_in_order(prefetch):
     assert [m.images[:, 0, 0, 0].tolist() for m in got] == [
         [0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11],
     ]  # fmt: skip
-    assert [m.labels.tolist() for m in got] == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4], [0, 1]]
+    assert [m.target.tolist() for m in got] == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4], [0, 1]]
 
 
 def test_images_have_the_layout_and_type_that_the_network_wants():
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         with_thread = loader(Numbers(), dtype=dtype)
-        images, labels = with_thread.next_microbatch()
+        images, target = with_thread.next_microbatch()
         with_thread.close()
         assert images.shape == (2, 3, 6, 10)
         assert images.dtype == dtype
         assert images.is_contiguous(memory_format=torch.channels_last)
-        assert labels.dtype == torch.int64
+        assert target.dtype == torch.int64
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -101,27 +101,40 @@ def test_a_rank_reads_its_window_of_its_samples_only(prefetch):
     got = list(
         loader(source, order=order, rows=rows, cols=cols, num_microbatches=1, prefetch=prefetch)
     )
-    for step, (images, labels) in enumerate(got):
+    for step, (images, target) in enumerate(got):
         for k, i in enumerate(order(step)):
             whole = source.window(i, (0, 12), (0, 10))
             np.testing.assert_array_equal(images[k].numpy(), whole[:, 5:12, 3:10])
-            assert labels[k] == source.label(i)
+            assert target[k] == source.label(i)
 
 
 def test_a_rank_without_pixels_reads_none():
     source = Numbers()
     got = list(loader(source, rows=None, cols=None))
     assert all(m.images is None for m in got)
-    assert [m.labels.tolist() for m in got][:2] == [[0, 1], [2, 3]]
+    assert [m.target.tolist() for m in got][:2] == [[0, 1], [2, 3]]
     assert source.read == []
 
 
-def test_a_rank_without_labels_has_none():
-    assert all(m.labels is None for m in loader(Numbers(), labels=False))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_target_images_come_like_images(dtype):
+    source = Numbers()
+    target = partial(source.window, rows=(2, 5), cols=(4, 10))
+    microbatch = loader(source, target=target, rows=None, cols=None, dtype=dtype).next_microbatch()
+    assert microbatch.images is None
+    assert microbatch.target is not None
+    assert microbatch.target.shape == (2, 3, 3, 6)
+    assert microbatch.target.dtype == dtype
+    assert microbatch.target.is_contiguous(memory_format=torch.channels_last)
+    assert microbatch.target[:, 0, 0, 0].tolist() == [0, 1]
+
+
+def test_a_rank_without_a_target_has_none():
+    assert all(m.target is None for m in loader(Numbers(), target=None))
 
 
 def test_a_rank_that_needs_nothing_has_no_thread():
-    idle = loader(Numbers(), rows=None, cols=None, labels=False)
+    idle = loader(Numbers(), rows=None, cols=None, target=None)
     assert threads() == []
     assert list(idle) == [(None, None)] * 6
 
@@ -210,7 +223,7 @@ from hires.data.source import open_source
 from hires.engine.loader import Loader
 source = open_source(DataConfig(), (64, 64), 3, seed=0)
 loader = Loader(source, order=lambda step: [0, 1], num_microbatches=1, rows=(0, 64), cols=(0, 64),
-                labels=True, steps=10**9)
+                target=source.label, steps=10**9)
 loader.next_microbatch()
 """
     ended = subprocess.run(

@@ -51,6 +51,32 @@ class Zoo(nn.Module):
         return x if self.dense else F.adaptive_avg_pool2d(x, 1).flatten(1)
 
 
+class Cells(nn.Module):
+    """Cells whose branches read the same values: windows of several sizes on each, as AmoebaNet."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.small = nn.Conv2d(8, 8, 3, padding=1)
+        self.large = nn.Conv2d(8, 8, (5, 3), padding=(4, 1), dilation=(2, 1))
+        self.wide = nn.Conv2d(8, 8, (1, 7), padding=(0, 3))
+        self.shortcut = nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False)
+        self.reduce = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.watched = nn.Conv2d(8, 8, 7, padding=3)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, H, W) -> logits (n, classes)."""
+        x = self.stem(x)
+        y = self.small(x) + F.max_pool2d(x, 3, 1, 1)
+        # No gradient comes to a convolution whose value is detached.
+        y = y + self.large(x) * torch.sigmoid(self.watched(x).detach())
+        y = self.norm(F.relu(y + self.wide(x) + x))
+        y = F.relu(self.reduce(y)) + self.shortcut(y) + F.avg_pool2d(y, 3, 2, 1)
+        return self.head(y.mean((2, 3)))
+
+
 class Flattens(nn.Module):
     """A classifier whose size depends on the image: its flatten has no tiling rule."""
 
@@ -70,6 +96,16 @@ def zoo(classes: int = 5, dense: bool = False) -> nn.Module:
     return Zoo(classes, dense)
 
 
+def cells(classes: int = 5) -> nn.Module:
+    """Returns the network whose branches share halos."""
+    return Cells(classes)
+
+
 def flattens() -> nn.Module:
     """Returns a network that cannot be tiled to its end."""
     return Flattens()
+
+
+def sharpener() -> nn.Module:
+    """Returns a network that makes an image of the same size."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 3, padding=1))

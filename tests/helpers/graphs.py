@@ -27,6 +27,12 @@ def graph_of(*made: tuple[Node, dict[str, Parameter]], image: tuple[int, ...] = 
     return Graph(nodes, nodes[-1].name, list(image), params)
 
 
+def cut_values(graph: Graph, index: int) -> list[str]:
+    """Returns the values that are made before node ``index`` and read at or after it."""
+    made = [one.name for one in graph.nodes[:index]]
+    return [name for name in made if graph.consumers.get(name, [0])[-1] >= index]
+
+
 def chain(costs: list[tuple[int, int]], between: int = 0) -> Graph:
     """Returns convolutions c0, c1, ... of these (FLOPs, numbers in the value), one after another.
 

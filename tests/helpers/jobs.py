@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hires import comm
+from hires.comm import attach
 from hires.core.config import from_dict
 from hires.core.world import World
 from hires.engine.build import build_rank
@@ -20,11 +21,11 @@ from hires.engine.run import run_step
 from hires.engine.verify import verify_rank
 from hires.parallel import collective, executor, gradients, halo, loss, norm
 from hires.parallel.context import Context
-from hires.parallel.halo import gather_window
+from hires.parallel.halo import Exchange, Frame, gather_window
 from hires.parallel.window import Window
-from hires.plan.plan import Plan
+from hires.plan.plan import CommOp, Plan
 from hires.plan.program import groups
-from hires.plan.tiling import own_rect
+from hires.plan.rules import WINDOWS
 
 
 def verify(
@@ -43,24 +44,48 @@ def verify(
 
 
 def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[float, float]:
-    """Returns (<H x, y>, <x, H* y>) of a node's halo exchange, as far as this rank sees them."""
+    """Returns (<H x, y>, <x, H* y>) of all that a halo exchange serves, as this rank sees them.
+
+    ``node`` is the first reader of the exchange. H is linear: what each reader computes, without
+    bias, from the pixels that it gets.
+    """
     comm.start(world, 60)
     made = Plan.from_dict(plan)
     context = Context(made, world.rank, comm.make_groups(groups(made), 1))
     op = next(op for op in context.stage.comm if op.node == node and op.kind == "halo")
-    window = Window(made.graph.by_name[node], context, op)
     generator = torch.Generator().manual_seed(seed + world.rank)
-    n, channels, *size = made.graph.shape(op.value)
-    r0, r1, c0, c1 = own_rect(size, context.stage.tiles, context.tile)
+    n, channels, *_ = made.graph.shape(op.value)
+    r0, r1, c0, c1 = context.extent(op.value)
     x = torch.randn(n, channels, r1 - r0, c1 - c0, generator=generator, dtype=torch.float64)
     x.requires_grad_()
-    gathered: Tensor = gather_window(x, window.exchange)
-    y = torch.randn(gathered.shape, generator=generator, dtype=torch.float64)
-    gathered.backward(y)
+    values: dict[str, Any] = {op.value: x}
+    outputs = [_linear_part(context, op, reader, values) for reader in op.readers]
+    weights = [torch.randn(o.shape, generator=generator, dtype=torch.float64) for o in outputs]
+    torch.autograd.backward(outputs, weights)
     assert x.grad is not None
     comm.barrier()
     comm.shutdown()
-    return float((gathered.detach() * y).sum()), float((x.detach() * x.grad).sum())
+    pairs = zip(outputs, weights, strict=True)
+    forward = sum(float((o.detach() * y).sum()) for o, y in pairs)
+    return forward, float((x.detach() * x.grad).sum())
+
+
+def _linear_part(context: Context, op: CommOp, reader: str, values: dict[str, Any]) -> Tensor:
+    """Returns what a reader of an exchange computes from its pixels: a convolution, or them."""
+    node = context.plan.graph.by_name[reader]
+    exchange = Exchange(context, op)
+    if node.kind not in WINDOWS:
+        frame = Frame(exchange.own, context.extent(reader), exchange.size)
+        return gather_window(values[op.value], exchange.borrow(values, reader), frame)
+    window = Window(node, context, exchange)
+    borrowed = exchange.borrow(values, reader)
+    if window.strips is None:
+        frame = Frame(window.held, window.rect, window.size)
+        return gather_window(values[op.value], borrowed, frame)
+    generator = torch.Generator().manual_seed(1)
+    shape = context.plan.graph.params[node.args["weight"]["param"]].shape
+    weight = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return window(values[op.value], borrowed, {**node.args, "weight": weight, "bias": None})
 
 
 def gather_of_rank(world: World, num_elements: int, shared: bool) -> list[float]:
@@ -72,6 +97,22 @@ def gather_of_rank(world: World, num_elements: int, shared: bool) -> list[float]
     comm.all_reduce(total, group)
     comm.shutdown()
     return [*gathered[:, -1].tolist(), total[0].item()]
+
+
+def sums_of_rank(world: World, sizes: list[int], way: str) -> tuple[bool, list[list[float]]]:
+    """Returns whether ranks read each other's memory, and what sums of tensors came to."""
+    if way == "forbidden":
+        attach._reader = lambda: None
+    comm.start(world, 60, shared_memory=way != "sent")
+    everybody = [[*range(world.size)]]
+    group = comm.make_groups(everybody)[0]
+    generator = torch.Generator().manual_seed(world.rank)
+    tensors = [torch.randn(size, generator=generator) for size in sizes]
+    tensors += [torch.full((3, 5), world.rank + 0.5, dtype=torch.float64)]
+    comm.sum_together(tensors, group)
+    comm.barrier()
+    comm.shutdown()
+    return group.peers is not None, [tensor.flatten().tolist() for tensor in tensors]
 
 
 def many_gathers(world: World, rounds: int) -> int:
@@ -126,8 +167,11 @@ def logged_step(world: World, config: dict[str, Any], plan: dict[str, Any]) -> l
         def call(tensor: Tensor, where: Any, *rest: Any, **named: Any) -> Any:
             tag = named.get("tag", rest[0] if rest else 0)
             point_to_point = kind in ("send", "recv")
+            if not point_to_point:
+                log.append((kind, tuple(where.ranks)))
+                return function(tensor, where, *rest, **named)
             entry = where, tag, tuple(tensor.shape)
-            log.append((kind, *entry) if point_to_point else (kind, tuple(where.ranks)))
+            log.append((kind, *entry))
             return function(tensor, where, *rest, **named)
 
         return call
@@ -139,6 +183,7 @@ def logged_step(world: World, config: dict[str, Any], plan: dict[str, Any]) -> l
         module.all_gather = logging("collective", comm.all_gather)
     loss.all_reduce = logging("collective", comm.all_reduce)
     gradients.all_reduce = logging("gradients", comm.all_reduce)
+    gradients.sum_together = logging("gradients", comm.sum_together)
     comm.start(world, 60)
     engine = build_rank(from_dict(config), Plan.from_dict(plan), world.rank, 1)
     run_step(engine)

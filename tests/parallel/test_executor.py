@@ -36,12 +36,23 @@ def test_ranks_communicate_as_the_plan_says(parallel: dict[str, Any]):
     check(parallel, {})
 
 
-def check(parallel: dict[str, Any], memory: dict[str, Any]) -> None:
+def test_branches_borrow_the_pixels_of_a_value_once():
+    check({"tiles": [2, 2], "halo": {"overlap": "on"}}, {}, "cells")
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "block"])
+def test_one_exchange_serves_several_layers(checkpoint: str):
+    halo = {"fuse": 3, "overlap": "on"}
+    parallel = {"tiles": [2, 1], "stages": 2, "spatial_stages": 2, "halo": halo}
+    check(parallel, {"checkpoint": checkpoint})
+
+
+def check(parallel: dict[str, Any], memory: dict[str, Any], net: str = "zoo") -> None:
     """Compares the plan of a layout with the log of its ranks."""
-    zoo = {"name": "custom", "target": "tests.helpers.custom_nets:zoo"}
+    model = {"name": "custom", "target": f"tests.helpers.custom_nets:{net}"}
     data = {"classes": 5, "length": 16}
     config = config_of(
-        image=[37, 41], batch=4, model=zoo, data=data, parallel=parallel, memory=memory
+        image=[37, 41], batch=4, model=model, data=data, parallel=parallel, memory=memory
     )
     plan = plan_of(config)
     logs = run_ranks(logged_step, plan.world, to_dict(config), plan.to_dict())

@@ -146,7 +146,24 @@ def test_dropped_wait():
 
 
 def test_wait_without_a_receive():
-    assert problems([], [got(0, "a")]) == ["no end: rank 1 waits for a from rank 0"]
+    assert problems([], [got(0, "a")]) == [
+        "no end: rank 1 waits for a from rank 0, which it has not begun to receive"
+    ]
+
+
+def test_wait_before_the_receive_is_its_own_deadlock():
+    # The other side had sent, so nobody seemed to wait for anybody.
+    assert problems([send(1, "a"), SENT], [got(0, "a"), recv(0, "a")]) == [
+        "deadlock: rank 1 waits for a from rank 0, which it has not begun to receive"
+    ]
+
+
+def test_no_end_tells_the_whole_way():
+    ring = [recv(1, "x"), got(1, "x")]
+    assert problems(ring, [got(2, "y"), send(0, "x"), SENT], []) == [
+        "no end: rank 0 waits for x from rank 1; rank 1 waits for y from rank 2, which it has not "
+        "begun to receive"
+    ]
 
 
 def test_message_to_a_rank_that_does_not_exist():

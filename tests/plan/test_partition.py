@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.plan.graph import INPUT
-from hires.plan.partition import SLACK, cut_elements, cut_values, layer_starts, partition
-from tests.helpers.graphs import chain, graph_of, node
+from hires.plan.partition import MESSAGE, SLACK, cut_costs, layer_starts, partition
+from tests.helpers.graphs import chain, cut_values, graph_of, node
 
 IMAGE = [1, 4, 8, 8]
 
@@ -50,7 +50,33 @@ def test_only_floating_point_tensors_may_cross_a_cut(crossing):
         node("use", "where", ["odd", "conv2"], IMAGE),
         node("conv3", "conv2d", ["use"], IMAGE),
     )
-    assert names(graph, layer_starts(graph)) == ["conv1", "conv3"]
+    assert names(graph, layer_starts(graph)) == ["conv1", "odd", "conv3"]
+
+
+def test_layer_that_can_begin_nowhere_belongs_to_the_one_before():
+    graph = graph_of(
+        node("conv1", "conv2d", [INPUT], IMAGE),
+        node("odd", "gt", [INPUT], IMAGE, dtype="bool"),
+        node("conv2", "conv2d", ["conv1"], IMAGE),
+        node("relu2", "relu", ["conv2"], IMAGE),
+        node("use", "where", ["odd", "relu2"], IMAGE),
+        node("conv3", "conv2d", ["use"], IMAGE),
+        node("sum", "add", ["conv3", "odd"], IMAGE),
+    )
+    graph.nodes[0], graph.nodes[1] = graph.nodes[1], graph.nodes[0]
+    assert names(graph, layer_starts(graph)) == ["odd"]
+
+
+def test_layer_begins_where_the_fewest_numbers_cross():
+    # Blocks that begin with norm and ReLU sent both the block's input and what ReLU made of it.
+    graph = graph_of(
+        node("conv1", "conv2d", [INPUT], [1, 5]),
+        node("relu", "relu", ["conv1"], [1, 5]),
+        node("conv2", "conv2d", ["relu"], [1, 5]),
+        node("sum", "add", ["conv1", "conv2"], [1, 5]),
+        node("last", "conv2d", ["sum"], [1, 5]),
+    )
+    assert names(graph, layer_starts(graph)) == ["conv1", "relu", "last"]
 
 
 def test_everything_read_later_crosses_a_cut_but_the_images():
@@ -62,7 +88,21 @@ def test_everything_read_later_crosses_a_cut_but_the_images():
     )
     assert cut_values(graph, 2) == ["skip"]
     assert cut_values(graph, 3) == ["skip", "conv2"]
-    assert cut_elements(graph, 3) == 12
+    assert cut_costs(graph) == [0, 3 + MESSAGE, 5 + MESSAGE, 12 + 2 * MESSAGE, 0]
+
+
+def test_few_large_tensors_cross_rather_than_many_small_ones():
+    # A cut inside a cell of AmoebaNet sent five tensors where one between cells sends two.
+    small = [node(f"small{k}", "relu", ["conv1"], [1, 100]) for k in range(4)]
+    graph = graph_of(
+        node("conv1", "conv2d", [INPUT], [1, 500]),
+        *small,
+        node("join", "cat", [f"small{k}" for k in range(4)], [1, 400]),
+        node("conv2", "conv2d", ["join"], [1, 100]),
+    )
+    assert names(graph, layer_starts(graph)) == ["conv1", "conv2"]
+    graph.nodes[5].shape = [1, 700]
+    assert names(graph, layer_starts(graph)) == ["conv1", "small0"]
 
 
 def test_balance_counts_layers():

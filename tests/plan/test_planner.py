@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hires.core.config import from_dict
 from hires.core.errors import PlanError
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
@@ -199,6 +200,26 @@ def test_output_that_no_loss_takes(forward, expected):
     assert expected in text
     assert "(n, classes, rows, columns)" in text
     assert planned(forward, "infer", conv=conv).ok
+
+
+@pytest.mark.parametrize(
+    ("channels", "scale", "remedy"),
+    [
+        (3, 2, "use model.scale=1, or data with classes and task.loss=cross_entropy"),
+        (5, 1, "make the network return 3 channels, not 5"),
+        (0, 2, "use a network that makes images, as model=edsr, or task.loss=cross_entropy"),
+    ],
+)
+def test_output_that_is_no_image_of_its_target(channels, scale, remedy):
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return n.conv(x) if channels else n.conv(x).mean((2, 3))
+
+    graph = traced(forward, (2, 3, 13, 10), conv=nn.Conv2d(3, channels or 5, 1))
+    keys = {"image": [13, 10], "batch": 2, "task": {"loss": "l1"}, "model": {"scale": scale}}
+    [(key, text)] = errors(make_plan(from_dict(keys), graph))
+    assert key == "model.scale"
+    assert f"compares images of [2, 3, {13 * scale}, {10 * scale}] (n, channels," in text
+    assert text.endswith(remedy)
 
 
 @pytest.mark.parametrize("tiles", [[1, 1], [2, 3]])

@@ -1,0 +1,58 @@
+"""How long does one plan take, and how much memory? A process of its own for each size.
+
+``python -m hires.bench.plan_size`` reads ``{"config": ..., "graph": ...}`` as JSON on standard
+input and answers with a JSON object on standard output. It needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from hires.core.config import from_dict
+from hires.engine.memory import peak_rss_bytes
+from hires.plan.graph import Graph
+from hires.plan.planner import make_plan
+
+
+def main() -> int:
+    """Answers with the measurements of one plan."""
+    asked = json.load(sys.stdin)
+    sys.stdout.write(json.dumps(measure(asked["config"], asked["graph"])) + "\n")
+    return 0
+
+
+def measure(config: dict[str, Any], graph: dict[str, Any]) -> dict[str, Any]:
+    """Plans and verifies once.
+
+    Args:
+        config: of the run, as plain values.
+        graph: of its network, as plain values.
+
+    Returns:
+        ``plan_s`` and ``cpu_s`` to plan and verify (wall clock and processor time), ``peak_bytes``
+        of the whole process, ``base_bytes`` of them before it began, ``plan_json_bytes``, and what
+        the plan holds.
+    """
+    run, traced = from_dict(config), Graph.from_dict(graph)
+    base = peak_rss_bytes()
+    began, cpu = time.perf_counter(), time.process_time()
+    plan = make_plan(run, traced)
+    took, cpu_took = time.perf_counter() - began, time.process_time() - cpu
+    return {
+        "plan_s": took,
+        "cpu_s": cpu_took,
+        "plan_json_bytes": len(json.dumps(plan.to_dict())),
+        "base_bytes": base,
+        "peak_bytes": peak_rss_bytes(),
+        "ranks": plan.world,
+        "messages": plan.totals.get("messages", 0),
+        "verdict": plan.verdict,
+        "errors": [finding.text for finding in plan.findings if finding.severity == "error"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""How is the cost of planning shown and kept, beside what it may cost?"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hires.core import provenance
+from hires.core.files import make_folder, write_atomically
+from hires.core.units import MIB, gib, size
+
+SCHEMA = 1
+AIM_RANKS = 4096
+AIMS = {"plan_s": 20.0, "peak_bytes": 1e9, "plan_json_bytes": 50e6}
+"""What planning and proving ``AIM_RANKS`` may cost at most."""
+AIM_GROWTH = 1.5
+"""The cost of a message in the largest world over that in the smallest, at most."""
+
+HEADINGS = (
+    "ranks", "replicas", "seconds", "cpu s", "peak MiB", "messages", "of one replica",
+    "us each", "growth", "plan.json", "verdict",
+)  # fmt: skip
+TITLES = {
+    "replicas": "replicas of 64 ranks (three stages of 4x4 tiles, 16 of one rank, 32 microbatches)",
+    "one replica": "one replica that grows (four stages of equal square grids, 2 microbatches)",
+}
+NOTES = """\
+Every size is planned and proved in fresh processes: `seconds` and `cpu s` are medians of what
+`make_plan` takes, network already traced; `peak MiB` is the largest of the whole processes.
+`messages` counts one step of the world, `of one replica` those that were planned and proved, for
+equal replicas are proved once; `us each` is processor time over these, `growth` that over the first
+row's."""
+
+
+def result(
+    command: str, options: dict[str, Any], series: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Returns everything that is kept: numbers, aims, and where they come from."""
+    for rows in series.values():
+        for row in rows:
+            row["growth"] = row["us_per_message"] / rows[0]["us_per_message"]
+            row["missed"] = _missed(row)
+    return {
+        "schema": SCHEMA,
+        "command": command,
+        "time": provenance.now(),
+        "ok": not any(row["missed"] for rows in series.values() for row in rows),
+        "aims": {"ranks": AIM_RANKS, **AIMS, "growth": AIM_GROWTH},
+        "load_average": list(os.getloadavg()),
+        **provenance.collect(),
+        "options": options,
+        "series": series,
+    }
+
+
+def _missed(row: dict[str, Any]) -> list[str]:
+    """Returns what a row does not reach: it is no plan that runs, or it costs too much."""
+    missed = ["verdict"] if row["errors"] else []
+    if row["ranks"] <= AIM_RANKS:
+        missed += [key for key, most in AIMS.items() if row[key] > most]
+    if row["growth"] > AIM_GROWTH:
+        missed.append("growth")
+    return missed
+
+
+def text(found: dict[str, Any]) -> str:
+    """Returns the tables for the screen."""
+    parts = [_aims(found)]
+    for name, rows in found["series"].items():
+        cells = [HEADINGS, *map(_cells, rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
+        parts.append("\n".join([TITLES[name], *lines]))
+    return "\n\n".join(parts) + "\n"
+
+
+def write(folder: Path, found: dict[str, Any]) -> None:
+    """Writes ``README.md`` and ``plan.json`` into a folder.
+
+    Raises:
+        RunError: the folder or a file cannot be written.
+    """
+    make_folder(folder)
+    write_atomically(folder / "plan.json", json.dumps(found, indent=1) + "\n")
+    write_atomically(folder / "README.md", _readme(folder.name, found))
+
+
+def _readme(name: str, found: dict[str, Any]) -> str:
+    """Returns the numbers beside command, machine and commit."""
+    hardware = found["hardware"]
+    load = ", ".join(f"{value:.2f}" for value in found["load_average"])
+    lines = [
+        f"# {name}",
+        "",
+        f"    {found['command']}",
+        "",
+        f"* machine: {hardware['cpu']}, {hardware['cores']} cores, "
+        f"{gib(hardware['memory'] or 0)}; load average at the end {load}",
+        f"* commit: {found['git'] or 'no checkout'}; hires {found['hires']}, "
+        f"Python {found['python']}",
+        f"* time: {found['time']}",
+        f"* network: {found['options']['model']}, {found['options']['image']} pixels, training",
+        f"* {_aims(found)}",
+        "",
+        NOTES,
+    ]
+    for series, rows in found["series"].items():
+        lines += ["", f"## {TITLES[series]}", "", _markdown(HEADINGS)]
+        lines.append(_markdown(["---:"] * len(HEADINGS)))
+        lines += [_markdown(_cells(row)) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _aims(found: dict[str, Any]) -> str:
+    """Returns what was to be reached, and whether it was."""
+    aims = found["aims"]
+    limits = (
+        f"{aims['plan_s']:g} s",
+        f"{aims['peak_bytes'] / 1e9:g} GB of memory",
+        f"plan.json of {aims['plan_json_bytes'] / 1e6:g} MB",
+        f"cost of a message at most {aims['growth']:g} times that in the smallest world",
+    )
+    answer = "reached" if found["ok"] else "MISSED"
+    return f"aims up to {aims['ranks']} ranks: {', '.join(limits)}: {answer}"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    """Returns a row as text."""
+    return [
+        str(row["ranks"]),
+        str(row["replicas"]),
+        f"{row['plan_s']:.2f}",
+        f"{row['cpu_s']:.2f}",
+        f"{row['peak_bytes'] / MIB:.0f}",
+        str(row["messages"]),
+        f"{row['planned_messages']:.0f}",
+        f"{row['us_per_message']:.1f}",
+        f"{row['growth']:.2f}",
+        size(row["plan_json_bytes"]),
+        f"MISSED {', '.join(row['missed'])}" if row["missed"] else "ok",
+    ]
+
+
+def _markdown(cells: Sequence[str]) -> str:
+    """Returns a line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"

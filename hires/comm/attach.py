@@ -1,0 +1,160 @@
+"""How do ranks of one machine add large tensors without sending them?
+
+Each reads the others' memory. A sum over TCP copies every byte four times and needs the transport's
+threads, which busy ranks keep waiting. Here every rank owns a share of the numbers: it reads that
+share from all other ranks, adds it up in the order of ranks, so that all get the same bits, and
+then reads the finished shares of the others. The kernel copies from one process into the other
+(Linux, ``process_vm_readv``); where the system forbids that, the group does without.
+
+Source:
+    Jin et al., "LiMIC: support for high-performance MPI intra-node communication on Linux cluster",
+    ICPP 2005, and the cross memory attach of today's MPI libraries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 2**18
+"""Bytes that are read and added at a time: they stay in the core's own cache."""
+MAX_TENSORS = 4096
+"""Addresses that fit a gather."""
+PR_SET_PTRACER = 0x59616D61
+"""Lets other processes of the same user read this one where the system asks for such a word."""
+
+Gather = Callable[[Tensor], Tensor]
+"""Stacks a small tensor of all ranks of the group; returns when all have come."""
+
+
+class _Vector(ctypes.Structure):
+    """``struct iovec``: a piece of memory."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class Piece(NamedTuple):
+    """Consecutive numbers of one tensor."""
+
+    tensor: int
+    first: int
+    end: int
+
+
+class PeerMemory:
+    """The memory of a group's ranks, as one of them sees it.
+
+    Args:
+        gather: of the group.
+        index: this rank's position in it.
+    """
+
+    def __init__(self, gather: Gather, index: int) -> None:
+        self._gather = gather
+        self._index = index
+        self._read = _reader()
+        _allow()
+        self._secret = torch.tensor([0x48495245 + index], dtype=torch.int64)
+        told = gather(torch.tensor([os.getpid(), self._secret.data_ptr()], dtype=torch.int64))
+        self._pids = told[:, 0].tolist()
+        self.works = bool(gather(torch.tensor([self._reaches(told)])).all())
+
+    def sum(self, tensors: list[Tensor]) -> None:
+        """Adds dense tensors of one type up over the group, in place; all ranks give the same list.
+
+        Raises:
+            OSError: a member has died.
+        """
+        for first in range(0, len(tensors), MAX_TENSORS):
+            self._sum(tensors[first : first + MAX_TENSORS])
+
+    def _sum(self, tensors: list[Tensor]) -> None:
+        """Adds up as many tensors as one gather can tell the addresses of."""
+        addresses = self._gather(torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64))
+        sizes = [tensor.numel() for tensor in tensors]
+        flat = [tensor.view(-1) for tensor in tensors]
+        num_ranks, width = len(self._pids), tensors[0].element_size()
+        scratch = [flat[0].new_empty(CHUNK_BYTES // width) for _ in range(num_ranks - 1)]
+        for piece in _pieces(sizes, num_ranks, self._index, CHUNK_BYTES // width):
+            own = flat[piece.tensor][piece.first : piece.end]
+            terms, free = [own] * num_ranks, iter(scratch)
+            for rank, pid in enumerate(self._pids):
+                if rank != self._index:
+                    terms[rank] = next(free)[: own.numel()]
+                    start = int(addresses[rank, piece.tensor]) + piece.first * width
+                    self._fetch(terms[rank], pid, start)
+            _add_up(terms, own)
+        self._gather(self._secret)  # all shares are finished
+        for rank, pid in enumerate(self._pids):
+            if rank != self._index:
+                for piece in _pieces(sizes, num_ranks, rank, max(sizes)):
+                    start = int(addresses[rank, piece.tensor]) + piece.first * width
+                    self._fetch(flat[piece.tensor][piece.first : piece.end], pid, start)
+        self._gather(self._secret)  # nobody reads any more
+
+    def _reaches(self, told: Tensor) -> bool:
+        """Whether this rank can read the word that every other one has prepared."""
+        for rank, (pid, address) in enumerate(told.tolist()):
+            word = torch.zeros(1, dtype=torch.int64)
+            if self._read is None or self._read(word, pid, address) != word.nbytes:
+                return False
+            if word.item() != 0x48495245 + rank:
+                return False
+        return True
+
+    def _fetch(self, target: Tensor, pid: int, address: int) -> None:
+        """Fills a dense tensor from another process."""
+        assert self._read is not None
+        if self._read(target, pid, address) != target.nbytes:
+            code = ctypes.get_errno()
+            raise OSError(code, f"reading the memory of process {pid}: {os.strerror(code)}")
+
+
+def _pieces(sizes: list[int], num_ranks: int, rank: int, most: int) -> Iterator[Piece]:
+    """Yields a rank's share of all numbers of some tensors, in pieces of ``most`` numbers."""
+    total = sum(sizes)
+    first, end = total * rank // num_ranks, total * (rank + 1) // num_ranks
+    begin = 0
+    for index, size in enumerate(sizes):
+        low, high = max(first - begin, 0), min(end - begin, size)
+        for start in range(low, high, most):
+            yield Piece(index, start, min(start + most, high))
+        begin += size
+
+
+def _add_up(terms: list[Tensor], own: Tensor) -> None:
+    """Adds terms in their order; ``own`` is one of them and takes the sum."""
+    total = terms[0] if terms[0] is not own else terms[0].clone() if len(terms) > 2 else own
+    for term in terms[1:]:
+        total = torch.add(total, term, out=own if term is terms[-1] else total)
+
+
+def _allow() -> None:
+    """Lets the other ranks, which are processes of the same user, read this one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1 & (2**64 - 1)), 0, 0, 0)
+
+
+def _reader() -> Callable[[Tensor, int, int], int] | None:
+    """Returns what fills a tensor from another process, or None where the system has no such call.
+
+    The function takes tensor, process and address, and returns the bytes read, or -1.
+    """
+    call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+    if call is None:
+        return None
+    call.restype = ctypes.c_ssize_t
+
+    def read(target: Tensor, pid: int, address: int) -> int:
+        here = _Vector(target.data_ptr(), target.nbytes)
+        there = _Vector(address, target.nbytes)
+        done = call(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+        return int(done)
+
+    return read

@@ -1,0 +1,242 @@
+"""AmoebaNet-D: the classifier that evolution found, as a row of cells.
+
+Every cell takes and returns two tensors, the state and the state before it (the skip), so two
+tensors cross every cut between cells. Maps are halved rounding up everywhere, so images may have
+any size.
+
+Source:
+    Real et al., "Regularized evolution for image classifier architecture search", AAAI 2019; the
+    cells are those of the authors' TensorFlow code, which the papers on GPipe, torchgpipe and
+    MPI4DL train too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hires.core.errors import ConfigError
+from hires.nets.registry import NETS
+
+MakeOperation = Callable[[int, int], nn.Module]
+"""Makes an operation that keeps its channels, from (channels, stride)."""
+
+
+class ReluConvBN(nn.Sequential):
+    """ReLU, a convolution without bias that keeps or halves the map, and a norm."""
+
+    def __init__(
+        self, width_in: int, width: int, kernel: tuple[int, int], stride: tuple[int, int]
+    ) -> None:
+        padding = (kernel[0] // 2, kernel[1] // 2)
+        super().__init__(
+            nn.ReLU(),
+            nn.Conv2d(width_in, width, kernel, stride, padding, bias=False),
+            nn.BatchNorm2d(width),
+        )
+
+
+class FactorizedReduction(nn.Module):
+    """Halves the map without losing three of four pixels.
+
+    Half of the channels come from the pixels of even rows and columns, half from those of odd ones.
+    """
+
+    def __init__(self, width_in: int, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width // 2, 1, 2, bias=False)
+        self.conv2 = nn.Conv2d(width_in, width - width // 2, 1, 2, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, width_in, h, w) -> (n, width, ceil(h / 2), ceil(w / 2))."""
+        x = F.relu(x)
+        # One row and column up and left; zeros come in behind, which only odd sizes ever see.
+        shifted = F.pad(x, (-1, 1, -1, 1))
+        return self.bn(torch.cat([self.conv1(x), self.conv2(shifted)], 1))  # type: ignore[no-any-return]
+
+
+class Cell(nn.Module):
+    """Five sums of two operations each, on the reduced state and skip and on earlier sums.
+
+    Args:
+        width_skip: channels of the skip.
+        width_state: channels of the state.
+        width: channels of every operation.
+        reduces: whether the cell halves the map.
+        skip_is_larger: whether the skip's map is twice the state's.
+    """
+
+    def __init__(
+        self, width_skip: int, width_state: int, width: int, reduces: bool, skip_is_larger: bool
+    ) -> None:
+        super().__init__()
+        chosen, self.joined = REDUCTION if reduces else NORMAL
+        self.reads = [index for index, _ in chosen]
+        self.reduce_state = _conv1x1(width_state, width)
+        self.reduce_skip: nn.Module = nn.Identity()
+        if skip_is_larger:
+            self.reduce_skip = FactorizedReduction(width_skip, width)
+        elif width_skip != width:
+            self.reduce_skip = _conv1x1(width_skip, width)
+        # The two inputs are as large as before; sums are as large as the cell's output.
+        self.operations = nn.ModuleList(
+            make(width, 2 if reduces and index < 2 else 1) for index, make in chosen
+        )
+
+    def forward(self, skip: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the next skip, which is the state that came, and the next state."""
+        made = [self.reduce_state(state), self.reduce_skip(skip)]
+        for k in range(0, len(self.reads), 2):
+            left = self.operations[k](made[self.reads[k]])
+            right = self.operations[k + 1](made[self.reads[k + 1]])
+            made.append(left + right)
+        return state, torch.cat([made[index] for index in self.joined], 1)
+
+
+class AmoebaNetD(nn.Module):
+    """The network with the ImageNet stem: three halvings before the first normal cell.
+
+    Args:
+        layers: normal cells, a multiple of 3: a third after the stem and after each of two
+            reduction cells.
+        filters: four times the channels of the stem.
+        classes: outputs.
+        channels: of the image.
+    """
+
+    def __init__(self, layers: int, filters: int, classes: int, channels: int = 3) -> None:
+        super().__init__()
+        if layers < 3 or layers % 3:
+            low = max(3, layers // 3 * 3)
+            raise ConfigError(
+                f"model.layers={layers} is no multiple of 3: a third of the cells follows each "
+                f"reduction; use {low} or {low + 3}"
+            )
+        if filters < 8 or filters % 4:
+            low = max(8, filters // 4 * 4)
+            raise ConfigError(
+                f"model.filters={filters} must be a multiple of 4, and 8 or more; use {low} or "
+                f"{low + 4}"
+            )
+        self.conv = nn.Conv2d(channels, filters // 4, 3, 2, 1, bias=False)
+        self.bn = nn.BatchNorm2d(filters // 4)
+        cells = list(_cells(filters // 4, [True, True, *_body(layers // 3)]))
+        self.cells = nn.ModuleList(cell for cell, _ in cells)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(cells[-1][1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, channels, H, W) -> logits (n, classes)."""
+        state = self.bn(self.conv(x))
+        skip = state
+        for cell in self.cells:
+            skip, state = cell(skip, state)
+        return self.fc(self.avgpool(state).flatten(1))  # type: ignore[no-any-return]
+
+
+@NETS.register("amoebanet")
+def amoebanet(layers: int, filters: int, classes: int, channels: int) -> AmoebaNetD:
+    """Returns AmoebaNet-D (layers, filters)."""
+    return AmoebaNetD(layers, filters, classes, channels)
+
+
+def _body(repeats: int) -> list[bool]:
+    """Returns whether each cell after the stem reduces."""
+    normal = [False] * repeats
+    return [*normal, True, *normal, True, *normal]
+
+
+def _cells(width: int, reduces: list[bool]) -> Iterator[tuple[Cell, int]]:
+    """Yields every cell with the channels of its state; a reduction doubles the width."""
+    width_skip = width_state = width
+    reduced = False
+    for reducing in reduces:
+        width *= 2 if reducing else 1
+        cell = Cell(width_skip, width_state, width, reducing, reduced)
+        width_skip, width_state = width_state, width * len(cell.joined)
+        reduced = reducing
+        yield cell, width_state
+
+
+def _conv1x1(width_in: int, width: int, stride: int = 1) -> nn.Module:
+    """Returns a 1x1 convolution between ReLU and norm."""
+    return ReluConvBN(width_in, width, (1, 1), (stride, stride))
+
+
+def _same(width: int, stride: int) -> nn.Module:
+    """Returns the operation that does nothing but halve the map."""
+    return nn.Identity() if stride == 1 else FactorizedReduction(width, width)
+
+
+def _conv1x1_same(width: int, stride: int) -> nn.Module:
+    """Returns a 1x1 convolution that keeps its channels."""
+    return _conv1x1(width, width, stride)
+
+
+def _conv3x3(width: int, stride: int) -> nn.Module:
+    """Returns a 3x3 convolution of a quarter of the channels."""
+    quarter = width // 4
+    return nn.Sequential(
+        _conv1x1(width, quarter),
+        ReluConvBN(quarter, quarter, (3, 3), (stride, stride)),
+        _conv1x1(quarter, width),
+    )
+
+
+def _conv7x7(width: int, stride: int) -> nn.Module:
+    """Returns a 7x7 convolution of a quarter of the channels, as a row and a column."""
+    quarter = width // 4
+    return nn.Sequential(
+        _conv1x1(width, quarter),
+        ReluConvBN(quarter, quarter, (1, 7), (1, stride)),
+        ReluConvBN(quarter, quarter, (7, 1), (stride, 1)),
+        _conv1x1(quarter, width),
+    )
+
+
+def _max_pool2x2(width: int, stride: int) -> nn.Module:
+    """Returns a 2x2 maximum; an odd last row or column is a window of its own."""
+    return nn.MaxPool2d(2, stride, ceil_mode=True)
+
+
+def _max_pool3x3(width: int, stride: int) -> nn.Module:
+    """Returns a 3x3 maximum."""
+    return nn.MaxPool2d(3, stride, 1)
+
+
+def _avg_pool3x3(width: int, stride: int) -> nn.Module:
+    """Returns a 3x3 mean of the pixels inside the image."""
+    return nn.AvgPool2d(3, stride, 1, count_include_pad=False)
+
+
+NORMAL: tuple[list[tuple[int, MakeOperation]], list[int]] = (
+    [
+        *((1, _conv1x1_same), (1, _max_pool3x3)),
+        *((1, _same), (0, _conv7x7)),
+        *((0, _conv1x1_same), (0, _conv7x7)),
+        *((2, _max_pool3x3), (2, _same)),
+        *((1, _avg_pool3x3), (5, _conv1x1_same)),
+    ],
+    [0, 3, 4, 6],
+)
+"""(what each operation reads, the operation), a line a sum; what the cell joins.
+
+0 is the reduced state, 1 the reduced skip, 2 and more are the sums. The paper joins 4, 5 and 6; the
+authors' code, and all counts of parameters, join these.
+"""
+
+REDUCTION: tuple[list[tuple[int, MakeOperation]], list[int]] = (
+    [
+        *((0, _max_pool2x2), (0, _max_pool3x3)),
+        *((2, _same), (1, _conv3x3)),
+        *((2, _conv7x7), (2, _max_pool3x3)),
+        *((3, _same), (1, _max_pool2x2)),
+        *((2, _avg_pool3x3), (3, _conv1x1_same)),
+    ],
+    [4, 5, 6],
+)
+"""The same for the cells that halve the map."""

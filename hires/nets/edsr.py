@@ -1,0 +1,84 @@
+"""EDSR: residual blocks without norms, and pixels that come out of channels; a larger image.
+
+Images are normalised before they come in, so there is no shift of the mean.
+
+Source:
+    Lim et al., "Enhanced deep residual networks for single image super-resolution", CVPR Workshops
+    2017.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hires.core.errors import ConfigError
+from hires.nets.layers import ScaledConv2d
+from hires.nets.registry import NETS
+
+FACTORS = {2: (2,), 3: (3,), 4: (2, 2)}
+"""Scale -> what each step of the upsampler multiplies the image by."""
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions, scaled and added to what came in.
+
+    Args:
+        width: channels.
+        res_scale: by which the sum of the convolutions is multiplied.
+        blocks: how many blocks there are: together they begin by adding about as much as came in.
+    """
+
+    def __init__(self, width: int, res_scale: float, blocks: int) -> None:
+        super().__init__()
+        self.conv1 = ScaledConv2d(width, width, 3)
+        self.conv2 = ScaledConv2d(width, width, 3, gain=1 / math.sqrt(2 * blocks))
+        self.res_scale = res_scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, width, h, w) -> the same."""
+        y = self.conv2(F.relu(self.conv1(x)))
+        return x + (y if self.res_scale == 1 else y * self.res_scale)  # type: ignore[no-any-return]
+
+
+class EDSR(nn.Module):
+    """The network.
+
+    Args:
+        blocks: residual blocks.
+        width: channels between the first and the last convolution.
+        scale: how many times larger the image becomes: 2, 3 or 4.
+        res_scale: of every block; the paper uses 0.1 for its 256 channels.
+        channels: of the image.
+    """
+
+    def __init__(
+        self, blocks: int, width: int, scale: int, res_scale: float, channels: int = 3
+    ) -> None:
+        super().__init__()
+        if scale not in FACTORS:
+            known = ", ".join(map(str, FACTORS))
+            raise ConfigError(f"model.scale={scale} is no scale of edsr; choose one of {known}")
+        self.head = ScaledConv2d(channels, width, 3)
+        self.body = nn.Sequential(*(ResidualBlock(width, res_scale, blocks) for _ in range(blocks)))
+        self.after = ScaledConv2d(width, width, 3, gain=math.sqrt(0.5))
+        steps: list[nn.Module] = []
+        for factor in FACTORS[scale]:
+            steps += [ScaledConv2d(width, width * factor**2, 3), nn.PixelShuffle(factor)]
+        self.upsample = nn.Sequential(*steps)
+        # The usual gain of a convolution is for its outputs; here they are few, its inputs many.
+        self.tail = ScaledConv2d(width, channels, 3, gain=math.sqrt(channels / (2 * width)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, channels, H, W) -> (n, channels, scale * H, scale * W)."""
+        x = self.head(x)
+        x = x + self.after(self.body(x))
+        return self.tail(self.upsample(x))  # type: ignore[no-any-return]
+
+
+@NETS.register("edsr")
+def edsr(blocks: int, width: int, scale: int, res_scale: float, channels: int) -> EDSR:
+    """Returns an EDSR."""
+    return EDSR(blocks, width, scale, res_scale, channels)

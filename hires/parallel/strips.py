@@ -1,0 +1,350 @@
+"""How does a tile convolve while its halo is still on the way, without a copy of its pixels?
+
+The whole tile is convolved at once, its own pixels alone: PyTorch's padding puts zeros where pixels
+of other tiles belong. The outputs at the border, which those pixels reach, are computed again from
+thin windows when the halo has come. A convolution is linear, so backward the tile's own pixels and
+the missing ones are treated apart: first the thin bands of missing pixels, whose gradients travel
+to their owners while the gradients of the tile's own pixels are computed.
+
+           .............  missing pixels: above, below (with the corners), left, right
+           : ######### :
+           : ######### :  # the main pixels, convolved at once
+           :...........:
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires.parallel.halo import Borrowed, Piece, add_pieces, crop, new_map, part
+from hires.plan.graph import Rect
+from hires.plan.rules import pair
+from hires.plan.tiling import Axes, Axis, Interval, intersect, is_empty
+
+BORDER_SHARE = 1 / 32
+"""``auto`` computes the border apart up to this part of a tile's outputs: they are computed twice,
+and the copy that this saves costs a thirtieth of a 3x3 convolution of 64 channels."""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A convolution with some taps of the kernel, from a thin window to some outputs."""
+
+    out: Rect
+    window: Rect
+    pixels: Rect
+    """What it counts of its window; the rest is taken as zero."""
+    taps: Rect
+    """Rows and columns of the kernel."""
+
+
+@dataclass(frozen=True)
+class Strips:
+    """How one tile's convolution is divided."""
+
+    held: Rect
+    main: Rect
+    """The part of the held pixels that is convolved at once."""
+    padding: list[int]
+    """Zeros around it."""
+    out: Rect
+    borders: list[Strip]
+    """Forward: the outputs that missing pixels reach."""
+    bands: list[Strip]
+    """Backward: the missing pixels, each in one band."""
+
+
+def strips_of(axes: Axes, held: Rect, out: Rect, overlap: str) -> Strips | None:
+    """Returns how to divide a tile's convolution, or None if it is better not divided.
+
+    Args:
+        axes: rows and columns of the convolution.
+        held: rectangle of the input that the tile holds.
+        out: rectangle of the output that it makes; not empty.
+        overlap: ``off`` (never), ``on`` (where it can be), ``auto`` (where it pays as well).
+    """
+    if overlap == "off" or is_empty(held):
+        return None
+    rows = _divide(axes[0], (held[0], held[1]), (out[0], out[1]))
+    cols = _divide(axes[1], (held[2], held[3]), (out[2], out[3]))
+    if rows is None or cols is None:
+        return None
+    borders = _borders(axes, rows, cols, out)
+    again = sum(_area(strip.out) for strip in borders)
+    if again > (BORDER_SHARE if overlap == "auto" else 1) * _area(out):
+        return None
+    main = rows.main + cols.main
+    padding = [rows.padding, cols.padding]
+    return Strips(held, main, padding, out, borders, _bands(axes, rows, cols, out))
+
+
+def strip_convolution(
+    x: Tensor, borrowed: Borrowed | None, strips: Strips, args: dict[str, Any]
+) -> Tensor:
+    """Returns a tile's convolution.
+
+    Args:
+        x: the held pixels, (n, C, h, w); the arithmetic is in their type.
+        borrowed: pixels of other tiles, or None if the held ones reach as far as is needed.
+        strips: how the work is divided.
+        args: ``weight``, ``bias``, ``stride``, ``dilation`` and ``groups`` of the convolution.
+
+    Raises:
+        CommError: a neighbour died or did not answer within ``comm.timeout_s``.
+    """
+    how = pair(args["stride"]), pair(args["dilation"]), args["groups"]
+    apply = StripConvolution.apply
+    return apply(x, args["weight"], args["bias"], borrowed, strips, how)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class StripConvolution(torch.autograd.Function):
+    """Held pixels -> the tile's convolution; the halo travels meanwhile, both ways."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        borrowed: Borrowed | None,
+        strips: Strips,
+        how: tuple[list[int], list[int], int],
+    ) -> Tensor:
+        """(n, C, h, w) -> (n, K, out rows, out cols)."""
+        narrow = weight.to(x.dtype)
+        offset = None if bias is None else bias.to(x.dtype)
+        stride, dilation, groups = how
+        main = crop(x, strips.held, strips.main)
+        y = torch.conv2d(main, narrow, offset, stride, strips.padding, dilation, groups)
+        pieces = borrowed.pieces() if borrowed is not None else []
+        for strip in strips.borders:
+            window = _window(strip, [(strips.held, x), *pieces])
+            again = torch.conv2d(window, narrow, offset, stride, 0, dilation, groups)
+            part(y, strips.out, strip.out).copy_(again)
+        ctx.save_for_backward(x, narrow)
+        ctx.borrowed, ctx.strips, ctx.how = borrowed, strips, how
+        ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
+        return y
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+        """Gradients of the held pixels, weight and bias."""
+        x, weight = ctx.saved_tensors
+        strips: Strips = ctx.strips
+        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
+        arriving, local = None, []
+        if need_x:
+            local = _gradients_of_bands(ctx, grad, x, weight)
+            arriving = ctx.borrowed.give_back() if ctx.borrowed is not None else None
+        grad_x, grad_weight, grad_bias = _backward(
+            (grad, crop(x, strips.held, strips.main), weight),
+            strips.padding,
+            ctx.how,
+            [need_x, need_weight, need_bias],
+        )
+        if need_weight:
+            grad_weight = grad_weight.to(ctx.weight_dtype)
+            _add_bands(ctx, (grad, x, weight), grad_weight)
+        if grad_x is not None:
+            grad_x = _embedded(grad_x, strips, x)
+            for rect, tensor in local:
+                part(grad_x, strips.held, rect).add_(tensor)
+            add_pieces(grad_x, strips.held, arriving)
+        if grad_bias is not None:
+            grad_bias = grad_bias.to(ctx.bias_dtype)
+        return grad_x, grad_weight, grad_bias, None, None, None
+
+
+def _gradients_of_bands(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> list[Piece]:
+    """Adds the gradients of borrowed pixels; returns those of held pixels outside the main part."""
+    strips: Strips = ctx.strips
+    local = []
+    for strip in strips.bands:
+        r0, r1, c0, c1 = strip.window
+        # Of the input only the shape matters here.
+        blank = new_map(x, (x.shape[0], x.shape[1], r1 - r0, c1 - c0))
+        operands = part(grad, strips.out, strip.out), blank, _tapped(weight, strip)
+        found, _, _ = _backward(operands, [0, 0], ctx.how, [True, False, False])
+        assert found is not None
+        inner = intersect(strip.window, strip.pixels)
+        if ctx.borrowed is not None:
+            ctx.borrowed.add_gradient(strip.window, found, inner)
+        held = intersect(inner, strips.held)
+        if not is_empty(held):
+            local.append((held, part(found, strip.window, held)))
+    return local
+
+
+def _add_bands(ctx: Any, operands: tuple[Tensor, Tensor, Tensor], total: Tensor) -> None:
+    """Adds to the gradient of the weight what the missing pixels contribute."""
+    grad, x, weight = operands
+    strips: Strips = ctx.strips
+    pieces = ctx.borrowed.pieces() if ctx.borrowed is not None else []
+    for strip in strips.bands:
+        window = _window(strip, [(strips.held, x), *pieces])
+        thin = part(grad, strips.out, strip.out), window, _tapped(weight, strip)
+        _, found, _ = _backward(thin, [0, 0], ctx.how, [False, True, False])
+        _tapped(total, strip).add_(found)
+
+
+def _backward(
+    operands: tuple[Tensor, Tensor, Tensor],
+    padding: list[int],
+    how: tuple[list[int], list[int], int],
+    mask: list[bool],
+) -> tuple[Tensor | None, Any, Tensor | None]:
+    """Returns the gradients that the mask asks for, of (gradient, input, weight)."""
+    stride, dilation, groups = how
+    grad, x, weight = operands
+    found: tuple[Tensor | None, Any, Tensor | None] = torch.ops.aten.convolution_backward(
+        *(grad, x, weight, [weight.shape[0]]),
+        *(stride, padding, dilation, False, [0, 0], groups, mask),
+    )
+    return found
+
+
+def _embedded(grad: Tensor, strips: Strips, x: Tensor) -> Tensor:
+    """Returns the gradient of the main pixels as one of all held pixels."""
+    if strips.main == strips.held:
+        return grad
+    whole = new_map(x, tuple(x.shape)).zero_()
+    part(whole, strips.held, strips.main).copy_(grad)
+    return whole
+
+
+def _window(strip: Strip, pieces: list[Piece]) -> Tensor:
+    """Returns the thin window of a strip, zero where it does not count."""
+    like = pieces[0][1]
+    r0, r1, c0, c1 = strip.window
+    window = new_map(like, (like.shape[0], like.shape[1], r1 - r0, c1 - c0)).zero_()
+    for rect, tensor in pieces:
+        common = intersect(intersect(rect, strip.pixels), strip.window)
+        if not is_empty(common):
+            part(window, strip.window, common).copy_(part(tensor, rect, common))
+    return window
+
+
+def _tapped(weight: Tensor, strip: Strip) -> Tensor:
+    """Returns the part of a kernel that a strip uses."""
+    return part(weight, (0, weight.shape[2], 0, weight.shape[3]), strip.taps)
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """The missing pixels at one end of one dim."""
+
+    pixels: Interval
+    out: Interval
+    taps: Interval
+
+
+@dataclass(frozen=True)
+class _Division:
+    """How one dim is divided."""
+
+    main: Interval
+    padding: int
+    low: _Edge
+    high: _Edge
+    inner: Interval
+    """The outputs that no missing pixel reaches."""
+
+
+def _divide(axis: Axis, held: Interval, out: Interval) -> _Division | None:
+    """Returns the division of a dim; None if no padding fits, or no output is without a border."""
+    fitted = _fit(axis, held, out)
+    if fitted is None:
+        return None
+    main, padding = fitted
+    (low, high), (a, b) = axis.need(out), out
+    stride, extent = axis.stride, axis.dilation * (axis.kernel - 1)
+    first, last = a * stride - axis.padding, (b - 1) * stride - axis.padding
+    until = _limited(math.ceil((main[0] + axis.padding) / stride), a, b)
+    since = _limited(math.ceil((main[1] + axis.padding - extent) / stride), a, b)
+    before = _limited(math.ceil((main[0] - first) / axis.dilation), 0, axis.kernel)
+    after = _limited(math.ceil((main[1] - last) / axis.dilation), 0, axis.kernel)
+    until = until if low < main[0] else a
+    since = since if main[1] < high else b
+    if since <= until:
+        return None
+    return _Division(
+        main,
+        padding,
+        _Edge((low, main[0]), (a, until), (0, before)),
+        _Edge((main[1], high), (since, b), (after, axis.kernel)),
+        (until, since),
+    )
+
+
+def _fit(axis: Axis, held: Interval, out: Interval) -> tuple[Interval, int] | None:
+    """Returns the longest part of the held pixels for which equal padding on both sides fits.
+
+    Convolution begins with the first output row and must make as many as are asked for.
+    """
+    extent = axis.dilation * (axis.kernel - 1)
+    start = out[0] * axis.stride - axis.padding
+    first = max(held[0], start)
+    slack = extent + axis.stride
+    for dropped in range(2 * slack + 1):
+        for above in range(max(0, dropped - slack), min(dropped, slack) + 1):
+            main = first + above, held[1] - (dropped - above)
+            padding = main[0] - start
+            free = main[1] - main[0] + 2 * padding - extent - 1
+            if main[1] > main[0] and free >= 0 and free // axis.stride + 1 == out[1] - out[0]:
+                return main, padding
+    return None
+
+
+def _bands(axes: Axes, rows: _Division, cols: _Division, out: Rect) -> list[Strip]:
+    """Returns the missing pixels: above and below with the corners, left and right without."""
+    all_rows, all_cols = ((0, axis.kernel) for axis in axes)
+    wide = (cols.low.pixels[0], cols.high.pixels[1])
+    found = [
+        (edge.out + out[2:], edge.pixels + wide, edge.taps + all_cols)
+        for edge in (rows.low, rows.high)
+    ] + [
+        (out[:2] + edge.out, rows.main + edge.pixels, all_rows + edge.taps)
+        for edge in (cols.low, cols.high)
+    ]
+    return [
+        Strip(to, _reach(axes, to, taps), pixels, taps)
+        for to, pixels, taps in found
+        if not (is_empty(to) or is_empty(pixels) or is_empty(taps))
+    ]
+
+
+def _borders(axes: Axes, rows: _Division, cols: _Division, out: Rect) -> list[Strip]:
+    """Returns the outputs that missing pixels reach: a frame of up to four rectangles."""
+    frame = [edge.out + out[2:] for edge in (rows.low, rows.high)]
+    frame += [rows.inner + edge.out for edge in (cols.low, cols.high)]
+    taps = (0, axes[0].kernel, 0, axes[1].kernel)
+    windows = [(to, _reach(axes, to, taps)) for to in frame if not is_empty(to)]
+    return [Strip(to, window, window, taps) for to, window in windows]
+
+
+def _reach(axes: Axes, out: Rect, taps: Rect) -> Rect:
+    """Returns the pixels under some taps for some outputs, also beyond the image."""
+    rect: list[int] = []
+    for dim, axis in enumerate(axes):
+        a, b = out[2 * dim : 2 * dim + 2]
+        first, end = taps[2 * dim : 2 * dim + 2]
+        low = a * axis.stride - axis.padding + axis.dilation * first
+        rect += [low, low + (b - 1 - a) * axis.stride + axis.dilation * (end - 1 - first) + 1]
+    return rect[0], rect[1], rect[2], rect[3]
+
+
+def _limited(number: int, low: int, high: int) -> int:
+    """Returns the number, or the nearest one from ``low`` to ``high``."""
+    return min(max(number, low), high)
+
+
+def _area(rect: Rect) -> int:
+    """Returns how many pixels a rectangle holds."""
+    return max(0, rect[1] - rect[0]) * max(0, rect[3] - rect[2])

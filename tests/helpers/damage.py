@@ -1,0 +1,165 @@
+"""Valid programs of messages, and the ways in which one rank's can be damaged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hires.plan.plan import Plan
+from hires.plan.program import Event, creation, events, groups
+from tests.helpers.threaded import Programs
+
+POSTS = ("send", "recv")
+Found = list[tuple[int, int]]
+
+
+@dataclass
+class Damage:
+    """What was done to which programs, and who must be named if it does harm."""
+
+    kind: str
+    rank: int
+    peers: set[int]
+    """Any of them may be the other side of what goes wrong."""
+
+
+def valid_programs(plan: Plan, order: str) -> tuple[Programs, list[list[int]]]:
+    """Returns what all ranks do from the creation of groups to the end of a step, and groups."""
+    members = groups(plan)
+    ranks = range(plan.world)
+    return [[*creation(members, rank), *events(plan, rank, order)] for rank in ranks], members
+
+
+def damage(rng: random.Random, programs: Programs, members: list[list[int]]) -> Damage | None:
+    """Damages programs in place in a random way; None if there is nothing to damage."""
+    ways = list(WAYS)
+    rng.shuffle(ways)
+    for way in ways:
+        done = WAYS[way](rng, programs, members)
+        if done is not None:
+            return Damage(way, done[0], done[1])
+    return None
+
+
+Way = Callable[[random.Random, Programs, list[list[int]]], "tuple[int, set[int]] | None"]
+
+
+def _places(programs: Programs, *kinds: str) -> Found:
+    """Returns (rank, index) of the events of these kinds."""
+    return [
+        (rank, index)
+        for rank, program in enumerate(programs)
+        for index, event in enumerate(program)
+        if event.kind in kinds
+    ]
+
+
+def _drop(rng: random.Random, programs: Programs, members: list[list[int]]):
+    """One message or wait is left out."""
+    found = _places(programs, *POSTS, "wait_recv")
+    if not found:
+        return None
+    rank, index = rng.choice(found)
+    return rank, {programs[rank].pop(index).peer}
+
+
+def _swap(rng: random.Random, programs: Programs, members: list[list[int]]):
+    """Two messages of a rank change places."""
+    ranks = [r for r in range(len(programs)) if len(_posts_of(programs[r])) > 1]
+    if not ranks:
+        return None
+    rank = rng.choice(ranks)
+    return rank, _exchange(programs[rank], *rng.sample(_posts_of(programs[rank]), 2))
+
+
+def _reorder(rng: random.Random, programs: Programs, members: list[list[int]]):
+    """Two collectives of a rank change places."""
+    ranks = [r for r in range(len(programs)) if len(_meetings_of(programs[r])) > 1]
+    if not ranks:
+        return None
+    rank = rng.choice(ranks)
+    groups_of = _exchange(programs[rank], *rng.sample(_meetings_of(programs[rank]), 2))
+    return rank, {other for group in groups_of for other in members[group]} - {rank}
+
+
+def _regroup(rng: random.Random, programs: Programs, members: list[list[int]]):
+    """A rank creates its groups in another order."""
+    made = {r: [i for i, e in enumerate(p) if e.kind == "create"] for r, p in enumerate(programs)}
+    ranks = [rank for rank, found in made.items() if len(found) > 1]
+    if not ranks:
+        return None
+    rank = rng.choice(ranks)
+    groups_of = _exchange(programs[rank], *rng.sample(made[rank], 2))
+    return rank, {other for group in groups_of for other in members[group]} - {rank}
+
+
+def _changed(change: Callable[[random.Random, Event, int], Event]) -> Way:
+    """Returns the way that changes one message."""
+
+    def way(rng: random.Random, programs: Programs, members: list[list[int]]):
+        found = _places(programs, *POSTS)
+        if not found:
+            return None
+        rank, index = rng.choice(found)
+        before = programs[rank][index]
+        programs[rank][index] = change(rng, before, len(programs))
+        return rank, {before.peer}
+
+    return way
+
+
+def _at_once(rng: random.Random, programs: Programs, members: list[list[int]]):
+    """One rank posts a receive when it needs it, and waits for every send at once."""
+    rank = rng.randrange(len(programs))
+    peers = {event.peer for event in programs[rank] if event.kind in POSTS}
+    if not peers:
+        return None
+    programs[rank] = at_once(programs[rank])
+    return rank, peers
+
+
+def at_once(program: list[Event]) -> list[Event]:
+    """Posts each receive only where it is waited for, and waits for a send at once."""
+    posted: dict[tuple[int, int], list[Event]] = {}
+    made = []
+    for event in program:
+        if event.kind == "recv":
+            posted.setdefault((event.peer, event.tag), []).append(event._replace(call=0))
+            continue
+        if event.kind == "wait_recv":
+            made.append(posted[event.peer, event.tag].pop(0))
+        made.append(event._replace(call=0))
+        if event.kind == "send":
+            made.append(Event("wait_send", event.peer, event.tag, what=event.what))
+    return made
+
+
+def _exchange(program: list[Event], one: int, other: int) -> set[int]:
+    """Swaps two events, which keep the places of group calls; returns their peers or groups."""
+    first, second = program[one], program[other]
+    program[one] = second._replace(call=first.call)
+    program[other] = first._replace(call=second.call)
+    return {first.peer, second.peer}
+
+
+def _posts_of(program: list[Event]) -> list[int]:
+    return [index for index, event in enumerate(program) if event.kind in POSTS]
+
+
+def _meetings_of(program: list[Event]) -> list[int]:
+    return [index for index, event in enumerate(program) if event.kind == "collective"]
+
+
+WAYS: dict[str, Way] = {
+    "drop": _drop,
+    "swap": _swap,
+    "reorder": _reorder,
+    "regroup": _regroup,
+    "at once": _at_once,
+    "peer": _changed(lambda rng, e, n: e._replace(peer=(e.peer + rng.randint(1, n)) % (n + 1))),
+    "tag": _changed(lambda rng, e, n: e._replace(tag=e.tag + rng.choice([1, 2, 1000]))),
+    "shape": _changed(lambda rng, e, n: e._replace(shape=(*e.shape, 1))),
+    "dtype": _changed(lambda rng, e, n: e._replace(dtype="int8")),
+}
+"""Name -> what changes the programs and returns (rank, its peers), or None."""

@@ -1,0 +1,106 @@
+"""Plans of small random networks and layouts, without torch."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from hires.core.config import from_dict
+from hires.plan.graph import INPUT, Graph, Node, Parameter
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from tests.helpers.graphs import graph_of, node
+
+Made = tuple[Node, dict[str, Parameter]]
+GRIDS = ([2, 1], [1, 2], [3, 1], [2, 2])
+CHANNELS = 2
+
+
+def random_graph(rng: random.Random, samples: int, size: list[int], num_layers: int) -> Graph:
+    """Returns convolutions with norms, activations and skips, and a classifier behind them."""
+    image = [samples, CHANNELS, *size]
+    made: list[Made] = []
+    maps: dict[str, list[int]] = {}
+    last, shape = INPUT, image
+    for layer in range(num_layers):
+        made.append(_conv(f"c{layer}", last, shape, rng))
+        last, shape = made[-1][0].name, list(made[-1][0].shape or [])
+        for kind in ("batch_norm", "relu"):
+            if rng.random() < 0.5:
+                facts = {"training": True} if kind == "batch_norm" else {}
+                made.append(_node(f"{kind}{layer}", kind, [last], shape, facts))
+                last = made[-1][0].name
+        skips = [name for name, other in maps.items() if other == shape]
+        if skips and rng.random() < 0.6:
+            made.append(_node(f"add{layer}", "add", [last, rng.choice(skips)], shape, {}))
+            last = made[-1][0].name
+        maps[last] = shape
+    pooled = shape[:2]
+    made.append(_node("pool", "mean", [last], pooled, {"dim": [2, 3], "keepdim": False}))
+    made.append(_node("fc", "linear", ["pool"], pooled, {"weight": {"param": "fc.weight"}}))
+    made[-1][1]["fc.weight"] = Parameter([CHANNELS, CHANNELS], "float32", True)
+    return graph_of(*made, image=tuple(image))
+
+
+def random_plan(rng: random.Random) -> Plan:
+    """Returns a plan that can run, of 1 to 20 ranks."""
+    while True:
+        num_layers = rng.randint(2, 5)
+        parallel = random_layout(rng, num_layers)
+        pieces = math.prod(
+            parallel[key] for key in ("replicas", "microbatches", "directions", "pairs")
+        )
+        size = [rng.randint(6, 15), rng.randint(6, 15)]
+        config = from_dict(
+            {
+                "image": size,
+                "batch": pieces * parallel["local_dp"],
+                "model": {"classes": CHANNELS},
+                "task": {"name": rng.choice(["train", "train", "infer"])},
+                "memory": {"checkpoint": rng.choice(["none", "none", "stage", "block"])},
+                "parallel": parallel,
+            }
+        )
+        graph = random_graph(rng, parallel["local_dp"], size, num_layers)
+        plan = make_plan(config, graph)
+        if plan.ok:
+            return plan
+        # Both copies of a layer on one rank may be more than a layout allows; all else is wrong.
+        assert parallel["directions"] == 2, plan.findings
+
+
+def random_layout(rng: random.Random, num_layers: int) -> dict[str, Any]:
+    """Returns the keys of a layout of a network with so many layers."""
+    both = rng.random() < 0.4
+    stages = rng.randint(1 + both, min(4, num_layers))
+    spatial = rng.randint(0, min(stages, 2))
+    return {
+        "tiles": [rng.choice(GRIDS) for _ in range(spatial)] or [1, 1],
+        "spatial_stages": spatial,
+        "stages": stages,
+        "local_dp": rng.choice([1, 1, 2]) if spatial < stages else 1,
+        "replicas": rng.choice([1, 1, 1, 2]),
+        "microbatches": rng.randint(1, 3 if both else 4),
+        "directions": 1 + both,
+        "pairs": rng.choice([1, 1, 2]) if both else 1,
+        "schedule": rng.choice(["gems", "gems_1f1b"] if both else ["gpipe", "1f1b"]),
+    }
+
+
+def _conv(name: str, value: str, shape: list[int], rng: random.Random) -> Made:
+    """Returns a convolution of 1x1, 3x3 or 5x5 that may halve the map."""
+    kernel, stride = rng.choice([1, 3, 3, 5]), rng.choice([1, 1, 2])
+    made = [*shape[:2], *(-(-length // stride) for length in shape[2:])]
+    facts = {"stride": [stride] * 2, "padding": [kernel // 2] * 2, "dilation": [1, 1]}
+    one = _node(name, "conv2d", [value], made, facts)
+    one[1][f"{name}.weight"] = Parameter([CHANNELS, CHANNELS, kernel, kernel], "float32", True)
+    one[0].flops = rng.randint(1, 9)
+    return one
+
+
+def _node(name: str, kind: str, reads: list[str], shape: list[int], args: dict[str, Any]) -> Made:
+    """Returns a node with more arguments than the values that it reads."""
+    one = node(name, kind, reads, shape)
+    one[0].args.update(args)
+    return one

@@ -1,0 +1,292 @@
+"""Programs of events executed for real: a thread for each rank, blocking on conditions.
+
+It shares no code with the abstract machine, only the names of the semantics. A deadlock is told at
+once: a thread that blocks says what it waits for, and whoever changes something wakes those whose
+wait is over, so when all threads block nobody is left to wake them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hires.plan.machine import RENDEZVOUS, SEPARATE, STREAMS
+from hires.plan.program import Event
+
+HARD_TIMEOUT_S = 60.0
+"""Longer than any program runs: only a mistake in this file is ever caught by it."""
+
+Programs = list[list[Event]]
+Condition = Callable[[], bool]
+
+
+@dataclass
+class Outcome:
+    """How an execution ended."""
+
+    stuck: list[int] = field(default_factory=list)
+    """Ranks that did not reach their end."""
+    wrong: list[str] = field(default_factory=list)
+    """Receives and collectives that met something else than they expected."""
+    left: int = 0
+    """Messages without another side, and received ones that nobody waited for."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all went as it should."""
+        return not (self.stuck or self.wrong or self.left)
+
+
+class AllBlockedError(Exception):
+    """All threads are blocked."""
+
+
+@dataclass(eq=False)
+class Post:
+    """A send or receive under way."""
+
+    event: Event
+    rank: int
+    met: bool = False
+    done: bool = False
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Source and target."""
+        other = self.event.peer
+        return (self.rank, other) if self.event.kind == "send" else (other, self.rank)
+
+
+class Threads:
+    """Threads that share one lock and know when all of them are blocked."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting: dict[threading.Condition, Condition] = {}
+        self.num_live = 0
+        self.stopped = False
+        self.timed_out = False
+        self.threads: list[threading.Thread] = []
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Starts a thread; the caller holds the lock."""
+
+        def body() -> None:
+            with self.lock:
+                try:
+                    work()
+                except AllBlockedError:
+                    pass
+                finally:
+                    self.num_live -= 1
+                    self.changed()
+                    self._stop_if_all_wait()
+
+        self.num_live += 1
+        self.threads.append(threading.Thread(target=body, daemon=True))
+        self.threads[-1].start()
+
+    def wait(self, over: Condition) -> None:
+        """Blocks the calling thread, which holds the lock, until ``over()``."""
+        if self.stopped:
+            raise AllBlockedError
+        if over():
+            return
+        condition = threading.Condition(self.lock)
+        self.waiting[condition] = over
+        self._stop_if_all_wait()
+        while condition in self.waiting and not self.stopped:
+            if not condition.wait(HARD_TIMEOUT_S):
+                self.timed_out = True
+                self._stop()
+        if self.stopped:
+            raise AllBlockedError
+
+    def changed(self) -> None:
+        """Wakes the threads whose wait is over."""
+        for condition in [c for c, over in self.waiting.items() if over()]:
+            del self.waiting[condition]
+            condition.notify()
+
+    def _stop_if_all_wait(self) -> None:
+        """Ends the execution if nobody is left to change anything."""
+        if self.num_live and len(self.waiting) == self.num_live:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Wakes all threads for their end."""
+        self.stopped = True
+        for condition in self.waiting:
+            condition.notify()
+
+
+class Execution(Threads):
+    """Ranks with rendezvous messages: one mailbox for each (source, target, tag)."""
+
+    def __init__(self, programs: Programs, members: list[list[int]]) -> None:
+        super().__init__()
+        self.programs = programs
+        self.members = members
+        self.boxes: dict[tuple[int, ...], deque[Post]] = defaultdict(deque)
+        self.sends: list[list[Post]] = [[] for _ in programs]
+        self.receives: list[dict[tuple[int, int], deque[Post]]] = [
+            defaultdict(deque) for _ in programs
+        ]
+        self.meetings: dict[int, dict[int, Event]] = defaultdict(dict)
+        self.ended: set[int] = set()
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Executes all programs."""
+        with self.lock:
+            for rank in range(len(self.programs)):
+                self.start(lambda rank=rank: self.walk(rank))  # type: ignore[misc]
+        for thread in self.threads:
+            thread.join(HARD_TIMEOUT_S)
+        assert not self.timed_out, "the threads lost a wake-up"
+        self.outcome.stuck = [r for r in range(len(self.programs)) if r not in self.ended]
+        self.outcome.left = sum(not post.done for posts in self.sends for post in posts) + sum(
+            len(posts) for by_tag in self.receives for posts in by_tag.values()
+        )
+        return self.outcome
+
+    def walk(self, rank: int) -> None:
+        """Executes the program of a rank."""
+        program, at = self.programs[rank], 0
+        while at < len(program):
+            event = program[at]
+            call = called(program, at)
+            if event.kind in ("send", "recv"):
+                self.post([self.note(rank, post) for post in call])
+            elif event.kind == "wait_recv":
+                posted = self.receives[rank][event.peer, event.tag]
+                self.wait(lambda posted=posted: bool(posted) and posted[0].done)  # type: ignore[misc]
+                posted.popleft()
+            elif event.kind in ("wait_send", "wait_sends"):
+                self.wait(lambda event=event: self.all_sent(rank, event))  # type: ignore[misc]
+            else:
+                self.meet(rank, event)
+            at += len(call)
+        self.ended.add(rank)
+
+    def note(self, rank: int, event: Event) -> Post:
+        """Keeps a post for those who wait for it."""
+        post = Post(event, rank)
+        if event.kind == "send":
+            self.sends[rank].append(post)
+        else:
+            self.receives[rank][event.peer, event.tag].append(post)
+        return post
+
+    def all_sent(self, rank: int, event: Event) -> bool:
+        """Whether the sends that an event waits for are done."""
+        return all(
+            post.done
+            for post in self.sends[rank]
+            if event.kind == "wait_sends"
+            or (post.event.peer, post.event.tag) == (event.peer, event.tag)
+        )
+
+    def post(self, posts: list[Post]) -> None:
+        """Begins a group call."""
+        for post in posts:
+            other = self.encounter(post, (*post.ends, post.event.tag))
+            if other:
+                post.done = other.done = True
+        self.changed()
+
+    def encounter(self, post: Post, address: tuple[int, ...]) -> Post | None:
+        """Returns the other side of a post, which leaves its box; else the post waits there."""
+        box = self.boxes[address]
+        if not box or box[0].event.kind == post.event.kind:
+            box.append(post)
+            return None
+        other = box.popleft()
+        post.met = other.met = True
+        mine, theirs = ((e.tag, e.shape, e.dtype, e.what) for e in (post.event, other.event))
+        if mine != theirs:
+            self.outcome.wrong.append(f"{post.ends}: {mine} is not {theirs}")
+        return other
+
+    def meet(self, rank: int, event: Event) -> None:
+        """Comes to a collective, and waits until all members have."""
+        members = self.members[event.peer]
+        if rank not in members:
+            self.outcome.wrong.append(f"{rank} is not in group {event.peer}")
+            return
+        present = self.meetings[event.peer]
+        present[rank] = event
+        if len(present) == len(members):
+            if len(set(present.values())) > 1:
+                self.outcome.wrong.append(f"collectives {present}")
+            del self.meetings[event.peer]
+            self.changed()
+        else:
+            self.wait(lambda: self.meetings.get(event.peer) is not present)
+
+
+class StreamExecution(Execution):
+    """Ranks with a thread for each peer, which runs what is posted for that peer in order."""
+
+    separate = False
+    """Whether each kind of message has threads of its own, sends and receives apart."""
+
+    def __init__(self, programs: Programs, members: list[list[int]]) -> None:
+        super().__init__(programs, members)
+        self.queues: dict[tuple[int, int, str], deque[list[Post]]] = {}
+
+    def place(self, post: Post) -> tuple[int, str]:
+        """Which of a rank's threads runs a post."""
+        kind = f"{post.event.kind} {post.event.lane}" if self.separate else "any"
+        return post.event.peer, kind
+
+    def post(self, posts: list[Post]) -> None:
+        """Hands the parts of a group call to the threads of their peers."""
+        for place in dict.fromkeys(map(self.place, posts)):
+            key = (posts[0].rank, *place)
+            if key not in self.queues:
+                self.queues[key] = deque()
+                self.start(lambda queue=self.queues[key]: self.stream(queue))  # type: ignore[misc]
+            self.queues[key].append([post for post in posts if self.place(post) == place])
+        self.changed()
+
+    def stream(self, queue: deque[list[Post]]) -> None:
+        """Runs what one rank posts for another, one call after the other."""
+        while True:
+            self.wait(lambda: bool(queue))
+            unit = queue.popleft()
+            for post in unit:
+                lane = post.event.lane if self.separate else 0
+                self.encounter(post, (*post.ends, lane))
+            self.changed()
+            self.wait(lambda unit=unit: all(post.met for post in unit))  # type: ignore[misc]
+            for post in unit:
+                post.done = True
+            self.changed()
+
+
+class SeparateExecution(StreamExecution):
+    """Ranks with many threads for each peer."""
+
+    separate = True
+
+
+EXECUTIONS = {RENDEZVOUS: Execution, STREAMS: StreamExecution, SEPARATE: SeparateExecution}
+
+
+def called(program: list[Event], at: int) -> list[Event]:
+    """Returns the group call that begins at an event: this one, and those of its number."""
+    number = program[at].call
+    return (
+        list(itertools.takewhile(lambda e: e.call == number, program[at:]))
+        if number
+        else [program[at]]
+    )
+
+
+def execute(programs: Programs, members: list[list[int]], semantics: str = RENDEZVOUS) -> Outcome:
+    """Executes programs in threads of this process."""
+    return EXECUTIONS[semantics](programs, members).run()

@@ -1,0 +1,220 @@
+"""A tile's convolution in strips against the plain convolution of the whole image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hires.parallel.halo import Piece, part
+from hires.parallel.strips import Strips, strip_convolution, strips_of
+from hires.plan.graph import Rect
+from hires.plan.tiling import Axes, Axis, intersect, is_empty, need_of, own_rect
+
+GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Axis:
+    kernel, stride = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    dilation, padding = draw(st.integers(1, 3)), draw(st.integers(0, 5))
+    size = draw(st.integers(1, 26))
+    free = size + 2 * padding - dilation * (kernel - 1) - 1
+    assume(free >= 0)
+    return Axis("window", size, free // stride + 1, kernel, stride, padding, dilation)
+
+
+class Lent:
+    """Pixels that other tiles would send, in pieces, and a map for their gradients."""
+
+    def __init__(self, image: Tensor, held: Rect, need: Rect) -> None:
+        self.total = torch.zeros_like(image)
+        r0, r1, c0, c1 = need
+        rows = intersect(need, (held[0], held[1], c0, c1))
+        around = [(r0, held[0], c0, c1), (held[1], r1, c0, c1)]
+        around += [(*rows[:2], c0, held[2]), (*rows[:2], held[3], c1)]
+        halves = [half for rect in around for half in _halves(intersect(rect, need))]
+        self.lent: list[Piece] = [(h, crop_of(image, h).clone()) for h in halves if not is_empty(h)]
+
+    def pieces(self) -> list[Piece]:
+        return self.lent
+
+    def add_gradient(self, origin: Rect, grad: Tensor, within: Rect) -> None:
+        for rect, _ in self.lent:
+            common = intersect(rect, within)
+            if not is_empty(common):
+                crop_of(self.total, common).add_(part(grad, origin, common))
+
+    def give_back(self) -> None:
+        return None
+
+
+def _halves(rect: Rect) -> list[Rect]:
+    middle = (rect[2] + rect[3]) // 2
+    return [(*rect[:2], rect[2], middle), (*rect[:2], middle, rect[3])]
+
+
+def crop_of(image: Tensor, rect: Rect) -> Tensor:
+    return image[:, :, rect[0] : rect[1], rect[2] : rect[3]]
+
+
+def random_of(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def held_by(axes: Axes, grid: tuple[int, int], tile: int, wider: int) -> Rect:
+    """What a tile owns, with so many more pixels on each side."""
+    height, width = (axis.size_in for axis in axes)
+    r0, r1, c0, c1 = own_rect([height, width], grid, tile)
+    wide = r0 - wider, r1 + wider, c0 - wider, c1 + wider
+    return intersect(wide, (0, height, 0, width))
+
+
+def arguments(axes: Axes, groups: int) -> dict[str, Any]:
+    kernel = [axis.kernel for axis in axes]
+    return {
+        "weight": random_of(6, 4 // groups, *kernel).requires_grad_(),
+        "bias": random_of(6).requires_grad_(),
+        "stride": [axis.stride for axis in axes],
+        "padding": [axis.padding for axis in axes],
+        "dilation": [axis.dilation for axis in axes],
+        "groups": groups,
+    }
+
+
+def check(axes: Axes, strips: Strips, out: Rect, groups: int) -> None:
+    """Compares a tile's value, and the gradients of everything that it depends on."""
+    image = random_of(2, 4, *(axis.size_in for axis in axes)).requires_grad_()
+    args = arguments(axes, groups)
+    expected = crop_of(torch.conv2d(image, *args.values()), out)
+    lent = Lent(image.detach(), strips.held, need_of(axes, out))
+    tile = crop_of(image.detach(), strips.held).contiguous(memory_format=torch.channels_last)
+    x = tile.requires_grad_()
+    found = strip_convolution(x, lent, strips, args)  # type: ignore[arg-type]
+    compare(found, expected)
+    direction = random_of(*expected.shape)
+    wanted = [args["weight"], args["bias"]]
+    theirs = torch.autograd.grad(expected, [image, *wanted], direction)
+    grad_x, *ours = torch.autograd.grad(found, [x, *wanted], direction)
+    crop_of(lent.total, strips.held).add_(grad_x)
+    for one, other in zip([lent.total, *ours], theirs, strict=True):
+        compare(one, other)
+
+
+def compare(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    largest = float(expected.detach().abs().max().clamp(min=1))
+    assert float((found - expected).detach().abs().max()) <= 1e-12 * largest
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    axes=st.tuples(convolutions(), convolutions()),
+    grid=GRIDS,
+    wider=st.integers(0, 3),
+    groups=st.sampled_from([1, 2]),
+)
+def test_any_convolution_of_any_tile_equals_that_of_the_whole_image(axes, grid, wider, groups):
+    size_out = [axis.size_out for axis in axes]
+    for tile in range(grid[0] * grid[1]):
+        out, held = own_rect(size_out, grid, tile), held_by(axes, grid, tile, wider)
+        strips = None if is_empty(out) else strips_of(axes, held, out, "on")
+        if strips is not None:
+            check(axes, strips, out, groups)
+
+
+@settings(max_examples=150, deadline=None)
+@given(axes=st.tuples(convolutions(), convolutions()), grid=GRIDS)
+def test_every_missing_pixel_is_in_one_band_and_every_border_pixel_in_one_strip(axes, grid):
+    for tile in range(grid[0] * grid[1]):
+        out = own_rect([axis.size_out for axis in axes], grid, tile)
+        held = held_by(axes, grid, tile, 0)
+        strips = None if is_empty(out) else strips_of(axes, held, out, "on")
+        if strips is None:
+            continue
+        bands = [pixel for strip in strips.bands for pixel in pixels(strip.pixels)]
+        assert len(bands) == len(set(bands))
+        assert not set(bands) & set(pixels(strips.main))
+        borders = [pixel for strip in strips.borders for pixel in pixels(strip.out)]
+        assert len(borders) == len(set(borders))
+        assert set(borders) <= set(pixels(out))
+
+
+def pixels(rect: Rect) -> list[tuple[int, int]]:
+    return [(row, col) for row in range(*rect[:2]) for col in range(*rect[2:])]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [(3, 1, 1, 1), (7, 2, 3, 1), (3, 2, 1, 1), (3, 1, 2, 2), (1, 2, 0, 1)],
+)
+def test_common_convolutions_of_even_tiles_use_all_own_pixels_at_once(
+    kernel, stride, padding, dilation
+):
+    axis = Axis("window", 48, 48 // stride, kernel, stride, padding, dilation)
+    for tile in range(9):
+        held, out = own_rect([48, 48], [3, 3], tile), own_rect([axis.size_out] * 2, [3, 3], tile)
+        strips = strips_of((axis, axis), held, out, "on")
+        assert strips is not None
+        assert held[0] <= strips.main[0] < held[0] + stride
+        assert strips.main[1] == held[1]
+
+
+def test_small_tiles_are_divided_only_on_request():
+    axes = (Axis("window", 32, 32, 3, padding=1), Axis("window", 8, 8, 3, padding=1))
+    for overlap, divided in (("auto", False), ("on", True), ("off", False)):
+        strips = strips_of(axes, (0, 16, 0, 8), (0, 16, 0, 8), overlap)
+        assert (strips is not None) == divided
+    large = Axis("window", 128, 128, 3, padding=1), axes[1]
+    assert strips_of(large, (0, 64, 0, 8), (0, 64, 0, 8), "auto") is not None
+
+
+def test_tile_that_is_all_border_is_not_divided():
+    axes = (Axis("window", 4, 4, 3, padding=1), Axis("window", 8, 8, 3, padding=1))
+    assert strips_of(axes, (1, 2, 0, 8), (1, 2, 0, 8), "on") is None
+
+
+def test_reduced_precision_rounds_a_border_pixel_once():
+    # Sums of two rounded parts would differ from the plain convolution in the last bit.
+    axis = Axis("window", 12, 12, 3, padding=1)
+    strips = strips_of((axis, axis), (4, 8, 0, 12), (4, 8, 0, 12), "on")
+    assert strips is not None
+    image = random_of(1, 4, 12, 12)
+    args = arguments((axis, axis), 1)
+    lent = Lent(image.bfloat16(), strips.held, need_of((axis, axis), strips.out))
+    with torch.no_grad():
+        x = crop_of(image.bfloat16(), strips.held)
+        found = strip_convolution(x, lent, strips, args)  # type: ignore[arg-type]
+        weight, bias = args["weight"].bfloat16().double(), args["bias"].bfloat16().double()
+        exact = torch.conv2d(image.bfloat16().double(), weight, bias, 1, 1)
+    assert found.dtype == torch.bfloat16
+    error = (found.double() - crop_of(exact, strips.out)).abs()
+    # Half a unit in the last of 8 bits, and as much again for the sum in single precision.
+    assert bool((error <= 2**-8 * crop_of(exact, strips.out).abs() + 1e-4).all())
+
+
+def test_autocast_leaves_the_weights_gradient_in_their_own_type():
+    axis = Axis("window", 12, 12, 3, padding=1)
+    strips = strips_of((axis, axis), (4, 8, 0, 12), (4, 8, 0, 12), "on")
+    assert strips is not None
+    image, narrow = random_of(1, 4, 12, 12).bfloat16(), random_of(6, 4, 3, 3).float()
+    args = {**arguments((axis, axis), 1), "weight": narrow.requires_grad_(), "bias": None}
+    lent = Lent(image, strips.held, need_of((axis, axis), strips.out))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x = crop_of(image, strips.held).requires_grad_()
+        found = strip_convolution(x, lent, strips, args)  # type: ignore[arg-type]
+    found.backward(random_of(*found.shape).bfloat16())
+    exact = narrow.detach().bfloat16().double().requires_grad_()
+    whole = torch.conv2d(image.double(), exact, None, 1, 1)
+    crop_of(whole, strips.out).backward(random_of(*found.shape).bfloat16().double())
+    assert narrow.grad is not None
+    assert exact.grad is not None
+    assert narrow.grad.dtype == torch.float32
+    # The tile's own part of the gradient was rounded to 8 bits.
+    largest = float(exact.grad.abs().max())
+    assert float((narrow.grad - exact.grad).abs().max()) <= 2**-8 * largest
