@@ -52,8 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = shlex.join(["hires", "bench", "layouts", *words])
         for task, rows in line_ups.items() if parsed.memory else ():
             log.info("%s: measuring the memory of each layout alone", task)
-            for row, kept in zip(rows, tables[task], strict=True):
-                kept["memory"] = peaks(row, options.timeout_s)
+            by_name = {row.name: row for row in rows}
+            for kept in tables[task]:
+                row = by_name.get(kept["name"])  # not the single that runs beside more ranks
+                kept["memory"] = peaks(row, options.timeout_s) if row else None
         found = table.result(command, dataclasses.asdict(options), tables)
         if parsed.out is not None:
             table.write(parsed.out, found)
