@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hires.comm import make_groups
 from hires.core.config import RunConfig
+from hires.core.timeline import Recorder
 from hires.data.order import step_indices
 from hires.data.pairs import PairSource
 from hires.data.source import Source, open_data
@@ -41,6 +42,8 @@ class RankEngine:
     sync: GradientSync
     loader: Loaders
     optimizer: torch.optim.Optimizer | None
+    recorder: Recorder
+    """When the rank did what in its last steps."""
 
     @property
     def context(self) -> Context:
@@ -74,6 +77,9 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngi
         steps: how many steps the data is read for.
     """
     made = make_groups(groups(plan), num_tile_groups(plan))
+    recorder = Recorder()
+    for group in made.values():
+        group.recorder = recorder
     contexts = [Context(plan, rank, made, slot.direction) for slot in plan.slots_of(rank)]
     model = build_model(config.model, config.seed)
     stages = {context.stage.index for context in contexts}
@@ -87,14 +93,16 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngi
     spare = len(os.sched_getaffinity(0)) > plan.world * config.launcher.threads
     sync = GradientSync(contexts, modules, counters, early=spare)
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
+    observer = sync if plan.training else None
     return RankEngine(
         contexts=contexts,
         model=model,
         modules=modules,
-        executor=Executor(contexts, modules, _autocast(config), sync if plan.training else None),
+        executor=Executor(contexts, modules, _autocast(config), observer, recorder),
         sync=sync,
         loader=Loaders([_loader(config, context, steps) for context in contexts]),
         optimizer=make_optimizer(config, list(parameters.values())),
+        recorder=recorder,
     )
 
 

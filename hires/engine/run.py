@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,7 +14,8 @@ import torch
 from hires.comm import barrier
 from hires.core import records
 from hires.core.config import RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import HiresError, RunError
+from hires.core.timeline import GRADIENTS, OPTIMISER
 from hires.engine.build import RankEngine
 from hires.engine.memory import peak_rss_bytes
 from hires.parallel.executor import Feed
@@ -22,6 +25,8 @@ log = logging.getLogger(__name__)
 
 def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, rss_import: int) -> None:
     """Runs all steps of one rank; every step is one line in ``metrics``.
+
+    When they end, or fail, the last steps' spans go to the timeline beside ``metrics``.
 
     Args:
         engine: the rank.
@@ -35,20 +40,38 @@ def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, rss_import: 
     rank = engine.context.rank
     ready = {"kind": "ready", "rank": rank, "rss_import_bytes": rss_import}
     records.append(metrics, {**ready, **engine.byte_counts()})
+    with _timeline(engine, metrics.parent):
+        _run_all(engine, config, metrics)
+        records.append(metrics, _memory_line(engine, rss_import))
+    engine.loader.close()
+
+
+def _run_all(engine: RankEngine, config: RunConfig, metrics: Path) -> None:
+    """Runs and notes all steps."""
     for step in range(config.steps):
         barrier()
         waited_s, start_s = engine.loader.wait_s, time.perf_counter()
         loss = run_step(engine)
         step_s = time.perf_counter() - start_s
-        line = {"kind": "step", "rank": rank, "step": step, "step_s": step_s, "loss": loss}
-        line["data_s"] = engine.loader.wait_s - waited_s
+        line = {"kind": "step", "rank": engine.context.rank, "step": step, "step_s": step_s}
+        line |= {"loss": loss, "data_s": engine.loader.wait_s - waited_s}
         records.append(metrics, line)
         if loss is not None and not math.isfinite(loss):
             raise RunError(
                 f"the loss is {loss} at step {step}; a smaller task.lr (now {config.task.lr}) helps"
             )
-    records.append(metrics, _memory_line(engine, rss_import))
-    engine.loader.close()
+
+
+@contextlib.contextmanager
+def _timeline(engine: RankEngine, folder: Path) -> Iterator[None]:
+    """Writes the rank's timeline at the end, of a failed run as far as that is possible."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(HiresError):
+            engine.recorder.write(folder, engine.context.rank)
+        raise
+    engine.recorder.write(folder, engine.context.rank)
 
 
 def run_step(engine: RankEngine, feed: Feed | None = None) -> float | None:
@@ -58,7 +81,8 @@ def run_step(engine: RankEngine, feed: Feed | None = None) -> float | None:
         engine: the rank.
         feed: where the microbatches come from; unset: the rank's loader.
     """
-    feed = feed or engine.loader
+    feed, record = feed or engine.loader, engine.recorder
+    record.begin_step()
     if not engine.context.plan.training:
         engine.executor.step(feed)
         return None
@@ -66,9 +90,11 @@ def run_step(engine: RankEngine, feed: Feed | None = None) -> float | None:
         engine.optimizer.zero_grad(set_to_none=True)
     engine.sync.begin_step()
     result = engine.executor.step(feed)
-    engine.sync.end_step()
+    with record.span(GRADIENTS):
+        engine.sync.end_step()
     if engine.optimizer is not None:
-        engine.optimizer.step()
+        with record.span(OPTIMISER):
+            engine.optimizer.step()
     return result.loss
 
 
