@@ -1,0 +1,213 @@
+"""How long does a rank compute? Seconds of every node in a pass, measured or estimated.
+
+A pass of a stage is a row of steps, each a node forward or backward; communication happens between
+them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from hires.core.timeline import COLLECTIVE, DATA, HALO, OPTIMISER, Span, StepSpans
+from hires.plan.edges import held_by
+from hires.plan.graph import INPUT, Node
+from hires.plan.plan import Plan, Stage
+from hires.plan.program import BYTES, held_stages
+
+BACK = 2
+"""Operations of a backward pass for one of the forward pass: the gradients of input and weight."""
+VIEWS = frozenset(
+    ("alias", "detach", "flatten", "getitem", "reshape", "squeeze", "unsqueeze", "view")
+)
+"""Kinds of nodes that move nothing."""
+SGD_TOUCHES = 5
+"""Numbers that an update with momentum reads or writes for each parameter."""
+
+
+class Step(NamedTuple):
+    """A node, forward or backward."""
+
+    node: Node
+    back: bool
+
+
+class Costs(Protocol):
+    """How long a rank computes."""
+
+    def steps_s(self, rank: int, action: str) -> list[float]:
+        """Returns the seconds of each of :func:`steps_of` an action of a rank."""
+
+    def optimiser_s(self, rank: int) -> float:
+        """Returns the seconds of a rank's update of its parameters."""
+
+
+def steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
+    """Returns what a pass of a stage computes, in order; segments run again before their way back.
+
+    A backward pass is empty of nodes to which no gradient comes.
+    """
+    return plan.remember(("steps", stage.index, back), lambda: _steps_of(plan, stage, back))
+
+
+@dataclass
+class ActionCosts:
+    """Known seconds of whole actions, divided among their nodes by floating-point operations."""
+
+    plan: Plan
+    seconds: dict[tuple[int, int, str], float]
+    """By rank of a replica, direction and ``F`` or ``B``."""
+    updates: dict[int, float] = field(default_factory=dict)
+    """Of the optimiser, by rank of a replica; 0 if unknown."""
+
+    def steps_s(self, rank: int, action: str) -> list[float]:
+        """Returns the seconds of each step of an action."""
+        plan, direction = self.plan, self.plan.direction_of(action)
+        stage = plan.stages[plan.slot_of(rank, direction).stage]
+        steps = steps_of(plan, stage, action[0] == "B")
+        weights = [step.node.flops * (BACK if step.back else 1) for step in steps]
+        if not any(weights):
+            weights = [1] * len(steps)
+        local = rank % plan.ranks_per_replica
+        scale = self.seconds[local, direction, action[0]] / max(1, sum(weights))
+        return [weight * scale for weight in weights]
+
+    def optimiser_s(self, rank: int) -> float:
+        """Returns the seconds of a rank's update."""
+        return self.updates.get(rank % self.plan.ranks_per_replica, 0.0)
+
+
+def unit_costs(plan: Plan) -> ActionCosts:
+    """Returns costs in which every action takes one second and nothing else any."""
+    ranks, ways = range(plan.ranks_per_replica), range(plan.num_directions)
+    return ActionCosts(plan, dict.fromkeys(itertools.product(ranks, ways, "FB"), 1.0))
+
+
+def measured_costs(plan: Plan, steps: list[StepSpans]) -> ActionCosts:
+    """Returns the median seconds that ranks really computed in an action, without their waits.
+
+    Args:
+        plan: of the run.
+        steps: what its ranks kept.
+    """
+    passes: dict[tuple[int, int, str], list[float]] = defaultdict(list)
+    updates: dict[int, list[float]] = defaultdict(list)
+    for step in steps:
+        local = step.rank % plan.ranks_per_replica
+        busy: dict[str, float] = defaultdict(float)
+        for span in step.spans:
+            if span.action:
+                busy[span.action] += _busy_s(span)
+        for action, seconds in busy.items():
+            passes[local, plan.direction_of(action), action[0]].append(max(0.0, seconds))
+        done = [span.duration_s for span in step.spans if span.kind == OPTIMISER]
+        updates[local].append(sum(done))
+    return ActionCosts(
+        plan,
+        {key: statistics.median(found) for key, found in passes.items()},
+        {rank: statistics.median(found) for rank, found in updates.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that is either bound by its arithmetic or by its memory.
+
+    Source:
+        Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for
+        multicore architectures", CACM 2009.
+    """
+
+    flops_per_s: float
+    """That its convolutions reach, not what its data sheet says."""
+    bytes_per_s: float
+    launch_s: float
+    """Least time of any operation."""
+
+
+@dataclass
+class Roofline:
+    """Estimated seconds of every node on a device."""
+
+    plan: Plan
+    device: Device
+
+    def steps_s(self, rank: int, action: str) -> list[float]:
+        """Returns the seconds of each step of an action."""
+        plan = self.plan
+        slot = plan.slot_of(rank, plan.direction_of(action))
+        key = "roofline", self.device, slot.stage, slot.tile, action[0]
+        return plan.remember(key, lambda: self._steps_s(slot.stage, slot.tile, action[0] == "B"))
+
+    def optimiser_s(self, rank: int) -> float:
+        """Returns the seconds in which the memory is read and written for an update."""
+        if not self.plan.training:
+            return 0.0
+        numbers = sum(self.plan.stages[index].params for index in held_stages(self.plan, rank))
+        return SGD_TOUCHES * numbers * BYTES["float32"] / self.device.bytes_per_s
+
+    def _steps_s(self, index: int, tile: int, back: bool) -> list[float]:
+        """Returns the seconds of each step of a pass on one tile or shard."""
+        stage = self.plan.stages[index]
+        return [self._step_s(stage, tile, step) for step in steps_of(self.plan, stage, back)]
+
+    def _step_s(self, stage: Stage, tile: int, step: Step) -> float:
+        """Returns the seconds of a node on one tile or shard."""
+        node = step.node
+        if node.kind in VIEWS or node.shape is None:
+            return 0.0
+        share, numbers = self._held(stage, node.name, tile)
+        numbers += sum(self._held(stage, name, tile)[1] for name in node.inputs)
+        numbers += sum(self.plan.graph.params[name].num_elements for name in node.params)
+        device = self.device
+        flops_s = share * node.flops / device.flops_per_s
+        bytes_s = numbers * BYTES[self.plan.dtype] / device.bytes_per_s
+        return (BACK if step.back else 1) * max(flops_s, bytes_s, device.launch_s)
+
+    def _held(self, stage: Stage, value: str, tile: int) -> tuple[float, float]:
+        """Returns which share of a value a tile or shard holds, and how many numbers these are."""
+        graph = self.plan.graph
+        if value != INPUT and graph.by_name[value].shape is None:
+            return 1.0, 0.0
+        key = "shares", stage.index, value
+        shares = self.plan.remember(key, lambda: _shares(self.plan, stage, value))
+        return shares[tile], shares[tile] * math.prod(graph.shape(value))
+
+
+def _steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
+    """Returns the list of :func:`steps_of`."""
+    nodes = plan.graph.nodes
+    if not back:
+        return [Step(node, False) for node in nodes[stage.first : stage.last]]
+    bounds = stage.segments or [stage.first, stage.last]
+    found: list[Step] = []
+    for first, last in reversed([*itertools.pairwise(bounds)]):
+        if stage.segments:
+            found += [Step(node, False) for node in nodes[first:last]]
+        found += [Step(node, True) for node in reversed(nodes[first:last]) if node.needs_grad]
+    return found
+
+
+def _busy_s(span: Span) -> float:
+    """Returns what a span adds to the time that its action computed; waits inside count against."""
+    if span.kind in (HALO, COLLECTIVE):
+        return -span.duration_s
+    return 0.0 if span.kind not in ("forward", "backward", DATA) else span.duration_s
+
+
+def _shares(plan: Plan, stage: Stage, value: str) -> list[float]:
+    """Returns the share of a value that each rank of a stage holds."""
+    shape = plan.graph.shape(value)
+    if not shape or not math.prod(shape):
+        return [1.0] * stage.num_ranks
+    shares = []
+    for box in held_by(plan.graph, stage, value):
+        share = (box.n1 - box.n0) / shape[0]
+        if len(shape) == 4:
+            share *= (box.r1 - box.r0) * (box.c1 - box.c0) / (shape[2] * shape[3])
+        shares.append(share)
+    return shares
