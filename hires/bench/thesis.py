@@ -30,7 +30,7 @@ from hires.plan.simulate import Simulation, simulate
 
 RESNET: dict[str, Any] = {"name": "resnet", "depth": 101, "classes": 1000}
 AMOEBANET: dict[str, Any] = {"name": "amoebanet", "layers": 18, "filters": 416, "classes": 1000}
-"""The thesis names no size; this one is the default of its benchmark scripts."""
+"""The thesis names no size; this one is the default of MPI4DL's parser, but for its 10 classes."""
 
 # Table 2.1: ResNet-101 on one A100, inference of 256x256 images, batches of 64.
 CALIBRATION_IMAGE, CALIBRATION_BATCH = 256, 64
@@ -158,18 +158,26 @@ class Predictor:
         Bisection on the speed of the arithmetic, since memory and launches take time of their own.
         """
         if precision not in self.devices:
-            batch = CALIBRATION_BATCH
-            config = _config(RESNET, CALIBRATION_IMAGE, batch, "infer", precision, {})
-            plan = make_plan(config, self._graph(config))
-            wanted_s = batch / PUBLISHED_IMG_PER_S[precision]
+            plan = self._calibration_plan(precision)
+            wanted_s = CALIBRATION_BATCH / PUBLISHED_IMG_PER_S[precision]
             low, high = 1e9, 1e18
             for _ in range(BISECTIONS):
                 middle = (low * high) ** 0.5
-                device = Device(middle, MEMORY_BYTES_PER_S, LAUNCH_S)
-                slow = simulate(plan, Roofline(plan, device)).step_s > wanted_s
+                slow = simulate(plan, Roofline(plan, _device(middle))).step_s > wanted_s
                 low, high = (middle, high) if slow else (low, middle)
-            self.devices[precision] = Device(high, MEMORY_BYTES_PER_S, LAUNCH_S)
+            self.devices[precision] = _device(high)
         return self.devices[precision]
+
+    def calibration(self, precision: str) -> tuple[Plan, Roofline]:
+        """Returns the plan on which the device was calibrated, and what it costs there."""
+        plan = self._calibration_plan(precision)
+        return plan, Roofline(plan, self.device(precision))
+
+    def _calibration_plan(self, precision: str) -> Plan:
+        """Returns the plan of Table 2.1."""
+        batch = CALIBRATION_BATCH
+        config = _config(RESNET, CALIBRATION_IMAGE, batch, "infer", precision, {})
+        return make_plan(config, self._graph(config))
 
     def _simulated(self, row: Row, layout: Layout, batch: int) -> tuple[Plan, Simulation]:
         """Returns one side's plan and its simulated step."""
@@ -195,6 +203,11 @@ class Predictor:
         if key not in self.graphs:
             self.graphs[key] = trace_config(config)
         return self.graphs[key]
+
+
+def _device(flops_per_s: float) -> Device:
+    """Returns an A100 of some speed."""
+    return Device(flops_per_s, MEMORY_BYTES_PER_S, LAUNCH_S)
 
 
 def _config(

@@ -11,7 +11,6 @@ makes anything slower; a link that chose whom to serve next would not have this 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -247,8 +246,9 @@ class _Machine:
         while todo:
             key = todo.pop()
             transfer, lanes = self.transfers[key], self._lanes(key)
-            turn = all(self.lanes[lane][0] == key for lane in lanes) if self.in_order else True
-            if math.isnan(transfer.matched_s) or not turn:
+            if math.isnan(transfer.matched_s) or not math.isnan(transfer.begin_s):
+                continue  # one side is missing, or it came here by its other lane before
+            if self.in_order and any(self.lanes[lane][0] != key for lane in lanes):
                 continue
             self._travel(key, transfer)
             woken += key.channel[:2]
@@ -313,11 +313,3 @@ class _Machine:
     def _lanes(self, key: Key) -> list[tuple[str, int, int]]:
         """Returns what a message occupies on its way."""
         return self.network.lanes(*key.channel[:2])
-
-
-def of_all_replicas(plan: Plan, simulation: Simulation) -> list[StepSpans]:
-    """Returns the time lines of all ranks of the world; replicas are alike."""
-    return [
-        dataclasses.replace(simulation.ranks[rank % plan.ranks_per_replica], rank=rank)
-        for rank in range(plan.world)
-    ]
