@@ -19,8 +19,10 @@ THESIS = (
 )  # fmt: skip
 RUN_NOTES = """\
 The simulation is given the run's own median seconds of computation in every action, and the
-latency and bandwidth that two ranks of this machine measured just before. Ranks that share cores
-compute and wait at once, which no link model knows."""
+latency and bandwidth that two ranks of this machine measured just before. An action's time is
+divided among its nodes by their operations; in truth now one tile is late and now the other, and
+what they wait for each other in between is missing from the simulated step. Ranks that share cores
+slow each other's messages down, which no link model knows either."""
 
 
 def text(found: dict[str, Any]) -> str:

@@ -16,8 +16,10 @@ from typing import NamedTuple, Protocol
 from hires.core.timeline import COLLECTIVE, DATA, HALO, OPTIMISER, Span, StepSpans
 from hires.plan.edges import held_by
 from hires.plan.graph import INPUT, Node
+from hires.plan.halos import extents_of
 from hires.plan.plan import Plan, Stage
 from hires.plan.program import BYTES, held_stages
+from hires.plan.rules import TILED
 
 BACK = 2
 """Operations of a backward pass for one of the forward pass: the gradients of input and weight."""
@@ -204,10 +206,8 @@ def _shares(plan: Plan, stage: Stage, value: str) -> list[float]:
     shape = plan.graph.shape(value)
     if not shape or not math.prod(shape):
         return [1.0] * stage.num_ranks
-    shares = []
-    for box in held_by(plan.graph, stage, value):
-        share = (box.n1 - box.n0) / shape[0]
-        if len(shape) == 4:
-            share *= (box.r1 - box.r0) * (box.c1 - box.c0) / (shape[2] * shape[3])
-        shares.append(share)
-    return shares
+    if stage.layout[value] == TILED:
+        pixels = shape[2] * shape[3]
+        rects = extents_of(plan.graph, stage, value)  # more than they own where halos are fused
+        return [max(0, b - a) * max(0, d - c) / pixels for a, b, c, d in rects]
+    return [(box.n1 - box.n0) / shape[0] for box in held_by(plan.graph, stage, value)]

@@ -12,9 +12,13 @@ from typing import NamedTuple
 
 from hires.core.timeline import BACKWARD, COLLECTIVE, FORWARD, GRADIENTS, HALO, OPTIMISER, WAIT
 from hires.plan.costs import Costs, Step, steps_of
-from hires.plan.edges import held_by
+from hires.plan.graph import Rect
+from hires.plan.halos import extents_of
 from hires.plan.plan import CommOp, Plan, Slot
 from hires.plan.program import Event, edge_messages, events, halo_messages, inside
+
+AUTO_BORDER = 1 / 32
+"""``parallel.halo.overlap=auto`` computes the border apart up to this part of a tile."""
 
 
 class Item(NamedTuple):
@@ -119,12 +123,20 @@ def _events_of(
 def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:
     """Returns the share of a node that is computed while its halo travels.
 
-    Outputs near the border need borrowed pixels: as many of them as pixels are borrowed.
+    Only convolutions are divided so. Outputs near the border need borrowed pixels: as many of them
+    as pixels are borrowed.
     """
-    if getattr(plan, "halo_overlap", "off") == "off":
+    if plan.halo_overlap == "off" or plan.graph.by_name[op.node].kind != "conv2d":
         return 0.0
-    box = held_by(plan.graph, plan.stages[slot.stage], op.value)[slot.tile]
-    own = (box.r1 - box.r0) * (box.c1 - box.c0)
-    borrowed = [m for m in op.messages if m[1] == slot.tile]
-    pixels = sum((r1 - r0) * (c1 - c0) for _, _, r0, r1, c0, c1 in borrowed)
-    return max(0.0, 1 - pixels / own) if own else 0.0
+    held = extents_of(plan.graph, plan.stages[slot.stage], op.value)
+    own = _area(held[slot.tile])
+    borrowed = sum(_area((m[2], m[3], m[4], m[5])) for m in op.messages if m[1] == slot.tile)
+    border = borrowed / own if own else 1.0
+    if plan.halo_overlap == "auto" and border > AUTO_BORDER:
+        return 0.0
+    return max(0.0, 1 - border)
+
+
+def _area(rect: Rect) -> int:
+    """Returns how many pixels a rectangle holds."""
+    return max(0, rect[1] - rect[0]) * max(0, rect[3] - rect[2])

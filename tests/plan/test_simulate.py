@@ -12,6 +12,8 @@ from torch import nn
 
 from hires.core.config import from_dict
 from hires.core.timeline import COLLECTIVE, FORWARD, GRADIENTS, HALO, OPTIMISER, WAIT
+from hires.parallel import strips
+from hires.plan import timed
 from hires.plan.costs import ActionCosts, Device, Roofline, measured_costs, steps_of, unit_costs
 from hires.plan.links import Link, Network
 from hires.plan.plan import Plan
@@ -104,7 +106,7 @@ def conv(task: str, **keys: Any) -> Plan:
 
 def without_overlap(plan: Plan) -> Plan:
     """Returns the plan, its halos waited for before anything is computed."""
-    plan.__dict__["halo_overlap"] = "off"
+    plan.halo_overlap = "off"
     return plan
 
 
@@ -121,7 +123,7 @@ def test_halo_comes_before_its_convolution():
 
 def test_overlapping_halo_hides_behind_the_interior():
     plan = conv("infer")
-    plan.__dict__["halo_overlap"] = "on"
+    plan.halo_overlap = "on"
     # 6 borrowed pixels of 24: three quarters of the second are computed meanwhile.
     found = simulate(plan, costs(plan), everywhere(Link(LATENCY_S, 48)))
     assert found.step_s == 0.75 + 0.25
@@ -129,6 +131,18 @@ def test_overlapping_halo_hides_behind_the_interior():
     slow = simulate(plan, costs(plan), everywhere(Link(2 * LATENCY_S, 48)))
     assert slow.step_s == 1.0 + 0.25
     assert slow.waiting_s == [{HALO: 0.25}] * 2
+    # By itself the executor would not divide so small a tile.
+    plan.halo_overlap = "auto"
+    assert simulate(plan, costs(plan), everywhere(Link(LATENCY_S, 48))).step_s == 0.75 + 1
+    assert timed.AUTO_BORDER == strips.BORDER_SHARE
+
+
+def test_fused_halos_are_computed_too():
+    plan = plan_of("infer", tiles=[2, 1], halo={"fuse": 2})
+    alone = plan_of("infer", tiles=[2, 1])
+    device = Device(1.0, math.inf, 0.0)
+    more, less = (sum(Roofline(p, device).steps_s(0, "F0")) for p in (plan, alone))
+    assert more > less
 
 
 def test_collectives_wait_for_the_last_member_and_gradients_for_all_replicas():
