@@ -18,11 +18,10 @@ THESIS = (
     "published", "note",
 )  # fmt: skip
 RUN_NOTES = """\
-The simulation is given the run's own median seconds of computation in every action, and the
-latency and bandwidth that two ranks of this machine measured just before. An action's time is
-divided among its nodes by their operations; in truth now one tile is late and now the other, and
-what they wait for each other in between is missing from the simulated step. Ranks that share cores
-slow each other's messages down, which no link model knows either."""
+The simulation of a step is given the seconds that its own actions computed, between one collective
+and the next, and the latency and bandwidth that two ranks of this machine measured just before. It
+tells whether waits follow from these alone. Ranks that share cores with each other or with other
+programs slow their messages down, which no link model knows."""
 
 
 def text(found: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import statistics
@@ -13,12 +14,21 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from hires.core.timeline import COLLECTIVE, DATA, HALO, OPTIMISER, Span, StepSpans
+from hires.core.timeline import (
+    BACKWARD,
+    COLLECTIVE,
+    DATA,
+    FORWARD,
+    HALO,
+    OPTIMISER,
+    Span,
+    StepSpans,
+)
 from hires.plan.edges import held_by
 from hires.plan.graph import INPUT, Node
 from hires.plan.halos import extents_of
 from hires.plan.plan import Plan, Stage
-from hires.plan.program import BYTES, held_stages
+from hires.plan.program import BYTES, held_stages, inside
 from hires.plan.rules import TILED
 
 BACK = 2
@@ -56,27 +66,37 @@ def steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
     return plan.remember(("steps", stage.index, back), lambda: _steps_of(plan, stage, back))
 
 
+def pieces_of(plan: Plan, stage: Stage, back: bool) -> list[list[Step]]:
+    """Returns the steps of a pass between its collectives; the last ends with the pass."""
+    return plan.remember(("pieces", stage.index, back), lambda: _pieces_of(plan, stage, back))
+
+
 @dataclass
 class ActionCosts:
-    """Known seconds of whole actions, divided among their nodes by floating-point operations."""
+    """Known seconds of actions, divided among their nodes by floating-point operations."""
 
     plan: Plan
-    seconds: dict[tuple[int, int, str], float]
-    """By rank of a replica, direction and ``F`` or ``B``."""
+    seconds: dict[tuple[int, str], list[float]]
+    """By rank of a replica and action: one number for all of it, or one for each piece between two
+    collectives."""
     updates: dict[int, float] = field(default_factory=dict)
     """Of the optimiser, by rank of a replica; 0 if unknown."""
 
     def steps_s(self, rank: int, action: str) -> list[float]:
         """Returns the seconds of each step of an action."""
-        plan, direction = self.plan, self.plan.direction_of(action)
-        stage = plan.stages[plan.slot_of(rank, direction).stage]
-        steps = steps_of(plan, stage, action[0] == "B")
-        weights = [step.node.flops * (BACK if step.back else 1) for step in steps]
-        if not any(weights):
-            weights = [1] * len(steps)
-        local = rank % plan.ranks_per_replica
-        scale = self.seconds[local, direction, action[0]] / max(1, sum(weights))
-        return [weight * scale for weight in weights]
+        plan = self.plan
+        stage = plan.stages[plan.slot_of(rank, plan.direction_of(action)).stage]
+        back = action[0] == "B"
+        pieces = pieces_of(plan, stage, back)
+        measured = self.seconds[rank % plan.ranks_per_replica, action]
+        if len(measured) != len(pieces):
+            pieces, measured = [steps_of(plan, stage, back)], [sum(measured)]
+        found: list[float] = []
+        for steps, seconds in zip(pieces, measured, strict=True):
+            found += _divided(steps, seconds)
+            if found and not steps:  # what follows the last collective belongs to the node before
+                found[-1] += seconds
+        return found
 
     def optimiser_s(self, rank: int) -> float:
         """Returns the seconds of a rank's update."""
@@ -85,8 +105,14 @@ class ActionCosts:
 
 def unit_costs(plan: Plan) -> ActionCosts:
     """Returns costs in which every action takes one second and nothing else any."""
-    ranks, ways = range(plan.ranks_per_replica), range(plan.num_directions)
-    return ActionCosts(plan, dict.fromkeys(itertools.product(ranks, ways, "FB"), 1.0))
+    return equal_costs(plan, 1.0, 1.0)
+
+
+def equal_costs(plan: Plan, forward_s: float, backward_s: float) -> ActionCosts:
+    """Returns costs in which all forward passes are equally long, and all backward passes."""
+    seconds = {"F": forward_s, "B": backward_s}
+    ranks = range(plan.ranks_per_replica)
+    return ActionCosts(plan, {(r, a): [seconds[a[0]]] for r in ranks for a in plan.actions_of(r)})
 
 
 def measured_costs(plan: Plan, steps: list[StepSpans]) -> ActionCosts:
@@ -94,23 +120,22 @@ def measured_costs(plan: Plan, steps: list[StepSpans]) -> ActionCosts:
 
     Args:
         plan: of the run.
-        steps: what its ranks kept.
+        steps: what its ranks kept; of one step, its own seconds come back.
     """
-    passes: dict[tuple[int, int, str], list[float]] = defaultdict(list)
+    passes: dict[tuple[int, str], list[list[float]]] = defaultdict(list)
     updates: dict[int, list[float]] = defaultdict(list)
     for step in steps:
         local = step.rank % plan.ranks_per_replica
-        busy: dict[str, float] = defaultdict(float)
-        for span in step.spans:
-            if span.action:
-                busy[span.action] += _busy_s(span)
-        for action, seconds in busy.items():
-            passes[local, plan.direction_of(action), action[0]].append(max(0.0, seconds))
-        done = [span.duration_s for span in step.spans if span.kind == OPTIMISER]
-        updates[local].append(sum(done))
+        for action in {span.action: None for span in step.spans if span.action}:
+            spans = [span for span in step.spans if span.action == action]
+            passes[local, action].append(_busy_pieces(spans))
+        updates[local].append(sum(s.duration_s for s in step.spans if s.kind == OPTIMISER))
     return ActionCosts(
         plan,
-        {key: statistics.median(found) for key, found in passes.items()},
+        {
+            key: [statistics.median(piece) for piece in zip(*found, strict=False)]
+            for key, found in passes.items()
+        },
         {rank: statistics.median(found) for rank, found in updates.items()},
     )
 
@@ -194,11 +219,46 @@ def _steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
     return found
 
 
-def _busy_s(span: Span) -> float:
-    """Returns what a span adds to the time that its action computed; waits inside count against."""
-    if span.kind in (HALO, COLLECTIVE):
-        return -span.duration_s
-    return 0.0 if span.kind not in ("forward", "backward", DATA) else span.duration_s
+def _pieces_of(plan: Plan, stage: Stage, back: bool) -> list[list[Step]]:
+    """Returns the list of :func:`pieces_of`."""
+    left = [(op.node, way) for op, way in inside(plan, stage, back) if op.kind != "halo"]
+    pieces: list[list[Step]] = [[]]
+    for step in steps_of(plan, stage, back):
+        pieces[-1].append(step)
+        while left and left[0] == (step.node.name, step.back):
+            left.pop(0)
+            pieces.append([])
+    return pieces
+
+
+def _divided(steps: list[Step], seconds: float) -> list[float]:
+    """Returns seconds divided among steps; a piece without any has no computation."""
+    weights = [step.node.flops * (BACK if step.back else 1) for step in steps]
+    if not any(weights):
+        weights = [1] * len(steps)
+    return [weight * seconds / max(1, sum(weights)) for weight in weights]
+
+
+def _busy_pieces(spans: list[Span]) -> list[float]:
+    """Returns the seconds that an action computed before, between and after its collectives.
+
+    Args:
+        spans: of one action of one rank. Reading the data counts as its beginning.
+    """
+    collectives = sorted((s for s in spans if s.kind == COLLECTIVE), key=lambda s: s.begin_s)
+    ends = [span.begin_s for span in collectives] + [math.inf]
+    pieces = [0.0] * len(ends)
+    for span in spans:
+        if span.kind in (FORWARD, BACKWARD, DATA):
+            edges = [span.begin_s, *(t for c in collectives for t in c[2:4]), span.end_s]
+            if span.kind == DATA:
+                edges = [span.begin_s, span.end_s]
+            for index, (begin_s, end_s) in enumerate(itertools.pairwise(edges)):
+                if index % 2 == 0:
+                    pieces[index // 2] += end_s - begin_s
+        elif span.kind == HALO:
+            pieces[bisect.bisect_right(ends, span.begin_s)] -= span.duration_s
+    return [max(0.0, piece) for piece in pieces]
 
 
 def _shares(plan: Plan, stage: Stage, value: str) -> list[float]:

@@ -11,10 +11,29 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hires.core.config import from_dict
-from hires.core.timeline import COLLECTIVE, FORWARD, GRADIENTS, HALO, OPTIMISER, WAIT
+from hires.core.timeline import (
+    BACKWARD,
+    COLLECTIVE,
+    DATA,
+    FORWARD,
+    GRADIENTS,
+    HALO,
+    OPTIMISER,
+    WAIT,
+    Span,
+    StepSpans,
+)
 from hires.parallel import strips
 from hires.plan import timed
-from hires.plan.costs import ActionCosts, Device, Roofline, measured_costs, steps_of, unit_costs
+from hires.plan.costs import (
+    ActionCosts,
+    Device,
+    Roofline,
+    equal_costs,
+    measured_costs,
+    steps_of,
+    unit_costs,
+)
 from hires.plan.links import Link, Network
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
@@ -38,11 +57,9 @@ def chained(task: str = "train", **parallel: Any) -> Plan:
     return plan
 
 
-def costs(plan: Plan, forward_s: float = FORWARD_S, backward_s: float = BACKWARD_S) -> ActionCosts:
+def costs(plan: Plan) -> ActionCosts:
     """Returns equal seconds for all ranks."""
-    ranks, ways = range(plan.ranks_per_replica), range(plan.num_directions)
-    seconds = {"F": forward_s, "B": backward_s}
-    return ActionCosts(plan, {(r, d, k): seconds[k] for r in ranks for d in ways for k in seconds})
+    return equal_costs(plan, FORWARD_S, BACKWARD_S)
 
 
 def everywhere(link: Link, **keys: Any) -> Network:
@@ -77,7 +94,8 @@ def test_pipeline_of_two_microbatches_hides_all_but_the_first_message():
 
 def test_send_ends_when_the_receiver_is_ready():
     plan = chained("infer", stages=2, microbatches=4)
-    late = ActionCosts(plan, {(0, 0, "F"): 1.0, (1, 0, "F"): 10.0})
+    seconds = {(rank, f"F{m}"): [10.0**rank] for rank in range(2) for m in range(4)}
+    late = ActionCosts(plan, seconds)
     found = simulate(plan, late, everywhere(Link(LATENCY_S)))
     # F3 is sent at 4. Rank 1 posts its receive one action ahead: when F1 is done, at 21.25.
     assert found.step_s == 1.25 + 4 * 10
@@ -206,6 +224,23 @@ def test_own_action_times_reproduce_a_simulated_step(name: str):
     first = simulate(plan, costs(plan), network)
     again = simulate(plan, measured_costs(plan, first.ranks), network)
     assert again.step_s == pytest.approx(first.step_s, rel=1e-9)
+
+
+def test_action_is_measured_between_its_collectives():
+    plan = conv("train")
+    spans = [
+        Span(DATA, "F0", 0.0, 0.5),
+        Span(FORWARD, "F0", 0.5, 4.5),
+        Span(HALO, "F0", 1.0, 2.0, "a receive"),
+        Span(COLLECTIVE, "F0", 3.0, 4.0, "the loss"),
+        Span(BACKWARD, "B0", 4.5, 6.5),
+        Span(OPTIMISER, "", 6.5, 6.75),
+    ]
+    found = measured_costs(plan, [StepSpans(rank, 0, "", 0.0, spans) for rank in range(2)])
+    assert found.seconds[1, "F0"] == [0.5 + 2.5 - 1.0, 0.5]
+    assert found.seconds[1, "B0"] == [2.0]
+    assert found.steps_s(1, "F0") == [2.5]  # all of it is the convolution's
+    assert found.optimiser_s(0) == 0.25
 
 
 def test_recomputed_segments_run_forward_again_before_their_way_back():
