@@ -1,4 +1,4 @@
-"""``hires show RUN``: what came out of a run?"""
+"""``hires show RUN``: what came out of a run, and what did its ranks do when?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXAMPLES = (
 
 def main(words: Sequence[str]) -> int:
     """Prints the tables or the time line of a run; returns 0, whatever the run's own end was."""
-    parser = Parser("show", "Print the tables of a run.", _EXAMPLES)
+    parser = Parser("show", "Print the tables or the time line of a run.", _EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="path of a run folder, its name or its hash")
     parser.add_argument("--results", default="results", metavar="DIR", help="where runs are kept")
     parser.add_argument("--timeline", action="store_true", help="draw one step of every rank")

@@ -58,8 +58,8 @@ def _lines(ranks: list[StepSpans], took_s: float, width: int) -> list[str]:
 def draw(spans: list[Span], took_s: float, width: int) -> str:
     """Returns what one rank did as ``width`` characters.
 
-    A column shows what began in it or lasts through its middle; a pass says its name where it
-    begins, if there is room before the next one.
+    A span fills the columns from its begin to its end, rounded, and work at least one; a pass says
+    its name where it begins, as far as it has room.
     """
     cells = [IDLE] * width
     scale = width / took_s if took_s else 0.0
