@@ -160,6 +160,31 @@ def test_broken_image_is_named_without_a_traceback(tmp_path: Path):
     assert "Traceback" not in err
 
 
+def test_time_line_of_a_run_is_exported_and_foretold(tmp_path: Path):
+    words = ["parallel.stages=2", "parallel.tiles=[2,1]", "parallel.microbatches=2"]
+    run(tmp_path, "parallel=sp+pp", *words)
+    [folder] = tmp_path.glob("results/*/*")
+    out, _ = hires(tmp_path, "show", folder.name, "--timeline", "--trace", "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = {event["args"]["step"] for event in events if event["ph"] == "X"}
+    passes = [e for e in events if e.get("cat") in ("forward", "backward")]
+    assert len(passes) == 2 * 3 * 4 * len(steps)  # measured and planned, ranks, actions
+    kinds = {event["cat"] for event in events if event["ph"] == "X"}
+    assert {"wait", "halo", "collective", "gradient sum", "optimiser", "data"} <= kinds
+    assert out.count("rank 2: ") == 2
+    out, _ = hires(tmp_path, "bench", "simulate", "--only", "runs", "--from", str(folder), "--json")
+    [compared] = json.loads(out)["runs"]
+    assert compared["ranks"] == 3
+    assert compared["simulated_s"] > 0
+
+
+def test_failed_run_keeps_the_time_line_of_its_last_steps(tmp_path: Path):
+    hires(tmp_path, "run", *TINY, "parallel=sp", "task.lr=1e30", code=1)
+    [folder] = tmp_path.glob("results/*/*")
+    out, _ = hires(tmp_path, "show", folder.name, "--timeline")
+    assert "rank 0: " in out.split("measured")[1]
+
+
 def test_launch_script_repeats_the_run_by_hand(tmp_path: Path):
     run(tmp_path, "parallel=lp")
     [script] = tmp_path.glob("results/*/*/launch.sh")

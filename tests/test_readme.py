@@ -79,4 +79,7 @@ def test_every_layout_and_top_key_is_named():
 
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)]+)\)", TEXT):
-        assert target.startswith("https://hydra.cc/") or (ROOT / target).exists()
+        assert (
+            target.startswith(("https://hydra.cc/", "https://ui.perfetto.dev"))
+            or (ROOT / target).exists()
+        )

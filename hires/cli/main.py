@@ -20,7 +20,7 @@ VERBS = {
     "run": ("hires.cli.verb_run", "run an experiment and print its throughput and memory"),
     "plan": ("hires.cli.verb_plan", "show who computes and sends what, without running it"),
     "verify": ("hires.cli.verb_verify", "compare a layout with one process, in float64"),
-    "show": ("hires.cli.verb_show", "print the tables of a run"),
+    "show": ("hires.cli.verb_show", "print the tables or the time line of a run"),
     "list": ("hires.cli.verb_list", "list models, layouts, keys and other choices"),
     "data": ("hires.cli.verb_data", "make a folder of labelled images"),
     "bench": ("hires.cli.verb_bench", "measure layouts beside torch's own"),

@@ -16,6 +16,7 @@ BENCHMARKS = {
     "layouts": "tiles, pipeline and replicas beside one process and torch's own",
     "plan": "time and memory to plan and prove up to 4096 ranks",
     "parity": "many layouts, drawn, against one process in float64",
+    "simulate": "plans simulated: beside runs on this machine, and beside the thesis's ratios",
 }
 
 _HELP = """\

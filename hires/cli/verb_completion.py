@@ -20,7 +20,7 @@ OPTIONS = {
     "run": COMPOSING | {"--again"},
     "plan": COMPOSING | {"--prove"},
     "verify": COMPOSING,
-    "show": {"--help", "--json", "--results"},
+    "show": {"--help", "--json", "--results", "--timeline", "--trace"},
     "list": {"--config-dir", "--help", "--json"},
     "data": {"--classes", "--count", "--help", "--json", "--seed", "--size", "--striped"},
     "bench": {"--help"},

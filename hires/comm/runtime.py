@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from hires.comm.attach import PeerMemory
 from hires.comm.rehearsal import SilentMemory, SilentPeers, SilentWire
 from hires.comm.shared import SharedMemory
 from hires.core.errors import CommError
+from hires.core.timeline import COLLECTIVE, HALO, Recorder
 from hires.core.world import World
 
 DIRECT_BYTES = shared.GATHER_BYTES
@@ -43,10 +45,16 @@ _timeout_s = 0.0
 class Handle:
     """An operation under way."""
 
-    def __init__(self, finish: Callable[[], Any] | None, what: str) -> None:
-        """``finish`` returns when it is complete; None: it is complete already."""
+    def __init__(
+        self, finish: Callable[[], Any] | None, what: str, group: Group | None = None
+    ) -> None:
+        """``finish`` returns when it is complete; None: it is complete already.
+
+        A wait inside an action is noted as one of the group's.
+        """
         self._finish = finish
         self._what = what
+        self._recorder = group.recorder if group is not None else None
 
     def wait(self) -> None:
         """Returns when the operation is complete.
@@ -54,8 +62,11 @@ class Handle:
         Raises:
             CommError: the other side died or did not answer within ``comm.timeout_s``.
         """
-        if self._finish is not None:
-            _guard(self._finish, self._what)
+        if self._finish is None:
+            return
+        begin_s = time.perf_counter()
+        _guard(self._finish, self._what)
+        _note(self._recorder, HALO, begin_s, self._what)
 
 
 @dataclass
@@ -73,6 +84,8 @@ class Group:
     """Memory for small messages, where all its ranks are on this machine."""
     peers: PeerMemory | SilentPeers | None = None
     """The ranks' own memory, where they may read each other's, for sums of large tensors."""
+    recorder: Recorder | None = None
+    """Told how long the rank waited in the group."""
 
     @property
     def size(self) -> int:
@@ -180,7 +193,7 @@ def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
         memory.send(_nhwc(tensor), group.ranks.index(peer))
         return Handle(None, what)
     work = _guard(lambda: _wire.isend(_nhwc(tensor).contiguous(), peer, tag=tag), what)
-    return Handle(work.wait, what)
+    return Handle(work.wait, what, group)
 
 
 def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
@@ -192,10 +205,10 @@ def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
     what = f"a receive from rank {peer}"
     memory = _memory_for(tensor, group)
     if group is not None and memory is not None:
-        return Handle(memory.expect(buffer, group.ranks.index(peer)), what)
+        return Handle(memory.expect(buffer, group.ranks.index(peer)), what, group)
     assert buffer.is_contiguous(), "a receive needs a dense buffer"
     work = _guard(lambda: _wire.irecv(buffer, peer, tag=tag), what)
-    return Handle(work.wait, what)
+    return Handle(work.wait, what, group)
 
 
 def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None:
@@ -205,10 +218,12 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
     what = f"an all-reduce among ranks {group.ranks}"
     work = _guard(lambda: _wire.all_reduce(tensor, group=group.process_group, async_op=True), what)
     handle = Handle(work.wait, what)
-    if wait:
-        handle.wait()
-        return None
-    return handle
+    if not wait:
+        return handle
+    begin_s = time.perf_counter()
+    handle.wait()
+    _note(group.recorder, COLLECTIVE, begin_s, "all-reduce")
+    return None
 
 
 def sum_together(tensors: list[Tensor], group: Group) -> None:
@@ -226,6 +241,14 @@ def sum_together(tensors: list[Tensor], group: Group) -> None:
 
 def all_gather(tensor: Tensor, group: Group) -> Tensor:
     """Returns the tensors of all ranks of a group, stacked in the order of its ranks."""
+    begin_s = time.perf_counter()
+    gathered = _gather(tensor, group)
+    _note(group.recorder, COLLECTIVE, begin_s, "all-gather")
+    return gathered
+
+
+def _gather(tensor: Tensor, group: Group) -> Tensor:
+    """Returns what :func:`all_gather` does, by the way that suits its size."""
     small = tensor.numel() * tensor.element_size() <= DIRECT_BYTES
     if group.shared is not None and small:
         return group.shared.gather(tensor)
@@ -249,6 +272,12 @@ def all_gather(tensor: Tensor, group: Group) -> Tensor:
 def barrier() -> None:
     """Waits for all ranks of the world."""
     _guard(_wire.barrier, "a barrier of all ranks")
+
+
+def _note(recorder: Recorder | None, kind: str, begin_s: float, what: str) -> None:
+    """Notes a wait that happened inside an action."""
+    if recorder is not None and recorder.action:
+        recorder.note(kind, begin_s, what)
 
 
 def _sum_as_one(bucket: list[Tensor], group: Group) -> None:

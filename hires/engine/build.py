@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hires.comm import make_groups
 from hires.core.config import RunConfig
+from hires.core.timeline import Recorder
 from hires.data.order import step_indices
 from hires.data.pairs import PairSource
 from hires.data.source import Source, open_data
@@ -41,6 +42,8 @@ class RankEngine:
     sync: GradientSync
     loader: Loaders
     optimizer: torch.optim.Optimizer | None
+    recorder: Recorder
+    """When the rank did what in its last steps."""
 
     @property
     def context(self) -> Context:
@@ -86,6 +89,9 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngi
 def contexts_of(plan: Plan, rank: int) -> list[Context]:
     """Returns the slots of a rank, one a direction; all ranks call it together."""
     made = make_groups(groups(plan), num_tile_groups(plan))
+    recorder = Recorder()
+    for group in made.values():
+        group.recorder = recorder
     return [Context(plan, rank, made, slot.direction) for slot in plan.slots_of(rank)]
 
 
@@ -114,14 +120,17 @@ def assemble(
     spare = len(os.sched_getaffinity(0)) > plan.world * config.launcher.threads
     sync = GradientSync(contexts, modules, counters, early=spare)
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
+    observer = sync if plan.training else None
+    recorder = contexts[0].tiles.recorder or Recorder()
     return RankEngine(
         contexts=contexts,
         model=model,
         modules=modules,
-        executor=Executor(contexts, modules, _autocast(config), sync if plan.training else None),
+        executor=Executor(contexts, modules, _autocast(config), observer, recorder),
         sync=sync,
         loader=loader,
         optimizer=make_optimizer(config, list(parameters.values())),
+        recorder=recorder,
     )
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from hires.comm import barrier
 from hires.core import records
 from hires.core.config import RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import HiresError, RunError
+from hires.core.timeline import GRADIENTS, OPTIMISER
 from hires.engine.build import RankEngine
 from hires.engine.memory import PeakMeter
 from hires.parallel.executor import Feed, StepResult
@@ -20,6 +23,8 @@ log = logging.getLogger(__name__)
 
 def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakMeter) -> None:
     """Runs all steps of one rank; every step is one line in ``metrics``.
+
+    When they end, or fail, the last steps' spans go to the timeline beside ``metrics``.
 
     Args:
         engine: the rank.
@@ -33,22 +38,40 @@ def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakM
     rank = engine.context.rank
     ready = {"kind": "ready", "rank": rank, "rss_import_bytes": meter.rss_import}
     records.append(metrics, {**ready, **engine.byte_counts()})
+    with _timeline(engine, metrics.parent):
+        _run_all(engine, config, metrics, meter)
+        line = {"kind": "memory", "rank": rank, **meter.line(), **engine.byte_counts()}
+        records.append(metrics, line)
+    engine.loader.close()
+
+
+def _run_all(engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakMeter) -> None:
+    """Runs and notes all steps."""
     for step in range(config.steps):
         barrier()
         waited_s, start_s = engine.loader.wait_s, time.perf_counter()
         with meter.watch(step):
             loss = run_step(engine)
         step_s = time.perf_counter() - start_s
-        line = {"kind": "step", "rank": rank, "step": step, "step_s": step_s, "loss": loss}
-        line["data_s"] = engine.loader.wait_s - waited_s
+        line = {"kind": "step", "rank": engine.context.rank, "step": step, "step_s": step_s}
+        line |= {"loss": loss, "data_s": engine.loader.wait_s - waited_s}
         records.append(metrics, line)
         if loss is not None and not math.isfinite(loss):
             raise RunError(
                 f"the loss is {loss} at step {step}; a smaller task.lr (now {config.task.lr}) helps"
             )
-    line = {"kind": "memory", "rank": rank, **meter.line(), **engine.byte_counts()}
-    records.append(metrics, line)
-    engine.loader.close()
+
+
+@contextlib.contextmanager
+def _timeline(engine: RankEngine, folder: Path) -> Iterator[None]:
+    """Writes the rank's timeline at the end, of a failed run as far as that is possible."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(HiresError):
+            engine.recorder.write(folder, engine.context.rank)
+        raise
+    engine.recorder.write(folder, engine.context.rank)
 
 
 def run_step(engine: RankEngine, feed: Feed | None = None) -> float | None:
@@ -63,13 +86,17 @@ def run_step(engine: RankEngine, feed: Feed | None = None) -> float | None:
 
 def run_passes(engine: RankEngine, feed: Feed) -> StepResult:
     """Runs one step; returns what it told this rank, whose numbers nobody has looked at yet."""
+    record = engine.recorder
+    record.begin_step()
     if not engine.context.plan.training:
         return engine.executor.step(feed)
     if engine.optimizer is not None:
         engine.optimizer.zero_grad(set_to_none=True)
     engine.sync.begin_step()
     result = engine.executor.step(feed)
-    engine.sync.end_step()
+    with record.span(GRADIENTS):
+        engine.sync.end_step()
     if engine.optimizer is not None:
-        engine.optimizer.step()
+        with record.span(OPTIMISER):
+            engine.optimizer.step()
     return result

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hires.comm import Handle, irecv, isend
+from hires.core.timeline import BACKWARD, DATA, FORWARD, WAIT, Recorder
 from hires.parallel.context import Context
 from hires.parallel.halo import new_map, part
 from hires.parallel.loss import loss_of
@@ -77,6 +78,7 @@ class Executor:
         modules: what the rank computes in each.
         autocast: type to which autocast lowers matrix products in training, or None.
         observer: is told how far a step is.
+        recorder: keeps when what happened.
     """
 
     def __init__(
@@ -85,12 +87,14 @@ class Executor:
         modules: list[StageModule],
         autocast: torch.dtype | None = None,
         observer: Observer | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         pairs = zip(contexts, modules, strict=True)
         self.slots = [SlotPass(context, module, autocast) for context, module in pairs]
         self.plan = contexts[0].plan
         self.actions = self.plan.actions_of(contexts[0].rank)
         self.observer = observer
+        self.recorder = recorder or Recorder()
 
     def step(self, feed: Feed, keep_outputs: bool = False) -> StepResult:
         """Runs all microbatches of one step; gradients are added up in the parameters."""
@@ -101,11 +105,13 @@ class Executor:
         for index, action in enumerate(self.actions):
             for later in self.actions[index + 1 : index + 2]:
                 posted[later] = self._slot(later).post(later)
-            received = wait_for(posted.pop(action))
+            received = self._wait(action, posted.pop(action))
             microbatch, slot = int(action[1:]), self._slot(action)
             if action[0] == "F":
-                flight = self._forward(slot, microbatch, received, feed)
-                sent += slot.send(action, flight.outputs)
+                batch = self._read(slot, action, feed)
+                with self.recorder.span(FORWARD, action):
+                    flight = self._forward(slot, microbatch, received, batch)
+                    sent += slot.send(action, flight.outputs)
                 if flight.loss is not None:
                     result.losses[microbatch] = flight.loss.detach()
                 if keep_outputs and slot.is_last:
@@ -115,22 +121,38 @@ class Executor:
             else:
                 if self.observer and index == len(self.actions) - 1:
                     self.observer.before_last_backward()
-                gradients = slot.backward(flights.pop(microbatch), received)
-                sent += slot.send(action, gradients)
-        for handle in sent:
-            handle.wait()
+                with self.recorder.span(BACKWARD, action):
+                    gradients = slot.backward(flights.pop(microbatch), received)
+                    sent += slot.send(action, gradients)
+        with self.recorder.span(WAIT, what="its sends"):
+            for handle in sent:
+                handle.wait()
         return result
+
+    def _wait(
+        self, action: str, posted: list[tuple[Handle, Message, Tensor]]
+    ) -> list[tuple[Message, Tensor]]:
+        """Returns what an action needs from other stages once it is there."""
+        if not posted:
+            return []
+        peers = sorted({message.peer for _, message, _ in posted})
+        with self.recorder.span(WAIT, action, f"from {', '.join(map(str, peers))}"):
+            return wait_for(posted)
 
     def _slot(self, action: str) -> SlotPass:
         """Returns the slot that an action belongs to."""
         return self.slots[self.plan.direction_of(action)]
 
+    def _read(self, slot: SlotPass, action: str, feed: Feed) -> Batch:
+        """Returns the microbatch of an action."""
+        with self.recorder.span(DATA, action):
+            return feed.next_microbatch(slot.context.direction)
+
     def _forward(
-        self, slot: SlotPass, microbatch: int, received: list[tuple[Message, Tensor]], feed: Feed
+        self, slot: SlotPass, microbatch: int, received: list[tuple[Message, Tensor]], batch: Batch
     ) -> _Flight:
         """Computes one forward pass."""
         direction = slot.context.direction
-        batch = feed.next_microbatch(direction)
         if self.observer:
             self.observer.before_forward(direction)
         flight = slot.forward(received, batch)

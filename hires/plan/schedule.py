@@ -211,7 +211,7 @@ def bubble(pipeline: Pipeline, schedule: Schedule) -> float:
 
 def _lines(pipeline: Pipeline, schedule: Schedule) -> list[list[str]]:
     """Returns what every rank does in each unit of time."""
-    start = _started(pipeline, schedule)
+    start = started(pipeline, schedule)
     length = max(start.values(), default=-1) + 1
     lines = [["."] * length for _ in range(pipeline.num_ranks)]
     for task, time in start.items():
@@ -220,7 +220,7 @@ def _lines(pipeline: Pipeline, schedule: Schedule) -> list[list[str]]:
     return lines
 
 
-def _started(pipeline: Pipeline, schedule: Schedule) -> dict[Task, int]:
+def started(pipeline: Pipeline, schedule: Schedule) -> dict[Task, int]:
     """Returns when each task of a schedule begins, as far as it can run; each takes one unit."""
     todo = [[pipeline.task_of(rank, a) for a in actions] for rank, actions in enumerate(schedule)]
     position = [0] * len(todo)
