@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_iter
 PARTS = ("params", "grads", "optimizer", "activations", "buffers")
 """What memory is for. Everything is an activation until somebody says otherwise."""
 
+SMALL_ELEMENTS = 20480
+"""Numbers in one image up to which ATen (``use_mkldnn`` in Convolution.cpp) does without oneDNN."""
 _CONVOLUTIONS = {
     torch.ops.aten.convolution.default,
     torch.ops.aten.mkldnn_convolution.default,
@@ -31,8 +33,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     A convolution through oneDNN holds a copy of its weights in oneDNN's own order, forward and for
     the gradient of its input, and one of the weights' gradient; these come one after the other and
-    no operator of torch makes them, so the weights' size is added while a convolution runs. oneDNN
-    has none in float64: there every window is written out as a column.
+    no operator of torch makes them, so the weights' size is added while a convolution runs. Without
+    oneDNN every window is written out as a column.
     """
 
     def __init__(self) -> None:
@@ -106,7 +108,17 @@ def _scratch_bytes(func: Any, args: tuple[Any, ...], made: Any) -> int:
         return 0
     backward = func is torch.ops.aten.convolution_backward.default
     weight, output = (args[2], args[0]) if backward else (args[1], made)
-    if weight.dtype == torch.float64 and tuple(weight.shape[2:]) != (1, 1):
+    if not _uses_onednn(args[1] if backward else args[0], weight):
+        if tuple(weight.shape[2:]) == (1, 1):
+            return 0
         pixels = output.numel() // output.shape[1]
         return int(pixels * weight[0].numel() * weight.element_size())
     return int(weight.numel() * weight.element_size())
+
+
+def _uses_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether ATen gives a convolution to oneDNN: not in float64, nor one small image alone."""
+    if weight.dtype == torch.float64:
+        return False
+    large = x.shape[0] > 1 or x.numel() > SMALL_ELEMENTS
+    return large or weight.dtype != torch.float32 or min(weight.shape[2:], default=1) > 3

@@ -46,12 +46,20 @@ def test_tensor_from_outside_counts_when_it_is_assigned():
 
 
 def test_convolution_holds_its_weights_twice_while_it_runs():
-    x, weight = torch.zeros(1, 4, 8, 8), torch.zeros(6, 4, 3, 3)
+    x, weight = torch.zeros(2, 4, 8, 8), torch.zeros(6, 4, 3, 3)
     with LiveBytes() as live:
         F.conv2d(x, weight, padding=1)
-    output = 6 * 8 * 8 * 4
+    output = 2 * 6 * 8 * 8 * 4
     assert live.at_peak["activations"] == output
     assert live.at_peak["buffers"] == weight.numel() * 4
+
+
+def test_small_image_or_float64_is_written_out_in_columns():
+    for dtype, batch in ((torch.float32, 1), (torch.float64, 2)):
+        x, weight = torch.zeros(batch, 4, 8, 8, dtype=dtype), torch.zeros(6, 4, 3, 3, dtype=dtype)
+        with LiveBytes() as live:
+            F.conv2d(x, weight, padding=1)
+        assert live.at_peak["buffers"] == batch * 8 * 8 * 4 * 3 * 3 * x.element_size()
 
 
 def test_fake_tensors_count_as_real_ones():
