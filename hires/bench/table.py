@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.bench import peaks
+from hires.bench import pairs, peaks
 from hires.bench.contestants import Contestant
 from hires.bench.runners import Verdict
 from hires.bench.timing import Samples, Spread, ratios, spread
@@ -108,6 +108,9 @@ def text(found: dict[str, Any]) -> str:
         cells = [HEADINGS, *map(_cells, rows)]
         lines = _lines(cells)
         parts.append("\n".join([_title(found, task), *lines]))
+        answers = pairs.cells(pairs.pairs(rows))
+        if answers:
+            parts.append("\n".join([f"ratios, {task}", *_lines([pairs.HEADINGS, *answers])]))
         memory = peaks.cells(rows)
         if memory:
             parts.append("\n".join([f"memory, {task}", *_lines([peaks.HEADINGS, *memory])]))
@@ -146,6 +149,10 @@ def _readme(name: str, found: dict[str, Any]) -> str:
         lines += ["", f"## {_title(found, task)}", "", _markdown(HEADINGS)]
         lines.append(_markdown(["---", *["---:"] * (len(HEADINGS) - 2), "---"]))
         lines += [_markdown(_cells(row)) for row in rows]
+        answers = pairs.cells(pairs.pairs(rows))
+        if answers:
+            lines += ["", f"## ratios, {task}", "", pairs.NOTE, "", _markdown(pairs.HEADINGS)]
+            lines += [_markdown(["---"] * len(pairs.HEADINGS)), *map(_markdown, answers)]
         memory = peaks.cells(rows)
         if memory:
             lines += ["", f"## memory, {task}", "", MEMORY_NOTE, "", _markdown(peaks.HEADINGS)]

@@ -73,7 +73,7 @@ def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[f
 def _linear_part(context: Context, op: CommOp, reader: str, values: dict[str, Any]) -> Tensor:
     """Returns what a reader of an exchange computes from its pixels: a convolution, or them."""
     node = context.plan.graph.by_name[reader]
-    exchange = Exchange(context, op)
+    exchange = Exchange(context, op, leads=False)
     if node.kind not in WINDOWS:
         frame = Frame(exchange.own, context.extent(reader), exchange.size)
         return gather_window(values[op.value], exchange.borrow(values, reader), frame)
