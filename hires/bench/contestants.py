@@ -15,15 +15,14 @@ from typing import Any
 from hires.bench import more_rows
 from hires.core.config import (
     DataConfig,
-    HaloConfig,
     MeasureConfig,
     MemoryConfig,
     ModelConfig,
-    ParallelConfig,
     RunConfig,
     TaskConfig,
 )
 from hires.core.errors import ConfigError
+from hires.core.layout import HaloConfig, ParallelConfig
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan

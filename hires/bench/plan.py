@@ -24,8 +24,9 @@ from typing import Any
 from hires.bench import plan_table
 from hires.bench.contestants import model_config
 from hires.core import log as logs
-from hires.core.config import ParallelConfig, RunConfig, TaskConfig, to_dict
+from hires.core.config import RunConfig, TaskConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.layout import ParallelConfig
 from hires.nets.trace import trace_config
 
 REPLICAS = ParallelConfig(

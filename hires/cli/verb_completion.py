@@ -12,8 +12,9 @@ from pathlib import Path
 from hires.cli.choices import groups, keys
 from hires.cli.nearest import offer
 from hires.cli.options import Parser
-from hires.core.config import FITS, SCHEDULES
+from hires.core.config import FITS
 from hires.core.errors import ConfigError
+from hires.core.layout import SCHEDULES
 
 COMPOSING = {"--cfg", "--config-dir", "--help", "--json"}
 OPTIONS = {

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hires.core.errors import ConfigError
+from hires.core.layout import ParallelConfig
 from hires.core.units import parse_size
+from hires.core.values import at_least, one_of
 
 T = TypeVar("T")
 
 PRECISIONS = ("fp32", "bf16", "fp64")
-SCHEDULES = ("gpipe", "1f1b", "gems", "gems_1f1b")
 LOSSES = ("auto", "cross_entropy", "l1")
 UPSAMPLES = ("transposed", "bilinear", "nearest")
 FITS = ("resize", "crop", "error")
@@ -68,12 +69,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for key in ("n", "layers", "filters", "levels", "blocks", "width", "scale", "channels"):
-            _at_least(f"model.{key}", getattr(self, key), 1)
-        _one_of("model.upsample", self.upsample, UPSAMPLES)
+            at_least(f"model.{key}", getattr(self, key), 1)
+        one_of("model.upsample", self.upsample, UPSAMPLES)
         if not 0 < self.res_scale < math.inf:
             raise ConfigError(f"model.res_scale={self.res_scale} must be above 0, and finite")
         if self.classes is not None:
-            _at_least("model.classes", self.classes, 1)
+            at_least("model.classes", self.classes, 1)
         if self.name == "custom" and (not self.target or self.target.count(":") != 1):
             raise ConfigError(
                 f"model=custom needs model.target=package.module:function, not {self.target!r}"
@@ -103,27 +104,10 @@ class DataConfig:
     """Microbatches that are read ahead."""
 
     def __post_init__(self) -> None:
-        _at_least("data.classes", self.classes, 1)
-        _at_least("data.length", self.length, 1)
-        _at_least("data.prefetch", self.prefetch, 0)
-        _one_of("data.fit", self.fit, FITS)
-
-
-@dataclass
-class HaloConfig:
-    """``parallel.halo.*``: how tiles borrow the pixels around them."""
-
-    fuse: int = 1
-    """Windowed layers that one exchange serves, at most; more borrow wider halos less often, and
-    compute the pixels near a cut on both sides of it."""
-    overlap: str = "auto"
-    """Whether a convolution computes the interior of its tile while the halo travels, without a
-    copy of the tile: ``on`` (wherever there is an interior), ``auto`` (where the border, which is
-    then computed apart, is small beside it) or ``off`` (the halo comes first)."""
-
-    def __post_init__(self) -> None:
-        _at_least("parallel.halo.fuse", self.fuse, 1)
-        _one_of("parallel.halo.overlap", self.overlap, ("auto", "on", "off"))
+        at_least("data.classes", self.classes, 1)
+        at_least("data.length", self.length, 1)
+        at_least("data.prefetch", self.prefetch, 0)
+        one_of("data.fit", self.fit, FITS)
 
 
 @dataclass
@@ -138,126 +122,11 @@ class MemoryConfig:
     stage) or ``block`` (each block of it)."""
 
     def __post_init__(self) -> None:
-        _one_of("memory.checkpoint", self.checkpoint, ("none", "stage", "block"))
+        one_of("memory.checkpoint", self.checkpoint, ("none", "stage", "block"))
         if self.limit is not None and parse_size(self.limit) is None:
             raise ConfigError(
                 f"memory.limit={self.limit!r} is no size; give bytes, or a number and a unit as "
                 f"4GiB, 800MiB or 2.5GB"
-            )
-
-
-@dataclass
-class ParallelConfig:
-    """``parallel=NAME``: the layout."""
-
-    name: str = "single"
-    """The label in tables; the keys below decide."""
-    replicas: int = 1
-    """Data-parallel copies of everything; the batch is divided among them."""
-    stages: int = 1
-    """Contiguous slices of the network, each on ranks of its own."""
-    tiles: Any = field(default_factory=lambda: [1, 1])
-    """[rows, cols] of the grid that cuts every image in the spatial stages, or one such pair for
-    each of them, as [[2,2],[1,2]]."""
-    spatial_stages: int = 0
-    """The first so many stages are tiled; 0 means as many as ``tiles`` has grids of several
-    tiles."""
-    local_dp: int = 1
-    """Ranks of every stage behind the tiles; they divide the samples of each microbatch."""
-    microbatches: int = 1
-    """Pieces into which every model pass cuts its share of the batch, one after the other."""
-    directions: int = 1
-    """2 runs a mirrored copy of the pipeline on the same ranks in the opposite order (GEMS)."""
-    pairs: int = 1
-    """Model passes per step of each direction; the batch is spread over all of them."""
-    schedule: str = "gpipe"
-    """Order of the passes of a pipeline: ``gpipe`` or ``1f1b``; in two directions ``gems`` (least
-    memory) or ``gems_1f1b`` (shortest step)."""
-    balance: list[int] | None = None
-    """Layers per stage, one number a stage; unset: balanced by estimated FLOPs."""
-    halo: HaloConfig = field(default_factory=HaloConfig)
-
-    def __post_init__(self) -> None:
-        for key in ("replicas", "stages", "microbatches", "local_dp", "directions", "pairs"):
-            _at_least(f"parallel.{key}", getattr(self, key), 1)
-        _at_least("parallel.spatial_stages", self.spatial_stages, 0)
-        _one_of("parallel.schedule", self.schedule, SCHEDULES)
-        self._check_tiles()
-        self._check_directions()
-        balance = self.balance
-        if balance is not None and (len(balance) != self.stages or any(b < 1 for b in balance)):
-            raise ConfigError(
-                f"parallel.balance={balance} must hold one positive number for each of the "
-                f"{self.stages} stages"
-            )
-
-    @property
-    def grids(self) -> list[list[int]]:
-        """[rows, cols] of every stage."""
-        many = isinstance(self.tiles[0], list)
-        spatial = self.tiles if many else [self.tiles] * self.spatial_stages
-        return [list(grid) for grid in spatial] + [[1, 1]] * (self.stages - len(spatial))
-
-    @property
-    def shards(self) -> list[int]:
-        """Ranks of every stage that divide the samples of a microbatch."""
-        return [1] * self.spatial_stages + [self.local_dp] * (self.stages - self.spatial_stages)
-
-    @property
-    def passes(self) -> int:
-        """Model passes per step of one replica."""
-        return self.directions * self.pairs
-
-    @property
-    def pieces(self) -> int:
-        """Microbatches of the whole world in one step."""
-        return self.replicas * self.passes * self.microbatches
-
-    def _check_tiles(self) -> None:
-        """Refuses what is no grid, or not one grid for each spatial stage."""
-        many = isinstance(self.tiles, list) and any(isinstance(grid, list) for grid in self.tiles)
-        grids = self.tiles if many else [self.tiles]
-        if not all(_is_grid(grid) for grid in grids):
-            raise ConfigError(
-                f"parallel.tiles={self.tiles} must be [rows, cols], each at least 1, as [2,2], or "
-                f"one such pair for each spatial stage, as [[2,2],[1,2]]"
-            )
-        if self.spatial_stages == 0 and (many or grids[0] != [1, 1]):
-            self.spatial_stages = len(grids)
-        if self.spatial_stages > self.stages:
-            spatial = f"parallel.spatial_stages={self.spatial_stages}"
-            given = f"the number of grids in parallel.tiles={self.tiles}" if many else spatial
-            raise ConfigError(
-                f"{given} is more than parallel.stages={self.stages}; use at most {self.stages}"
-            )
-        if many and len(grids) != self.spatial_stages:
-            raise ConfigError(
-                f"parallel.tiles={self.tiles} holds {len(grids)} grids for "
-                f"parallel.spatial_stages={self.spatial_stages}; give one grid for each"
-            )
-        if self.local_dp > 1 and self.spatial_stages == self.stages:
-            raise ConfigError(
-                f"parallel.local_dp={self.local_dp} divides the stages behind the tiles, but all "
-                f"{self.stages} are tiled; use parallel.stages={self.stages + 1}, or "
-                f"parallel.local_dp=1"
-            )
-
-    def _check_directions(self) -> None:
-        """Refuses directions, pairs and schedules that do not go together."""
-        if self.directions > 2:
-            raise ConfigError(f"parallel.directions={self.directions} must be 1 or 2")
-        both = self.schedule.startswith("gems")
-        if both != (self.directions == 2):
-            fit = "gems or gems_1f1b" if self.directions == 2 else "gpipe or 1f1b"
-            raise ConfigError(
-                f"parallel.schedule={self.schedule} is for {2 if both else 1} direction"
-                f"{'s' if both else ''}; with parallel.directions={self.directions} use "
-                f"parallel.schedule={fit}"
-            )
-        if self.directions == 1 and self.pairs > 1:
-            raise ConfigError(
-                f"parallel.pairs={self.pairs} needs parallel.directions=2 (parallel=gems); in one "
-                f"direction use parallel.microbatches={self.pairs * self.microbatches}"
             )
 
 
@@ -269,7 +138,7 @@ class PrecisionConfig:
     """``fp32``, ``bf16`` (autocast in training, cast in inference) or ``fp64``."""
 
     def __post_init__(self) -> None:
-        _one_of("precision", self.name, PRECISIONS)
+        one_of("precision", self.name, PRECISIONS)
 
 
 @dataclass
@@ -284,7 +153,7 @@ class CommConfig:
     """Whether tiles on one machine exchange small messages through memory that they share."""
 
     def __post_init__(self) -> None:
-        _one_of("comm.backend", self.backend, ("gloo",))
+        one_of("comm.backend", self.backend, ("gloo",))
         if not 0 < self.timeout_s < math.inf:
             raise ConfigError(
                 f"comm.timeout_s={self.timeout_s} must be above 0 seconds, and finite"
@@ -308,8 +177,8 @@ class TaskConfig:
     or ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, ``cross_entropy`` for all else."""
 
     def __post_init__(self) -> None:
-        _one_of("task", self.name, ("train", "infer"))
-        _one_of("task.loss", self.loss, LOSSES)
+        one_of("task", self.name, ("train", "infer"))
+        one_of("task.loss", self.loss, LOSSES)
         for key in ("lr", "momentum", "weight_decay"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise ConfigError(f"task.{key}={getattr(self, key)} must be 0 or more, and finite")
@@ -329,9 +198,9 @@ class LauncherConfig:
     """Rendezvous port; 0: a free one is chosen."""
 
     def __post_init__(self) -> None:
-        _one_of("launcher", self.name, ("local",))
-        _at_least("launcher.threads", self.threads, 1)
-        _at_least("launcher.max_ranks", self.max_ranks, 1)
+        one_of("launcher", self.name, ("local",))
+        at_least("launcher.threads", self.threads, 1)
+        at_least("launcher.max_ranks", self.max_ranks, 1)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"launcher.port={self.port} must be 0 (any free port) to 65535")
 
@@ -346,9 +215,9 @@ class MeasureConfig:
     """Steps after the warm-up that are counted; unset: all of them."""
 
     def __post_init__(self) -> None:
-        _at_least("measure.warmup", self.warmup, 0)
+        at_least("measure.warmup", self.warmup, 0)
         if self.steps is not None:
-            _at_least("measure.steps", self.steps, 1)
+            at_least("measure.steps", self.steps, 1)
 
 
 @dataclass
@@ -379,9 +248,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self.image = _image_size(self.image)
-        _at_least("batch", self.batch, 1)
-        _at_least("steps", self.steps, 1)
-        _at_least("seed", self.seed, 0)
+        at_least("batch", self.batch, 1)
+        at_least("steps", self.steps, 1)
+        at_least("seed", self.seed, 0)
         _check_campaign(self.campaign)
         if self.data.name == "pairs" and self.loss != "l1":
             raise ConfigError(
@@ -487,13 +356,6 @@ def _spoken(hint: Any) -> str:
     return names.get(hint, "a list of whole numbers, as [2,2]" if "list" in str(hint) else "keys")
 
 
-def _is_grid(grid: Any) -> bool:
-    """Whether a value is [rows, cols]."""
-    if not isinstance(grid, list) or len(grid) != 2:
-        return False
-    return all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in grid)
-
-
 def _image_size(image: Any) -> list[int]:
     """Returns [height, width] of ``image``, which is n or [height, width]."""
     size = [image, image] if isinstance(image, int) else image
@@ -513,15 +375,3 @@ def _check_campaign(name: str) -> None:
             f"campaign={name!r} names a folder under results/: use a plain name without '/' that "
             f"does not begin with '.'"
         )
-
-
-def _at_least(key: str, value: int, low: int) -> None:
-    """Refuses a number below ``low``."""
-    if value < low:
-        raise ConfigError(f"{key}={value} must be at least {low}")
-
-
-def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuses a name that is not among the choices."""
-    if value not in choices:
-        raise ConfigError(f"{key}={value!r} is unknown; choose one of {', '.join(choices)}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hires.core.config import ParallelConfig, RunConfig
+from hires.core.config import RunConfig
+from hires.core.layout import ParallelConfig
 from hires.plan.graph import Graph, Node, describe
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Finding, Plan, Stage

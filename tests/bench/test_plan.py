@@ -9,7 +9,8 @@ import pytest
 from hires.bench import plan_table
 from hires.bench.plan import Options, main, run
 from hires.bench.plan_size import measure
-from hires.core.config import ModelConfig, ParallelConfig, RunConfig, to_dict
+from hires.core.config import ModelConfig, RunConfig, to_dict
+from hires.core.layout import ParallelConfig
 from hires.nets.trace import trace_config
 from tests.conftest import REPOSITORY
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from hires.core.config import ModelConfig, ParallelConfig, RunConfig, from_dict, to_dict
+from hires.core.config import ModelConfig, RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
+from hires.core.layout import ParallelConfig
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:

@@ -15,15 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.core import files, naming, records, rundir
-from hires.core.config import (
-    CommConfig,
-    LauncherConfig,
-    ModelConfig,
-    ParallelConfig,
-    PrecisionConfig,
-    RunConfig,
-)
+from hires.core.config import CommConfig, LauncherConfig, ModelConfig, PrecisionConfig, RunConfig
 from hires.core.errors import ConfigError, RunError
+from hires.core.layout import ParallelConfig
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hires.core.config import MemoryConfig, ParallelConfig, RunConfig, TaskConfig, from_dict
+from hires.core.config import MemoryConfig, RunConfig, TaskConfig, from_dict
+from hires.core.layout import ParallelConfig
 from hires.core.units import MIB
 from hires.nets.trace import trace
 from hires.plan.memory import (

@@ -1,0 +1,150 @@
+"""``parallel.*``: which layouts can be asked for? The keys, with every default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hires.core.errors import ConfigError
+from hires.core.values import at_least, one_of
+
+SCHEDULES = ("gpipe", "1f1b", "gems", "gems_1f1b")
+
+
+@dataclass
+class HaloConfig:
+    """``parallel.halo.*``: how tiles borrow the pixels around them."""
+
+    fuse: int = 1
+    """Windowed layers that one exchange serves, at most; more borrow wider halos less often, and
+    compute the pixels near a cut on both sides of it."""
+    overlap: str = "auto"
+    """Whether a convolution computes the interior of its tile while the halo travels, without a
+    copy of the tile: ``on`` (wherever there is an interior), ``auto`` (where the border, which is
+    then computed apart, is small beside it) or ``off`` (the halo comes first)."""
+
+    def __post_init__(self) -> None:
+        at_least("parallel.halo.fuse", self.fuse, 1)
+        one_of("parallel.halo.overlap", self.overlap, ("auto", "on", "off"))
+
+
+@dataclass
+class ParallelConfig:
+    """``parallel=NAME``: the layout."""
+
+    name: str = "single"
+    """The label in tables; the keys below decide."""
+    replicas: int = 1
+    """Data-parallel copies of everything; the batch is divided among them."""
+    stages: int = 1
+    """Contiguous slices of the network, each on ranks of its own."""
+    tiles: Any = field(default_factory=lambda: [1, 1])
+    """[rows, cols] of the grid that cuts every image in the spatial stages, or one such pair for
+    each of them, as [[2,2],[1,2]]."""
+    spatial_stages: int = 0
+    """The first so many stages are tiled; 0 means as many as ``tiles`` has grids of several
+    tiles."""
+    local_dp: int = 1
+    """Ranks of every stage behind the tiles; they divide the samples of each microbatch."""
+    microbatches: int = 1
+    """Pieces into which every model pass cuts its share of the batch, one after the other."""
+    directions: int = 1
+    """2 runs a mirrored copy of the pipeline on the same ranks in the opposite order (GEMS)."""
+    pairs: int = 1
+    """Model passes per step of each direction; the batch is spread over all of them."""
+    schedule: str = "gpipe"
+    """Order of the passes of a pipeline: ``gpipe`` or ``1f1b``; in two directions ``gems`` (least
+    memory) or ``gems_1f1b`` (shortest step)."""
+    balance: list[int] | None = None
+    """Layers per stage, one number a stage; unset: balanced by estimated FLOPs."""
+    halo: HaloConfig = field(default_factory=HaloConfig)
+
+    def __post_init__(self) -> None:
+        for key in ("replicas", "stages", "microbatches", "local_dp", "directions", "pairs"):
+            at_least(f"parallel.{key}", getattr(self, key), 1)
+        at_least("parallel.spatial_stages", self.spatial_stages, 0)
+        one_of("parallel.schedule", self.schedule, SCHEDULES)
+        self._check_tiles()
+        self._check_directions()
+        balance = self.balance
+        if balance is not None and (len(balance) != self.stages or any(b < 1 for b in balance)):
+            raise ConfigError(
+                f"parallel.balance={balance} must hold one positive number for each of the "
+                f"{self.stages} stages"
+            )
+
+    @property
+    def grids(self) -> list[list[int]]:
+        """[rows, cols] of every stage."""
+        many = isinstance(self.tiles[0], list)
+        spatial = self.tiles if many else [self.tiles] * self.spatial_stages
+        return [list(grid) for grid in spatial] + [[1, 1]] * (self.stages - len(spatial))
+
+    @property
+    def shards(self) -> list[int]:
+        """Ranks of every stage that divide the samples of a microbatch."""
+        return [1] * self.spatial_stages + [self.local_dp] * (self.stages - self.spatial_stages)
+
+    @property
+    def passes(self) -> int:
+        """Model passes per step of one replica."""
+        return self.directions * self.pairs
+
+    @property
+    def pieces(self) -> int:
+        """Microbatches of the whole world in one step."""
+        return self.replicas * self.passes * self.microbatches
+
+    def _check_tiles(self) -> None:
+        """Refuses what is no grid, or not one grid for each spatial stage."""
+        many = isinstance(self.tiles, list) and any(isinstance(grid, list) for grid in self.tiles)
+        grids = self.tiles if many else [self.tiles]
+        if not all(_is_grid(grid) for grid in grids):
+            raise ConfigError(
+                f"parallel.tiles={self.tiles} must be [rows, cols], each at least 1, as [2,2], or "
+                f"one such pair for each spatial stage, as [[2,2],[1,2]]"
+            )
+        if self.spatial_stages == 0 and (many or grids[0] != [1, 1]):
+            self.spatial_stages = len(grids)
+        if self.spatial_stages > self.stages:
+            spatial = f"parallel.spatial_stages={self.spatial_stages}"
+            given = f"the number of grids in parallel.tiles={self.tiles}" if many else spatial
+            raise ConfigError(
+                f"{given} is more than parallel.stages={self.stages}; use at most {self.stages}"
+            )
+        if many and len(grids) != self.spatial_stages:
+            raise ConfigError(
+                f"parallel.tiles={self.tiles} holds {len(grids)} grids for "
+                f"parallel.spatial_stages={self.spatial_stages}; give one grid for each"
+            )
+        if self.local_dp > 1 and self.spatial_stages == self.stages:
+            raise ConfigError(
+                f"parallel.local_dp={self.local_dp} divides the stages behind the tiles, but all "
+                f"{self.stages} are tiled; use parallel.stages={self.stages + 1}, or "
+                f"parallel.local_dp=1"
+            )
+
+    def _check_directions(self) -> None:
+        """Refuses directions, pairs and schedules that do not go together."""
+        if self.directions > 2:
+            raise ConfigError(f"parallel.directions={self.directions} must be 1 or 2")
+        both = self.schedule.startswith("gems")
+        if both != (self.directions == 2):
+            fit = "gems or gems_1f1b" if self.directions == 2 else "gpipe or 1f1b"
+            raise ConfigError(
+                f"parallel.schedule={self.schedule} is for {2 if both else 1} direction"
+                f"{'s' if both else ''}; with parallel.directions={self.directions} use "
+                f"parallel.schedule={fit}"
+            )
+        if self.directions == 1 and self.pairs > 1:
+            raise ConfigError(
+                f"parallel.pairs={self.pairs} needs parallel.directions=2 (parallel=gems); in one "
+                f"direction use parallel.microbatches={self.pairs * self.microbatches}"
+            )
+
+
+def _is_grid(grid: Any) -> bool:
+    """Whether a value is [rows, cols]."""
+    if not isinstance(grid, list) or len(grid) != 2:
+        return False
+    return all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in grid)
