@@ -150,7 +150,8 @@ class CommConfig:
     timeout_s: float = 120.0
     """A message that takes longer than this stops the run."""
     shared_memory: bool = True
-    """Whether tiles on one machine exchange small messages through memory that they share."""
+    """Whether ranks on one machine exchange small messages through memory that they share, and sum
+    gradients by reading each other's."""
 
     def __post_init__(self) -> None:
         one_of("comm.backend", self.backend, ("gloo",))

@@ -4,9 +4,10 @@ Gradients are summed over the tiles and averaged over everything else; the loss 
 is already divided by the number of microbatches of all replicas, so one sum over all holders does
 it. Parameters behind the global pool have the whole gradient on every tile and count 1 / tiles.
 
-Large gradients are summed where they lie, if there are cores to spare each as soon as the last
-microbatch's backward pass has made it and those before it; small ones travel together at the end.
-All ranks issue in one order.
+On one machine all gradients are summed together at the end, from memory to memory. Elsewhere large
+ones are summed where they lie, if there are cores to spare each as soon as the last microbatch's
+backward pass has made it and those before it; small ones travel together at the end. All ranks
+issue in one order.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class StageSum:
         self.ready: set[int] = set()
         self.issued: list[Handle] = []
         self.num_issued = 0
-        if self.group.size > 1 and early:
+        # A sum in memory takes all gradients at once, so it has no use for those that come early.
+        if self.group.size > 1 and early and self.group.peers is None:
             for parameter in self.large:
                 add_hook = parameter.register_post_accumulate_grad_hook
                 add_hook(self._on_ready)  # type: ignore[no-untyped-call]
@@ -118,7 +120,7 @@ class StageSum:
     def end_step(self) -> None:
         """Makes gradients and running statistics equal on all holders of the stage."""
         for parameter in self.small + self.large:
-            if parameter.grad is None:  # a tile without pixels, or a layer that the loss ignores
+            if parameter.grad is None:  # a tile without pixels
                 parameter.grad = torch.zeros_like(parameter)
         terms = self.running.contributions()
         if self.group.size > 1:

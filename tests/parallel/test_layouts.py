@@ -141,8 +141,8 @@ def test_halo_taller_than_the_tile_is_borrowed_from_beyond_the_neighbour(tmp_pat
 @pytest.mark.parametrize("parallel", [{"replicas": 2, "microbatches": 2}, {"tiles": [2, 1]}])
 def test_gradients_that_set_out_during_the_backward_pass(parallel: dict[str, Any], tmp_path: Path):
     # Ranks that believe in spare cores sum gradients of 1 MiB and more as they come.
-    model = {"name": "resnet", "depth": 18, "classes": 4}
-    check(tmp_path, image=[64, 40], batch=4, model=model, parallel=parallel, cores=64)
+    keys = {"model": {"name": "resnet", "depth": 18, "classes": 4}, "parallel": parallel}
+    check(tmp_path, image=[64, 40], batch=4, comm={"shared_memory": False}, cores=64, **keys)
 
 
 def test_tiles_without_shared_memory(tmp_path: Path):
