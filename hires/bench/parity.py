@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if parsed.rows < 1 or parsed.timeout <= 0:
             raise ConfigError("--rows must be at least 1, and --timeout above 0")
+        code = provenance.collect()  # of what runs, not of what the checkout holds when it ends
         found = table(parsed.rows, parsed.seed, parsed.timeout)
         command = shlex.join(["hires", "bench", "parity", *words])
         answer = {
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "time": provenance.now(),
             "tolerance": TOLERANCE,
             "ok": all(row["ok"] for row in found),
-            **provenance.collect(),
+            **code,
             "rows": found,
         }
         if parsed.out is not None:

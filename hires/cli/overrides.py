@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from hires.cli.choices import Groups, conf_dir, keys
 from hires.cli.nearest import nearest, offer
 from hires.core.errors import ConfigError
+from hires.core.values import Checks
 
 _ASSIGNMENT = re.compile(r"^(?P<sign>\+{0,2})(?P<key>[A-Za-z_][\w./-]*)=(?P<value>.*)$", re.DOTALL)
 _OPENING, _CLOSING = "[{(", "]})"
@@ -38,22 +39,30 @@ def checked(words: list[str], groups: Groups) -> list[str]:
     """
     known = keys()
     _refuse_torn_brackets(words)
+    check = Checks()
     good: list[str] = []
     for word in words:
-        if word.startswith("~"):
-            good.append(_checked_deletion(word, known, groups))
-            continue
-        match = _ASSIGNMENT.match(word)
-        if match is None:
-            raise ConfigError(_no_override(word, good, known, groups))
-        key, value = match["key"], match["value"]
-        if key in groups:
-            value = _in_order(value, groups[key])
-            _check_choice(key, value, groups)
-        elif not _is_free(key):
-            _check_key(key, known, groups)
-        good.append(_readable(f"{match['sign']}{key}={value}", known))
+        found = check(_checked_word, word, good, known, groups)
+        if found is not None:
+            good.append(found)
+    check.done()
     return good
+
+
+def _checked_word(word: str, before: list[str], known: dict[str, Any], groups: Groups) -> str:
+    """Returns one word as Hydra takes it; ``before`` are those that stand before it."""
+    if word.startswith("~"):
+        return _checked_deletion(word, known, groups)
+    match = _ASSIGNMENT.match(word)
+    if match is None:
+        raise ConfigError(_no_override(word, before, known, groups))
+    key, value = match["key"], match["value"]
+    if key in groups:
+        value = _in_order(value, groups[key])
+        _check_choice(key, value, groups)
+    elif not _is_free(key):
+        _check_key(key, known, groups)
+    return _readable(f"{match['sign']}{key}={value}", known)
 
 
 def _is_free(key: str) -> bool:

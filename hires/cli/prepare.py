@@ -47,8 +47,10 @@ def offered(config: RunConfig, world: int) -> list[Finding]:
         return []
     one = world // parallel.replicas
     remedy = f"or allow them with launcher.max_ranks={world}"
-    if parallel.replicas > 1 and one <= most:
-        remedy = f"use parallel.replicas={most // one}, {remedy}"
+    share = parallel.pieces // parallel.replicas
+    fitting = [r for r in range(1, most // one + 1) if config.batch % (share * r) == 0]
+    if parallel.replicas > 1 and fitting:
+        remedy = f"use parallel.replicas={max(fitting)}, {remedy}"
     else:
         remedy = f"use fewer tiles, stages or replicas, {remedy}"
     text = f"the layout has {world} ranks, but launcher=local offers {most} on a machine; {remedy}"

@@ -18,8 +18,11 @@ from hires.cli.options import Parser, add_json, add_overrides
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screen import print_config, print_table
 from hires.core.config import PrecisionConfig, RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import PlanError, RunError
 from hires.core.rundir import create
+from hires.plan.graph import describe
+from hires.plan.plan import Plan
+from hires.plan.rules import is_random
 from hires.report.tables import Column
 
 BOUND = 1e-10
@@ -63,6 +66,7 @@ def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
     """
     config = with_classes(config)
     plan = planned(config, memory=False)  # rank 0 holds the whole network besides
+    _refuse_random(plan)
     require_feasible(plan)
     run = create(config, plan.to_dict(), argv)
     outcome = launched(config, run, plan.world, args=("--verify",))
@@ -74,6 +78,20 @@ def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
         raise RunError("the ranks ended without comparing anything")
     explain(outcome, run, keep=False)
     return outcome.exit_code
+
+
+def _refuse_random(plan: Plan) -> None:
+    """Refuses networks that draw random numbers, which no two layouts draw alike.
+
+    Raises:
+        PlanError: names the first operation that does.
+    """
+    random = next((node for node in plan.graph.nodes if is_random(node)), None)
+    if random is not None:
+        raise PlanError(
+            f"{describe(random)} draws random numbers, which differ from one process to several; "
+            f"compare the network without it, as with a dropout of 0, or with task=infer"
+        )
 
 
 def _print(answer: dict[str, Any]) -> None:

@@ -24,6 +24,8 @@ from torch import Tensor
 
 CHUNK_BYTES = 2**18
 """Bytes that are read and added at a time: they stay in the core's own cache."""
+MAX_READ_BYTES = 2**30
+"""The kernel reads less than 2 GiB at a time."""
 MAX_TENSORS = 4096
 """Addresses that fit a gather."""
 PR_SET_PTRACER = 0x59616D61
@@ -93,7 +95,7 @@ class PeerMemory:
         self._gather(self._secret)  # all shares are finished
         for rank, pid in enumerate(self._pids):
             if rank != self._index:
-                for piece in _pieces(sizes, num_ranks, rank, max(sizes)):
+                for piece in _pieces(sizes, num_ranks, rank, MAX_READ_BYTES // width):
                     start = int(addresses[rank, piece.tensor]) + piece.first * width
                     self._fetch(flat[piece.tensor][piece.first : piece.end], pid, start)
         self._gather(self._secret)  # nobody reads any more

@@ -10,6 +10,7 @@ omegaconf.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import typing
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 from hires.core.errors import ConfigError
 from hires.core.layout import ParallelConfig
 from hires.core.units import parse_size
-from hires.core.values import at_least, one_of
+from hires.core.values import Checks, at_least, one_of
 
 T = TypeVar("T")
 
@@ -249,10 +250,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self.image = _image_size(self.image)
-        at_least("batch", self.batch, 1)
-        at_least("steps", self.steps, 1)
-        at_least("seed", self.seed, 0)
-        _check_campaign(self.campaign)
+        check = Checks()
+        for key, low in (("batch", 1), ("steps", 1), ("seed", 0)):
+            check(at_least, key, getattr(self, key), low)
+        check(_check_campaign, self.campaign)
+        check.done()
         if self.data.name == "pairs" and self.loss != "l1":
             raise ConfigError(
                 f"task.loss={self.loss} needs classes, which data=pairs does not have; use "
@@ -320,14 +322,20 @@ def _build(cls: type[T], values: Any, prefix: str) -> T:
         raise ConfigError(
             f"unknown key {prefix}{unknown[0]}; choose one of {', '.join(sorted(hints))}"
         )
-    made = {}
+    made, check = {}, Checks()
     for name, value in values.items():
-        hint = hints[name]
+        hint, told = hints[name], len(check.problems)
         if dataclasses.is_dataclass(hint):
-            made[name] = _build(hint, value, f"{prefix}{name}.")  # type: ignore[arg-type]
+            found = check(_build, hint, value, f"{prefix}{name}.")
         else:
-            made[name] = _checked(hint, value, prefix + name)
-    return cls(**made)
+            found = check(_checked, hint, value, prefix + name)
+        if len(check.problems) == told:
+            made[name] = found
+    # With defaults in the place of what is wrong, the rest is checked too.
+    built = check(functools.partial(cls, **made))
+    check.done()
+    assert built is not None
+    return built
 
 
 def _checked(hint: Any, value: Any, key: str) -> Any:

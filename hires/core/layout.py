@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.errors import ConfigError
-from hires.core.values import at_least, one_of
+from hires.core.values import Checks, at_least, one_of
 
 SCHEDULES = ("gpipe", "1f1b", "gems", "gems_1f1b")
 
@@ -24,8 +24,10 @@ class HaloConfig:
     then computed apart, is small beside it) or ``off`` (the halo comes first)."""
 
     def __post_init__(self) -> None:
-        at_least("parallel.halo.fuse", self.fuse, 1)
-        one_of("parallel.halo.overlap", self.overlap, ("auto", "on", "off"))
+        check = Checks()
+        check(at_least, "parallel.halo.fuse", self.fuse, 1)
+        check(one_of, "parallel.halo.overlap", self.overlap, ("auto", "on", "off"))
+        check.done()
 
 
 @dataclass
@@ -60,12 +62,19 @@ class ParallelConfig:
     halo: HaloConfig = field(default_factory=HaloConfig)
 
     def __post_init__(self) -> None:
+        check = Checks()
         for key in ("replicas", "stages", "microbatches", "local_dp", "directions", "pairs"):
-            at_least(f"parallel.{key}", getattr(self, key), 1)
-        at_least("parallel.spatial_stages", self.spatial_stages, 0)
-        one_of("parallel.schedule", self.schedule, SCHEDULES)
-        self._check_tiles()
-        self._check_directions()
+            check(at_least, f"parallel.{key}", getattr(self, key), 1)
+        check(at_least, "parallel.spatial_stages", self.spatial_stages, 0)
+        check(one_of, "parallel.schedule", self.schedule, SCHEDULES)
+        check.done()
+        check(self._check_tiles)
+        check(self._check_directions)
+        check(self._check_balance)
+        check.done()
+
+    def _check_balance(self) -> None:
+        """Refuses a balance that is not one number for each stage."""
         balance = self.balance
         if balance is not None and (len(balance) != self.stages or any(b < 1 for b in balance)):
             raise ConfigError(
@@ -104,7 +113,9 @@ class ParallelConfig:
                 f"parallel.tiles={self.tiles} must be [rows, cols], each at least 1, as [2,2], or "
                 f"one such pair for each spatial stage, as [[2,2],[1,2]]"
             )
-        if self.spatial_stages == 0 and (many or grids[0] != [1, 1]):
+        # Several grids say how many stages are tiled; conf/parallel/sp+*.yaml say one.
+        few = self.spatial_stages in (0, 1) if many else self.spatial_stages == 0
+        if few and (many or grids[0] != [1, 1]):
             self.spatial_stages = len(grids)
         if self.spatial_stages > self.stages:
             spatial = f"parallel.spatial_stages={self.spatial_stages}"
@@ -112,7 +123,7 @@ class ParallelConfig:
             raise ConfigError(
                 f"{given} is more than parallel.stages={self.stages}; use at most {self.stages}"
             )
-        if many and len(grids) != self.spatial_stages:
+        if many and len(grids) < self.spatial_stages:
             raise ConfigError(
                 f"parallel.tiles={self.tiles} holds {len(grids)} grids for "
                 f"parallel.spatial_stages={self.spatial_stages}; give one grid for each"
@@ -131,6 +142,8 @@ class ParallelConfig:
         both = self.schedule.startswith("gems")
         if both != (self.directions == 2):
             fit = "gems or gems_1f1b" if self.directions == 2 else "gpipe or 1f1b"
+            if self.directions == 2 and self.stages == 1 and self.spatial_stages == 0:
+                fit += ", and parallel.stages=2"
             raise ConfigError(
                 f"parallel.schedule={self.schedule} is for {2 if both else 1} direction"
                 f"{'s' if both else ''}; with parallel.directions={self.directions} use "

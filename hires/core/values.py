@@ -2,7 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from hires.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Checks:
+    """Runs checks one after the other, and tells all that failed at once."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def __call__(self, check: Callable[..., T], *args: Any) -> T | None:
+        """Returns what a check returns; None if it failed."""
+        try:
+            return check(*args)
+        except ConfigError as error:
+            self.problems.append(str(error))
+            return None
+
+    def done(self) -> None:
+        """Raises ConfigError if some check failed."""
+        if self.problems:
+            raise ConfigError("; ".join(self.problems))
 
 
 def at_least(key: str, value: int, low: int) -> None:

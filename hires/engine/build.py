@@ -76,6 +76,8 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngi
         rank: this process.
         steps: how many steps the data is read for.
     """
+    # Dropout follows the seed; every rank draws its own numbers.
+    torch.manual_seed(config.seed * 2**20 + rank)
     contexts = contexts_of(plan, rank)
     model = build_model(config.model, config.seed)
     names = names_of(plan, contexts, model)
@@ -99,7 +101,9 @@ def names_of(plan: Plan, contexts: list[Context], model: nn.Module) -> set[str]:
     """Returns the names of the parameters and buffers of a rank's stages."""
     stages = {context.stage.index for context in contexts}
     names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
-    return names | set(_counter_names(model, names))
+    buffers = dict(model.named_buffers())
+    beside = {name.removesuffix("running_mean") + "num_batches_tracked" for name in names}
+    return names | (beside & set(buffers))
 
 
 def assemble(
@@ -116,7 +120,8 @@ def assemble(
     plan = contexts[0].plan
     modules = [StageModule(context, model) for context in contexts]
     buffers = dict(model.named_buffers())
-    counters = [buffers[n] for n in _counter_names(model, names_of(plan, contexts, model))]
+    uses = _counters(plan, contexts, model) if plan.training else {}
+    counters = [(buffers[name], count) for name, count in uses.items()]
     spare = len(os.sched_getaffinity(0)) > plan.world * config.launcher.threads
     sync = GradientSync(contexts, modules, counters, early=spare)
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
@@ -250,15 +255,17 @@ def _autocast(config: RunConfig) -> torch.dtype | None:
     return torch.bfloat16 if low else None
 
 
-def _counter_names(model: nn.Module, names: set[str]) -> list[str]:
-    """Returns the counters beside the running statistics among ``names``."""
+def _counters(plan: Plan, contexts: list[Context], model: nn.Module) -> dict[str, int]:
+    """Returns the counters of the rank's norms that train, and their steps in one microbatch."""
     buffers = dict(model.named_buffers())
-    found = []
-    for name in sorted(names):
-        if name.endswith("running_mean"):
-            counter = name.removesuffix("running_mean") + "num_batches_tracked"
-            if counter in buffers:
-                found.append(counter)
+    found: dict[str, int] = {}
+    for stage in {context.stage.index for context in contexts}:
+        for node in plan.nodes(stage):
+            if node.kind == "batch_norm" and node.args["training"] and node.args["running_mean"]:
+                mean = node.args["running_mean"]["param"]
+                counter = mean.removesuffix("running_mean") + "num_batches_tracked"
+                if counter in buffers:
+                    found[counter] = found.get(counter, 0) + 1
     return found
 
 

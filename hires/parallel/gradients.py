@@ -32,7 +32,8 @@ class GradientSync:
     Args:
         contexts: the rank's slots.
         modules: the stage of each slot; copies of one stage share their parameters.
-        counters: ``num_batches_tracked`` of the stages' norms.
+        counters: ``num_batches_tracked`` of the stages' norms, and how often each runs in one
+            microbatch.
         early: whether large gradients set out during the last backward pass. Worth it where the
             transport's threads have cores to themselves; elsewhere they slow the pass down.
     """
@@ -41,7 +42,7 @@ class GradientSync:
         self,
         contexts: list[Context],
         modules: list[StageModule],
-        counters: list[Tensor],
+        counters: list[tuple[Tensor, int]],
         early: bool = True,
     ) -> None:
         self.pieces = contexts[0].plan.pieces
@@ -80,8 +81,8 @@ class GradientSync:
         """Makes gradients, running statistics and counters equal on all holders of each stage."""
         for stage in self.sums:  # all ranks in the order of stages
             stage.end_step()
-        for counter in self.counters:
-            counter.add_(self.pieces)
+        for counter, uses in self.counters:
+            counter.add_(self.pieces * uses)
 
 
 class StageSum:

@@ -48,16 +48,22 @@ def _indivisible(config: RunConfig) -> str:
     )
 
 
+def check_mirror(parallel: ParallelConfig) -> list[Finding]:
+    """Returns an error if there is nothing that two directions could mirror."""
+    shards = zip(parallel.grids, parallel.shards, strict=True)
+    if parallel.directions == 1 or sum(rows * cols * parts for (rows, cols), parts in shards) > 1:
+        return []
+    text = (
+        "parallel.directions=2 mirrors the stages over the ranks, but there is one rank; use "
+        "parallel.stages=2, or parallel.directions=1 with parallel.schedule=gpipe"
+    )
+    return [Finding("error", "parallel.directions", text)]
+
+
 def check_directions(plan: Plan) -> list[Finding]:
-    """Returns what two directions on these ranks mean: an error for one rank, a note on tiles."""
+    """Returns a note on ranks that hold tiles of both directions."""
     if plan.num_directions == 1:
         return []
-    if plan.ranks_per_replica == 1:
-        text = (
-            "parallel.directions=2 mirrors the stages over the ranks, but there is one rank; use "
-            "parallel.stages=2, or parallel.directions=1 with parallel.schedule=gpipe"
-        )
-        return [Finding("error", "parallel.directions", text)]
     doubly = [
         rank
         for rank in range(plan.ranks_per_replica)

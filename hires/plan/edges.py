@@ -56,7 +56,11 @@ def edge_of(graph: Graph, value: str, source: Stage, target: Stage, back: bool) 
         return Edge(value, source.index, target.index, False, messages, messages if back else [])
     held, wanted = held_by(graph, source, value), held_by(graph, target, value)
     messages = _pieces(held, wanted, layouts[0])
-    returned = [[s, t, *box] for t, s, *box in _pieces(wanted, held, layouts[1])]
+    # A value that is made from parameters gets from each shard a part of its gradient; if its own
+    # ranks are shards too, they add their parts up with those of the parameters.
+    parts = layouts[1] == WHOLE and target.shards > 1 and source.shards == 1
+    returns = _pieces(wanted, held, "parts" if parts else layouts[1])
+    returned = [[s, t, *box] for t, s, *box in returns]
     whole = TILED not in layouts
     return Edge(value, source.index, target.index, whole, messages, returned if back else [])
 

@@ -108,6 +108,15 @@ class Graph:
         return value != INPUT and self.by_name[value].needs_grad
 
     @functools.cached_property
+    def of_images(self) -> set[str]:
+        """Values that depend on the images, the images included; others come from parameters."""
+        found = {INPUT}
+        for node in self.nodes:
+            if not found.isdisjoint(node.inputs):
+                found.add(node.name)
+        return found
+
+    @functools.cached_property
     def position(self) -> dict[str, int]:
         """Index of the node that makes a value."""
         return {node.name: index for index, node in enumerate(self.nodes)}

@@ -88,13 +88,15 @@ def _maker(graph: Graph, stages: list[Stage], value: str) -> Stage:
 def _incoming(graph: Graph, stages: list[Stage], stage: Stage, value: str) -> str:
     """Returns how a value that comes from outside lies on the ranks of a stage."""
     if stage.shards > 1:
-        return SHARDED if graph.shape(value)[:1] == graph.input_shape[:1] else WHOLE
+        batched = graph.shape(value)[:1] == graph.input_shape[:1]
+        return SHARDED if batched and value in graph.of_images else WHOLE
     if stage.num_tiles == 1:
         return WHOLE
     if value == INPUT:
         return TILED
     maker, shape = _maker(graph, stages, value), graph.shape(value)
-    if maker.num_ranks == 1 and len(shape) == 4 and shape[2] * shape[3] > 1:
+    image = len(shape) == 4 and shape[2] * shape[3] > 1 and value in graph.of_images
+    if maker.num_ranks == 1 and image:
         return TILED
     return maker.layout[value]
 

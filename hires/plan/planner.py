@@ -10,6 +10,7 @@ from hires.plan.checks import (
     check_batch,
     check_cuts,
     check_directions,
+    check_mirror,
     check_output,
     check_shared,
     check_ties,
@@ -47,7 +48,12 @@ def make_plan(config: RunConfig, graph: Graph) -> Plan:
         backend=config.comm.backend,
         num_directions=config.parallel.directions,
         num_pairs=config.parallel.pairs,
-        findings=[*check_batch(config), *check_tiles(config), *check_output(config, graph)],
+        findings=[
+            *check_batch(config),
+            *check_tiles(config),
+            *check_mirror(config.parallel),
+            *check_output(config, graph),
+        ],
     )
     uncut = check_cuts(config.parallel, graph)
     plan.findings += uncut or _divide(config, plan)

@@ -47,7 +47,12 @@ def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     batch = graph.input_shape[0]
     if node.kind != "getitem" and (node.shape or [batch])[0] != batch:
         return None
-    if any(graph.shape(n)[:1] == [batch] for n in node.inputs if n not in divided) and batch > 1:
+    # A whole operand is made from parameters: it must fit every sample alike.
+    whole = [graph.shape(name) for name in node.inputs if name not in divided]
+    dims = len(node.shape or [])
+    if node.kind in POINTWISE and any(len(s) >= dims and s[:1] != [1] for s in whole):
+        return None
+    if node.kind in CHANNELWISE and whole:
         return None
     if node.kind == "batch_norm":
         return Rule("norm" if node.args["training"] else "pointwise")

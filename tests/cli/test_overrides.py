@@ -61,6 +61,12 @@ def test_stray_part_of_a_layout_that_is_not_there_yet():
     assert "fsdp is not available" in text
 
 
+def test_all_words_that_are_wrong_are_told_at_once():
+    text = answer("bogus=1", "paralell=sp", "batch=8")
+    assert "bogus" in text
+    assert "paralell" in text
+
+
 def test_parts_of_a_layout_may_come_in_any_order():
     known = {"parallel": {"sp+gems+dp": "", "gems": ""}}
     assert checked(["parallel=dp+gems+sp"], known) == ["parallel=sp+gems+dp"]

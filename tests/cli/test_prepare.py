@@ -16,10 +16,15 @@ from hires.core.config import from_dict
     ],
 )
 def test_world_that_the_machine_does_not_offer_is_refused(replicas, world, expected):
-    config = from_dict({"parallel": {"replicas": replicas}})
+    config = from_dict({"batch": 640, "parallel": {"replicas": replicas}})
     [finding] = offered(config, world)
     assert (finding.severity, finding.key) == ("error", "launcher.max_ranks")
     assert finding.text.endswith(expected)
+
+
+def test_replicas_that_fit_divide_the_batch_too():
+    config = from_dict({"batch": 100, "parallel": {"replicas": 100}})
+    assert "use parallel.replicas=50" in offered(config, 100)[0].text
 
 
 def test_world_that_fits_is_no_finding():

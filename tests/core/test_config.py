@@ -140,6 +140,20 @@ def test_value_that_makes_no_sense(key, value, expected):
     assert key.removesuffix(".name") in str(caught.value)
 
 
+def test_all_that_is_wrong_is_told_at_once():
+    wrong = {"batch": 0, "parallel": {"stages": 0, "halo": {"fuse": 0}}, "task": {"name": "x"}}
+    with pytest.raises(ConfigError) as caught:
+        from_dict(wrong)
+    for key in ("batch=0", "parallel.stages=0", "parallel.halo.fuse=0", "task='x'"):
+        assert key in str(caught.value)
+
+
+def test_several_grids_say_how_many_stages_are_tiled():
+    # conf/parallel/sp+gems.yaml says spatial_stages: 1; two grids were refused for that.
+    keys = {"tiles": [[2, 2], [1, 2]], "stages": 3, "spatial_stages": 1}
+    assert from_dict({"parallel": keys}).parallel.spatial_stages == 2
+
+
 def test_every_spatial_stage_may_have_a_grid_of_its_own():
     keys = {"tiles": [[2, 2], [1, 2]], "stages": 4, "local_dp": 2}
     parallel = from_dict({"parallel": keys}).parallel

@@ -106,6 +106,32 @@ def test_network_with_every_rule_in_two_spatial_stages_and_a_join(tmp_path: Path
     check(tmp_path, image=[37, 41], model=ZOO, data=ZOO_DATA, parallel=parallel)
 
 
+SCALED = {"name": "custom", "target": "tests.helpers.custom_nets:scaled"}
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {},
+        {"stages": 2, "local_dp": 2},
+        {"tiles": [2, 1], "stages": 2, "local_dp": 2},
+        {"tiles": [2, 1], "stages": 3, "local_dp": 2, "directions": 2, "schedule": "gems"},
+        {"tiles": [[1, 1], [2, 1]], "stages": 3},
+        {"replicas": 2},
+    ],
+)
+def test_values_made_of_parameters_and_norms_that_run_twice_or_never(
+    parallel: dict[str, Any], tmp_path: Path
+):
+    # Each shard knows a part of such a value's gradient; it was taken for all of it. The counter of
+    # a norm counts each of its uses, and none of a norm that stays in evaluation.
+    parallel = {"microbatches": 1, **parallel}
+    if parallel.get("stages") == 3:
+        parallel["balance"] = [2, 1, 1]  # the norm that runs twice belongs to one stage
+    pieces = parallel.get("replicas", 1) * parallel.get("directions", 1)
+    check(tmp_path, batch=4 * pieces, model=SCALED, data=ZOO_DATA, parallel=parallel)
+
+
 CHECKPOINTED: dict[str, dict[str, Any]] = {
     "single": {},
     "dp": {"replicas": 2, "microbatches": 2},
