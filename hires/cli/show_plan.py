@@ -14,6 +14,9 @@ from hires.core.units import count, seconds, size
 
 Facts = dict[str, Any]
 
+MAX_REPLICAS = 8
+"""With more than this, one stands for all."""
+
 _MOST = 8
 """Problems of one proof that a screen shows."""
 
@@ -53,7 +56,9 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
 def placement_lines(plan: Facts) -> list[str]:
     """Returns a block for each replica and direction: the ranks of every stage, side by side."""
     lines: list[str] = []
-    for replica in sorted({slot["replica"] for slot in plan["placement"]}):
+    replicas = sorted({slot["replica"] for slot in plan["placement"]})
+    shown = replicas if len(replicas) <= MAX_REPLICAS else replicas[:1]
+    for replica in shown:
         slots = [slot for slot in plan["placement"] if slot["replica"] == replica]
         if any(slot["replica"] for slot in plan["placement"]):
             lines.append(f"replica {replica}")
@@ -64,6 +69,9 @@ def placement_lines(plan: Facts) -> list[str]:
             if len(directions) > 1:
                 lines.append(direction)
             lines += _beside(blocks)
+    if len(shown) < len(replicas):
+        ranks = plan["world"] // len(replicas)
+        lines.append(f"and {len(replicas) - 1} more replicas, alike, each {ranks} ranks further")
     return lines
 
 

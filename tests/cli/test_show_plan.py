@@ -15,7 +15,7 @@ def facts(replicas: int, *tiles: list[int]) -> dict:
                 slot = {"rank": len(placement), "replica": replica, "stage": stage, "tile": where}
                 placement.append({**slot, "direction": "down", "shard": None})
     stages = [{"index": i, "tiles": list(grid), "shards": 1} for i, grid in enumerate(tiles)]
-    return {"placement": placement, "stages": stages}
+    return {"placement": placement, "stages": stages, "world": len(placement)}
 
 
 def test_one_process():
@@ -40,6 +40,15 @@ def test_stages_stand_side_by_side_and_replicas_below_each_other():
         "stage 0     stage 1     stage 2",
         "[  9 10 ]   [ 13 14 ]   [ 17 ]",
         "[ 11 12 ]   [ 15 16 ]",
+    ]
+
+
+def test_one_of_many_replicas_stands_for_all():
+    assert placement_lines(facts(100, [1, 2])) == [
+        "replica 0",
+        "stage 0",
+        "[ 0 1 ]",
+        "and 99 more replicas, alike, each 2 ranks further",
     ]
 
 

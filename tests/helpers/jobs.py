@@ -49,12 +49,29 @@ def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[f
     ``node`` is the first reader of the exchange. H is linear: what each reader computes, without
     bias, from the pixels that it gets.
     """
+    return adjoints(world, plan, [node], seed)[0]
+
+
+def adjoints(
+    world: World, plan: dict[str, Any], nodes: list[str], seed: int
+) -> list[tuple[float, float]]:
+    """Returns :func:`adjoint` of several exchanges, one after the other."""
     comm.start(world, 60)
     made = Plan.from_dict(plan)
     context = Context(made, world.rank, comm.make_groups(groups(made), 1))
-    op = next(op for op in context.stage.comm if op.node == node and op.kind == "halo")
-    generator = torch.Generator().manual_seed(seed + world.rank)
-    n, channels, *_ = made.graph.shape(op.value)
+    found = []
+    for node in nodes:
+        op = next(op for op in context.stage.comm if op.node == node and op.kind == "halo")
+        found.append(_adjoint(context, op, seed))
+    comm.barrier()
+    comm.shutdown()
+    return found
+
+
+def _adjoint(context: Context, op: CommOp, seed: int) -> tuple[float, float]:
+    """Returns both products of one exchange."""
+    generator = torch.Generator().manual_seed(seed + context.rank)
+    n, channels, *_ = context.plan.graph.shape(op.value)
     r0, r1, c0, c1 = context.extent(op.value)
     x = torch.randn(n, channels, r1 - r0, c1 - c0, generator=generator, dtype=torch.float64)
     x.requires_grad_()
@@ -63,8 +80,6 @@ def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[f
     weights = [torch.randn(o.shape, generator=generator, dtype=torch.float64) for o in outputs]
     torch.autograd.backward(outputs, weights)
     assert x.grad is not None
-    comm.barrier()
-    comm.shutdown()
     pairs = zip(outputs, weights, strict=True)
     forward = sum(float((o.detach() * y).sum()) for o, y in pairs)
     return forward, float((x.detach() * x.grad).sum())
