@@ -17,14 +17,14 @@ from typing import Any
 
 import hires
 from hires.cli.tracing import TorchProcess
-from hires.core.config import RunConfig, from_dict, to_dict
+from hires.core.config import RunConfig, to_dict
 from hires.core.errors import HiresError
 from hires.core.files import write_atomically
-from hires.core.units import size
-from hires.plan.graph import Graph
-from hires.plan.memory import Room, changes, memory_finding, room_of
+from hires.plan.memory import memory_finding, room_of
+from hires.plan.partition import layer_starts
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
+from hires.plan.remedies import Search
 
 _DECIDE = ("image", "model", "data", "parallel", "precision", "comm", "task", "memory")
 """Parts of the config that decide the memory together with the plan."""
@@ -49,8 +49,10 @@ def add_forecast(config: RunConfig, plan: Plan, process: TorchProcess) -> None:
     room = room_of(config)
     shortage = room.shortage(config, plan)
     if shortage is not None:
-        remedies = _remedies(config, plan.graph, room, process)
-        plan.findings.append(memory_finding(shortage, remedies))
+        search = Search(config, room, lambda changed: _predicted(changed, config, plan, process))
+        _say_searching()
+        remedies = search.remedies(len(layer_starts(plan.graph)))
+        plan.findings.append(memory_finding(shortage, remedies, search.summary()))
 
 
 def forecast(config: RunConfig, plan: Plan, process: TorchProcess) -> list[dict[str, int]]:
@@ -113,32 +115,27 @@ def _read(path: Path, plan: Plan) -> list[dict[str, int]] | None:
     return found
 
 
-def _remedies(config: RunConfig, graph: Graph, room: Room, process: TorchProcess) -> list[str]:
-    """Returns the single changes that would fit, each forecast like the plan itself."""
+def _say_searching() -> None:
+    """Says in a terminal why the answer takes a while; the next words overwrite it."""
     if sys.stderr.isatty():
         print(f"{'looking for what would fit ...':<40}", end="\r", file=sys.stderr, flush=True)
-    found = []
-    for text, keys in changes(config):
-        with contextlib.suppress(HiresError):  # a change that makes no sense here
-            changed = _changed(config, keys)
-            same = changed.parallel.pieces == config.parallel.pieces
-            plan = make_plan(changed, graph if same else process.trace(changed))
-            if not plan.ok:
-                continue
-            plan.memory = forecast(changed, plan, process)
-            if room.shortage(changed, plan) is None:
-                largest = max(entry["peak_bytes"] for entry in plan.memory)
-                found.append(f"{text} ({size(largest)})")
-    return found
 
 
-def _changed(config: RunConfig, keys: dict[str, dict[str, Any]]) -> RunConfig:
-    """Returns a config with some keys of its groups set anew.
+def _predicted(
+    config: RunConfig, before: RunConfig, plan: Plan, process: TorchProcess
+) -> Plan | None:
+    """Returns the plan of a changed config with its memory, or None if it has errors.
 
-    Raises:
-        ConfigError: the keys do not go together.
+    Args:
+        config: the changed config.
+        before: the config that does not fit.
+        plan: its plan, whose graph serves as long as the microbatches stay as large.
+        process: answers for torch.
     """
-    values = to_dict(config)
-    for group, inner in keys.items():
-        values[group].update(inner)
-    return from_dict(values)
+    with contextlib.suppress(HiresError):  # a change that makes no sense here
+        same = config.parallel.pieces == before.parallel.pieces
+        changed = make_plan(config, plan.graph if same else process.trace(config))
+        if changed.ok:
+            changed.memory = forecast(config, changed, process)
+            return changed
+    return None

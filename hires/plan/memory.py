@@ -63,6 +63,18 @@ class Room:
     machine_bytes: int | None
     """For all ranks of the local launcher together; None if nobody knows."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether the ranks share the memory of the machine, so that their sum counts."""
+        return self.rank_bytes is None
+
+    def needed(self, plan: Plan) -> int:
+        """Returns the bytes that count: of the largest rank, or of all with their libraries."""
+        peaks = [entry["peak_bytes"] for entry in plan.memory]
+        if not self.shared:
+            return max(peaks)
+        return plan.num_replicas * (sum(peaks) + LIBRARIES_BYTES * len(peaks))
+
     def shortage(self, config: RunConfig, plan: Plan) -> str | None:
         """Returns what does not fit, in words, or None if everything does."""
         peaks = [entry["peak_bytes"] for entry in plan.memory]
@@ -74,7 +86,7 @@ class Room:
                 f"rank {rank} needs {size(peaks[rank])}, predicted, which is more than "
                 f"memory.limit={config.memory.limit}"
             )
-        total = plan.num_replicas * (sum(peaks) + LIBRARIES_BYTES * len(peaks))
+        total = self.needed(plan)
         if self.machine_bytes is None or total <= self.machine_bytes:
             return None
         many = f"{plan.world} ranks on this machine need {size(total)}, predicted"
@@ -138,51 +150,19 @@ def representatives(plan: Plan) -> list[int]:
     return [largest[place] for place in places]
 
 
-def memory_finding(text: str, remedies: list[str]) -> Finding:
+def memory_finding(text: str, remedies: list[str], tried: str) -> Finding:
     """Returns the error of a plan that does not fit.
 
     Args:
         text: what does not fit, as :meth:`Room.shortage` says it.
         remedies: single changes that would fit, the nearest first.
+        tried: what was predicted to find them, in words.
     """
-    if not remedies:
-        what = "no single change of checkpoint, microbatches, stages or tiles fits"
-        text = f"{text}; {what}: use a smaller image, batch or network"
-    else:
+    if remedies:
         text = f"{text}; {', or '.join(remedies)} would fit"
+    else:
+        text = f"{text}; {tried}; combine such changes, or use a smaller image, batch or network"
     return Finding("error", "memory.limit", text)
-
-
-def changes(config: RunConfig) -> list[tuple[str, dict[str, dict[str, Any]]]]:
-    """Returns single changes that lower a rank's memory, the nearest first.
-
-    Returns:
-        The change in words, and the keys of ``parallel`` or ``memory`` that it sets: first what
-        leaves the ranks as they are, by how little it slows them down, then more ranks.
-    """
-    parallel = config.parallel
-    found: list[tuple[str, dict[str, dict[str, Any]]]] = []
-    twice = 2 * parallel.microbatches
-    if config.batch % (parallel.pieces * 2) == 0:
-        found.append((f"parallel.microbatches={twice}", {"parallel": {"microbatches": twice}}))
-    if config.task.name == "train" and config.memory.checkpoint == "none":
-        for kind in ("block", "stage"):
-            found.append((f"memory.checkpoint={kind}", {"memory": {"checkpoint": kind}}))
-    stages = parallel.stages + 1
-    found.append((f"parallel.stages={stages}", {"parallel": {"stages": stages, "balance": None}}))
-    many = isinstance(parallel.tiles[0], list)
-    tiles = [_twice(grid) for grid in parallel.tiles] if many else _twice(parallel.tiles)
-    spatial = parallel.spatial_stages or 1
-    keys = {"tiles": tiles, "spatial_stages": spatial}
-    text = f"parallel.tiles={tiles}".replace(" ", "")
-    found.append((text, {"parallel": keys}))
-    return found
-
-
-def _twice(grid: list[int]) -> list[int]:
-    """Returns a grid of twice as many tiles, as square as may be."""
-    rows, cols = grid
-    return [rows, 2 * cols] if cols < rows else [2 * rows, cols]
 
 
 def _held(kind: tuple[Any, ...]) -> int:

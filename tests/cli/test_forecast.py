@@ -111,6 +111,21 @@ def test_plan_that_does_not_fit_names_every_single_change_that_would(graph):
     )
 
 
+def test_stages_that_fit_are_found_beyond_the_next_one_and_have_a_plan(graph):
+    process = Process(graph)
+
+    def footprint(config, plan):
+        return [RankMemory(400 // len(plan.stages), 0, 0, 0, 0).to_dict()] * plan.ranks_per_replica
+
+    process.footprint = footprint
+    config = RunConfig(image=32, batch=1, model=MODEL, memory=MemoryConfig(limit=150))
+    [finding] = forecast(config, process).findings
+    assert finding.text == (
+        "rank 0 needs 400 B, predicted, which is more than memory.limit=150; "
+        "parallel.stages=3 (133 B) would fit"
+    )
+
+
 @pytest.mark.usefixtures("traced")
 def test_plan_draws_the_memory_and_exits_3_where_it_does_not_fit(hires):
     answer = hires("plan", *SMALL, "memory.limit=2MiB")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from hires.core.config import MemoryConfig, RunConfig, TaskConfig, from_dict
-from hires.core.layout import ParallelConfig
+from hires.core.config import MemoryConfig, RunConfig, from_dict
 from hires.core.units import MIB
 from hires.nets.trace import trace
 from hires.plan.memory import (
     LIBRARIES_BYTES,
     RankMemory,
     Room,
-    changes,
     likeness,
     memory_finding,
     representatives,
@@ -48,32 +46,12 @@ def test_machine_holds_all_ranks_together_with_their_libraries():
     assert Room(None, None).shortage(RunConfig(), plan) is None
 
 
-def test_finding_names_what_would_fit_or_that_nothing_does():
-    found = memory_finding("too much", ["memory.checkpoint=block (1.0 GiB)"])
+def test_finding_names_what_would_fit_or_what_was_tried():
+    found = memory_finding("too much", ["memory.checkpoint=block (1.0 GiB)"], "tried: much else")
     assert (found.severity, found.key) == ("error", "memory.limit")
     assert found.text == "too much; memory.checkpoint=block (1.0 GiB) would fit"
-    assert "smaller image" in memory_finding("too much", []).text
-
-
-def test_changes_begin_with_those_that_keep_the_ranks():
-    words = [text for text, _ in changes(RunConfig(batch=8))]
-    assert words == [
-        "parallel.microbatches=2",
-        "memory.checkpoint=block",
-        "memory.checkpoint=stage",
-        "parallel.stages=2",
-        "parallel.tiles=[2,1]",
-    ]
-
-
-def test_changes_leave_out_what_makes_no_sense():
-    inference = RunConfig(batch=1, task=TaskConfig("infer"))
-    assert [text for text, _ in changes(inference)] == [
-        "parallel.stages=2",
-        "parallel.tiles=[2,1]",
-    ]
-    grids = ParallelConfig(tiles=[[2, 2], [2, 1]], stages=3)
-    assert changes(RunConfig(batch=1, parallel=grids))[-1][0] == "parallel.tiles=[[4,2],[2,2]]"
+    text = memory_finding("too much", [], "tried: parallel.stages=2 (210.0 MiB)").text
+    assert text.startswith("too much; tried: parallel.stages=2 (210.0 MiB); combine such changes")
 
 
 def test_equal_tiles_with_equal_neighbours_are_alike():
