@@ -23,12 +23,9 @@ from torch import Tensor
 
 from hires.parallel.halo import Borrowed, Piece, add_pieces, crop, new_map, part
 from hires.plan.graph import Rect
+from hires.plan.halos import BORDER_SHARE
 from hires.plan.rules import pair
 from hires.plan.tiling import Axes, Axis, Interval, intersect, is_empty
-
-BORDER_SHARE = 1 / 32
-"""``auto`` computes the border apart up to this part of a tile's outputs: they are computed twice,
-and the copy that this saves costs a thirtieth of a 3x3 convolution of 64 channels."""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,19 @@ class Event(NamedTuple):
     stream-ordered backend sees a difference."""
 
 
+class Exchange(NamedTuple):
+    """What a rank says to the other tiles at one operation."""
+
+    op: CommOp
+    back: bool
+    """Whether it is the operation's way back."""
+    posts: list[Event]
+    """Sends and receives; those of the next operation too if they set out with these, and then
+    that one has none of its own."""
+    waits: list[Event]
+    """For this operation's messages alone; a collective is waited for where it is called."""
+
+
 class Message(NamedTuple):
     """One tensor from one rank to another."""
 
@@ -204,6 +217,14 @@ def _posts(plan: Plan, rank: int, actions: list[str]) -> Iterator[Event]:
 
 def _inside(plan: Plan, rank: int, action: str, calls: Iterator[int]) -> Iterator[Event]:
     """Yields what a rank says to the other tiles while it computes an action."""
+    for exchange in exchanges(plan, rank, action):
+        if exchange.op.kind == "halo":
+            yield from _joined(exchange.posts, calls)
+        yield from exchange.waits
+
+
+def exchanges(plan: Plan, rank: int, action: str) -> Iterator[Exchange]:
+    """Yields what belongs to each operation of :func:`inside`, on one rank; ``call`` is 0."""
     direction = plan.direction_of(action)
     stage = plan.stages[plan.slot_of(rank, direction).stage]
     with_next = plan.remember(("with", stage.index), lambda: companions(plan.graph, stage))
@@ -218,13 +239,13 @@ def _inside(plan: Plan, rank: int, action: str, calls: Iterator[int]) -> Iterato
                 if later is not None:
                     posts += _halo(plan, rank, later, back, action)[0]
                     posted.add(name_of(later))
-            yield from _joined(posts, calls)
-            yield from waits
+            yield Exchange(op, back, posts, waits)
         else:
             group = tile_group(plan, rank, direction)
             again = " again" if action[0] == "B" and not back else ""
             what = f"{op.kind} of {op.node}{again} in {action}"
-            yield Event("collective", group, 0, (op.elements,), plan.dtype, what)
+            event = Event("collective", group, 0, (op.elements,), plan.dtype, what)
+            yield Exchange(op, back, [], [event])
 
 
 def inside(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:

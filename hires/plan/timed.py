@@ -7,18 +7,16 @@ pass is put between its events by the node that each belongs to.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from hires.core.timeline import BACKWARD, COLLECTIVE, FORWARD, GRADIENTS, HALO, OPTIMISER, WAIT
 from hires.plan.costs import Costs, Step, steps_of
 from hires.plan.graph import Rect
-from hires.plan.halos import extents_of
+from hires.plan.halos import BORDER_SHARE, extents_of
 from hires.plan.plan import CommOp, Plan, Slot
-from hires.plan.program import Event, edge_messages, events, halo_messages, inside
-
-AUTO_BORDER = 1 / 32
-"""``parallel.halo.overlap=auto`` computes the border apart up to this part of a tile."""
+from hires.plan.program import Event, Exchange, edge_messages, events, exchanges
 
 
 class Item(NamedTuple):
@@ -66,12 +64,13 @@ def _pass(
 
     A halo is exchanged before its node, and its gradient after; everything else after the node that
     made it necessary. Where halos overlap with computation, the node computes while they travel, as
-    much of it as needs no borrowed pixels.
+    much of it as needs no borrowed pixels. The next halo may set out with one; it is waited for at
+    its own node.
     """
     slot = plan.slot_of(rank, plan.direction_of(action))
     stage, back = plan.stages[slot.stage], action[0] == "B"
     kind = BACKWARD if back else FORWARD
-    left = list(inside(plan, stage, back))
+    left = deque(exchanges(plan, rank, action))
     items: list[Item] = []
 
     def compute(step_s: float) -> None:
@@ -81,43 +80,32 @@ def _pass(
         items.append(Item(kind, action, None, step_s))
 
     for step, step_s in zip(steps_of(plan, stage, back), seconds, strict=True):
-        ops = _ops_of(step, left)
-        shares = [_hidden_share(plan, slot, op) if op.kind == "halo" else 0.0 for op in ops]
+        here = _exchanges_of(step, left)
+        shares = [_hidden_share(plan, slot, exchange.op) for exchange in here]
         hidden_s = step_s * min(shares, default=0.0)
-        ahead = [op for op in ops if op.kind == "halo" and not step.back]
+        ahead = [e.op for e in here if e.op.kind == "halo" and not step.back]
         if not ahead:
             compute(step_s - hidden_s)
-        for op in ops:
-            posts, waits = _events_of(stream, plan, rank, slot, op, step.back)
-            items += [Item(HALO, action, event) for event in posts]
+        for op, _, posts, waits in here:
+            items += [Item(HALO, action, event) for event in itertools.islice(stream, len(posts))]
             if hidden_s:
                 compute(hidden_s)
                 step_s, hidden_s = step_s - hidden_s, 0.0
             kind_of_wait = HALO if op.kind == "halo" else COLLECTIVE
-            items += [Item(kind_of_wait, action, event) for event in waits]
-            if op in ahead and op is ahead[-1]:
+            awaited = itertools.islice(stream, len(waits))
+            items += [Item(kind_of_wait, action, event) for event in awaited]
+            if ahead and op is ahead[-1]:
                 compute(step_s)
-    assert not left, f"{left[0][0].node} is not among the steps of {action}"
+    assert not left, f"{left[0].op.node} is not among the steps of {action}"
     return items
 
 
-def _ops_of(step: Step, left: list[tuple[CommOp, bool]]) -> list[CommOp]:
+def _exchanges_of(step: Step, left: deque[Exchange]) -> list[Exchange]:
     """Takes the communication of a step from what is left of its pass."""
     found = []
-    while left and left[0][0].node == step.node.name and left[0][1] == step.back:
-        found.append(left.pop(0)[0])
+    while left and left[0].op.node == step.node.name and left[0].back == step.back:
+        found.append(left.popleft())
     return found
-
-
-def _events_of(
-    stream: Iterator[Event], plan: Plan, rank: int, slot: Slot, op: CommOp, back: bool
-) -> tuple[list[Event], list[Event]]:
-    """Takes the events of one operation; returns what is posted and what is waited for."""
-    if op.kind != "halo":
-        return [], [*itertools.islice(stream, 1)]
-    sends, receives = halo_messages(plan, rank, slot.direction, op, back)
-    count = len(sends) + len(receives)
-    return [*itertools.islice(stream, count)], [*itertools.islice(stream, count)]
 
 
 def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:
@@ -126,13 +114,17 @@ def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:
     Only convolutions are divided so. Outputs near the border need borrowed pixels: as many of them
     as pixels are borrowed.
     """
-    if plan.halo_overlap == "off" or plan.graph.by_name[op.node].kind != "conv2d":
+    if (
+        op.kind != "halo"
+        or plan.halo_overlap == "off"
+        or plan.graph.by_name[op.node].kind != "conv2d"
+    ):
         return 0.0
     held = extents_of(plan.graph, plan.stages[slot.stage], op.value)
     own = _area(held[slot.tile])
     borrowed = sum(_area((m[2], m[3], m[4], m[5])) for m in op.messages if m[1] == slot.tile)
     border = borrowed / own if own else 1.0
-    if plan.halo_overlap == "auto" and border > AUTO_BORDER:
+    if plan.halo_overlap == "auto" and border > BORDER_SHARE:
         return 0.0
     return max(0.0, 1 - border)
 

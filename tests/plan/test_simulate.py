@@ -23,8 +23,6 @@ from hires.core.timeline import (
     Span,
     StepSpans,
 )
-from hires.parallel import strips
-from hires.plan import timed
 from hires.plan.costs import (
     ActionCosts,
     Device,
@@ -152,7 +150,6 @@ def test_overlapping_halo_hides_behind_the_interior():
     # By itself the executor would not divide so small a tile.
     plan.halo_overlap = "auto"
     assert simulate(plan, costs(plan), everywhere(Link(LATENCY_S, 48))).step_s == 0.75 + 1
-    assert timed.AUTO_BORDER == strips.BORDER_SHARE
 
 
 def test_fused_halos_are_computed_too():
