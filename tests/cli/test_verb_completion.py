@@ -73,9 +73,10 @@ def test_runs_of_this_folder(hires):
     ("line", "replies"),
     [
         ("hires ver", ["verify"]),
-        (
-            "hires run parallel=sp+pp+",
-            ["sp+pp+dp", "sp+pp+gems", "sp+pp+gems+dp"],
+        # What follows the =, where bash breaks words.
+        ("hires run parallel=sp+lp+", ["sp+lp+dp", "sp+lp+local_dp"]),
+            "hires run parallel=sp+lp+",
+            ["sp+lp+dp", "sp+lp+local_dp"],
         ),  # what follows the =, where bash breaks
         ("hires run model.targ", ["model.target="]),
         ("hires run ", None),
