@@ -75,9 +75,6 @@ def test_runs_of_this_folder(hires):
         ("hires ver", ["verify"]),
         # What follows the =, where bash breaks words.
         ("hires run parallel=sp+lp+", ["sp+lp+dp", "sp+lp+local_dp"]),
-            "hires run parallel=sp+lp+",
-            ["sp+lp+dp", "sp+lp+local_dp"],
-        ),  # what follows the =, where bash breaks
         ("hires run model.targ", ["model.target="]),
         ("hires run ", None),
     ],
