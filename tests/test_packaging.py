@@ -247,4 +247,4 @@ def test_editable_install_finds_its_config(tree, venv, tmp_path):
     (tree / "conf" / "parallel" / "mine.yaml").write_text("# Mine\nname: mine\n")
     hires = [str(venv / "bin" / "hires"), "list", "parallel"]
     done = subprocess.run(hires, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "mine    Mine" in done.stdout
+    assert re.search(r"\bmine +Mine", done.stdout)
