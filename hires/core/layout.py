@@ -21,7 +21,8 @@ class HaloConfig:
     overlap: str = "auto"
     """Whether a convolution computes the interior of its tile while the halo travels, without a
     copy of the tile: ``on`` (wherever there is an interior), ``auto`` (where the border, which is
-    then computed apart, is small beside it) or ``off`` (the halo comes first)."""
+    then computed apart, is small beside it, and halos do not come through shared memory) or
+    ``off`` (the halo comes first)."""
 
     def __post_init__(self) -> None:
         check = Checks()

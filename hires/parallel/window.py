@@ -53,7 +53,10 @@ class Window:
         self.dtype = context.dtype
         self.strips: Strips | None = None
         if node.op == "conv2d.default" and not (self.local or self.blank):
-            self.strips = strips_of(axes, self.held, self.out, context.plan.halo_overlap)
+            overlap = context.plan.halo_overlap
+            if overlap == "auto" and context.tiles.shared is not None:
+                overlap = "off"  # what comes through memory is there as soon as it is sent
+            self.strips = strips_of(axes, self.held, self.out, overlap)
 
     def __call__(self, x: Tensor, borrowed: Borrowed | None, args: dict[str, Any]) -> Tensor:
         """Returns this tile of the node's value from what the tile holds and borrows of its input.
