@@ -43,7 +43,7 @@ class ModuleSteps:
         if self.optimizer is None:
             with torch.inference_mode():
                 return torch.cat([self.module(images) for images, _ in self.microbatches])
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         losses = []
         for images, target in self.microbatches:
             loss = plain_loss(self.module(images), target) / len(self.microbatches)
@@ -94,7 +94,7 @@ class PipelineSteps:
             with torch.no_grad():
                 output: Tensor | None = self.schedule.eval(*args)
             return output
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         losses: list[Tensor] = []
         target = self.target if self.is_last else None
         self.schedule.step(*args, target=target, losses=losses, return_outputs=False)

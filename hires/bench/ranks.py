@@ -25,6 +25,7 @@ from hires import comm
 from hires.core import log as logs
 from hires.core.errors import HiresError, RunError
 from hires.core.world import World
+from hires.engine.memory import keep_memory
 
 Job = Callable[..., Any]
 
@@ -117,6 +118,7 @@ def _rank(
         os._exit(1)
     logs.setup(world.rank)
     torch.set_num_threads(1)
+    keep_memory()  # as in a run, for all contestants alike
     try:
         comm.start(world, timeout_s)
         answer = (True, job(world.rank, *args))

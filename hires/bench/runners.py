@@ -17,6 +17,7 @@ from hires.bench.feed import Replay
 from hires.comm import barrier
 from hires.core.config import RunConfig
 from hires.engine.build import build_rank
+from hires.engine.descent import Descent
 from hires.engine.run import run_step
 from hires.plan.plan import Plan
 
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 class Steps(Protocol):
     """A built row on one rank."""
 
-    optimizer: torch.optim.Optimizer | None
+    optimizer: Descent | None
     parameters: dict[str, nn.Parameter]
     """Those that this rank holds, by name."""
 

@@ -14,6 +14,7 @@ from hires.core.timeline import Recorder
 from hires.data.order import step_indices
 from hires.data.pairs import PairSource
 from hires.data.source import Source, open_data
+from hires.engine.descent import Descent
 from hires.engine.loader import Loader, Loaders, Target
 from hires.nets.build import build_model, materialise, release
 from hires.parallel.context import Context
@@ -41,7 +42,7 @@ class RankEngine:
     executor: Executor
     sync: GradientSync
     loader: Loaders
-    optimizer: torch.optim.Optimizer | None
+    optimizer: Descent | None
     recorder: Recorder
     """When the rank did what in its last steps."""
 
@@ -58,12 +59,10 @@ class RankEngine:
     def byte_counts(self) -> dict[str, int]:
         """Returns the bytes of parameters, gradients and optimiser state as they are now."""
         parameters = list(self.parameters.values())
-        state = self.optimizer.state.values() if self.optimizer else []
-        momenta = [t for entry in state for t in entry.values() if isinstance(t, Tensor)]
         return {
             "params_bytes": num_bytes(parameters),
             "grads_bytes": num_bytes([p.grad for p in parameters if p.grad is not None]),
-            "optimizer_bytes": num_bytes(momenta),
+            "optimizer_bytes": num_bytes(self.optimizer.state() if self.optimizer else []),
         }
 
 
@@ -139,17 +138,13 @@ def assemble(
     )
 
 
-def make_optimizer(
-    config: RunConfig, parameters: list[nn.Parameter]
-) -> torch.optim.Optimizer | None:
+def make_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> Descent | None:
     """Returns stochastic gradient descent, or None if there is nothing to train."""
-    trainable = [p for p in parameters if p.requires_grad]
+    trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]
     if config.task.name != "train" or not trainable:
         return None
     task = config.task
-    return torch.optim.SGD(
-        trainable, lr=task.lr, momentum=task.momentum, weight_decay=task.weight_decay, fused=True
-    )
+    return Descent(trainable, task.lr, task.momentum, task.weight_decay)
 
 
 def cast(model: nn.Module, config: RunConfig) -> None:

@@ -166,9 +166,8 @@ def _fill_optimizer(engine: RankEngine, live: LiveBytes) -> None:
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     engine.optimizer.step()
-    engine.optimizer.zero_grad(set_to_none=True)
-    for state in engine.optimizer.state.values():
-        live.assign((t for t in state.values() if isinstance(t, Tensor)), "optimizer")
+    engine.optimizer.zero_grad()
+    live.assign(engine.optimizer.state(), "optimizer")
     for parameter in parameters:
         mark = parameter.register_post_accumulate_grad_hook
         mark(lambda p: live.assign([p.grad], "grads"))  # type: ignore[no-untyped-call]

@@ -15,16 +15,21 @@ import gc
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from hires.core.config import RunConfig
+from hires.engine.descent import Descent
 
 EXACT_BYTES = 2**16
 """From this size on memory comes straight from the system, and goes back when it is freed."""
 FAST_BYTES = 2**25
-"""The same after the measured step: the size that glibc itself adapts to at most."""
+"""The same in all other steps: the largest size that glibc takes."""
+KEPT_BYTES = 2**31 - 1
+"""Freed memory that the process keeps. A step allocates what the last one freed; if that went back
+in between, the system would have to clear every page again, at a twentieth of a step's time."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 
 
@@ -41,7 +46,9 @@ class PeakMeter:
         """Chooses the step: the last of the warm-up, if the optimiser's state is there by then."""
         enough = 2 if config.task.name == "train" else 1
         exact = config.measure.warmup >= enough and not torch.cuda.is_available()
-        exact = exact and _set_allocator(EXACT_BYTES)
+        exact = exact and _set_allocator(EXACT_BYTES, 2 * EXACT_BYTES)
+        if not exact:
+            keep_memory()
         self.step = config.measure.warmup - 1 if exact else None
         """The step that is measured; None if none is."""
         load_lazy_parts()
@@ -62,7 +69,7 @@ class PeakMeter:
         reset_peak()
         yield
         self._own_peak = peak_rss_bytes() - _status("RssFile")
-        _set_allocator(FAST_BYTES)
+        keep_memory()
 
     def line(self) -> dict[str, int | str]:
         """Returns what the record says about the peak."""
@@ -76,18 +83,24 @@ class PeakMeter:
         return {"peak_bytes": max(0, peak), "source": source, "peak_rss_bytes": peak_rss}
 
 
+def keep_memory() -> None:
+    """Lets this process keep the memory that it frees, so that it need not ask for it again."""
+    _set_allocator(FAST_BYTES, KEPT_BYTES)
+
+
 def load_lazy_parts() -> None:
     """Takes one step of a tiny network, so that what torch loads on first use is loaded.
 
-    The optimiser alone imports 70 MiB of Python then.
+    Gradients that come from elsewhere alone, as those of a pipeline do, import 30 MiB of sympy.
     """
     weight = nn.Parameter(torch.ones(8, 8, 1, 1))
-    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True)
+    optimizer = Descent([weight], lr=0.1, momentum=0.9, weight_decay=0.0)
     images = torch.ones(1, 8, 8, 8).contiguous(memory_format=torch.channels_last)
     with torch.enable_grad():
         loss = F.conv2d(images, weight, dilation=[2, 2]).sum()
-        torch.autograd.backward(loss)
+        torch.autograd.backward(loss, torch.ones(()))
     optimizer.step()
+    np.random.default_rng()
 
 
 def rss_bytes() -> int:
@@ -113,15 +126,20 @@ def reset_peak() -> None:
         return
 
 
-def _set_allocator(threshold_bytes: int) -> bool:
-    """Sets from which size on memory comes straight from the system; False if it is not glibc."""
+def _set_allocator(system_bytes: int, kept_bytes: int) -> bool:
+    """Chooses how memory comes and goes; False if the allocator is not glibc's.
+
+    Args:
+        system_bytes: from this size on memory comes straight from the system.
+        kept_bytes: freed memory at the end of the heap up to which it is not given back.
+    """
     try:
         library = ctypes.CDLL("libc.so.6")
         set_option, trim = library.mallopt, library.malloc_trim
     except (OSError, AttributeError):
         return False
-    done = set_option(_MMAP_THRESHOLD, threshold_bytes)
-    done = done and set_option(_TRIM_THRESHOLD, 2 * threshold_bytes)
+    done = set_option(_MMAP_THRESHOLD, system_bytes)
+    done = done and set_option(_TRIM_THRESHOLD, kept_bytes)
     trim(0)
     return bool(done)
 

@@ -91,7 +91,7 @@ def run_passes(engine: RankEngine, feed: Feed) -> StepResult:
     if not engine.context.plan.training:
         return engine.executor.step(feed)
     if engine.optimizer is not None:
-        engine.optimizer.zero_grad(set_to_none=True)
+        engine.optimizer.zero_grad()
     engine.sync.begin_step()
     result = engine.executor.step(feed)
     with record.span(GRADIENTS):

@@ -25,7 +25,6 @@ from hires.engine.build import (
     RankEngine,
     cast,
     image_dtype,
-    make_optimizer,
     samples_of,
     target_of,
 )
@@ -114,9 +113,9 @@ def _finish_step(config: RunConfig, model: nn.Module, found: Tensors) -> None:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             found[f"gradients/{name}"] = parameter.grad.clone()
-    optimizer = make_optimizer(config, list(model.parameters()))
-    if optimizer is not None:
-        optimizer.step()
+    task, trainable = config.task, [p for p in model.parameters() if p.requires_grad]
+    if trainable:
+        torch.optim.SGD(trainable, task.lr, task.momentum, weight_decay=task.weight_decay).step()
     found |= {f"parameters/{name}": p.detach() for name, p in model.named_parameters()}
 
 

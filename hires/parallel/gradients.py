@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hires.comm import Group, Handle, all_reduce, sum_together
 from hires.parallel.context import Context
+from hires.parallel.flat import flat
 from hires.parallel.running import RunningStatistics
 from hires.parallel.stage import StageModule
 from hires.plan.halos import ran_back
@@ -130,7 +131,7 @@ class StageSum:
                 for parameter in rest:
                     self._issue(parameter)
                 rest = []
-            scaled = [_flat(self._scaled(p)) for p in rest + self.small]
+            scaled = [flat(self._scaled(p)) for p in rest + self.small]
             sum_together(scaled + terms, self.group)
             for handle in self.issued:
                 handle.wait()
@@ -147,7 +148,7 @@ class StageSum:
     @torch.no_grad()
     def _issue(self, parameter: nn.Parameter) -> None:
         """Begins the sum of one large gradient."""
-        handle = all_reduce(_flat(self._scaled(parameter)), self.group, wait=False)
+        handle = all_reduce(flat(self._scaled(parameter)), self.group, wait=False)
         assert handle is not None
         self.issued.append(handle)
         self.num_issued += 1
@@ -165,13 +166,6 @@ def _reached(context: Context) -> set[str]:
     nodes = ran_back(context.plan.graph, context.stage)
     by_name = context.plan.graph.by_name
     return {name for node in nodes for name in by_name[node].params}
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """Returns a dense tensor's numbers in memory order, as a view."""
-    if tensor.dim() == 4 and not tensor.is_contiguous():
-        tensor = tensor.permute(0, 2, 3, 1)
-    return tensor.view(-1)
 
 
 def _num_bytes(parameter: nn.Parameter) -> int:

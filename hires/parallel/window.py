@@ -49,6 +49,8 @@ class Window:
         self.rect = self._rect(node, need_of(axes, self.out))
         self.blank = 0 in self.shape or is_empty(self.rect)
         self.local = exchange is None and not is_empty(self.rect) and inside(self.rect, self.held)
+        if self.local and node.op == "conv2d.default":
+            self.rect = self._without_crop()
         self.kernel = KERNELS[node.kind]
         self.dtype = context.dtype
         self.strips: Strips | None = None
@@ -90,6 +92,19 @@ class Window:
         for index, out in enumerate((self.out[:2], self.out[2:])):
             axis = self.axes[index]
             rect += (0, axis.size_in) if self.native[index] else axis.reach(out)
+        return rect[0], rect[1], rect[2], rect[3]
+
+    def _without_crop(self) -> Rect:
+        """Returns the window with the rows and columns behind it that a stride passes over anyway.
+
+        A convolution of stride 2 that ends one row before the tile would need a copy of the tile's
+        gradient without that row.
+        """
+        rect = list(self.rect)
+        for index, axis in enumerate(self.axes):
+            end, held_end = rect[2 * index + 1], self.held[2 * index + 1]
+            if not self.native[index] and held_end - end < axis.stride:
+                rect[2 * index + 1] = held_end
         return rect[0], rect[1], rect[2], rect[3]
 
 
