@@ -22,8 +22,8 @@ from hires.parallel.executor import Executor
 from hires.parallel.gradients import GradientSync
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT, Rect
+from hires.plan.groups import groups, num_tile_groups
 from hires.plan.plan import Plan
-from hires.plan.program import groups, num_tile_groups
 from hires.plan.rules import TILED
 
 IMAGE_DTYPES = {"fp64": torch.float64, "fp32": torch.float32}

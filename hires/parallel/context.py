@@ -10,8 +10,9 @@ import torch
 from hires.comm import Group
 from hires.plan.edges import Box, held_by
 from hires.plan.graph import Rect
+from hires.plan.groups import tile_group
 from hires.plan.plan import CommOp, Plan, Slot, Stage
-from hires.plan.program import Message, halo_messages, tile_group
+from hires.plan.program import Message, halo_messages
 from hires.plan.tiling import own_rect, split
 
 TORCH_DTYPES = {
@@ -28,7 +29,7 @@ class Context:
     plan: Plan
     rank: int
     groups: dict[int, Group]
-    """By index in ``plan.program.groups``."""
+    """By index in ``plan.groups.groups``."""
     direction: int = 0
     recomputing: bool = False
     """Whether a microbatch is computed again, so that nothing may be noted about it twice."""

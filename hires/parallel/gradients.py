@@ -20,8 +20,8 @@ from hires.parallel.context import Context
 from hires.parallel.flat import flat
 from hires.parallel.running import RunningStatistics
 from hires.parallel.stage import StageModule
+from hires.plan.groups import gradient_group
 from hires.plan.halos import ran_back
-from hires.plan.program import gradient_group
 
 ALONE_BYTES = 2**20
 """Gradients from this size on travel alone."""

@@ -26,9 +26,10 @@ from hires.core.timeline import (
 )
 from hires.plan.edges import held_by
 from hires.plan.graph import INPUT, Node
+from hires.plan.groups import held_stages
 from hires.plan.halos import extents_of
 from hires.plan.plan import Plan, Stage
-from hires.plan.program import BYTES, held_stages, inside
+from hires.plan.program import BYTES, inside
 from hires.plan.rules import TILED
 
 BACK = 2

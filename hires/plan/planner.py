@@ -17,10 +17,11 @@ from hires.plan.checks import (
     check_tiles,
 )
 from hires.plan.graph import Graph
+from hires.plan.groups import held_stages, num_holders
 from hires.plan.messages import add_loss, edges_of, lay_out, small_tiles
 from hires.plan.partition import layer_starts, partition
 from hires.plan.plan import Finding, Plan, Stage
-from hires.plan.program import BYTES, edge_messages, halo_messages, held_stages, inside, num_holders
+from hires.plan.program import BYTES, edge_messages, halo_messages, inside
 from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.segments import add_segments
 from hires.plan.verify import verify

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from hires.plan.groups import gradient_group, held_stages, num_holders, tile_group
 from hires.plan.halos import companions, name_of
 from hires.plan.plan import CommOp, Edge, Plan, Stage
 
@@ -112,44 +113,6 @@ def halo_messages(
     return sends, receives
 
 
-def groups(plan: Plan) -> list[list[int]]:
-    """Returns the ranks of every group, in the order in which all ranks create them.
-
-    First the ranks of each (replica, direction, stage), then the gradient groups: all ranks of a
-    stage, in both directions.
-    """
-    made = []
-    for replica in range(plan.num_replicas):
-        for direction in range(plan.num_directions):
-            for stage in plan.stages:
-                made.append(_members(plan, stage.index, [replica], [direction]))
-    for stage in plan.stages:
-        directions = range(plan.num_directions)
-        made.append(_members(plan, stage.index, range(plan.num_replicas), directions))
-    return made
-
-
-def num_tile_groups(plan: Plan) -> int:
-    """Returns how many groups hold the tiles or shards of one stage; they come first."""
-    return plan.num_replicas * plan.num_directions * len(plan.stages)
-
-
-def tile_group(plan: Plan, rank: int, direction: int = 0) -> int:
-    """Returns the index of the group of the ranks of a stage in one replica and direction."""
-    replica, _, stage, _ = plan.slot_of(rank, direction)
-    return (replica * plan.num_directions + direction) * len(plan.stages) + stage
-
-
-def gradient_group(plan: Plan, stage: int) -> int:
-    """Returns the index of the group of all ranks that hold a stage."""
-    return num_tile_groups(plan) + stage
-
-
-def held_stages(plan: Plan, rank: int) -> list[int]:
-    """Returns the stages that a rank holds, in order."""
-    return sorted({slot.stage for slot in plan.slots_of(rank)})
-
-
 def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
     """Yields everything that a rank communicates in one step, in order.
 
@@ -177,18 +140,6 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
         yield from _joined(posts, calls)
     yield Event("wait_sends", -1, 0, what="its sends")
     yield from _end_of_step(plan, rank)
-
-
-def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
-    """Yields the groups that a rank creates before the first step, in order.
-
-    Args:
-        members: the ranks of each group, in the order in which this rank creates them.
-        rank: of the world.
-    """
-    for index, ranks in enumerate(members):
-        if rank in ranks and len(ranks) > 1:
-            yield Event("create", index, 0, what=f"the creation of group {index}")
 
 
 def _post(kind: str, message: Message, plan: Plan, what: str, lane: int) -> Event:
@@ -269,8 +220,7 @@ def _inside_of(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]
         held = range(first, last)
         own = [op for op in stage.comm if plan.graph.position[op.node] in held]
         if stage.segments:
-            again = [op for op in own if op.kind not in ("share", "loss")]
-            found += [(op, False) for op in again]
+            found += [(op, False) for op in own if op.kind not in ("share", "loss")]
         found += [(op, True) for op in reversed(own) if op.back]
     return found
 
@@ -299,15 +249,6 @@ def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:
         if num_holders(plan, stage) > 1:
             shape = (plan.stages[stage].params,)
             yield Event("collective", group, 1, shape, wide, f"gradients of stage {stage}")
-
-
-def num_holders(plan: Plan, stage: int) -> int:
-    """Returns how many ranks hold a stage."""
-
-    def make() -> int:
-        return len(_members(plan, stage, range(plan.num_replicas), range(plan.num_directions)))
-
-    return plan.remember(("holders", stage), make)
 
 
 def _links(plan: Plan, back: bool) -> Links:
@@ -351,20 +292,6 @@ def _halo_index(plan: Plan, stage: int) -> dict[int, int]:
         return {id(op): before + index for index, op in enumerate(plan.stages[stage].comm)}
 
     return plan.remember(("halos", stage), make)
-
-
-def _members(
-    plan: Plan, stage: int, replicas: Iterable[int], directions: Iterable[int]
-) -> list[int]:
-    """Returns the ranks that hold a stage."""
-    tiles = range(plan.stages[stage].num_ranks)
-    held = {
-        plan.rank_of(replica, direction, stage, tile)
-        for replica in replicas
-        for direction in directions
-        for tile in tiles
-    }
-    return sorted(held)
 
 
 def _said(message: Message, action: str) -> str:

@@ -26,9 +26,10 @@ from hires.core.timeline import (
     StepSpans,
 )
 from hires.plan.costs import Costs
+from hires.plan.groups import groups, num_tile_groups
 from hires.plan.links import Network
 from hires.plan.plan import Plan
-from hires.plan.program import BYTES, Event, groups, num_tile_groups
+from hires.plan.program import BYTES, Event
 from hires.plan.timed import Item, timed_program
 
 Channel = tuple[int, int, int]

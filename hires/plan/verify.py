@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hires.plan.groups import groups
 from hires.plan.machine import RENDEZVOUS, SEPARATE, STREAMS, run_machine
 from hires.plan.plan import Finding, Plan
-from hires.plan.program import AHEAD, JOINED, Event, creation, events, groups
+from hires.plan.program import AHEAD, JOINED, Event, events
 from hires.plan.walk import Proof
 
 BACKENDS = {"gloo": RENDEZVOUS, "mpi": RENDEZVOUS, "nccl": SEPARATE}
@@ -109,6 +110,18 @@ def verify(plan: Plan) -> list[Finding]:
         for other in verdicts
         for text in other.proof.problems[:1]
     ]
+
+
+def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
+    """Yields the groups that a rank creates before the first step, in order.
+
+    Args:
+        members: the ranks of each group, in the order in which this rank creates them.
+        rank: of the world.
+    """
+    for index, ranks in enumerate(members):
+        if rank in ranks and len(ranks) > 1:
+            yield Event("create", index, 0, what=f"the creation of group {index}")
 
 
 def _programs(plan: Plan, order: str) -> tuple[list[list[Event]], list[list[int]]]:

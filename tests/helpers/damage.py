@@ -6,8 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hires.plan.groups import groups
 from hires.plan.plan import Plan
-from hires.plan.program import Event, creation, events, groups
+from hires.plan.program import Event, events
+from hires.plan.verify import creation
 from tests.helpers.threaded import Programs
 
 POSTS = ("send", "recv")

@@ -23,8 +23,8 @@ from hires.parallel import collective, executor, gradients, halo, loss, norm
 from hires.parallel.context import Context
 from hires.parallel.halo import Exchange, Frame, gather_window
 from hires.parallel.window import Window
+from hires.plan.groups import groups
 from hires.plan.plan import CommOp, Plan
-from hires.plan.program import groups
 from hires.plan.rules import WINDOWS
 
 

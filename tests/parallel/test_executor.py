@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from hires.core.config import to_dict
-from hires.plan.program import events, groups
+from hires.plan.groups import groups
+from hires.plan.program import events
 from tests.helpers.jobs import logged_step
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks

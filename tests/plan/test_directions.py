@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hires.plan.groups import gradient_group, groups
 from hires.plan.plan import Plan
-from hires.plan.program import gradient_group, groups
 from tests.helpers.small_plans import plan_of
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hires.plan.plan import Plan
-from hires.plan.program import events, gradient_group, groups, held_stages, tile_group
+from hires.plan.program import events
 from tests.helpers.small_plans import plan_of
 
 
@@ -62,20 +62,6 @@ def test_gradients_are_summed_last_and_only_where_somebody_else_holds_the_stage(
     assert lines(plan, 0)[-2:] == ["wait_sends its sends", "collective gradients of stage 0 / 2"]
     assert lines(plan, 2)[-1] == "wait_sends its sends"
     assert lines(plan_of("infer", tiles=[2, 1]), 0)[-1] == "wait_sends its sends"
-
-
-def test_all_ranks_name_the_groups_alike():
-    plan = plan_of(tiles=[2, 1], stages=2, replicas=2)
-    assert groups(plan) == [
-        *([0, 1], [2], [3, 4], [5]),  # the tiles of each replica and stage
-        *([0, 1, 3, 4], [2, 5]),  # all that hold a stage
-    ]
-    for rank in range(plan.world):
-        assert rank in groups(plan)[tile_group(plan, rank)]
-        [stage] = held_stages(plan, rank)
-        assert rank in groups(plan)[gradient_group(plan, stage)]
-    assert [tile_group(plan, rank) for rank in range(6)] == [0, 0, 1, 2, 2, 3]
-    assert [gradient_group(plan, stage) for stage in range(2)] == [4, 5]
 
 
 def test_replicas_run_the_same_program_shifted_by_their_ranks():

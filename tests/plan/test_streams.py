@@ -7,10 +7,11 @@ import random
 
 import pytest
 
+from hires.plan.groups import groups
 from hires.plan.machine import RENDEZVOUS, SEPARATE, STREAMS, run_machine
 from hires.plan.plan import Finding
-from hires.plan.program import AHEAD, JOINED, Event, creation, events, groups
-from hires.plan.verify import judged, prove, verify
+from hires.plan.program import AHEAD, JOINED, Event, events
+from hires.plan.verify import creation, judged, prove, verify
 from tests.helpers.random_plans import random_plan
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
