@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import logging
-import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hires.bench import table
+from hires.bench.answers import Form, add_output, tell
 from hires.bench.contestants import (
     GROUPS,
     SINGLE,
@@ -32,9 +30,9 @@ from hires.bench.ranks import run_ranks
 from hires.bench.runners import Judge, build
 from hires.bench.timing import race
 from hires.comm import make_groups
-from hires.core import log as logs
-from hires.core.errors import ConfigError, HiresError
+from hires.core.errors import ConfigError
 
+FORM = Form("layouts", table.text, table.readme)
 NUM_RANKS = 2
 
 log = logging.getLogger(__name__)
@@ -42,31 +40,7 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    parsed = _parser().parse_args(words)
-    logs.setup()
-    try:
-        options = _options(parsed)
-        line_ups = {task: line_up(options, task) for task in options.tasks}
-        tables = {task: _raced(rows, options) for task, rows in line_ups.items()}
-        command = shlex.join(["hires", "bench", "layouts", *words])
-        for task, rows in line_ups.items() if parsed.memory else ():
-            log.info("%s: measuring the memory of each layout alone", task)
-            by_name = {row.name: row for row in rows}
-            for kept in tables[task]:
-                row = by_name.get(kept["name"])  # not the single that runs beside more ranks
-                kept["memory"] = peaks(row, options.timeout_s) if row else None
-        found = table.result(command, dataclasses.asdict(options), tables)
-        if parsed.out is not None:
-            table.write(parsed.out, found)
-    except HiresError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped by Ctrl-C\n")
-        return 130
-    sys.stdout.write(json.dumps(found, indent=1) + "\n" if parsed.json else table.text(found))
-    return 0 if found["ok"] else 1
+    return tell(FORM, argv, _parser().parse_args, _answer)
 
 
 def measure(
@@ -83,6 +57,20 @@ def measure(
     del judge
     samples = race(runners, rounds, warmup, world)
     return table.table(rows, samples, verdicts)
+
+
+def _answer(parsed: argparse.Namespace, command: str) -> dict[str, Any]:
+    """Returns the tables of all tasks, and the memory of their rows unless it is not wanted."""
+    options = _options(parsed)
+    line_ups = {task: line_up(options, task) for task in options.tasks}
+    tables = {task: _raced(rows, options) for task, rows in line_ups.items()}
+    for task, rows in line_ups.items() if parsed.memory else ():
+        log.info("%s: measuring the memory of each layout alone", task)
+        by_name = {row.name: row for row in rows}
+        for kept in tables[task]:
+            row = by_name.get(kept["name"])  # not the single that runs beside more ranks
+            kept["memory"] = peaks(row, options.timeout_s) if row else None
+    return table.result(command, dataclasses.asdict(options), tables)
 
 
 def _raced(rows: list[Contestant], options: Options) -> list[dict[str, Any]]:
@@ -118,8 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", default=",".join(GROUPS), help="layouts to measure (default: %(default)s)")
     add("--no-memory", dest="memory", action="store_false", help="measure no peaks of memory")
     add("--timeout", type=float, default=defaults.timeout_s, help="seconds for everything")
-    add("--json", action="store_true", help="print one JSON object instead of tables")
-    add("--out", type=Path, help="folder for README.md and layouts.json, as results/NAME")
+    add_output(parser, FORM.name)
     return parser
 
 

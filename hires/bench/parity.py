@@ -19,13 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hires.bench.answers import Form, add_output, origin, tell
 from hires.bench.parity_rows import overrides, rows
 from hires.bench.ranks import run_ranks
-from hires.core import log as logs
-from hires.core import provenance
 from hires.core.config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError, HiresError
-from hires.core.files import make_folder, write_atomically
 from hires.engine.build import build_rank
 from hires.engine.verify import TOLERANCE, verify_rank
 from hires.nets.trace import trace_config
@@ -39,36 +37,7 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the table; returns the exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    parsed = _parser().parse_args(words)
-    logs.setup()
-    try:
-        if parsed.rows < 1 or parsed.timeout <= 0:
-            raise ConfigError("--rows must be at least 1, and --timeout above 0")
-        code = provenance.collect()  # of what runs, not of what the checkout holds when it ends
-        found = table(parsed.rows, parsed.seed, parsed.timeout)
-        command = shlex.join(["hires", "bench", "parity", *words])
-        answer = {
-            "schema": 1,
-            "command": command,
-            "time": provenance.now(),
-            "tolerance": TOLERANCE,
-            "ok": all(row["ok"] for row in found),
-            **code,
-            "rows": found,
-        }
-        if parsed.out is not None:
-            make_folder(parsed.out)
-            write_atomically(parsed.out / "parity.json", json.dumps(answer, indent=1) + "\n")
-            write_atomically(parsed.out / "README.md", markdown(answer))
-    except HiresError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped by Ctrl-C\n")
-        return 130
-    sys.stdout.write(json.dumps(answer, indent=1) + "\n" if parsed.json else markdown(answer))
-    return 0 if answer["ok"] else 1
+    return tell(FORM, argv, _parser().parse_args, _answer)
 
 
 def table(count: int, seed: int, timeout_s: float) -> list[Row]:
@@ -134,6 +103,19 @@ def verify_one(rank: int, config: dict[str, Any], plan: dict[str, Any], folder: 
     return answer
 
 
+def _answer(parsed: argparse.Namespace, command: str) -> dict[str, Any]:
+    """Returns all rows, and whether they are equal.
+
+    Raises:
+        ConfigError: an option makes no sense.
+    """
+    if parsed.rows < 1 or parsed.timeout <= 0:
+        raise ConfigError("--rows must be at least 1, and --timeout above 0")
+    found = table(parsed.rows, parsed.seed, parsed.timeout)
+    verdict = {"tolerance": TOLERANCE, "ok": all(row["ok"] for row in found)}
+    return {**origin(command, **verdict), "rows": found}
+
+
 KEYS = (
     *("stages", "spatial_stages", "directions", "pairs", "schedule", "microbatches"),
     *("local_dp", "replicas"),
@@ -172,6 +154,9 @@ def markdown(answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+FORM = Form("parity", markdown, lambda _, answer: markdown(answer))
+
+
 def _cells(row: Row) -> list[str]:
     """Returns a row as text."""
     error = row["max_rel_err"]
@@ -193,8 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", type=int, default=64, help="layouts to draw (default: %(default)s)")
     add("--seed", type=int, default=0, help="decides which (default: %(default)s)")
     add("--timeout", type=float, default=300, help="seconds for one row (default: %(default)s)")
-    add("--json", action="store_true", help="print one JSON object instead of a table")
-    add("--out", type=Path, help="folder for README.md and parity.json, as results/parity")
+    add_output(parser, FORM.name)
     return parser
 
 

@@ -12,22 +12,22 @@ import dataclasses
 import json
 import logging
 import math
-import shlex
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from hires.bench import plan_table
+from hires.bench.answers import Form, add_output, tell
 from hires.bench.contestants import model_config
-from hires.core import log as logs
 from hires.core.config import RunConfig, TaskConfig, to_dict
-from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.errors import ConfigError, RunError
 from hires.core.layout import ParallelConfig
 from hires.nets.trace import trace_config
+
+FORM = Form("plan", plan_table.text, plan_table.readme)
 
 REPLICAS = ParallelConfig(
     name="sp+pp",
@@ -61,23 +61,7 @@ class Options:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    parsed = _parser().parse_args(words)
-    logs.setup()
-    try:
-        options = _options(parsed)
-        command = shlex.join(["hires", "bench", "plan", *words])
-        found = plan_table.result(command, dataclasses.asdict(options), run(options))
-        if parsed.out is not None:
-            plan_table.write(parsed.out, found)
-    except HiresError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped by Ctrl-C\n")
-        return 130
-    sys.stdout.write(json.dumps(found, indent=1) + "\n" if parsed.json else plan_table.text(found))
-    return 0 if found["ok"] else 1
+    return tell(FORM, argv, _parser().parse_args, _answer)
 
 
 def run(options: Options) -> dict[str, list[dict[str, Any]]]:
@@ -99,6 +83,12 @@ def run(options: Options) -> dict[str, list[dict[str, Any]]]:
             rows[name].append(_row(layout, samples))
             log.info("%s: %d ranks planned", name, rows[name][-1]["ranks"])
     return rows
+
+
+def _answer(parsed: argparse.Namespace, command: str) -> dict[str, Any]:
+    """Returns all sizes, and what they miss."""
+    options = _options(parsed)
+    return plan_table.result(command, dataclasses.asdict(options), run(options))
 
 
 def _replicated(ranks: int) -> ParallelConfig:
@@ -168,8 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--replica-ranks", default=_listed(defaults.replica_ranks), help="default: %(default)s")
     add("--repeats", type=int, default=defaults.repeats, help="processes of every size")
     add("--timeout", type=float, default=defaults.timeout_s, help="seconds for one plan")
-    add("--json", action="store_true", help="print one JSON object instead of tables")
-    add("--out", type=Path, help="folder for README.md and plan.json, as results/NAME")
+    add_output(parser, FORM.name)
     return parser
 
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from hires.core import provenance
-from hires.core.files import make_folder, write_atomically
-from hires.core.units import MIB, gib, size
+from hires.bench.answers import columns, header, markdown, origin
+from hires.core.units import MIB, size
 
-SCHEMA = 1
 AIM_RANKS = 4096
 AIMS = {"plan_s": 20.0, "peak_bytes": 1e9, "plan_json_bytes": 50e6}
 """What planning and proving ``AIM_RANKS`` may cost at most."""
@@ -23,6 +17,7 @@ HEADINGS = (
     "ranks", "replicas", "seconds", "cpu s", "peak MiB", "messages", "of one replica",
     "us each", "growth", "plan.json", "verdict",
 )  # fmt: skip
+ALIGN = "r" * len(HEADINGS)
 TITLES = {
     "replicas": "replicas of 64 ranks (three stages of 4x4 tiles, 16 of one rank, 32 microbatches)",
     "one replica": "one replica that grows (four stages of equal square grids, 2 microbatches)",
@@ -43,14 +38,9 @@ def result(
         for row in rows:
             row["growth"] = row["us_per_message"] / rows[0]["us_per_message"]
             row["missed"] = _missed(row)
+    ok = not any(row["missed"] for rows in series.values() for row in rows)
     return {
-        "schema": SCHEMA,
-        "command": command,
-        "time": provenance.now(),
-        "ok": not any(row["missed"] for rows in series.values() for row in rows),
-        "aims": {"ranks": AIM_RANKS, **AIMS, "growth": AIM_GROWTH},
-        "load_average": list(os.getloadavg()),
-        **provenance.collect(),
+        **origin(command, ok=ok, aims={"ranks": AIM_RANKS, **AIMS, "growth": AIM_GROWTH}),
         "options": options,
         "series": series,
     }
@@ -70,47 +60,23 @@ def text(found: dict[str, Any]) -> str:
     """Returns the tables for the screen."""
     parts = [_aims(found)]
     for name, rows in found["series"].items():
-        cells = [HEADINGS, *map(_cells, rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
+        lines = columns([HEADINGS, *map(_cells, rows)], ALIGN)
         parts.append("\n".join([TITLES[name], *lines]))
     return "\n\n".join(parts) + "\n"
 
 
-def write(folder: Path, found: dict[str, Any]) -> None:
-    """Writes ``README.md`` and ``plan.json`` into a folder.
-
-    Raises:
-        RunError: the folder or a file cannot be written.
-    """
-    make_folder(folder)
-    write_atomically(folder / "plan.json", json.dumps(found, indent=1) + "\n")
-    write_atomically(folder / "README.md", _readme(folder.name, found))
-
-
-def _readme(name: str, found: dict[str, Any]) -> str:
+def readme(name: str, found: dict[str, Any]) -> str:
     """Returns the numbers beside command, machine and commit."""
-    hardware = found["hardware"]
-    load = ", ".join(f"{value:.2f}" for value in found["load_average"])
     lines = [
-        f"# {name}",
-        "",
-        f"    {found['command']}",
-        "",
-        f"* machine: {hardware['cpu']}, {hardware['cores']} cores, "
-        f"{gib(hardware['memory'] or 0)}; load average at the end {load}",
-        f"* commit: {found['git'] or 'no checkout'}; hires {found['hires']}, "
-        f"Python {found['python']}",
-        f"* time: {found['time']}",
+        *header(name, found, torch=False),
         f"* network: {found['options']['model']}, {found['options']['image']} pixels, training",
         f"* {_aims(found)}",
         "",
         NOTES,
     ]
     for series, rows in found["series"].items():
-        lines += ["", f"## {TITLES[series]}", "", _markdown(HEADINGS)]
-        lines.append(_markdown(["---:"] * len(HEADINGS)))
-        lines += [_markdown(_cells(row)) for row in rows]
+        lines += ["", f"## {TITLES[series]}", ""]
+        lines += markdown([HEADINGS, *map(_cells, rows)], ALIGN)
     return "\n".join(lines) + "\n"
 
 
@@ -142,8 +108,3 @@ def _cells(row: dict[str, Any]) -> list[str]:
         size(row["plan_json_bytes"]),
         f"MISSED {', '.join(row['missed'])}" if row["missed"] else "ok",
     ]
-
-
-def _markdown(cells: Sequence[str]) -> str:
-    """Returns a line of a Markdown table."""
-    return f"| {' | '.join(cells)} |"

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import logging
-import os
 import shlex
 import statistics
 import subprocess
@@ -23,16 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from hires.bench import simulate_table as table
+from hires.bench.answers import Form, add_output, origin, tell
 from hires.bench.thesis import CLUSTER, Predictor, rows
 from hires.bench.wires import measure_network
-from hires.core import log as logs
-from hires.core import provenance, records, timeline
-from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core import records, timeline
+from hires.core.errors import ConfigError, RunError
 from hires.plan.costs import measured_costs
 from hires.plan.links import Network
 from hires.plan.plan import Plan
 from hires.plan.simulate import simulate
 
+FORM = Form("simulate", table.text, table.readme)
 PARTS = ("runs", "thesis")
 RUN = ("model=resnet18", "image=192", "batch=4", "steps=8")
 """Of the runs on this machine, unless the overrides say otherwise."""
@@ -48,27 +47,7 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    try:
-        parsed = _options(words)
-        logs.setup()
-        found = _result(shlex.join(["hires", "bench", "simulate", *words]))
-        if "runs" in parsed.only:
-            network = measure_network(parsed.timeout)
-            found["network"] = dataclasses.asdict(network)
-            found["runs"] = _runs(parsed, network)
-        if "thesis" in parsed.only:
-            found |= _thesis()
-        if parsed.out is not None:
-            table.write(parsed.out, found)
-    except HiresError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped by Ctrl-C\n")
-        return 130
-    sys.stdout.write(json.dumps(found, indent=1) + "\n" if parsed.json else table.text(found))
-    return 0
+    return tell(FORM, argv, _options, _answer)
 
 
 def compare(run_dir: Path, network: Network) -> dict[str, Any]:
@@ -100,6 +79,18 @@ def compare(run_dir: Path, network: Network) -> dict[str, Any]:
         "error": simulated_s / measured_s - 1,
         "bubble": statistics.median(simulation.bubble for simulation in found),
     }
+
+
+def _answer(parsed: argparse.Namespace, command: str) -> dict[str, Any]:
+    """Returns the parts that are wanted."""
+    found = origin(command)
+    if "runs" in parsed.only:
+        network = measure_network(parsed.timeout)
+        found["network"] = dataclasses.asdict(network)
+        found["runs"] = _runs(parsed, network)
+    if "thesis" in parsed.only:
+        found |= _thesis()
+    return found
 
 
 def _runs(parsed: argparse.Namespace, network: Network) -> list[dict[str, Any]]:
@@ -147,17 +138,6 @@ def _thesis() -> dict[str, Any]:
     return {"thesis": predicted, "devices": devices, "cluster": dataclasses.asdict(CLUSTER)}
 
 
-def _result(command: str) -> dict[str, Any]:
-    """Returns where the numbers come from."""
-    return {
-        "schema": table.SCHEMA,
-        "command": command,
-        "time": provenance.now(),
-        "load_average": list(os.getloadavg()),
-        **provenance.collect(),
-    }
-
-
 def _options(words: Sequence[str]) -> argparse.Namespace:
     """Returns the checked options.
 
@@ -175,8 +155,7 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     add("--from", dest="runs", nargs="+", type=Path, metavar="RUN", help="run folders to compare")
     add("--only", default=",".join(PARTS), help="runs, thesis, or both (default: %(default)s)")
     add("--timeout", type=float, default=600.0, help="seconds for each run (default: %(default)s)")
-    add("--json", action="store_true", help="print one JSON object instead of tables")
-    add("--out", type=Path, help="folder for README.md and simulate.json, as results/NAME")
+    add_output(parser, FORM.name)
     parsed = parser.parse_intermixed_args(list(words))
     parsed.only = [name for name in parsed.only.split(",") if name]
     if not parsed.only or set(parsed.only) - set(PARTS):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from hires.bench.answers import columns, header, markdown
 from hires.bench.thesis import CANNOT
-from hires.core.files import make_folder, write_atomically
-from hires.core.units import gib
 
-SCHEMA = 1
 RUNS = ("run", "ranks", "measured ms", "simulated ms", "error", "bubble")
 THESIS = (
     "ratio", "thesis", "network", "image", "batch", "GPUs", "layout", "over", "predicted",
@@ -28,43 +24,17 @@ def text(found: dict[str, Any]) -> str:
     """Returns the tables for the screen."""
     parts = []
     for title, headings, cells, notes in _tables(found):
-        lines = [headings, *cells]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        drawn = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
+        drawn = columns([headings, *cells], "l" * len(headings))
         parts.append("\n".join([title, *drawn, "", notes]))
     return "\n\n".join(parts) + "\n"
 
 
-def write(folder: Path, found: dict[str, Any]) -> None:
-    """Writes ``README.md`` and ``simulate.json`` into a folder.
-
-    Raises:
-        RunError: the folder or a file cannot be written.
-    """
-    make_folder(folder)
-    write_atomically(folder / "simulate.json", json.dumps(found, indent=1) + "\n")
-    write_atomically(folder / "README.md", _readme(folder.name, found))
-
-
-def _readme(name: str, found: dict[str, Any]) -> str:
+def readme(name: str, found: dict[str, Any]) -> str:
     """Returns the numbers beside command, machine and commit."""
-    hardware = found["hardware"]
-    lines = [
-        f"# {name}",
-        "",
-        f"    {found['command']}",
-        "",
-        f"* machine: {hardware['cpu']}, {hardware['cores']} cores, {gib(hardware['memory'] or 0)}",
-        f"* commit: {found['git'] or 'no checkout'}; hires {found['hires']}, "
-        f"torch {found['torch']}, Python {found['python']}",
-        f"* time: {found['time']}",
-    ]
+    lines = header(name, found, load=False)
     for title, headings, cells, notes in _tables(found):
-        lines += ["", f"## {title}", "", _markdown(headings), _markdown(["---"] * len(headings))]
-        lines += [*map(_markdown, cells), "", notes]
+        lines += ["", f"## {title}", "", *markdown([headings, *cells], "l" * len(headings))]
+        lines += ["", notes]
     return "\n".join(lines) + "\n"
 
 
@@ -135,8 +105,3 @@ def _device(found: dict[str, Any]) -> str:
         f"{found['cluster']['ranks_per_node']}, {far['bytes_per_s'] / 1e9:.1f} GB/s and "
         f"{far['latency_s'] * 1e6:.0f} us between nodes."
     )
-
-
-def _markdown(cells: Sequence[str]) -> str:
-    """Returns a line of a Markdown table."""
-    return f"| {' | '.join(cells)} |"

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hires.bench import pairs, peaks
+from hires.bench.answers import columns, header, markdown, origin
 from hires.bench.contestants import Contestant
 from hires.bench.runners import Verdict
 from hires.bench.timing import Samples, Spread, ratios, spread
-from hires.core import provenance
-from hires.core.files import make_folder, write_atomically
-from hires.core.units import gib
 
-SCHEMA = 1
 HEADINGS = (
     "row", "ranks", "threads", "images", "step ms", "p10", "p90", "n", "cpu ms", "images/s",
     "speed-up", "beside torch", "errors", "what",
 )  # fmt: skip
+ALIGN = "l" + "r" * (len(HEADINGS) - 2) + "l"
 NOTES = """\
 `speed-up` is images per second over those of the baseline (`single`; for pipelines `single,
 microbatches`), `beside torch` the time of the fastest row of torch's own that does the same over
@@ -90,12 +85,7 @@ def result(
 ) -> dict[str, Any]:
     """Returns everything that is kept: numbers, and where they come from."""
     return {
-        "schema": SCHEMA,
-        "command": command,
-        "time": provenance.now(),
-        "ok": all(row["ok"] for rows in tables.values() for row in rows),
-        "load_average": list(os.getloadavg()),
-        **provenance.collect(),
+        **origin(command, ok=all(row["ok"] for rows in tables.values() for row in rows)),
         "options": options,
         "tasks": tables,
     }
@@ -105,59 +95,35 @@ def text(found: dict[str, Any]) -> str:
     """Returns the tables for the screen."""
     parts = []
     for task, rows in found["tasks"].items():
-        cells = [HEADINGS, *map(_cells, rows)]
-        lines = _lines(cells)
+        lines = columns([HEADINGS, *map(_cells, rows)], ALIGN)
         parts.append("\n".join([_title(found, task), *lines]))
         answers = pairs.cells(pairs.pairs(rows))
         if answers:
-            parts.append("\n".join([f"ratios, {task}", *_lines([pairs.HEADINGS, *answers])]))
+            parts.append(
+                "\n".join([f"ratios, {task}", *columns([pairs.HEADINGS, *answers], "lrrl")])
+            )
         memory = peaks.cells(rows)
         if memory:
-            parts.append("\n".join([f"memory, {task}", *_lines([peaks.HEADINGS, *memory])]))
+            parts.append(
+                "\n".join([f"memory, {task}", *columns([peaks.HEADINGS, *memory], "lrrrl")])
+            )
     return "\n\n".join(parts) + "\n"
 
 
-def write(folder: Path, found: dict[str, Any]) -> None:
-    """Writes ``README.md`` and ``layouts.json`` into a folder.
-
-    Raises:
-        RunError: the folder or a file cannot be written.
-    """
-    make_folder(folder)
-    write_atomically(folder / "layouts.json", json.dumps(found, indent=1) + "\n")
-    write_atomically(folder / "README.md", _readme(folder.name, found))
-
-
-def _readme(name: str, found: dict[str, Any]) -> str:
+def readme(name: str, found: dict[str, Any]) -> str:
     """Returns the numbers beside command, machine and commit."""
-    hardware = found["hardware"]
-    load = ", ".join(f"{value:.2f}" for value in found["load_average"])
-    lines = [
-        f"# {name}",
-        "",
-        f"    {found['command']}",
-        "",
-        f"* machine: {hardware['cpu']}, {hardware['cores']} cores, "
-        f"{gib(hardware['memory'] or 0)}; load average at the end {load}",
-        f"* commit: {found['git'] or 'no checkout'}; hires {found['hires']}, "
-        f"torch {found['torch']}, Python {found['python']}",
-        f"* time: {found['time']}",
-        "",
-        NOTES,
-    ]
+    lines = [*header(name, found), "", NOTES]
     for task, rows in found["tasks"].items():
-        lines += ["", f"## {_title(found, task)}", "", _markdown(HEADINGS)]
-        lines.append(_markdown(["---", *["---:"] * (len(HEADINGS) - 2), "---"]))
-        lines += [_markdown(_cells(row)) for row in rows]
+        lines += ["", f"## {_title(found, task)}", ""]
+        lines += markdown([HEADINGS, *map(_cells, rows)], ALIGN)
         answers = pairs.cells(pairs.pairs(rows))
         if answers:
-            lines += ["", f"## ratios, {task}", "", pairs.NOTE, "", _markdown(pairs.HEADINGS)]
-            lines += [_markdown(["---"] * len(pairs.HEADINGS)), *map(_markdown, answers)]
+            lines += ["", f"## ratios, {task}", "", pairs.NOTE, ""]
+            lines += markdown([pairs.HEADINGS, *answers], "llll")
         memory = peaks.cells(rows)
         if memory:
-            lines += ["", f"## memory, {task}", "", MEMORY_NOTE, "", _markdown(peaks.HEADINGS)]
-            lines.append(_markdown(["---", *["---:"] * (len(peaks.HEADINGS) - 1)]))
-            lines += map(_markdown, memory)
+            lines += ["", f"## memory, {task}", "", MEMORY_NOTE, ""]
+            lines += markdown([peaks.HEADINGS, *memory], "lrrrr")
     return "\n".join(lines) + "\n"
 
 
@@ -191,31 +157,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns rows of cells as lines with columns of equal width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(_aligned(cells, widths)).rstrip() for cells in rows]
-
-
 def _ratio(value: dict[str, float] | None) -> str:
     """Returns a ratio with its p10 and p90."""
     if value is None:
         return "-"
     return f"{value['median']:.2f} ({value['p10']:.2f}-{value['p90']:.2f})"
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Returns cells of equal width: the first and the last flush left."""
-    last = len(cells) - 1
-    return [
-        cell.ljust(width) if index in (0, last) else cell.rjust(width)
-        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-
-
-def _markdown(cells: Sequence[str]) -> str:
-    """Returns a line of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
 
 
 def _scaled(value: Spread, factor: float) -> Spread:

@@ -104,18 +104,6 @@ class ActionCosts:
         return self.updates.get(rank % self.plan.ranks_per_replica, 0.0)
 
 
-def unit_costs(plan: Plan) -> ActionCosts:
-    """Returns costs in which every action takes one second and nothing else any."""
-    return equal_costs(plan, 1.0, 1.0)
-
-
-def equal_costs(plan: Plan, forward_s: float, backward_s: float) -> ActionCosts:
-    """Returns costs in which all forward passes are equally long, and all backward passes."""
-    seconds = {"F": forward_s, "B": backward_s}
-    ranks = range(plan.ranks_per_replica)
-    return ActionCosts(plan, {(r, a): [seconds[a[0]]] for r in ranks for a in plan.actions_of(r)})
-
-
 def measured_costs(plan: Plan, steps: list[StepSpans]) -> ActionCosts:
     """Returns the median seconds that ranks really computed in an action, without their waits.
 

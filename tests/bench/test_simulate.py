@@ -10,9 +10,9 @@ from hires.bench import simulate as bench
 from hires.bench import simulate_table as table
 from hires.bench.thesis import CALIBRATION_BATCH, PUBLISHED_IMG_PER_S, Predictor, rows
 from hires.core.timeline import Recorder
-from hires.plan.costs import unit_costs
 from hires.plan.links import Link, Network
 from hires.plan.simulate import simulate
+from tests.helpers.simulated import unit_costs
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 NETWORK = Network(Link(0.01, 1e6), Link(0.01, 1e6))

@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from hires.bench.answers import keep
 from hires.bench.contestants import Options, line_up
+from hires.bench.layouts import FORM
 from hires.bench.runners import Verdict
-from hires.bench.table import result, table, text, write
+from hires.bench.table import result, table, text
 from hires.bench.timing import Samples
 
 
@@ -69,7 +71,7 @@ def test_row_without_an_answer_is_red(rows):
 
 def test_folder_holds_numbers_command_machine_and_commit(rows, tmp_path):
     answer = found(rows)
-    write(tmp_path / "layouts-x", answer)
+    keep(FORM, tmp_path / "layouts-x", answer)
     kept = json.loads((tmp_path / "layouts-x/layouts.json").read_text())
     assert kept == answer
     readme = (tmp_path / "layouts-x/README.md").read_text()

@@ -11,27 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hires.core.config import from_dict
-from hires.core.timeline import (
-    BACKWARD,
-    COLLECTIVE,
-    DATA,
-    FORWARD,
-    GRADIENTS,
-    HALO,
-    OPTIMISER,
-    WAIT,
-    Span,
-    StepSpans,
-)
-from hires.plan.costs import (
-    ActionCosts,
-    Device,
-    Roofline,
-    equal_costs,
-    measured_costs,
-    steps_of,
-    unit_costs,
-)
+from hires.core.timeline import COLLECTIVE, FORWARD, GRADIENTS, HALO, OPTIMISER, WAIT, StepSpans
+from hires.plan.costs import ActionCosts, Device, Roofline, measured_costs, steps_of
 from hires.plan.links import Link, Network
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
@@ -40,6 +21,7 @@ from hires.plan.schedule import started
 from hires.plan.simulate import simulate
 from hires.plan.timed import timed_program
 from tests.helpers.graphs import chain
+from tests.helpers.simulated import STEP, equal_costs, unit_costs
 from tests.helpers.small_plans import LAYOUTS, plan_of
 from tests.helpers.tiny_nets import traced
 
@@ -225,19 +207,11 @@ def test_own_action_times_reproduce_a_simulated_step(name: str):
 
 def test_action_is_measured_between_its_collectives():
     plan = conv("train")
-    spans = [
-        Span(DATA, "F0", 0.0, 0.5),
-        Span(FORWARD, "F0", 0.5, 4.5),
-        Span(HALO, "F0", 1.0, 2.0, "a receive"),
-        Span(COLLECTIVE, "F0", 3.0, 4.0, "the loss"),
-        Span(BACKWARD, "B0", 4.5, 6.5),
-        Span(OPTIMISER, "", 6.5, 6.75),
-    ]
-    found = measured_costs(plan, [StepSpans(rank, 0, "", 0.0, spans) for rank in range(2)])
-    assert found.seconds[1, "F0"] == [0.5 + 2.5 - 1.0, 0.5]
-    assert found.seconds[1, "B0"] == [2.0]
-    assert found.steps_s(1, "F0") == [2.5]  # all of it is the convolution's
-    assert found.optimiser_s(0) == 0.25
+    found = measured_costs(plan, [StepSpans(rank, 0, "", 0.0, STEP) for rank in range(2)])
+    assert found.seconds[1, "F0"] == [1 + 3 - 1, 1]  # data, forward, halo; behind the loss
+    assert found.seconds[1, "B0"] == [5 - 1]
+    assert found.steps_s(1, "F0") == [4]  # all of it is the convolution's
+    assert found.optimiser_s(0) == 1
 
 
 def test_recomputed_segments_run_forward_again_before_their_way_back():

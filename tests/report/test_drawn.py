@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from hires.core.timeline import (
-    BACKWARD,
-    COLLECTIVE,
-    DATA,
-    FORWARD,
-    GRADIENTS,
-    HALO,
-    OPTIMISER,
-    WAIT,
-    Span,
-    StepSpans,
-)
-from hires.plan.costs import unit_costs
+from hires.core.timeline import FORWARD, Span, StepSpans
 from hires.plan.simulate import simulate
 from hires.report.drawn import draw, timeline_lines
+from tests.helpers.simulated import STEP, unit_costs
 from tests.helpers.small_plans import plan_of
 
 
 def test_columns_are_time():
-    spans = [
-        Span(DATA, "F0", 0.0, 1.0),
-        Span(FORWARD, "F0", 1.0, 6.0),
-        Span(HALO, "F0", 4.0, 5.0),
-        Span(WAIT, "B0", 6.0, 8.0),
-        Span(BACKWARD, "B0", 8.0, 13.0),
-        Span(COLLECTIVE, "B0", 11.0, 12.0),
-        Span(GRADIENTS, "", 13.0, 14.0),
-        Span(OPTIMISER, "", 14.0, 15.0),
-    ]
-    assert draw(spans, 16.0, 16) == "dF0f~f..B0b~bgo."
-    assert draw(spans, 16.0, 32) == "ddF0ffff~~ff....B0bbbb~~bbggoo.."
+    assert draw(STEP, 16.0, 16) == "dF0~~f..B0b~bgo."
+    assert draw(STEP, 16.0, 32) == "ddF0ff~~~~ff....B0bbbb~~bbggoo.."
 
 
 def test_short_pass_gets_one_column():

@@ -10,12 +10,12 @@ import pytest
 
 from hires.core.errors import ConfigError
 from hires.core.timeline import StepSpans
-from hires.plan.costs import unit_costs
 from hires.plan.links import Link, Network
 from hires.plan.plan import Plan
 from hires.plan.program import edge_messages
 from hires.plan.simulate import simulate
 from hires.report.trace import Event, chrome_events, planned_steps, write_trace
+from tests.helpers.simulated import unit_costs
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 SLOW = Link(0.05, 1e5)
