@@ -44,7 +44,7 @@ def measure(config: dict[str, Any], graph: dict[str, Any]) -> dict[str, Any]:
     return {
         "plan_s": took,
         "cpu_s": cpu_took,
-        "plan_json_bytes": len(json.dumps(plan.to_dict())),
+        "plan_json_bytes": len(json.dumps(plan.to_dict(), indent=1)),  # as run folders hold it
         "base_bytes": base,
         "peak_bytes": peak_rss_bytes(),
         "ranks": plan.world,

@@ -81,16 +81,23 @@ def readme(name: str, found: dict[str, Any]) -> str:
 
 
 def _aims(found: dict[str, Any]) -> str:
-    """Returns what was to be reached, and whether it was."""
-    aims = found["aims"]
-    limits = (
+    """Returns what was to be reached, whether it was, and what was not measured."""
+    aims, series = found["aims"], found["series"].values()
+    sizes = [row["ranks"] for rows in series for row in rows if row["ranks"] <= aims["ranks"]]
+    largest = max(sizes, default=0)
+    costs = [
         f"{aims['plan_s']:g} s",
         f"{aims['peak_bytes'] / 1e9:g} GB of memory",
         f"plan.json of {aims['plan_json_bytes'] / 1e6:g} MB",
-        f"cost of a message at most {aims['growth']:g} times that in the smallest world",
-    )
-    answer = "reached" if found["ok"] else "MISSED"
-    return f"aims up to {aims['ranks']} ranks: {', '.join(limits)}: {answer}"
+    ]
+    growth = [f"cost of a message at most {aims['growth']:g} times that in the smallest world"]
+    grows = any(len(rows) > 1 for rows in series)  # one world by itself cannot show it
+    judged = (costs if sizes else []) + (growth if grows else [])
+    left = [f"worlds of {largest + 1} to {aims['ranks']} ranks"] * (largest < aims["ranks"])
+    left += [] if grows else growth
+    parts = [f"{', '.join(judged)}: {'reached' if found['ok'] else 'MISSED'}"] if judged else []
+    parts += [f"not measured: {', '.join(left)}"] if left else []
+    return f"aims{f' up to {largest} ranks' if sizes else ''}: {'; '.join(parts)}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -42,7 +42,16 @@ def test_sizes_are_planned_and_kept(tmp_path, capsys, monkeypatch):
     assert json.loads((folder / "plan.json").read_text()) == found
     readme = (folder / "README.md").read_text()
     assert found["command"] in readme
-    assert "aims up to 4096 ranks: 20 s, 1 GB of memory, plan.json of 50 MB" in readme
+    assert "aims up to 64 ranks: 20 s, 1 GB of memory, plan.json of 50 MB" in readme
+    assert "not measured: worlds of 65 to 4096 ranks" in readme
+
+
+@pytest.mark.slow
+def test_plan_of_4096_ranks_is_stored_in_less_than_50_mb(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    [world] = run(Options(ranks=(4096,), replica_ranks=(), repeats=1))["replicas"]
+    assert (world["ranks"], world["replicas"], world["errors"]) == (4096, 64, [])
+    assert world["plan_json_bytes"] < 50e6
 
 
 @pytest.mark.parametrize(
@@ -114,3 +123,30 @@ def test_what_is_missed_is_named(change, missed):
     text = plan_table.text(found)
     assert ("MISSED" in text) == bool(missed)
     assert f"{1.6 if missed == ['growth'] else 1:.2f}" in text.splitlines()[-1]
+
+
+GROWTH = "cost of a message at most 1.5 times that in the smallest world"
+COSTS = "20 s, 1 GB of memory, plan.json of 50 MB"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ([64, 4096], f"aims up to 4096 ranks: {COSTS}, {GROWTH}: reached"),
+        (
+            [64, 256],
+            f"aims up to 256 ranks: {COSTS}, {GROWTH}: reached; "
+            f"not measured: worlds of 257 to 4096 ranks",
+        ),
+        (
+            [64],
+            f"aims up to 64 ranks: {COSTS}: reached; "
+            f"not measured: worlds of 65 to 4096 ranks, {GROWTH}",
+        ),
+        ([8192], f"aims: not measured: worlds of 1 to 4096 ranks, {GROWTH}"),
+    ],
+)
+def test_only_what_was_measured_is_reached(sizes, told):
+    rows = [row(ranks=ranks) for ranks in sizes]
+    found = plan_table.result("hires bench plan", {}, {"replicas": rows, "one replica": []})
+    assert plan_table.text(found).splitlines()[0] == told
