@@ -93,19 +93,13 @@ def _answer(parsed: argparse.Namespace, command: str) -> dict[str, Any]:
 
 def _replicated(ranks: int) -> ParallelConfig:
     """Returns as many replicas as make up a world."""
-    return replace(REPLICAS, replicas=ranks // _ranks_of(REPLICAS))
+    return replace(REPLICAS, replicas=ranks // REPLICAS.num_ranks)
 
 
 def _tiled(ranks: int) -> ParallelConfig:
     """Returns one replica of square grids."""
     side = math.isqrt(ranks // TILES.stages)
     return replace(TILES, tiles=[side, side])
-
-
-def _ranks_of(layout: ParallelConfig) -> int:
-    """Returns the ranks of one replica."""
-    shards = zip(layout.grids, layout.shards, strict=True)
-    return sum(rows * cols * parts for (rows, cols), parts in shards)
 
 
 def _measured(config: RunConfig, graph: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -171,7 +165,7 @@ def _options(parsed: argparse.Namespace) -> Options:
     if parsed.repeats < 1 or parsed.timeout <= 0 or parsed.image < 1:
         raise ConfigError("--repeats and --image must be at least 1, and --timeout above 0")
     model_config(parsed.model)
-    ranks, per_replica = _numbers("--ranks", parsed.ranks), _ranks_of(REPLICAS)
+    ranks, per_replica = _numbers("--ranks", parsed.ranks), REPLICAS.num_ranks
     for number in ranks:
         if number % per_replica:
             low = max(1, number // per_replica) * per_replica

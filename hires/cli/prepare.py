@@ -13,7 +13,8 @@ from hires.cli.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, PlanError
-from hires.plan.plan import Finding, Plan
+from hires.plan.offered import offered
+from hires.plan.plan import Plan
 
 
 def planned(config: RunConfig, memory: bool = True) -> Plan:
@@ -32,29 +33,12 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
     with TorchProcess() as process:
         _say("tracing the network ...")
         plan = make_plan(config, process.trace(config))
-        plan.findings += offered(config, plan.world)
+        plan.findings += offered(config)
         if memory:
             _say("predicting the memory ...")
             add_forecast(config, plan, process)
     _say("")
     return plan
-
-
-def offered(config: RunConfig, world: int) -> list[Finding]:
-    """Returns an error if the launcher has fewer ranks than the layout, with what would fit."""
-    most, parallel = config.launcher.max_ranks, config.parallel
-    if world <= most:
-        return []
-    one = world // parallel.replicas
-    remedy = f"or allow them with launcher.max_ranks={world}"
-    share = parallel.pieces // parallel.replicas
-    fitting = [r for r in range(1, most // one + 1) if config.batch % (share * r) == 0]
-    if parallel.replicas > 1 and fitting:
-        remedy = f"use parallel.replicas={max(fitting)}, {remedy}"
-    else:
-        remedy = f"use fewer tiles, stages or replicas, {remedy}"
-    text = f"the layout has {world} ranks, but launcher=local offers {most} on a machine; {remedy}"
-    return [Finding("error", "launcher.max_ranks", text)]
 
 
 def with_classes(config: RunConfig) -> RunConfig:

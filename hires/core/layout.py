@@ -96,6 +96,12 @@ class ParallelConfig:
         return [1] * self.spatial_stages + [self.local_dp] * (self.stages - self.spatial_stages)
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks of the world."""
+        places = zip(self.grids, self.shards, strict=True)
+        return self.replicas * sum(rows * cols * shards for (rows, cols), shards in places)
+
+    @property
     def passes(self) -> int:
         """Model passes per step of one replica."""
         return self.directions * self.pairs

@@ -15,7 +15,6 @@ from typing import Any
 
 from hires.core.config import RunConfig, from_dict, to_dict
 from hires.core.errors import HiresError
-from hires.core.layout import ParallelConfig
 from hires.core.units import size
 from hires.plan.memory import LIBRARIES_BYTES, Room
 from hires.plan.plan import Plan
@@ -86,7 +85,7 @@ class Search:
             if found:
                 break
         found = [self._nearest(trial) if trial.change.stages else trial for trial in found]
-        ranks = num_ranks(self._config.parallel)
+        ranks = self._config.parallel.num_ranks
         return [trial.words for trial in sorted(found, key=lambda t: abs(t.ranks - ranks))]
 
     def _trial(self, change: Change) -> Trial | None:
@@ -107,7 +106,7 @@ class Search:
 
     def _possible(self, config: RunConfig) -> bool:
         """Whether the ranks are offered and their libraries alone fit, which costs no time."""
-        ranks = num_ranks(config.parallel)
+        ranks = config.parallel.num_ranks
         most = self._room.machine_bytes
         if most is not None and ranks * LIBRARIES_BYTES > most:
             return False
@@ -150,12 +149,6 @@ def ladders(config: RunConfig, num_layers: int, room: Room) -> list[list[Change]
     return [_fewer_replicas(config), _fewer_tiles(config), _fewer_stages(config), *same]
 
 
-def num_ranks(parallel: ParallelConfig) -> int:
-    """Returns the ranks of a layout's world."""
-    places = zip(parallel.grids, parallel.shards, strict=True)
-    return parallel.replicas * sum(rows * cols * shards for (rows, cols), shards in places)
-
-
 def _microbatches(config: RunConfig) -> list[Change]:
     """Returns more microbatches, where the batch divides into them."""
     parallel = config.parallel
@@ -181,9 +174,8 @@ def _stages(config: RunConfig, stages: int) -> Change:
 def _more_stages(config: RunConfig, num_layers: int) -> list[Change]:
     """Returns one stage more, then twice as many each time, up to what layers and ranks allow."""
     parallel = config.parallel
-    spare = (
-        config.launcher.max_ranks // parallel.replicas - num_ranks(parallel) // parallel.replicas
-    )
+    replicas = parallel.replicas
+    spare = config.launcher.max_ranks // replicas - parallel.num_ranks // replicas
     most = min(num_layers, parallel.stages + spare // parallel.local_dp)
     counts = {parallel.stages + 1, most}
     counts.update(itertools.takewhile(lambda n: n < most, _doubled(parallel.stages)))

@@ -11,7 +11,7 @@ from hires.core.config import RunConfig, from_dict
 from hires.core.units import GIB, MIB
 from hires.plan import remedies
 from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room
-from hires.plan.remedies import Search, ladders, num_ranks
+from hires.plan.remedies import Search, ladders
 
 LAYERS = 21
 
@@ -28,7 +28,7 @@ class Predictor:
         peak = self._rule(config.parallel)
         if peak is None:
             return None
-        ranks, replicas = num_ranks(config.parallel), config.parallel.replicas
+        ranks, replicas = config.parallel.num_ranks, config.parallel.replicas
         memory = [RankMemory(0, 0, 0, peak, 0).to_dict()] * (ranks // replicas)
         return SimpleNamespace(memory=memory, world=ranks, num_replicas=replicas)
 
@@ -70,7 +70,7 @@ def test_changes_that_keep_the_ranks_come_before_those_that_add_few():
         config_of(stages=4, tiles=[2, 1]), LIMITED, lambda p: 99 if p.stages > 4 else 10**9
     )
     assert found == ["parallel.stages=5 (99 B)"]
-    found, _, _ = search(config_of(), LIMITED, lambda p: 10**9 if num_ranks(p) == 1 else 99)
+    found, _, _ = search(config_of(), LIMITED, lambda p: 10**9 if p.num_ranks == 1 else 99)
     assert found == ["parallel.stages=2 (99 B)", "parallel.tiles=[2,1] (99 B)"]
     found, _, _ = search(config_of(stages=2, tiles=[4, 4]), LIMITED, lambda p: 99)
     assert found[0] == "parallel.microbatches=2 (99 B)"
@@ -112,7 +112,7 @@ def test_machine_that_is_too_small_for_all_ranks_is_offered_fewer_of_them():
     found, _, predictor = search(config_of(tiles=[8, 8]), room, lambda p: MIB)
     assert found == ["parallel.tiles=[4,2] (2.5 GiB in all)"]
     # The libraries alone of 16 ranks are too much, so nobody asks about them.
-    assert [num_ranks(config.parallel) for config in predictor.asked] == [8]
+    assert [config.parallel.num_ranks for config in predictor.asked] == [8]
     found, _, _ = search(config_of(replicas=8), Room(None, 2 * GIB), lambda p: MIB)
     assert found == ["parallel.replicas=4 (1.3 GiB in all)"]
 
