@@ -22,6 +22,7 @@ from hires.core.files import make_folder, write_atomically
 from hires.core.units import gib
 
 SCHEMA = 1
+OPTION = "--out FOLDER"
 
 Answer = dict[str, Any]
 """Plain values; ``ok`` tells whether all is as it should be, where that was a question."""
@@ -98,9 +99,10 @@ def keep(form: Form, folder: Path, found: Answer) -> None:
     Raises:
         RunError: the folder or a file cannot be written.
     """
-    make_folder(folder)
-    write_atomically(folder / f"{form.name}.json", json.dumps(found, indent=1) + "\n")
-    write_atomically(folder / "README.md", form.readme(folder.name, found))
+    make_folder(folder, OPTION)
+    text = json.dumps(found, indent=1) + "\n"
+    write_atomically(folder / f"{form.name}.json", text, option=OPTION)
+    write_atomically(folder / "README.md", form.readme(folder.name, found), option=OPTION)
 
 
 def header(name: str, found: Answer, load: bool = True, torch: bool = True) -> list[str]:

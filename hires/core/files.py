@@ -17,20 +17,32 @@ from hires.core.errors import RunError
 
 StrPath = str | os.PathLike[str]
 
+OPTION = "results=FOLDER"
+"""How a user chooses where runs are kept."""
+
 _REMEDIES = {
-    errno.ENOSPC: "free some space, or choose a folder on another disk with results=FOLDER",
-    errno.EDQUOT: "free some of your quota, or choose a folder on another disk with results=FOLDER",
-    errno.EACCES: "choose a folder that you may write to with results=FOLDER",
-    errno.EPERM: "choose a folder that you may write to with results=FOLDER",
-    errno.EROFS: "choose a folder that you may write to with results=FOLDER",
-    errno.ENOTDIR: "a file is where a folder should be: move it, or choose results=FOLDER",
-    errno.EEXIST: "a file is where a folder should be: move it, or choose results=FOLDER",
-    errno.ENAMETOOLONG: "choose a shorter campaign=NAME or results=FOLDER",
+    errno.ENOENT: "there is no folder {folder}: choose another folder with {option}, or make it",
+    errno.ENOSPC: "free some space, or choose a folder on another disk with {option}",
+    errno.EDQUOT: "free some of your quota, or choose a folder on another disk with {option}",
+    errno.EACCES: "choose a folder that you may write to with {option}",
+    errno.EPERM: "choose a folder that you may write to with {option}",
+    errno.EROFS: "choose a folder that you may write to with {option}",
+    errno.ENOTDIR: "a file is where a folder should be: move it, or choose {option}",
+    errno.EEXIST: "a file is where a folder should be: move it, or choose {option}",
+    errno.ENAMETOOLONG: "choose a shorter campaign=NAME (of a run) or {option}",
 }
 
 
-def write_atomically(path: StrPath, text: str, *, executable: bool = False) -> None:
+def write_atomically(
+    path: StrPath, text: str, *, executable: bool = False, option: str = OPTION
+) -> None:
     """Writes a whole file that is either there with all of ``text`` or not there (or as before).
+
+    Args:
+        path: of the file.
+        text: all of it.
+        executable: whether it may be run.
+        option: what a user changes to have it elsewhere.
 
     Raises:
         RunError: the file cannot be written; the message says why and what would work.
@@ -48,7 +60,7 @@ def write_atomically(path: StrPath, text: str, *, executable: bool = False) -> N
     except (OSError, ValueError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise cannot_write(path, error) from error
+        raise cannot_write(path, error, option) from error
 
 
 def append_line(path: StrPath, line: str) -> None:
@@ -70,8 +82,12 @@ def append_line(path: StrPath, line: str) -> None:
         raise cannot_write(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
-def make_folder(path: StrPath) -> None:
+def make_folder(path: StrPath, option: str = OPTION) -> None:
     """Makes a folder and its parents, if they are not there yet.
+
+    Args:
+        path: of the folder.
+        option: what a user changes to have it elsewhere.
 
     Raises:
         RunError: it cannot be made.
@@ -79,16 +95,17 @@ def make_folder(path: StrPath) -> None:
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise cannot_write(path, error) from error
+        raise cannot_write(path, error, option) from error
 
 
-def cannot_write(path: StrPath, error: Exception) -> RunError:
+def cannot_write(path: StrPath, error: Exception, option: str = OPTION) -> RunError:
     """Returns the error that tells a user why ``path`` cannot be written and what would work."""
     if not isinstance(error, OSError):
         return RunError(f"cannot write {path}: {error}; use names in UTF-8")
     why = error.strerror or str(error)
-    remedy = _REMEDIES.get(error.errno or 0, "choose another folder with results=FOLDER")
-    return RunError(f"cannot write {path}: {why}; {remedy}")
+    remedy = _REMEDIES.get(error.errno or 0, "choose another folder with {option}")
+    advice = remedy.format(folder=Path(path).parent, option=option)
+    return RunError(f"cannot write {path}: {why}; {advice}")
 
 
 def _umask() -> int:

@@ -61,7 +61,8 @@ def write_trace(path: StrPath, plan: Plan, steps: list[StepSpans]) -> int:
         raise ConfigError(f"--trace {path} is a folder; name a file in it, as {path}/trace.json")
     measured = complete_steps(steps, plan.world)
     events = chrome_events(plan, measured)
-    write_atomically(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
+    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
+    write_atomically(path, text, option="--trace FILE")
     return sum(len(rank.spans) for ranks in measured.values() for rank in ranks)
 
 
