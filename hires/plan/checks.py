@@ -9,6 +9,9 @@ from hires.plan.partition import layer_starts
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.rules import TILED
 
+SHOWN = 8
+"""Most parameters that one finding names."""
+
 
 def check_batch(config: RunConfig) -> list[Finding]:
     """Returns errors if the batch does not divide into microbatches, or these into shards."""
@@ -166,23 +169,41 @@ def _remedy(config: RunConfig, shape: list[int]) -> str:
 
 
 def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Finding]:
-    """Returns an error for every parameter that training would change in two stages apart."""
+    """Returns an error for every two stages apart in which training would change a parameter."""
     users: dict[str, list[tuple[Stage, Node]]] = {}
     for stage in stages if training else ():
         for node in graph.nodes[stage.first : stage.last]:
             for name in node.params:
                 if graph.params[name].trainable or _updates(node):
                     users.setdefault(name, []).append((stage, node))
-    findings = []
+    tied: dict[tuple[int, int], list[str]] = {}
     for name, uses in users.items():
-        (first, one), (last, other) = uses[0], uses[-1]
-        if first is not last:
-            text = (
-                f"{name} is used by stages {first.index} ({describe(one)}) and {last.index} "
-                f"({describe(other)}); cut so that one stage holds both, or use fewer stages"
-            )
-            findings.append(Finding("error", "parallel.balance", text))
-    return findings
+        first, last = uses[0][0].index, uses[-1][0].index
+        if first != last:
+            tied.setdefault((first, last), []).append(name)
+    return [_tie(pair, names, users) for pair, names in tied.items()]
+
+
+def _tie(
+    pair: tuple[int, int], names: list[str], users: dict[str, list[tuple[Stage, Node]]]
+) -> Finding:
+    """Returns the error of the parameters that two stages share, with the users of the first."""
+    uses = users[names[0]]
+    one, other = describe(uses[0][1]), describe(uses[-1][1])
+    text = (
+        f"{_listed(names)} used by stages {pair[0]} ({one}) and {pair[1]} ({other}); cut so that "
+        f"one stage holds both, or use fewer stages"
+    )
+    return Finding("error", "parallel.balance", text)
+
+
+def _listed(names: list[str]) -> str:
+    """Returns the subject of a sentence with its verb; of many names the first."""
+    if len(names) == 1:
+        return f"{names[0]} is"
+    more = len(names) - SHOWN
+    shown = names[:SHOWN] + ([f"{more} more"] if more > 0 else [])
+    return f"{', '.join(shown[:-1])} and {shown[-1]} are"
 
 
 def check_shared(graph: Graph, stages: list[Stage], training: bool) -> list[Finding]:
