@@ -158,7 +158,7 @@ class Predictor:
         Bisection on the speed of the arithmetic, since memory and launches take time of their own.
         """
         if precision not in self.devices:
-            plan = self._calibration_plan(precision)
+            plan = self.calibration_plan(precision)
             wanted_s = CALIBRATION_BATCH / PUBLISHED_IMG_PER_S[precision]
             low, high = 1e9, 1e18
             for _ in range(BISECTIONS):
@@ -168,12 +168,7 @@ class Predictor:
             self.devices[precision] = _device(high)
         return self.devices[precision]
 
-    def calibration(self, precision: str) -> tuple[Plan, Roofline]:
-        """Returns the plan on which the device was calibrated, and what it costs there."""
-        plan = self._calibration_plan(precision)
-        return plan, Roofline(plan, self.device(precision))
-
-    def _calibration_plan(self, precision: str) -> Plan:
+    def calibration_plan(self, precision: str) -> Plan:
         """Returns the plan of Table 2.1."""
         batch = CALIBRATION_BATCH
         config = _config(RESNET, CALIBRATION_IMAGE, batch, "infer", precision, {})

@@ -20,11 +20,6 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.3g} GiB" if num_bytes < 100 * GIB else f"{num_bytes / GIB:.0f} GiB"
 
 
-def mib(num_bytes: float) -> str:
-    """Returns bytes in MiB, as ``97.8 MiB``."""
-    return f"{num_bytes / MIB:.1f} MiB"
-
-
 def size(num_bytes: float) -> str:
     """Returns bytes in the unit that suits them, as ``512 B``, ``1.5 KiB`` or ``97.8 MiB``."""
     value = float(num_bytes)

@@ -10,6 +10,7 @@ from hires.bench import simulate as bench
 from hires.bench import simulate_table as table
 from hires.bench.thesis import CALIBRATION_BATCH, PUBLISHED_IMG_PER_S, Predictor, rows
 from hires.core.timeline import Recorder
+from hires.plan.costs import Roofline
 from hires.plan.links import Link, Network
 from hires.plan.simulate import simulate
 from tests.helpers.simulated import unit_costs
@@ -70,7 +71,8 @@ def test_rows_cite_the_thesis_and_the_published_ratios_are_its_own():
 def test_device_infers_as_fast_as_the_thesis_measured():
     predictor = Predictor()
     for precision, wanted in PUBLISHED_IMG_PER_S.items():
-        plan, costs = predictor.calibration(precision)
+        plan = predictor.calibration_plan(precision)
+        costs = Roofline(plan, predictor.device(precision))
         assert CALIBRATION_BATCH / simulate(plan, costs).step_s == pytest.approx(wanted, rel=1e-6)
 
 
