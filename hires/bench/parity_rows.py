@@ -27,6 +27,7 @@ NETWORKS: dict[str, Choice] = {
     "unet nearest": {"name": "unet", "levels": 2, "width": 4, "upsample": "nearest"},
     "edsr x2": {"name": "edsr", "blocks": 2, "width": 6, "scale": 2},
     "edsr x3": {"name": "edsr", "blocks": 2, "width": 6, "scale": 3},
+    "custom": {"name": "custom", "target": "hires.bench.own_net:OwnNet"},
 }
 
 CHOICES: dict[str, tuple[Any, ...]] = {

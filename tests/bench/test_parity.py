@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
-from hires.bench.parity import main, markdown, table
+from hires.bench.parity import check, main, markdown, table
 from hires.bench.parity_rows import CHOICES, NETWORKS, config_of, draw, overrides, rows
 from hires.cli.compose import compose
 from hires.core.config import RunConfig, to_dict
+from hires.nets.trace import trace_config
+from hires.plan.planner import make_plan
 
 
 def drawn(count: int, seed: int = 0) -> list[RunConfig]:
@@ -49,11 +52,22 @@ def test_line_that_makes_a_row_again_makes_the_same_config():
 
 
 def test_layout_on_too_many_ranks_is_drawn_again():
-    import random
-
     choice = draw(random.Random(0))
     choice |= {"tiles": (3, 3), "stages": 4, "local_dp": 2, "replicas": 2}
     assert config_of(choice, 0) is None
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_network_that_hires_does_not_know_is_equal_too():
+    choice = draw(random.Random(0)) | {"network": "custom", "image": (25, 29), "task": "train"}
+    choice |= {"tiles": (2, 1), "stages": 3, "directions": 2, "pairs": 1, "replicas": 1}
+    config = config_of(choice | {"microbatches": 1, "local_dp": 1, "fuse": 2}, 0)
+    assert config is not None
+    assert config.model.name == "custom"
+    row = check(config, make_plan(config, trace_config(config)), timeout_s=300)
+    assert row["ok"], row
+    assert row["max_rel_err"] <= 1e-10
 
 
 @pytest.mark.dist
