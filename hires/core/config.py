@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hires.core.errors import ConfigError
+from hires.core.launching import LauncherConfig
 from hires.core.layout import ParallelConfig
 from hires.core.units import parse_size
 from hires.core.values import Checks, at_least, one_of
@@ -184,27 +185,6 @@ class TaskConfig:
         for key in ("lr", "momentum", "weight_decay"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise ConfigError(f"task.{key}={getattr(self, key)} must be 0 or more, and finite")
-
-
-@dataclass
-class LauncherConfig:
-    """``launcher=NAME``: what starts the ranks."""
-
-    name: str = "local"
-    """``local``: one process per rank on this machine."""
-    threads: int = 1
-    """Compute threads of every rank."""
-    max_ranks: int = 64
-    """``local``: most processes on this machine; a larger world is refused."""
-    port: int = 0
-    """Rendezvous port; 0: a free one is chosen."""
-
-    def __post_init__(self) -> None:
-        one_of("launcher", self.name, ("local",))
-        at_least("launcher.threads", self.threads, 1)
-        at_least("launcher.max_ranks", self.max_ranks, 1)
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"launcher.port={self.port} must be 0 (any free port) to 65535")
 
 
 @dataclass

@@ -22,6 +22,12 @@ COSMETIC = (
     "results",
     "launcher.port",
     "launcher.max_ranks",
+    "launcher.account",
+    "launcher.qos",
+    "launcher.minutes",
+    "launcher.signal_s",
+    "launcher.requeues",
+    "launcher.interface",
     "comm.timeout_s",
     "memory.limit",
 )

@@ -19,13 +19,13 @@ from hires.core.errors import HiresError, RunError
 from hires.core.files import StrPath, write_atomically
 from hires.launcher import ports
 from hires.launcher.interrupts import Interrupts
+from hires.launcher.places import Places, here
 from hires.launcher.progress import Progress
 from hires.launcher.supervisor import End, Job, OnLine, Supervisor
 
 CANCELLED = 130
 """Exit code of a run that was stopped by Ctrl-C or SIGTERM, as shells have it."""
 
-_PORT_TRIES = 3
 _FULL_BYTES = 2**20
 
 
@@ -43,6 +43,8 @@ class Outcome:
     """The last lines of the log of the rank that failed first."""
     failed_rank: int | None = None
     """That rank."""
+    reason: str | None = None
+    """What kind of failure it is, as ``exit.json`` has it."""
 
     @property
     def exit_code(self) -> int:
@@ -57,8 +59,9 @@ def launch(
     args: Sequence[str] = (),
     on_line: OnLine | None = None,
     module: str = "hires.worker",
+    places: Places | None = None,
 ) -> Outcome:
-    """Runs all ranks of a run on this machine and returns how it ended; none is left then.
+    """Runs all ranks of a run and returns how it ended; none is left then.
 
     Call it from a thread that lives until it returns: ranks die with the thread that started them.
 
@@ -69,6 +72,7 @@ def launch(
             success is what the exit codes say and no ``record.json`` is written.
         on_line: called with every new line of ``metrics.jsonl``, for a progress bar.
         module: the Python module that every rank runs.
+        places: where the ranks run; unset: on this machine.
 
     Raises:
         ConfigError: ``launcher.port`` is taken.
@@ -77,7 +81,8 @@ def launch(
     run_dir = Path(run_dir).absolute()
     config = records.read_config(run_dir)
     world = int(records.read_plan(run_dir)["world"])
-    job = Job(run_dir, attempt, config, world, module, args, on_line)
+    places = here(world, config.launcher.port) if places is None else places
+    job = Job(run_dir, attempt, config, world, module, args, on_line, places)
     started = provenance.now()
     with Interrupts() as interrupts:
         try:
@@ -87,7 +92,7 @@ def launch(
             _leave(job, End("failed", f"the launcher stopped: {why}"), started)
             raise
         end = _leave(job, end, started)
-    return Outcome(end.state, end.cause, end.exit_codes, end.tail, end.failed_rank)
+    return Outcome(end.state, end.cause, end.exit_codes, end.tail, end.failed_rank, end.reason)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,15 +123,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(job: Job, interrupts: Interrupts) -> End:
     """Runs the ranks, with another port if somebody took it between choosing and listening."""
-    for last in (False,) * (_PORT_TRIES - 1) + (True,):
-        with ports.reserve(job.config.launcher.port) as port:
-            end = Supervisor(job, port, interrupts).run()
+    *others, last = job.places.ports
+    for choice in others:
+        try:
+            with ports.reserve(choice) as port:
+                end = Supervisor(job, port, interrupts).run()
+        except ports.PortTakenError:
+            continue
         if not end.port_taken:
-            break
-        if job.config.launcher.port or last:
-            why = f"port {port} was taken while the ranks started"
-            return replace(end, cause=f"{why}; run it again, with another launcher.port or 0")
+            return end
         records.event(job.run_dir, job.attempt, "port_taken", port=port)
+    with ports.reserve(last) as port:
+        end = Supervisor(job, port, interrupts).run()
+    if end.port_taken:
+        why = f"port {port} was taken while the ranks started"
+        return replace(end, cause=f"{why}; run it again, with another launcher.port or 0")
     return end
 
 
@@ -152,6 +163,7 @@ def _write_exit(job: Job, end: End, started: str) -> None:
     values = {
         "state": end.state,
         "cause": end.cause,
+        "reason": end.reason,
         "exit_codes": {str(rank): code for rank, code in sorted(end.exit_codes.items())},
         "started": started,
         "ended": provenance.now(),

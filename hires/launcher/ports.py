@@ -17,10 +17,11 @@ from pathlib import Path
 
 from hires.core.errors import ConfigError
 
-ADDRESS = "127.0.0.1"
-"""Where the ranks of one machine meet."""
-
 _TAKEN = (b"EADDRINUSE", b"ddress already in use")
+
+
+class PortTakenError(ConfigError):
+    """Nobody can listen at a port."""
 
 
 @contextlib.contextmanager
@@ -28,7 +29,7 @@ def reserve(port: int) -> Iterator[int]:
     """Yields the port to use, ``port`` itself or any free one for 0, and keeps it until the end.
 
     Raises:
-        ConfigError: ``port`` is taken or not permitted.
+        PortTakenError: ``port`` is taken or not permitted.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,7 +41,7 @@ def reserve(port: int) -> Iterator[int]:
             taken = error.errno == errno.EADDRINUSE
             why = "is taken" if taken else f"cannot be used ({error.strerror})"
             remedy = "choose another one, or launcher.port=0 for any free port"
-            raise ConfigError(f"launcher.port={port} {why}; {remedy}") from None
+            raise PortTakenError(f"launcher.port={port} {why}; {remedy}") from None
         number = int(kept.getsockname()[1])
         if not sys.platform.startswith("linux"):
             kept.close()  # elsewhere a bound port keeps rank 0 out, too

@@ -36,6 +36,8 @@ class RankProcess:
     """Exit code, negative for a signal; None while it runs."""
     ended_s: float = 0.0
     """When its end was seen, in seconds since the epoch."""
+    relayed: bool = False
+    """Whether this process is not the rank itself but passes its signals and its end on."""
 
 
 def start(rank: int, command: Sequence[str], environ: Mapping[str, str], log: Path) -> RankProcess:
@@ -71,7 +73,7 @@ def poll(ranks: Iterable[RankProcess]) -> list[RankProcess]:
     for rank in ended:
         # It is not reaped yet, so its number still means this group and nobody else's.
         _signal_group(rank, signal.SIGKILL)
-        rank.code = rank.process.wait()
+        rank.code = _code(rank)
         rank.ended_s = seen_s
     return ended
 
@@ -94,6 +96,14 @@ def stop(ranks: Sequence[RankProcess], grace_s: float, hurry: Callable[[], bool]
     kill(ranks)
 
 
+def tell(ranks: Sequence[RankProcess], number: signal.Signals) -> None:
+    """Sends a signal to all ranks that run, and to nothing that they started."""
+    for rank in ranks:
+        if rank.code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(rank.process.pid, number)
+
+
 def kill(ranks: Sequence[RankProcess]) -> None:
     """Ends all ranks at once and waits for them."""
     for rank in ranks:
@@ -101,7 +111,7 @@ def kill(ranks: Sequence[RankProcess]) -> None:
             _signal_group(rank, signal.SIGKILL)
     for rank in ranks:
         if rank.code is None:
-            rank.code = rank.process.wait()
+            rank.code = _code(rank)
             rank.ended_s = time.time()
 
 
@@ -147,7 +157,17 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
+def _code(rank: RankProcess) -> int:
+    """Returns the exit code of a rank that has ended or is about to, negative for a signal."""
+    code = rank.process.wait()
+    return 128 - code if rank.relayed and code > 128 else code
+
+
 def _signal_group(rank: RankProcess, number: signal.Signals) -> None:
     """Sends a signal to a rank and all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(rank.process.pid, number)
+        if not rank.relayed:
+            os.killpg(rank.process.pid, number)
+        elif rank.code is None:
+            # Alone: srun has a child in its group that ends the rank if srun is killed.
+            os.kill(rank.process.pid, number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import time
@@ -22,6 +23,7 @@ from hires.core.errors import RunError
 from hires.core.world import World
 from hires.launcher import blame, ports, processes
 from hires.launcher.interrupts import Interrupts
+from hires.launcher.places import Places
 from hires.launcher.progress import MetricsTail
 
 OnLine = Callable[[dict[str, Any]], None]
@@ -32,6 +34,14 @@ SETTLE_S = 0.3
 """How long the other ranks may still report after one failed, so that the cause is among them."""
 GRACE_S = 2.0
 """How long ranks may take to end after SIGTERM."""
+TOLD_S = 5.0
+"""How long after ranks elsewhere were ended by SIGTERM the same may reach the supervisor."""
+SAVED = 75
+"""Exit code of a rank that saved its state because it was asked to make way."""
+STOPPED = (None, 0, -signal.SIGTERM, -signal.SIGKILL)
+"""How ranks end, if they do, whose job was stopped from outside."""
+MADE_WAY = (0, SAVED, -signal.SIGUSR2)
+"""How ranks end that were asked to make way; those that knew no better die of the signal."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class Job:
     """What follows the run folder on its command line."""
     on_line: OnLine | None
     """Called with every new line of ``metrics.jsonl``."""
+    places: Places
+    """Where the ranks run."""
 
     @property
     def folder(self) -> Path:
@@ -61,6 +73,8 @@ class End:
 
     state: str
     cause: str | None = None
+    reason: str | None = None
+    """``preempted``, ``timeout`` or another of the reasons that ``exit.json`` knows."""
     failed_rank: int | None = None
     tail: list[str] = field(default_factory=list)
     exit_codes: dict[int, int] = field(default_factory=dict)
@@ -104,18 +118,13 @@ class Supervisor:
         job = self.job
         log = job.folder / "logs" / f"rank{rank:04d}.log"
         log.unlink(missing_ok=True)  # of a start whose port was taken
-        command = [sys.executable, "-m", job.module, str(job.run_dir), *job.args]
-        world = World(
-            rank=rank,
-            size=job.world,
-            local_rank=rank,
-            local_size=job.world,
-            address=ports.ADDRESS,
-            port=self.port,
-            attempt=job.attempt,
-        )
-        environ = rank_environment(os.environ, world, job.config.launcher.threads)
+        places = job.places
+        words = [sys.executable, "-m", job.module, str(job.run_dir), *job.args]
+        command = [*places.ranks[rank].prefix, *words]
+        world = places.world(rank, self.port, job.attempt)
+        environ = rank_environment(os.environ, world, job.config.launcher.threads, places.interface)
         self.ranks.append(processes.start(rank, command, environ, log))
+        self.ranks[-1].relayed = places.relayed
         self._note("rank_started", rank=rank, pid=self.ranks[-1].process.pid)
 
     def _watch(self) -> End:
@@ -127,6 +136,8 @@ class Supervisor:
                 return self._cancel()
             if any(rank.code for rank in self.ranks):
                 return self._fail()
+            if self.interrupts.make_way:
+                return self._make_way()
             if all(rank.code == 0 for rank in self.ranks):
                 return End("done")
             time.sleep(POLL_S)
@@ -137,19 +148,65 @@ class Supervisor:
         processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 1)
         return End("cancelled", f"stopped by {self.interrupts.name}")
 
+    def _make_way(self) -> End:
+        """Tells the ranks to save their state and end, and waits until they have."""
+        making = self.job.places.making_way()
+        self._note("making_way", why=making.cause)
+        processes.tell(self.ranks, signal.SIGUSR2)
+        self._wait(making.patience_s, lambda: any(not _made_way(rank) for rank in self.ranks))
+        if self.interrupts.count:
+            return self._cancel()
+        if not all(_made_way(rank) for rank in self.ranks):
+            self._wait(SETTLE_S)  # a neighbour of one that died of the signal has failed, too
+            if not any(rank.code == -signal.SIGUSR2 for rank in self.ranks):
+                return self._fail()
+        processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
+        if all(rank.code == 0 for rank in self.ranks):
+            return End("done")
+        return End("failed", making.cause, making.reason)
+
     def _fail(self) -> End:
         """Stops all ranks because one failed, and finds the one that began it."""
-        settled = time.monotonic() + SETTLE_S
-        while time.monotonic() < settled and any(rank.code is None for rank in self.ranks):
-            time.sleep(POLL_S / 2)
-            self._poll()
+        self._wait(SETTLE_S)
+        if any(rank.code == -signal.SIGTERM for rank in self.ranks):
+            # Who ends a whole job tells the ranks and this process, in any order.
+            self._wait(TOLD_S if self.job.places.relayed else 0.0, lambda: False, ended=False)
+        stopped = all(
+            rank.code in (None, 0, -signal.SIGTERM, -signal.SIGKILL) for rank in self.ranks
+        )
+        if self.interrupts.count and stopped:
+            return self._cancel()
         failed = [rank.rank for rank in self.ranks if rank.code]
         self._note("stopping", why="a rank failed", failed=failed)
         processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
         events = records.read_lines(self.job.folder / "events.jsonl")[self._events_before :]
         failure = blame.first_failure(self.ranks, failed, events)
         port_taken = ports.was_taken(self.ranks[0].log) and not self._tail.seen
-        return End("failed", failure.cause, failure.rank, failure.tail, port_taken=port_taken)
+        return End(
+            "failed",
+            failure.cause,
+            failed_rank=failure.rank,
+            tail=failure.tail,
+            port_taken=port_taken,
+        )
+
+    def _wait(
+        self, most_s: float, enough: Callable[[], bool] = lambda: False, ended: bool = True
+    ) -> None:
+        """Waits until somebody interrupts, at most so long.
+
+        Args:
+            most_s: the longest wait.
+            enough: asked again and again; ends it, too.
+            ended: whether the wait also ends with the last rank.
+        """
+        until = time.monotonic() + most_s
+        while time.monotonic() < until and not self.interrupts.count and not enough():
+            if ended and all(rank.code is not None for rank in self.ranks):
+                return
+            time.sleep(POLL_S / 2)
+            self._poll()
+            self._feed()
 
     def _poll(self) -> None:
         """Notes which ranks have ended."""
@@ -168,15 +225,28 @@ class Supervisor:
             records.event(self.job.run_dir, self.job.attempt, event, **fields)
 
 
-def rank_environment(base: Mapping[str, str], world: World, threads: int) -> dict[str, str]:
-    """Returns the environment of a rank: ``base``, its world, and as many threads as asked."""
+def _made_way(rank: processes.RankProcess) -> bool:
+    """Whether a rank still runs, or ended as one does that was asked to make way."""
+    return rank.code is None or rank.code in MADE_WAY
+
+
+def rank_environment(
+    base: Mapping[str, str], world: World, threads: int, interface: str | None
+) -> dict[str, str]:
+    """Returns the environment of a rank.
+
+    Args:
+        base: what it inherits.
+        world: which rank it is.
+        threads: its compute threads.
+        interface: network interface of its messages, unless ``base`` names one; None: it finds out.
+    """
     # Under torchrun these tell torch that somebody else hosts the meeting point: nobody would.
     environ = {k: v for k, v in base.items() if not k.startswith("TORCHELASTIC_")}
     environ |= world.to_environment()
     environ |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     environ["PYTHONUNBUFFERED"] = "1"  # or the last lines of a killed rank would be lost
     environ.setdefault("PYTHONFAULTHANDLER", "1")
-    # Without it gloo asks for this host's name, which may not resolve, or leads to a firewall.
-    if any(name == "lo" for _, name in socket.if_nameindex()):
-        environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if interface is not None:
+        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environ

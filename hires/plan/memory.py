@@ -100,7 +100,8 @@ class Room:
 def room_of(config: RunConfig) -> Room:
     """Returns how much memory the ranks of a run may need."""
     own = parse_size(config.memory.limit)
-    return Room(own, None if own is not None else machine_bytes())
+    elsewhere = config.launcher.name != "local"  # this machine's memory says nothing about a node's
+    return Room(own, None if own is not None or elsewhere else machine_bytes())
 
 
 def machine_bytes() -> int | None:

@@ -13,8 +13,16 @@ from hires.plan.plan import Finding
 
 
 def offered(config: RunConfig) -> list[Finding]:
-    """Returns an error if a layout has more ranks than the launcher, with what would fit."""
-    most, ranks = config.launcher.max_ranks, config.parallel.num_ranks
+    """Returns an error if a layout has more ranks than the launcher, with what would fit.
+
+    Nor may a job have nodes on which no rank would run.
+    """
+    most, ranks = config.launcher.offered_ranks, config.parallel.num_ranks
+    if config.launcher.name == "slurm" and config.launcher.nodes > ranks:
+        text = (
+            f"launcher.nodes={config.launcher.nodes} is more than the layout's ranks; use {ranks}"
+        )
+        return [Finding("error", "launcher.nodes", text)]
     if ranks <= most:
         return []
     fitting = [change for change in (_replicas(config), _stages(config), _tiles(config)) if change]
@@ -78,5 +86,7 @@ def _fitting(config: RunConfig, **keys: Any) -> ParallelConfig | None:
     except ConfigError:
         return None
     alone = layout.num_ranks == layout.replicas  # two directions need two ranks
-    fits = layout.num_ranks <= config.launcher.max_ranks and not (alone and layout.directions > 1)
+    fits = layout.num_ranks <= config.launcher.offered_ranks and not (
+        alone and layout.directions > 1
+    )
     return layout if fits else None

@@ -110,7 +110,7 @@ class Search:
         most = self._room.machine_bytes
         if most is not None and ranks * LIBRARIES_BYTES > most:
             return False
-        return ranks <= config.launcher.max_ranks
+        return ranks <= config.launcher.offered_ranks
 
     def _needs(self, plan: Plan) -> str:
         """Returns what a plan needs of what there is too little of, in words."""
@@ -175,7 +175,7 @@ def _more_stages(config: RunConfig, num_layers: int) -> list[Change]:
     """Returns one stage more, then twice as many each time, up to what layers and ranks allow."""
     parallel = config.parallel
     replicas = parallel.replicas
-    spare = config.launcher.max_ranks // replicas - parallel.num_ranks // replicas
+    spare = config.launcher.offered_ranks // replicas - parallel.num_ranks // replicas
     most = min(num_layers, parallel.stages + spare // parallel.local_dp)
     counts = {parallel.stages + 1, most}
     counts.update(itertools.takewhile(lambda n: n < most, _doubled(parallel.stages)))

@@ -1,0 +1,57 @@
+"""Which of this machine's addresses do other machines reach, and which interface has it?
+
+Asked by the launcher, which tells the ranks where to meet, and by every rank of a world on several
+machines: the transport takes the interface of this host's own name otherwise, which is often the
+loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import struct
+
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_NO_MATTER = 9  # a port; no packet is sent
+
+
+def own_address_towards(host: str) -> str:
+    """Returns the address that this machine uses when it talks to ``host``.
+
+    Raises:
+        OSError: the name cannot be resolved, or no network leads there.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, _NO_MATTER))  # chooses a route and sends nothing
+        return str(probe.getsockname()[0])
+
+
+def interface_towards(host: str) -> str | None:
+    """Returns the interface of :func:`own_address_towards`, or None if that cannot be found out."""
+    with contextlib.suppress(OSError):
+        address = own_address_towards(host)
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no IPv4 address
+                if address_of(name) == address:
+                    return name
+    return None
+
+
+def address_of(interface: str) -> str:
+    """Returns the IPv4 address of an interface of this machine.
+
+    Raises:
+        OSError: there is no such interface, or it has no such address.
+    """
+    import fcntl  # not everywhere, and only asked for where several machines work together
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        request = struct.pack("256s", interface.encode()[:15])
+        answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)
+    return socket.inet_ntoa(answer[20:24])
+
+
+def is_loopback(address: str) -> bool:
+    """Returns whether an address leads from every machine to that machine itself."""
+    return ipaddress.ip_address(address).is_loopback
