@@ -47,4 +47,4 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
         print(f"all lines: {run.attempt_dir / 'logs'}", file=sys.stderr)
 
 
-_ENDS = {"failed": "failed", "cancelled": "was cancelled"}
+_ENDS = {"failed": "failed", "cancelled": "was cancelled", "lost": "is lost"}

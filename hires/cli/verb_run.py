@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -12,11 +13,13 @@ from hires.cli.launching import explain, launched
 from hires.cli.options import Parser, add_json, add_overrides
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screen import print_config, print_record
+from hires.cli.submitting import prepared, submitted, tell, waited
 from hires.core.config import RunConfig
 from hires.core.errors import RunError
 from hires.core.naming import run_name
 from hires.core.records import read_record
 from hires.core.rundir import RunDir, create, open_run
+from hires.launcher.waiting import refuse_queued
 from hires.report.tables import write
 
 _EXAMPLES = (
@@ -25,6 +28,8 @@ _EXAMPLES = (
     "hires run 'image=[480,640]' parallel=dp          quotes keep the shell off the brackets",
     "hires run data=folder data.path=data/textures    your own images",
     "hires run parallel=pp --cfg job                  only show the config",
+    "hires run parallel=sp launcher=slurm --wait      as a Slurm job",
+    "hires run parallel=sp launcher=slurm --dry-run   only write the scripts",
 )
 
 
@@ -33,6 +38,12 @@ def main(words: Sequence[str]) -> int:
     parser = Parser("run", "Run an experiment and print its throughput and memory.", _EXAMPLES)
     add_overrides(parser)
     parser.add_argument("--again", action="store_true", help="run even if it is complete already")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="write the run folder with its scripts, and stop"
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="launcher=slurm: wait for the job, print the tables"
+    )
     add_json(parser)
     args = parser.read(words)
     config = compose(args.overrides, args.config_dir)
@@ -44,32 +55,50 @@ def main(words: Sequence[str]) -> int:
         print(f"complete since an earlier time: {run.path} (--again runs it anew)", file=sys.stderr)
         _print(run, args.json)
         return 0
-    return _start(config, ["hires", "run", *words], args.again, args.json)
+    return _start(config, ["hires", "run", *(w for w in words if w != "--dry-run")], args)
 
 
 def _complete(config: RunConfig) -> RunDir | None:
     """Returns the run if it was completed earlier, so that nothing needs to be traced."""
-    path = Path(config.results).absolute() / config.campaign / run_name(config)
     try:
-        run = open_run(path)
+        run = open_run(_path(config))
     except RunError:
         return None
     return run if run.complete else None
 
 
-def _start(config: RunConfig, argv: list[str], again: bool, as_json: bool) -> int:
+def _path(config: RunConfig) -> Path:
+    """Returns the place of the run's folder."""
+    return Path(config.results).absolute() / config.campaign / run_name(config)
+
+
+def _start(config: RunConfig, argv: list[str], args: argparse.Namespace) -> int:
     """Plans, freezes and runs; returns the exit code."""
     plan = planned(config)
     require_feasible(plan)
-    run = create(config, plan.to_dict(), argv, again=again)
-    code = 0
-    if not run.complete:  # another process may have completed it since we looked
-        print(f"run folder: {run.path}", file=sys.stderr)
+    if config.launcher.name == "slurm":
+        refuse_queued(_path(config))
+    run = create(config, plan.to_dict(), argv, again=args.again)
+    if run.complete:  # another process may have completed it since we looked
+        _print(run, args.json)
+        return 0
+    scripts = prepared(config, run, plan.world, argv)
+    print(f"run folder: {run.path}", file=sys.stderr)
+    if args.dry_run:
+        print("\n".join(str(script) for script in scripts))
+        return 0
+    if config.launcher.name == "local":
         outcome = launched(config, run, plan.world)
-        explain(outcome, run)
-        code = outcome.exit_code
-    _print(run, as_json)
-    return code
+    else:
+        job = submitted(run)
+        if not args.wait:
+            tell(run, job, args.json)
+            return 0
+        print(f"job {job}", file=sys.stderr)
+        outcome = waited(config, run, job, plan.world)
+    explain(outcome, run)
+    _print(run, args.json)
+    return outcome.exit_code
 
 
 def _print(run: RunDir, as_json: bool) -> None:

@@ -18,7 +18,7 @@ from hires.cli.options import Parser, add_json, add_overrides
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screen import print_config, print_table
 from hires.core.config import PrecisionConfig, RunConfig
-from hires.core.errors import PlanError, RunError
+from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.rundir import create
 from hires.plan.graph import describe
 from hires.plan.plan import Plan
@@ -62,8 +62,14 @@ def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
     """Returns what rank 0 found, or the exit code of ranks that failed, which was explained.
 
     Raises:
+        ConfigError: the launcher is not that of this machine.
         RunError: the ranks ended well without an answer.
     """
+    if config.launcher.name != "local":
+        raise ConfigError(
+            f"launcher={config.launcher.name} cannot verify: the ranks run on this machine; leave "
+            f"it out"
+        )
     config = with_classes(config)
     plan = planned(config, memory=False)  # rank 0 holds the whole network besides
     _refuse_random(plan)

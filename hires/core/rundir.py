@@ -170,7 +170,7 @@ def _frozen_files(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) 
         # Only ASCII: PyYAML writes some other characters (U+0085) so that they read back changed.
         "config.yaml": yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=False),
         "plan.json": json.dumps(plan, indent=1) + "\n",
-        "launch.sh": launchfile.render(argv),
+        "launch.sh": launchfile.render(argv, f"{config.launcher.name}.sh"),
     }
 
 

@@ -34,7 +34,7 @@ class Outcome:
     """How a launch ended."""
 
     state: str
-    """``done``, ``failed`` or ``cancelled``."""
+    """``done``, ``failed`` or ``cancelled``; of a job that left no word, ``lost``."""
     cause: str | None
     """Why it is not done, in one paragraph."""
     exit_codes: dict[int, int]
@@ -89,10 +89,31 @@ def launch(
             end = _run(job, interrupts)
         except BaseException as error:
             why = str(error) or type(error).__name__
-            _leave(job, End("failed", f"the launcher stopped: {why}"), started)
+            _leave(job, End("failed", f"the launcher stopped: {why}", "launch"), started)
             raise
         end = _leave(job, end, started)
     return Outcome(end.state, end.cause, end.exit_codes, end.tail, end.failed_rank, end.reason)
+
+
+def leave(run_dir: StrPath, attempt: int, state: str, cause: str) -> None:
+    """Writes ``exit.json`` and ``record.json`` of an attempt whose ranks were never started.
+
+    Args:
+        run_dir: the run folder.
+        attempt: the attempt.
+        state: ``failed`` or ``cancelled``.
+        cause: why, in one paragraph.
+
+    Raises:
+        RunError: the run folder cannot be read.
+    """
+    run_dir = Path(run_dir).absolute()
+    config = records.read_config(run_dir)
+    world = int(records.read_plan(run_dir)["world"])
+    places = here(world, config.launcher.port)
+    job = Job(run_dir, attempt, config, world, "", (), None, places)
+    reason = "launch" if state == "failed" else None
+    _leave(job, End(state, cause, reason), provenance.now())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -150,9 +150,9 @@ class Supervisor:
 
     def _make_way(self) -> End:
         """Tells the ranks to save their state and end, and waits until they have."""
+        processes.tell(self.ranks, signal.SIGUSR2)
         making = self.job.places.making_way()
         self._note("making_way", why=making.cause)
-        processes.tell(self.ranks, signal.SIGUSR2)
         self._wait(making.patience_s, lambda: any(not _made_way(rank) for rank in self.ranks))
         if self.interrupts.count:
             return self._cancel()

@@ -1,0 +1,13 @@
+# Runs on the first node of the job: one supervisor, which starts the ranks on all nodes with srun.
+# It was made by: @COMMAND@
+# By hand it is a new attempt of the run: sbatch job.sbatch
+run_dir=@RUN@
+pythonpath=@PYTHONPATH@
+# Exit code 66: this node does not see the run folder, which must lie where all nodes do.
+cd -- "$run_dir" && exec >>job.log 2>&1 || exit 66
+# Relative paths of the config (data.path, a network of your own) count from this folder.
+cd -- @FOLDER@ || exit 66
+if [ -n "$pythonpath" ]; then
+    export PYTHONPATH="$pythonpath${PYTHONPATH:+:$PYTHONPATH}"
+fi
+# It takes this shell's place, or Slurm's signal before the time limit would not reach it.
