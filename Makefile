@@ -6,11 +6,11 @@ INSTALLED := $(VENV)/.installed
 ARGS ?=
 IMAGES := data/textures
 
-.PHONY: help run test check lint bench clean
+.PHONY: help run test test-slurm check lint bench clean
 
 help:  ## show this text
 	@echo "make VERB [PYTHON=python3] [ARGS='...']"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
 
 # The stamp makes the second time quick; a change of the dependencies installs again.
 $(INSTALLED): pyproject.toml constraints.txt scripts/install.sh
@@ -25,8 +25,11 @@ run: $(INSTALLED)  ## write a small folder of images, train on it and print the 
 test: $(INSTALLED)  ## run the tests; ARGS='-m slow' runs the slow ones
 	$(BIN)/python -m pytest $(ARGS)
 
+test-slurm: $(INSTALLED)  ## as root: start a Slurm of two nodes, run its tests, stop it
+	bash scripts/test_slurm.sh $(BIN)/python $(ARGS)
+
 check: lint  ## run ruff, mypy and the fast tests
-	$(BIN)/python -m pytest -m "not dist and not slow and not mpi and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not dist and not slow and not mpi and not gpu and not slurm" $(ARGS)
 
 lint: $(INSTALLED)  ## run ruff and mypy
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@
 # --accounting adds slurmdbd on a MariaDB of its own. `stop` ends what `start` began and deletes
 # FOLDER.
 set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin 
 
 usage() {
     echo "usage: scripts/slurm_cluster.sh start|stop|status [--accounting] [FOLDER]" >&2
@@ -94,7 +95,8 @@ ClusterName=hires
 SlurmctldHost=$host(127.0.0.1)
 SlurmctldPort=${ports[0]}
 AuthType=auth/munge
-AuthInfo=socket=$dir/munge/socket
+# A job that is queued again waits for as many seconds before it starts.
+AuthInfo=socket=$dir/munge/socket,cred_expire=10
 CryptoType=crypto/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
@@ -118,6 +120,8 @@ SlurmdParameters=config_overrides
 # Jobs that ended stay visible to squeue and scontrol.
 MinJobAge=3600
 JobRequeue=1
+# What can never run is refused at once.
+EnforcePartLimits=ALL
 KillWait=5
 SchedulerParameters=batch_sched_delay=1,sched_interval=5
 PreemptType=preempt/partition_prio

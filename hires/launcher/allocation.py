@@ -66,8 +66,8 @@ class Allocation:
         """
         address, interface = self._meeting(config.launcher.interface)
         ranks = [
-            Place(local, size, (*_SRUN, f"--nodelist={self.nodes[node].name}"))
-            for node, size in enumerate(spread(num_ranks, len(self.nodes)))
+            Place(local, size, (*_SRUN, f"--nodelist={node.name}"), node.name)
+            for node, size in zip(self.nodes, spread(num_ranks, len(self.nodes)), strict=False)
             for local in range(size)
         ]
         # This process runs where rank 0 does, so any port that is free here will do.

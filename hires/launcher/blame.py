@@ -69,7 +69,8 @@ def _cause(rank: RankProcess, told: dict[str, Any] | None, tail: Sequence[str]) 
         name = _signal_name(-rank.code)
         hint = " (by `kill -9`, or the system ran out of memory)" if name == "SIGKILL" else ""
         return f"rank {rank.rank} was killed by {name}{hint}"
-    last = next((line.strip() for line in reversed(tail) if line.strip()), "")
+    own = [line.strip() for line in tail if line.strip() and not line.startswith("srun: ")]
+    last = own[-1] if own else ""
     return f"rank {rank.rank} exited with code {rank.code}" + (f": {last}" if last else "")
 
 

@@ -27,6 +27,8 @@ class Place:
     """Ranks on this machine."""
     prefix: tuple[str, ...] = ()
     """Words before the rank's own command."""
+    node: str | None = None
+    """Name of the machine, where it may be another one."""
 
 
 @dataclass(frozen=True)

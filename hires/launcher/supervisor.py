@@ -125,7 +125,8 @@ class Supervisor:
         environ = rank_environment(os.environ, world, job.config.launcher.threads, places.interface)
         self.ranks.append(processes.start(rank, command, environ, log))
         self.ranks[-1].relayed = places.relayed
-        self._note("rank_started", rank=rank, pid=self.ranks[-1].process.pid)
+        node = {"node": places.ranks[rank].node} if places.ranks[rank].node else {}
+        self._note("rank_started", rank=rank, pid=self.ranks[-1].process.pid, **node)
 
     def _watch(self) -> End:
         """Waits until all ranks are done, one fails or somebody interrupts."""

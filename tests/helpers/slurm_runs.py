@@ -1,0 +1,135 @@
+"""Runs on the Slurm that SLURM_CONF names: how tests start them, look at them and end them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TINY = ["model=preact_resnet", "model.n=1", "image=[37,33]", "batch=4", "steps=4"]
+FIVE = ["parallel=sp+lp", "parallel.tiles=[2,2]", "launcher=slurm", "launcher.nodes=2"]
+"""Four tiles and a stage behind them, on both nodes."""
+LONG = ["steps=100000"]
+PATIENCE_S = 90
+
+T = TypeVar("T")
+
+
+def ask(*command: str) -> str:
+    """Returns what one of Slurm's commands prints."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done.stdout.strip()
+
+
+def until(answer: Callable[[], T], what: str) -> T:
+    """Returns the answer as soon as it is true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        found = answer()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"waited in vain for {what}")
+
+
+@dataclass
+class Runs:
+    """The runs of one test: command lines in its folder, and their jobs."""
+
+    folder: Path
+    jobs: list[str] = field(default_factory=list)
+
+    def hires(self, *words: str, code: int = 0) -> tuple[str, str]:
+        """Returns output and error output of one command line."""
+        with self.background(*words) as process:
+            out, err = process.communicate(timeout=240)
+        assert process.returncode == code, (process.returncode, out, err, self.log())
+        return out, err
+
+    @contextlib.contextmanager
+    def background(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """Runs one command line while the block does something else."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hires", *words],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def submit(self, *words: str) -> str:
+        """Submits a tiny run of five ranks and returns its job."""
+        out, _ = self.hires("run", *TINY, *FIVE, *words, "--json")
+        self.jobs.append(str(json.loads(out)["job"]))
+        return self.jobs[-1]
+
+    @property
+    def run(self) -> Path:
+        """The one run folder."""
+        [config] = self.folder.glob("results/*/*/config.yaml")
+        return config.parent
+
+    def log(self) -> str:
+        """What all jobs have said so far."""
+        return "\n".join(path.read_text() for path in self.folder.glob("results/*/*/job.log"))
+
+    def events(self, name: str, attempt: int = 0) -> list[dict[str, Any]]:
+        """Returns the events of one kind."""
+        path = self.run / f"a{attempt}" / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in map(json.loads, lines) if line["event"] == name]
+
+    def wait_for_step(self, step: int, attempt: int = 0) -> None:
+        """Returns when rank 0 has recorded a step."""
+        pattern = f"results/*/*/a{attempt}/metrics.jsonl"
+        words = f'"rank": 0, "step": {step},'
+        until(
+            lambda: any(words in path.read_text() for path in self.folder.glob(pattern)),
+            f"step {step}",
+        )
+
+    def exit(self, attempt: int = 0) -> dict[str, Any]:
+        """Returns the ``exit.json`` of an attempt once it is there."""
+        path = self.run / f"a{attempt}" / "exit.json"
+        until(path.exists, f"{path}; the log: {self.log()}")
+        return dict(json.loads(path.read_text()))
+
+    def record(self) -> dict[str, Any]:
+        """Returns the record of the run."""
+        return dict(json.loads((self.run / "record.json").read_text()))
+
+    def rank_pids(self) -> dict[int, int]:
+        """Returns the processes of the ranks themselves, on all nodes of this machine."""
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                environ = (process / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if words[1:3] == [b"-m", b"hires.worker"] and os.fsencode(self.run) in words:
+                [rank] = [word[5:] for word in environ if word.startswith(b"RANK=")]
+                found[int(rank)] = int(process.name)
+        return found
+
+    def end(self) -> None:
+        """Cancels what still runs, and returns when it is gone."""
+        jobs = [json.loads(path.read_text())["job"] for path in self.folder.rglob("a*/job.json")]
+        if jobs or self.jobs:
+            subprocess.run(["scancel", *jobs, *self.jobs], check=False, capture_output=True)
+        until(lambda: not ask("squeue", "--noheader"), "an empty queue")
