@@ -46,7 +46,8 @@ def script(run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]) ->
     launcher = config.launcher
     sizes = allocation.spread(num_ranks, launcher.nodes)
     parameters: dict[str, Any] = {
-        "job_name": run.name,
+        # A folder that was renamed may have a name that no line of options can hold.
+        "job_name": re.sub(r"[^A-Za-z0-9._+-]+", "_", run.name),
         "nodes": launcher.nodes,
         "ntasks_per_node": max(sizes),
         "cpus_per_task": launcher.threads,

@@ -4,7 +4,8 @@ FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well
 ok, short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores SIGTERM), stopped
 (SIGSTOP), full (fills the disk, then behaves well), parent (starts a child, then hangs), hub
 (waits on the others and reports when one is gone), port N (says for N starts that its port is
-taken), late (fails, then takes its time).
+taken), late (fails, then takes its time), saver, breaker, ignorer, finisher (asked by SIGUSR2 to
+make way they save, fail, do nothing and finish), listener (dies of SIGUSR2).
 """
 
 import contextlib
@@ -114,8 +115,43 @@ def port(here, run_dir, argument):
     ok(here, run_dir, argument)
 
 
+def saver(here, run_dir, argument):
+    _listen(lambda: os._exit(75))
+
+
+def breaker(here, run_dir, argument):
+    _listen(lambda: os._exit(1))
+
+
+def ignorer(here, run_dir, argument):
+    _listen(lambda: None)
+
+
+def finisher(here, run_dir, argument):
+    def finish():
+        ok(here, run_dir, argument)
+        os._exit(0)
+
+    _listen(finish)
+
+
+def listener(here, run_dir, argument):
+    _listen(None)
+
+
 def exit_(here, run_dir, argument):
     sys.exit(int(argument))
+
+
+def _listen(answer):
+    """Waits for SIGUSR2, again and again."""
+    if answer is not None:
+        signal.signal(signal.SIGUSR2, lambda number, frame: answer())
+    sys.stdout.write("it listens\n")
+    sys.stdout.flush()
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def _fail(here, run_dir, kind, text):
@@ -150,6 +186,11 @@ _BEHAVIOURS = {
     "late": late,
     "port": port,
     "exit": exit_,
+    "saver": saver,
+    "breaker": breaker,
+    "ignorer": ignorer,
+    "finisher": finisher,
+    "listener": listener,
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,217 @@
+"""Is the job script what Slurm and a person can read, and are names in it names and no commands?"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hires.core import launchfile
+from hires.core.config import RunConfig
+from hires.core.errors import ConfigError, RunError
+from hires.core.launching import LauncherConfig
+from hires.launcher import slurm
+
+ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r#SBATCH --x \"&"
+
+
+def config(**keys) -> RunConfig:
+    return RunConfig(launcher=LauncherConfig(name="slurm", **keys))
+
+
+def options(text: str) -> dict[str, str]:
+    """Returns the options of a script, as a shell would read their values."""
+    lines = [line[8:] for line in text.splitlines() if line.startswith("#SBATCH ")]
+    words = [shlex.split(line)[0].removeprefix("--") for line in lines]
+    return {key: value for key, _, value in (word.partition("=") for word in words)}
+
+
+def command(folder: Path, name: str, text: str) -> None:
+    """Writes a stand-in for a command."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch) -> Path:
+    """A folder that is searched for commands first."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def test_script_asks_for_the_nodes_the_ranks_need(tmp_path):
+    text = slurm.script(tmp_path / "run-1", config(nodes=2, threads=4, minutes=90), 5, [])
+    assert options(text) == {
+        "job-name": "run-1",
+        "nodes": "2",
+        "ntasks": "5",
+        "ntasks-per-node": "3",
+        "cpus-per-task": "4",
+        "time": "90",
+        "signal": "B:USR2@120",
+        "requeue": "",
+        "open-mode": "append",
+        "output": "/dev/null",
+    }
+
+
+def test_script_names_partition_account_and_quality_if_they_are_set(tmp_path):
+    text = slurm.script(tmp_path, config(partition="big mem", account="a'b", qos="$(x)"), 1, [])
+    found = options(text)
+    assert (found["partition"], found["account"], found["qos"]) == ("big mem", "a'b", "$(x)")
+
+
+@pytest.mark.parametrize("key", ["partition", "account", "qos", "interface"])
+@pytest.mark.parametrize("value", ["a\nb", "", "a\x00"])
+def test_text_that_fits_no_line_is_refused(key, value):
+    with pytest.raises(ConfigError, match=f"launcher.{key}="):
+        config(**{key: value})
+
+
+def test_options_stand_before_anything_that_names_can_reach(tmp_path):
+    """Slurm reads no option below the first command, whatever a name holds."""
+    run = tmp_path / f"run {ODD}".replace("/", "")
+    text = slurm.script(run, config(), 1, ["hires", "run", f"campaign={ODD}"])
+    lines = text.split("\n")
+    first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
+    assert all(n < first for n, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert [line for line in lines[:first] if "touch oops" in line] == [lines[first - 2]]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Path:
+    """A folder with an odd name and a job script that starts a stand-in for Python."""
+    odd = tmp_path / ODD
+    odd.mkdir()
+    command(odd, "py thon", 'printf "%s|" "$PWD" "$PYTHONPATH" "$@"; echo')
+    monkeypatch.chdir(odd)
+    monkeypatch.setattr(sys, "executable", str(odd / "py thon"))
+    monkeypatch.setenv("PYTHONPATH", str(odd / "lib"))
+    (odd / "run").mkdir()
+    slurm.write_script(odd / "run", config(), 1, ["hires", "run", f"campaign={ODD}"])
+    return odd / "run"
+
+
+def bash(script: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs a copy of a script, as Slurm does."""
+    copy = script.parents[2] / "slurm_script"
+    copy.write_bytes(script.read_bytes())
+    return subprocess.run(
+        ["bash", str(copy), *words],
+        cwd="/",
+        env={"PATH": "/usr/bin:/bin", **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_script_starts_the_supervisor_whatever_the_names(run, tmp_path):
+    done = bash(run / "job.sbatch", "7")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    odd = run.parent
+    said = (run / "job.log").read_bytes().decode()
+    assert said == f"{odd}|{odd}/lib|-u|-m|hires.launcher.batch|{run}|7|\n"
+    assert not list(tmp_path.rglob("oops*"))
+
+
+def test_environment_of_the_node_is_searched_behind_that_of_the_submission(run):
+    bash(run / "job.sbatch", PYTHONPATH="/node")
+    assert f"|{run.parent}/lib:/node|" in (run / "job.log").read_bytes().decode()
+
+
+def test_node_that_does_not_see_the_run_folder_ends_with_66(run):
+    script = run.parent.parent / "a" / "b" / "job.sbatch"
+    script.parent.mkdir(parents=True)
+    (run / "job.sbatch").rename(script)
+    run.rename(run.parent / "elsewhere")
+    assert bash(script).returncode == 66
+
+
+def test_launch_script_submits_the_job_script(tmp_path, path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command(path, "sbatch", 'printf "%s|" "$PWD" "$@"')
+    (tmp_path / "run").mkdir()
+    script = tmp_path / "run" / "launch.sh"
+    script.write_text(launchfile.render(["hires", "run"], "slurm.sh"))
+    done = subprocess.run(
+        ["sh", str(script), "--nodes=3"], cwd="/", capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{tmp_path}|--nodes=3|{tmp_path}/run/job.sbatch|"
+
+
+def submitted(tmp_path: Path, **keys) -> Path:
+    """Returns a run folder with a script and an attempt."""
+    run = tmp_path / "run"
+    (run / "a0").mkdir(parents=True)
+    slurm.write_script(run, config(**keys), 2, ["hires", "run"])
+    return run
+
+
+def test_submission_is_noted_in_the_attempt(tmp_path, path):
+    run = submitted(tmp_path)
+    command(path, "sbatch", f'printf "%s|" "$@" > {tmp_path}/words; echo "41;cluster"')
+    assert slurm.submit(run, 0) == "41"
+    assert (tmp_path / "words").read_text() == f"--parsable|{run}/job.sbatch|0|"
+    job = json.loads((run / "a0" / "job.json").read_text())
+    assert {**job, "submitted": ""} == {
+        "launcher": "slurm",
+        "job": "41",
+        "index": None,
+        "submitted": "",
+    }
+    assert slurm.read_job(run / "a0") == "41"
+
+
+@pytest.mark.parametrize(
+    ("message", "line", "remedy"),
+    [
+        ("invalid partition specified: x", "--partition=x", "may be one of long, closed (inact)"),
+        ("Invalid account or account/partition combination", "--account=y", "another launcher.acc"),
+        ("Invalid qos specification", "--qos=z", "change launcher.qos"),
+        ("Requested time limit is invalid", "--time=60", "change launcher.minutes"),
+        ("Invalid --signal specification", "--signal=B:USR2@120", "change launcher.signal_s"),
+        ("Node count specification invalid", "--nodes=2", "change launcher.nodes"),
+        ("More processors requested than permitted", "--ntasks=2", "change launcher.threads"),
+        ("Requested node configuration is not available", "--nodes=2", "change launcher.nodes"),
+    ],
+)
+def test_refusal_shows_the_line_and_what_would_do(tmp_path, path, message, line, remedy):
+    run = submitted(tmp_path, partition="x", account="y", qos="z", nodes=2)
+    command(path, "sbatch", f"echo 'sbatch: error: {message}' >&2; exit 1")
+    command(path, "sinfo", "printf 'long (up)\\nclosed (inact)\\nlong (up)\\n'")
+    with pytest.raises(ConfigError) as caught:
+        slurm.submit(run, 0)
+    text = str(caught.value)
+    number = (run / "job.sbatch").read_text().splitlines().index(f"#SBATCH {line}") + 1
+    assert text.startswith(f"sbatch refused the job: {message}; ")
+    assert f"line {number} of {run}/job.sbatch is: #SBATCH {line}" in text
+    assert remedy in text
+
+
+def test_refusal_for_another_reason_names_the_script(tmp_path, path):
+    run = submitted(tmp_path)
+    command(path, "sbatch", "echo 'sbatch: error: the moon is full' >&2; exit 1")
+    with pytest.raises(RunError, match=r"the moon is full; see .*job\.sbatch"):
+        slurm.submit(run, 0)
+
+
+def test_machine_without_slurm_is_told_so(tmp_path, monkeypatch):
+    run = submitted(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RunError, match="no sbatch here"):
+        slurm.submit(run, 0)
+    assert not list((run / "a0").iterdir())
+
+
+def test_element_of_an_array_is_named_as_slurm_does(tmp_path):
+    slurm.note_job(tmp_path, "12", 4)
+    assert slurm.read_job(tmp_path) == "12_4"
+    assert slurm.read_job(tmp_path / "none") is None
