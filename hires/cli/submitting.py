@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,22 @@ def submitted(run: RunDir) -> str:
     except (ConfigError, RunError) as error:
         local.leave(run.path, run.attempt, "failed", str(error))
         raise
+
+
+def estimated(config: RunConfig, world: int) -> str:
+    """Returns when Slurm would start the run, in its own words; nothing is submitted.
+
+    Raises:
+        ConfigError: Slurm would refuse the job.
+    """
+    with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
+        script = slurm.write_script(Path(folder), config, world, ["hires", "run"])
+        try:
+            return slurm.start_estimate(script)
+        except ConfigError:
+            raise
+        except RunError as error:
+            return str(error)
 
 
 def tell(run: RunDir, job: str, as_json: bool) -> None:

@@ -18,7 +18,7 @@ from hires.core.layout import SCHEDULES
 
 COMPOSING = {"--cfg", "--config-dir", "--help", "--json"}
 OPTIONS = {
-    "run": COMPOSING | {"--again"},
+    "run": COMPOSING | {"--again", "--dry-run", "--wait"},
     "plan": COMPOSING | {"--prove"},
     "verify": COMPOSING,
     "show": {"--help", "--json", "--results", "--timeline", "--trace"},

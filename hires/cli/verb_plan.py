@@ -11,6 +11,7 @@ from hires.cli.options import Parser, add_json, add_overrides
 from hires.cli.prepare import planned, with_classes
 from hires.cli.screen import print_config
 from hires.cli.show_plan import plan_lines
+from hires.cli.submitting import estimated
 from hires.core.errors import PlanError
 from hires.core.units import parse_size
 from hires.plan.plan import Plan
@@ -24,7 +25,11 @@ _EXAMPLES = (
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0."""
+    """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0.
+
+    Raises:
+        ConfigError: the config makes no sense, or Slurm would refuse the job.
+    """
     parser = Parser("plan", "Show who computes and sends what, without running it.", _EXAMPLES)
     add_overrides(parser)
     add_json(parser)
@@ -41,7 +46,11 @@ def main(words: Sequence[str]) -> int:
     facts = plan.to_dict()
     if args.prove:
         facts["proofs"] = _proofs(plan)
+    if plan.ok and config.launcher.name == "slurm":
+        facts["slurm"] = estimated(config, plan.world)
     lines = plan_lines(facts, plan.timeline(), parse_size(config.memory.limit))
+    if "slurm" in facts:
+        lines += ["", f"Slurm: {facts['slurm']}"]
     print(json.dumps(facts) if args.json else "\n".join(lines))
     return 0 if plan.ok else PlanError.exit_code
 

@@ -44,6 +44,8 @@ class LauncherConfig:
     minute earlier. A preempted job does the same, as far as the cluster gives it the time."""
     requeues: int = 3
     """``slurm``: how often a job that reached its time limit is queued again."""
+    other_code: bool = False
+    """``slurm``: whether a job may run with another version or commit of hires than planned it."""
     interface: str | None = None
     """``slurm``: network interface over which ranks of several nodes talk, as ``ib0``; unset: the
     one that leads to the first node."""

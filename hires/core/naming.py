@@ -27,6 +27,7 @@ COSMETIC = (
     "launcher.minutes",
     "launcher.signal_s",
     "launcher.requeues",
+    "launcher.other_code",
     "launcher.interface",
     "comm.timeout_s",
     "memory.limit",

@@ -15,8 +15,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from hires.core import log, records, rundir
+from hires.core import log, provenance, records, rundir
 from hires.core.errors import HiresError, RunError
 from hires.core.rundir import RunDir
 from hires.launcher import allocation, slurm
@@ -84,12 +85,31 @@ class Attempt:
                 _say(progress.text(step))
 
         try:
+            self._refuse_other_code()
             places = self.job.places(self.world, self.config)
         except RunError as error:
             leave(self.folder.path, self.number, "failed", str(error))
             raise
         places = dataclasses.replace(places, making_way=self._make_way)
         return launch(self.folder.path, self.number, on_line=say_step, places=places)
+
+    def _refuse_other_code(self) -> None:
+        """Refuses to run what another hires has planned, unless that is allowed.
+
+        Raises:
+            RunError: names both.
+        """
+        planned, here = _planned_by(self.folder, self.number), provenance.collect()
+        for key in ("hires", "git"):
+            if planned.get(key) and here[key] and planned[key] != here[key]:
+                told = f"the run was planned by hires {planned['hires']} ({planned['git']})"
+                if not self.config.launcher.other_code:
+                    raise RunError(
+                        f"{told}, but this node has {here['hires']} ({here['git']}): start the run "
+                        f"again with this one, or allow it with launcher.other_code=true"
+                    )
+                _say(f"{told} and runs with {here['hires']} ({here['git']})")
+                return
 
     def _make_way(self) -> Making:
         """Returns why the job is to make way, and decides whether it is queued again."""
@@ -139,6 +159,19 @@ def _is_fresh(run: RunDir, number: int) -> bool:
 def _name_of(job: Allocation) -> tuple[str, int | None]:
     """Returns the number and the index that ``job.json`` has."""
     return job.array or (job.job, None)
+
+
+def _planned_by(run: RunDir, number: int) -> dict[str, Any]:
+    """Returns the provenance of the hires that planned a run: of its last start by command line."""
+    for attempt in range(number, -1, -1):
+        path = records.attempt_dir(run, attempt) / "env.json"
+        try:
+            env = json.loads(path.read_text(encoding="utf-8"))
+            if env["argv"] is not None:
+                return dict(env["provenance"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return {}
 
 
 def _reason(path: Path) -> str | None:

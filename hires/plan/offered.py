@@ -18,10 +18,9 @@ def offered(config: RunConfig) -> list[Finding]:
     Nor may a job have nodes on which no rank would run.
     """
     most, ranks = config.launcher.offered_ranks, config.parallel.num_ranks
-    if config.launcher.name == "slurm" and config.launcher.nodes > ranks:
-        text = (
-            f"launcher.nodes={config.launcher.nodes} is more than the layout's ranks; use {ranks}"
-        )
+    nodes = config.launcher.nodes
+    if config.launcher.name == "slurm" and nodes > ranks:
+        text = f"launcher.nodes={nodes} is more than the ranks of the layout; use at most {ranks}"
         return [Finding("error", "launcher.nodes", text)]
     if ranks <= most:
         return []

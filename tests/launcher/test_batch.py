@@ -1,0 +1,168 @@
+"""Does the supervisor of a job run the right attempt, and queue the job again when it should?"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hires.core import records
+from hires.launcher import allocation, batch, local, slurm
+from hires.launcher.allocation import Allocation, Node
+
+JOB = Allocation("7", None, (Node("n1", "a", "127.0.0.1"),))
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A job on one node, with stand-ins for Slurm's commands; returns the folder of their words."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    scripts = {
+        "srun": 'while case $1 in -*) ;; *) false ;; esac; do shift; done; exec "$@"',
+        "scontrol": f'echo "$@" >> {folder}/words',
+        "squeue": f"cat {folder}/left",
+    }
+    for name, text in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    (folder / "left").write_text("UNLIMITED\n")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(allocation, "current", lambda: JOB)
+    monkeypatch.setattr(batch, "launch", functools.partial(local.launch, module="fake_rank"))
+    return folder
+
+
+def exit_of(run, attempt: int) -> dict[str, object]:
+    path = records.attempt_dir(run, attempt) / "exit.json"
+    return dict(json.loads(path.read_text()))
+
+
+def ask_to_make_way(run, attempt: int) -> threading.Thread:
+    """Sends this process SIGUSR2 as soon as rank 0 listens."""
+    log = records.attempt_dir(run, attempt) / "logs" / "rank0000.log"
+
+    def ask() -> None:
+        for _ in range(400):
+            if log.exists() and "listens" in log.read_text():
+                os.kill(os.getpid(), signal.SIGUSR2)
+                return
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def test_submitted_attempt_is_run_and_its_tables_are_made(fake_world, cluster, capfd):
+    run = fake_world("ok", "ok")
+    slurm.note_job(run.attempt_dir, "7", None)
+    before = (run.attempt_dir / "job.json").read_text()
+    assert batch.main([str(run.path), "0"]) == 0
+    assert exit_of(run, 0)["state"] == "done"
+    assert (run.attempt_dir / "job.json").read_text() == before
+    assert (run.path / "throughput.csv").exists()
+    out = capfd.readouterr().out
+    assert out.startswith(f"{run.name}: attempt 0, 2 ranks on n1, job 7\nstep 1/3 ")
+    assert "## Throughput" in out
+
+
+@pytest.mark.parametrize("words", [[], ["0"]])
+def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cluster, words):
+    run = fake_world("ok")
+    if words:
+        records.event(run, 0, "launch_started")
+    assert batch.main([str(run.path), *words]) == 0
+    assert exit_of(run, 1)["state"] == "done"
+    assert slurm.read_job(run.path / "a1") == "7"
+
+
+def test_element_of_an_array_is_noted_with_its_index(fake_world, cluster, monkeypatch):
+    run = fake_world("ok")
+    job = Allocation("9", ("8", 3), JOB.nodes)
+    monkeypatch.setattr(allocation, "current", lambda: job)
+    batch.main([str(run.path), "0"])
+    assert slurm.read_job(run.attempt_dir) == "8_3"
+
+
+def test_start_of_a_run_that_is_complete_does_nothing(fake_world, cluster, monkeypatch):
+    run = fake_world("ok")
+    batch.main([str(run.path), "0"])
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert batch.main([str(run.path), "0"]) == 0
+    assert not (run.path / "a1").exists()
+
+
+def test_job_that_makes_way_is_queued_again(fake_world, cluster):
+    run = fake_world("saver")
+    thread = ask_to_make_way(run, 0)
+    assert batch.main([str(run.path), "0"]) == 1
+    thread.join()
+    assert (cluster / "words").read_text() == "requeue 7\n"
+    assert exit_of(run, 0)["reason"] == "preempted"
+
+
+def test_time_limits_are_counted(fake_world, cluster):
+    run = fake_world("saver")
+    (cluster / "left").write_text("1:30\n")
+    for attempt in range(4):  # launcher.requeues=3
+        thread = ask_to_make_way(run, attempt)
+        batch.main([str(run.path), "0"])
+        thread.join()
+        assert exit_of(run, attempt)["reason"] == "timeout"
+    assert (cluster / "words").read_text() == "requeue 7\n" * 3
+    assert "launcher.requeues=3 are used up" in str(exit_of(run, 3)["cause"])
+
+
+def test_failed_run_is_not_queued_again(fake_world, cluster):
+    run = fake_world("exit 3")
+    assert batch.main([str(run.path), "0"]) == 1
+    assert not (cluster / "words").exists()
+
+
+def planned_by_another(run) -> None:
+    path = run.attempt_dir / "env.json"
+    env = json.loads(path.read_text())
+    env["provenance"] |= {"hires": "0.0.1", "git": "abc"}
+    path.write_text(json.dumps(env))
+
+
+def test_plan_of_another_hires_is_refused(fake_world, cluster):
+    run = fake_world("ok")
+    planned_by_another(run)
+    assert batch.main([str(run.path), "0"]) == 1
+    values = exit_of(run, 0)
+    assert (values["state"], values["reason"]) == ("failed", "launch")
+    assert "planned by hires 0.0.1 (abc), but this node has" in str(values["cause"])
+
+
+def test_plan_of_another_hires_may_be_allowed(fake_world, cluster, capfd):
+    run = fake_world("ok")
+    planned_by_another(run)
+    path = run.path / "config.yaml"
+    path.write_text(path.read_text().replace("other_code: false", "other_code: true"))
+    assert batch.main([str(run.path), "0"]) == 0
+    assert "planned by hires 0.0.1 (abc) and runs with" in capfd.readouterr().out
+
+
+def test_folder_that_is_no_run_is_named(tmp_path, cluster, capfd):
+    assert batch.main([str(tmp_path)]) == 1
+    assert "is no run folder" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["run", "x"], ["run", "1", "2"]])
+def test_wrong_words_are_answered_with_the_usage(words, capfd):
+    assert batch.main(words) == 2
+    assert "usage: python -m hires.launcher.batch RUN_DIR [ATTEMPT]" in capfd.readouterr().out
+
+
+def test_process_outside_of_a_job_is_told_so(tmp_path: Path, monkeypatch, capfd):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert batch.main([str(tmp_path)]) == 1
+    assert "this is no Slurm job" in capfd.readouterr().out
