@@ -76,7 +76,7 @@ def test_no_committed_file_names_a_registry():
         assert not re.search(r"(index-url|find-links|trusted-host)", path.read_text())
 
 
-@pytest.mark.parametrize("target", ["help", "run", "test", "check", "bench", "clean"])
+@pytest.mark.parametrize("target", ["help", "run", "test", "test-slurm", "check", "bench", "clean"])
 def test_make_knows_its_targets(target):
     done = subprocess.run(
         ["make", "-n", target, "VENV=.venv"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -88,7 +88,7 @@ def test_make_help_tells_every_target():
     text = subprocess.run(
         ["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    for target in ("help", "run", "test", "check", "bench", "clean"):
+    for target in ("help", "run", "test", "test-slurm", "check", "bench", "clean"):
         assert f"\n  {target} " in text
 
 

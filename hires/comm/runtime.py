@@ -25,6 +25,7 @@ from hires.comm.attach import PeerMemory
 from hires.comm.rehearsal import SilentMemory, SilentPeers, SilentWire
 from hires.comm.shared import SharedMemory
 from hires.core.errors import CommError
+from hires.core.network import interface_towards
 from hires.core.timeline import COLLECTIVE, HALO, Recorder
 from hires.core.world import World
 
@@ -34,6 +35,7 @@ GATHER_TAG = 2**31 - 1024
 """Tags from here on belong to direct gathers; the plan's are far below."""
 PATH_BYTES = 4096
 """Room for the name of a file."""
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 # Set once by start(), like the process groups of torch.distributed themselves.
 _wire: Any = dist
@@ -107,6 +109,7 @@ def start(world: World, timeout_s: float, shared_memory: bool = True) -> None:
     global _one_machine, _timeout_s
     _one_machine = shared_memory and world.local_size == world.size
     _timeout_s = timeout_s
+    _choose_interface(world)
     store = f"tcp://{world.address}:{world.port}"
 
     def join() -> None:
@@ -119,6 +122,17 @@ def start(world: World, timeout_s: float, shared_memory: bool = True) -> None:
         )
 
     _guard(join, f"the rendezvous at {world.address}:{world.port}")
+
+
+def _choose_interface(world: World) -> None:
+    """Lets gloo talk over the network that leads to the other machines, if there are any.
+
+    It would take the interface of this host's own name, which is often the loopback.
+    """
+    if world.local_size < world.size and _INTERFACE not in os.environ:
+        interface = interface_towards(world.address)
+        if interface is not None:
+            os.environ[_INTERFACE] = interface
 
 
 def shutdown() -> None:

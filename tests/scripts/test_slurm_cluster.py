@@ -1,4 +1,4 @@
-"""Does the script for a Slurm of this machine start it once, and leave alone what is not its own?"""
+"""Does the script for a Slurm of this machine start it once, and leave alone what is not its?"""
 
 from __future__ import annotations
 

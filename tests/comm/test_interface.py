@@ -1,0 +1,38 @@
+"""Do ranks on several machines talk over the network that joins them?"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hires.comm import runtime
+from hires.core.world import World
+
+
+@pytest.fixture(autouse=True)
+def _routes(monkeypatch):
+    monkeypatch.setattr(runtime, "interface_towards", {"10.0.0.1": "eth7"}.get)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+
+
+def chosen(local_size: int, address: str = "10.0.0.1") -> str | None:
+    runtime._choose_interface(World(0, 4, 0, local_size, address, 29500, 0))
+    return os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+def test_interface_leads_to_the_first_machine():
+    assert chosen(2) == "eth7"
+
+
+def test_ranks_of_one_machine_are_left_alone():
+    assert chosen(4) is None
+
+
+def test_interface_that_was_named_is_kept(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    assert chosen(2) == "ib0"
+
+
+def test_unknown_network_is_left_to_the_transport():
+    assert chosen(2, "10.9.9.9") is None
