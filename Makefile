@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
+CLUSTER ?=
 IMAGES := data/textures
 
 .PHONY: help run test test-slurm check lint bench clean
@@ -25,8 +26,8 @@ run: $(INSTALLED)  ## write a small folder of images, train on it and print the 
 test: $(INSTALLED)  ## run the tests; ARGS='-m slow' runs the slow ones
 	$(BIN)/python -m pytest $(ARGS)
 
-test-slurm: $(INSTALLED)  ## as root: start a Slurm of two nodes, run its tests, stop it
-	bash scripts/test_slurm.sh $(BIN)/python $(ARGS)
+test-slurm: $(INSTALLED)  ## as root: start a Slurm, test on it, stop it; CLUSTER=--accounting adds slurmdbd
+	bash scripts/test_slurm.sh $(BIN)/python "$(CLUSTER)" $(ARGS)
 
 check: lint  ## run ruff, mypy and the fast tests
 	$(BIN)/python -m pytest -m "not dist and not slow and not mpi and not gpu and not slurm" $(ARGS)

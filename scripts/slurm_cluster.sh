@@ -143,6 +143,7 @@ accounting_lines() {
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort=$(cat "$dir/slurmdbd.port")
+AccountingStoragePass=$dir/munge/socket
 AccountingStorageEnforce=associations
 CONF
 }
@@ -210,11 +211,13 @@ no_jobs() {
     ! grep -qE "PENDING|RUNNING|COMPLETING|CONFIGURING|SUSPENDED" <<<"$queue"
 }
 
-# Whether the process of a pid file is there and is one of this cluster.
+# Whether the process of a pid file is there and is one of this cluster: by its name, and by the
+# folder in its words or, of slurmdbd, in its environment.
 alive() {
     local pid
     pid=$(cat "$dir/$1.pid" 2>/dev/null) || return 1
-    [ -n "$pid" ] && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -qF -- "$dir"
+    [ -n "$pid" ] && [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "${1%%-*}" ] || return 1
+    cat "/proc/$pid/cmdline" "/proc/$pid/environ" 2>/dev/null | tr '\0' '\n' | grep -qF -- "$dir/"
 }
 
 all_alive() {
@@ -274,10 +277,10 @@ start_daemons() {
 
 # With accounting only known accounts may run jobs; this one is everybody's.
 add_account() {
-    sacctmgr -i add cluster hires || true
-    sacctmgr -i add account hires Cluster=hires || true
-    sacctmgr -i add user root Account=hires Cluster=hires || true
-    sacctmgr -nP show user root | grep -q root
+    timeout 5 sacctmgr -i add cluster hires || true
+    timeout 5 sacctmgr -i add account hires Cluster=hires || true
+    timeout 5 sacctmgr -i add user root Account=hires Cluster=hires || true
+    timeout 5 sacctmgr -nP show associations format=Account,User | grep -qF "hires|root"
 }
 
 print_use() {

@@ -8,6 +8,7 @@ folder.
 
 from __future__ import annotations
 
+import getpass
 import json
 import re
 import shlex
@@ -190,7 +191,9 @@ def _offer(option: str) -> str:
     if option == "partition":
         return _choices("partition", "sinfo", "--noheader", "--format=%R (%a)")
     if option == "account":
-        return _choices("account", "sacctmgr", "-nP", "show", "associations", "format=Account")
+        users = f"users={getpass.getuser()}"
+        command = ("sacctmgr", "-nP", "show", "associations", users, "format=Account")
+        return _choices("account", *command)
     return f"; change {_KEYS[option]}"
 
 

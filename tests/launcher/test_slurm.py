@@ -98,6 +98,16 @@ def test_partition_that_does_not_exist_is_refused_with_its_line_and_the_others(r
     assert ask("squeue", "--noheader") == ""
 
 
+def test_account_that_does_not_exist_is_refused_with_its_line_and_the_others(runs):
+    if "slurmdbd" not in ask("scontrol", "show", "config"):
+        pytest.skip("this Slurm has no accounting; make test-slurm CLUSTER=--accounting")
+    _, err = runs.hires("run", *TINY, *FIVE, "launcher.account=nope", code=2)
+    assert "#SBATCH --account=nope" in err
+    offered = err.partition("launcher.account may be one of ")[2]
+    assert set(offered.strip().split(", ")) == {"hires", "root"}
+    runs.hires("run", *TINY, *FIVE, "launcher.account=hires", "--wait")
+
+
 def test_more_cores_than_the_nodes_have_are_refused_with_the_keys(runs):
     _, err = runs.hires("run", *TINY, *FIVE, "launcher.threads=999", code=2)
     assert "sbatch refused the job" in err
