@@ -130,7 +130,7 @@ class ParallelConfig:
             raise ConfigError(
                 f"{given} is more than parallel.stages={self.stages}; use at most {self.stages}"
             )
-        if many and len(grids) < self.spatial_stages:
+        if many and len(grids) != self.spatial_stages:
             raise ConfigError(
                 f"parallel.tiles={self.tiles} holds {len(grids)} grids for "
                 f"parallel.spatial_stages={self.spatial_stages}; give one grid for each"
