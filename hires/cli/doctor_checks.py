@@ -60,7 +60,16 @@ def _python() -> Check:
 
 def _packages() -> Check:
     """Whether everything that hires imports is installed."""
-    names = ("hydra-core", "omegaconf", "numpy", "pillow", "tifffile", "PyYAML", "rich")
+    names = (
+        "hydra-core",
+        "omegaconf",
+        "numpy",
+        "pillow",
+        "tifffile",
+        "PyYAML",
+        "rich",
+        "safetensors",
+    )
     missing = []
     for name in names:
         try:

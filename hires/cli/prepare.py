@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 
 from hires.cli.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess
+from hires.core import checkpoints
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, PlanError
+from hires.core.naming import run_name
 from hires.plan.graph import Graph
 from hires.plan.offered import offered
 from hires.plan.plan import Plan
@@ -26,8 +29,11 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
         memory: whether the memory of every rank is predicted and compared with what there is.
 
     Raises:
-        ConfigError: the network cannot be built or traced.
+        ConfigError: the network cannot be built or traced, or ``checkpoint.resume`` names nothing
+            that the run can go on with.
     """
+    run = Path(config.results) / config.campaign / run_name(config)
+    checkpoints.candidates(run, config)
     from hires.cli.forecast import add_forecast
     from hires.plan.planner import make_plan
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.compose import compose
-from hires.cli.launching import explain, launched
+from hires.cli.launching import explain, launched, warn_of_checkpoints
 from hires.cli.options import Parser, add_json, add_overrides
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screen import print_config, print_record
@@ -25,6 +25,7 @@ _EXAMPLES = (
     "hires run 'image=[480,640]' parallel=dp          quotes keep the shell off the brackets",
     "hires run data=folder data.path=data/textures    your own images",
     "hires run parallel=pp --cfg job                  only show the config",
+    "hires run steps=10000 checkpoint.every=500       saved; the same line goes on after a crash",
 )
 
 
@@ -66,6 +67,7 @@ def _start(config: RunConfig, argv: list[str], again: bool, as_json: bool) -> in
     if not run.complete:  # another process may have completed it since we looked
         print(f"run folder: {run.path}", file=sys.stderr)
         outcome = launched(config, run, plan.world)
+        warn_of_checkpoints(run)
         explain(outcome, run)
         code = outcome.exit_code
     _print(run, as_json)

@@ -66,14 +66,14 @@ class RankEngine:
         }
 
 
-def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int) -> RankEngine:
+def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int | range) -> RankEngine:
     """Returns what a rank runs; all ranks call it together, since it creates the groups.
 
     Args:
         config: the frozen config.
         plan: the frozen plan.
         rank: this process.
-        steps: how many steps the data is read for.
+        steps: for which steps the data is read: a range of them, or how many.
     """
     # Dropout follows the seed; every rank draws its own numbers.
     torch.manual_seed(config.seed * 2**20 + rank)
@@ -222,7 +222,7 @@ def num_bytes(tensors: list[Tensor] | list[nn.Parameter]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _loader(config: RunConfig, context: Context, steps: int) -> Loader:
+def _loader(config: RunConfig, context: Context, steps: int | range) -> Loader:
     """Returns the reader of a slot's window of its replica's images."""
     source = open_data(config)
     reads, compares = reads_images(context), reads_labels(context)

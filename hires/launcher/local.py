@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hires.core import log, provenance, records, rundir, units
-from hires.core.errors import HiresError, RunError
+from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.files import StrPath, write_atomically
 from hires.launcher import ports
 from hires.launcher.interrupts import Interrupts
@@ -43,10 +43,14 @@ class Outcome:
     """The last lines of the log of the rank that failed first."""
     failed_rank: int | None = None
     """That rank."""
+    reason: str | None = None
+    """The cause in one word, as ``exit.json`` has it."""
 
     @property
     def exit_code(self) -> int:
         """What the command that launched should exit with."""
+        if self.reason == "preempted":
+            return PREEMPTED
         return {"done": 0, "cancelled": CANCELLED}.get(self.state, RunError.exit_code)
 
 
@@ -87,7 +91,7 @@ def launch(
             _leave(job, End("failed", f"the launcher stopped: {why}"), started)
             raise
         end = _leave(job, end, started)
-    return Outcome(end.state, end.cause, end.exit_codes, end.tail, end.failed_rank)
+    return Outcome(end.state, end.cause, end.exit_codes, end.tail, end.failed_rank, end.reason)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,6 +156,7 @@ def _write_exit(job: Job, end: End, started: str) -> None:
     values = {
         "state": end.state,
         "cause": end.cause,
+        "reason": end.reason,
         "exit_codes": {str(rank): code for rank, code in sorted(end.exit_codes.items())},
         "started": started,
         "ended": provenance.now(),

@@ -94,6 +94,14 @@ def stop(ranks: Sequence[RankProcess], grace_s: float, hurry: Callable[[], bool]
     kill(ranks)
 
 
+def ask(ranks: Iterable[RankProcess]) -> None:
+    """Asks the ranks to save their state and end. What they started themselves is not asked."""
+    for rank in ranks:
+        if rank.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.process.pid, signal.SIGUSR2)
+
+
 def kill(ranks: Sequence[RankProcess]) -> None:
     """Ends all ranks at once and waits for them."""
     for rank in ranks:
@@ -125,17 +133,21 @@ def last_lines(log: Path, count: int = 20) -> list[str]:
 
 
 def _die_with(supervisor: int) -> Callable[[], None] | None:
-    """Returns what a child does before it becomes a rank: it asks to die with ``supervisor``."""
+    """Returns what a child does before it becomes a rank: it asks to die with ``supervisor``.
+
+    It also lets SIGUSR2 wait until the rank listens: by default the signal would end it.
+    """
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child must not import
 
-    def ask() -> None:
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != supervisor:  # it died before we asked
             os._exit(1)
 
-    return ask
+    return prepare
 
 
 def _has_ended(pid: int) -> bool:

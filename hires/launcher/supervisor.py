@@ -1,7 +1,8 @@
 """What does the launcher do between the first rank's start and the last rank's end?
 
 It starts the ranks, passes on what they record, and stops all of them as soon as one fails or
-somebody interrupts: a rank that is left alone waits for its dead neighbour for minutes.
+somebody interrupts: a rank that is left alone waits for its dead neighbour for minutes. A request
+to make way goes on to the ranks, which save their state and end by themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from hires.core import records
 from hires.core.config import RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import PREEMPTED, RunError
 from hires.core.world import World
 from hires.launcher import blame, ports, processes
 from hires.launcher.interrupts import Interrupts
@@ -61,6 +62,8 @@ class End:
 
     state: str
     cause: str | None = None
+    reason: str | None = None
+    """The cause in one word for programs, as ``preempted``; None where there is none."""
     failed_rank: int | None = None
     tail: list[str] = field(default_factory=list)
     exit_codes: dict[int, int] = field(default_factory=dict)
@@ -77,6 +80,7 @@ class Supervisor:
         self.port = port
         self.interrupts = interrupts
         self.ranks: list[processes.RankProcess] = []
+        self._passed_on = 0
         self._tail = MetricsTail(job.folder / "metrics.jsonl")
         self._events_before = len(records.read_lines(job.folder / "events.jsonl"))
 
@@ -125,11 +129,29 @@ class Supervisor:
             self._feed()
             if self.interrupts.count:
                 return self._cancel()
-            if any(rank.code for rank in self.ranks):
+            self._pass_on()
+            codes = {rank.code for rank in self.ranks}
+            if codes - {None, 0, PREEMPTED} or codes == {0, PREEMPTED}:
                 return self._fail()
-            if all(rank.code == 0 for rank in self.ranks):
+            if codes == {0}:
                 return End("done")
+            if codes == {PREEMPTED}:
+                return self._made_way()
             time.sleep(POLL_S)
+
+    def _pass_on(self) -> None:
+        """Passes a request to make way on to the ranks."""
+        if self.interrupts.requests > self._passed_on:
+            self._passed_on = self.interrupts.requests
+            self._note("asked_to_make_way")
+            processes.ask(self.ranks)
+
+    def _made_way(self) -> End:
+        """Returns the end of a world that saved its state because it was asked to."""
+        told = [line for line in self._events() if line.get("event") == "made_way"]
+        done = f" after {told[-1]['step']} of {self.job.config.steps} steps" if told else ""
+        cause = f"it made way for others (SIGUSR2){done}; start it again and it goes on there"
+        return End("failed", cause, "preempted")
 
     def _cancel(self) -> End:
         """Stops all ranks because somebody interrupted; a second interrupt does not wait."""
@@ -143,13 +165,20 @@ class Supervisor:
         while time.monotonic() < settled and any(rank.code is None for rank in self.ranks):
             time.sleep(POLL_S / 2)
             self._poll()
-        failed = [rank.rank for rank in self.ranks if rank.code]
+        # Who made way is to blame only if nobody else is.
+        failed = [rank.rank for rank in self.ranks if rank.code not in (None, 0, PREEMPTED)]
+        failed = failed or [rank.rank for rank in self.ranks if rank.code]
         self._note("stopping", why="a rank failed", failed=failed)
         processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
-        events = records.read_lines(self.job.folder / "events.jsonl")[self._events_before :]
-        failure = blame.first_failure(self.ranks, failed, events)
+        failure = blame.first_failure(self.ranks, failed, self._events())
         port_taken = ports.was_taken(self.ranks[0].log) and not self._tail.seen
-        return End("failed", failure.cause, failure.rank, failure.tail, port_taken=port_taken)
+        end = End("failed", failure.cause, failed_rank=failure.rank, tail=failure.tail)
+        end.port_taken = port_taken
+        return end
+
+    def _events(self) -> list[dict[str, Any]]:
+        """Returns what was noted since this start."""
+        return records.read_lines(self.job.folder / "events.jsonl")[self._events_before :]
 
     def _poll(self) -> None:
         """Notes which ranks have ended."""

@@ -149,3 +149,19 @@ class _Still(nn.BatchNorm2d):
 def scaled(classes: int = 5) -> nn.Module:
     """Returns the network."""
     return Scaled(classes)
+
+
+def drops(classes: int = 5) -> nn.Module:
+    """Returns a network whose every step depends on random numbers."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Conv2d(8, 8, 3, padding=1, stride=2),
+        nn.ReLU(),
+        nn.Dropout2d(0.3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, classes),
+    )

@@ -4,7 +4,8 @@ FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well
 ok, short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores SIGTERM), stopped
 (SIGSTOP), full (fills the disk, then behaves well), parent (starts a child, then hangs), hub
 (waits on the others and reports when one is gone), port N (says for N starts that its port is
-taken), late (fails, then takes its time).
+taken), late (fails, then takes its time), way (makes way when SIGUSR2 asks for it), way N (exits
+with a code then).
 """
 
 import contextlib
@@ -114,6 +115,18 @@ def port(here, run_dir, argument):
     ok(here, run_dir, argument)
 
 
+def way(here, run_dir, argument):
+    """Is slow to start, then makes way when it is asked, or exits with a code instead."""
+    time.sleep(0.3)
+    asked = signal.sigwait([signal.SIGUSR2])
+    assert asked == signal.SIGUSR2
+    if argument:
+        sys.exit(int(argument))
+    if here.rank == 0:
+        records.event(run_dir, here.attempt, "made_way", step=2)
+    sys.exit(75)
+
+
 def exit_(here, run_dir, argument):
     sys.exit(int(argument))
 
@@ -150,6 +163,7 @@ _BEHAVIOURS = {
     "late": late,
     "port": port,
     "exit": exit_,
+    "way": way,
 }
 
 if __name__ == "__main__":
