@@ -1,7 +1,7 @@
 """One rank: ``python -m hires.worker RUN_DIR`` reads config and plan, and runs its part.
 
 The launcher says by environment variables which rank it is. Exit codes: 0 done, 1 failed, 2 the
-frozen config cannot be used.
+frozen config cannot be used, 75 saved and ended because SIGUSR2 asked for it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import torch
 from hires import comm
 from hires.core import log as logs
 from hires.core import records
-from hires.core.errors import HiresError, RunError
+from hires.core.config import RunConfig
+from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.world import World, from_environment
-from hires.engine.build import build_rank
+from hires.engine import resume, stopping
+from hires.engine.build import RankEngine, build_rank
+from hires.engine.checkpoint import Saver
 from hires.engine.memory import PeakMeter
 from hires.engine.run import run_steps
 from hires.engine.verify import verify_rank
@@ -37,11 +40,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path, help="a run folder that `hires run` made")
     parser.add_argument("--verify", action="store_true", help="compare one step with one process")
     options = parser.parse_args(argv)
+    stopping.hold_back()
     world = None
     try:
         world = from_environment()
         logs.setup(world.rank)
-        _run(options.run_dir, world, options.verify)
+        return _run(options.run_dir, world, options.verify)
     except HiresError as error:
         log.error("%s", error)
         _tell(options.run_dir, world, error)
@@ -50,22 +54,56 @@ def main(argv: list[str] | None = None) -> int:
         log.exception("rank failed")
         _tell(options.run_dir, world, error)
         return 1
-    return 0
 
 
-def _run(run_dir: Path, world: World, verify: bool) -> None:
-    """Runs the rank from the rendezvous to its last record."""
+def _run(run_dir: Path, world: World, verify: bool) -> int:
+    """Runs the rank from the rendezvous to its last record; returns the exit code."""
     config = records.read_config(run_dir)
     plan = Plan.from_dict(records.read_plan(run_dir))
     if plan.world != world.size:
         raise RunError(f"the plan is for {plan.world} ranks, but WORLD_SIZE={world.size}")
-    attempt = records.attempt_dir(run_dir, world.attempt)
     torch.set_num_threads(config.launcher.threads)
     meter = PeakMeter(config)
     timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
     comm.start(world, timeout_s, config.comm.shared_memory)
-    engine = build_rank(config, plan, world.rank, 1 if verify else config.steps)
-    stage = engine.context.stage
+    if verify:
+        engine = build_rank(config, plan, world.rank, 1)
+        _say_place(engine)
+        verify_rank(engine, config, records.attempt_dir(run_dir, world.attempt))
+        comm.barrier()
+        code = 0
+    else:
+        code = _go(run_dir, config, plan, world, meter)
+    comm.shutdown()
+    return code
+
+
+def _go(run_dir: Path, config: RunConfig, plan: Plan, world: World, meter: PeakMeter) -> int:
+    """Runs the attempt's steps, from the last checkpoint on; returns the exit code."""
+    metrics = records.attempt_dir(run_dir, world.attempt) / "metrics.jsonl"
+    begin = resume.choose(run_dir, config, plan, world)
+    engine = build_rank(config, plan, world.rank, range(begin.step, config.steps))
+    _say_place(engine)
+    resume.take_over(begin, engine, config)
+    if begin.checkpoint is not None and world.rank == 0:
+        records.append(metrics, begin.line(run_dir))
+    saver = Saver(run_dir, world.attempt, config, engine, begin.step)
+    done = run_steps(engine, config, metrics, meter, saver)
+    comm.barrier()
+    if done < config.steps:
+        log.info("makes way after %d of %d steps", done, config.steps)
+        if world.rank == 0:
+            records.event(run_dir, world.attempt, "made_way", step=done)
+        return PREEMPTED
+    if world.rank == 0:
+        records.append(metrics, {"kind": "done", "rank": 0})
+        records.finish(run_dir, world.attempt, "done")
+    return 0
+
+
+def _say_place(engine: RankEngine) -> None:
+    """Logs which part of the network the rank holds."""
+    plan, stage = engine.context.plan, engine.context.stage
     log.info(
         "stage %d of %d holds %s to %s",
         stage.index,
@@ -73,15 +111,6 @@ def _run(run_dir: Path, world: World, verify: bool) -> None:
         stage.first_layer,
         stage.last_layer,
     )
-    if verify:
-        verify_rank(engine, config, attempt)
-    else:
-        run_steps(engine, config, attempt / "metrics.jsonl", meter)
-    comm.barrier()
-    if world.rank == 0 and not verify:
-        records.append(attempt / "metrics.jsonl", {"kind": "done", "rank": 0})
-        records.finish(run_dir, world.attempt, "done")
-    comm.shutdown()
 
 
 def _tell(run_dir: Path, world: World | None, error: Exception) -> None:

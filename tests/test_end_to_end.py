@@ -150,6 +150,31 @@ def _rank_pid(events: Path, rank: int) -> int:
     raise AssertionError(f"rank {rank} never started")
 
 
+def test_run_that_is_asked_to_make_way_goes_on_with_the_same_command(tmp_path: Path):
+    words = ["run", *TINY, "steps=60", "parallel=sp"]
+    process = start(tmp_path, *words)
+    try:
+        metrics = _wait_for(tmp_path, "results/*/*/a0/metrics.jsonl", '"step": 3')
+        process.send_signal(signal.SIGUSR2)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 75, err
+    assert "it made way for others (SIGUSR2) after" in err
+    run_dir = metrics.parents[1]
+    left = json.loads((run_dir / "a0" / "exit.json").read_text())
+    assert (left["state"], left["reason"]) == ("failed", "preempted")
+    hires(tmp_path, *words)
+    record = json.loads((run_dir / "record.json").read_text())
+    assert (record["state"], record["attempt"]) == ("done", 1)
+    began = record["resumed"]["step"]
+    assert 4 <= began < 60
+    assert len(record["samples"]) == 60 - began
+    out, _ = hires(tmp_path, "show", run_dir.name)
+    assert f"it went on at step {began} from step{began:06d} of attempt a0" in out
+    assert f"checkpoints: step{began:06d} (" in out
+
+
 def test_broken_image_is_named_without_a_traceback(tmp_path: Path):
     make_folder(tmp_path / "images", 2, 4, [40, 40], 0)
     broken = sorted((tmp_path / "images").glob("*/*.tif*"))[0]

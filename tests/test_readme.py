@@ -11,7 +11,7 @@ import pytest
 
 from hires.cli.choices import groups, keys
 from hires.cli.main import INTERRUPTED, VERBS
-from hires.core.errors import ConfigError, PlanError, RunError
+from hires.core.errors import PREEMPTED, ConfigError, PlanError, RunError
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -68,6 +68,7 @@ def test_exit_codes_are_those_of_the_errors():
     assert "bad config" in rows[str(ConfigError.exit_code)]
     assert "infeasible plan" in rows[str(PlanError.exit_code)]
     assert rows[str(INTERRUPTED)] == "interrupted"
+    assert "SIGUSR2" in rows[str(PREEMPTED)]
 
 
 def test_every_layout_and_top_key_is_named():

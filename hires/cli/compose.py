@@ -64,11 +64,17 @@ def _composed(words: list[str]) -> dict[str, Any]:
 
 
 def _make_absolute(values: dict[str, Any]) -> None:
-    """Writes the data folder as an absolute path, since ranks may start elsewhere."""
-    for section, key in ((values.get("data", {}), "path"), (values, "results")):
-        if isinstance(section.get(key), str):
+    """Writes folders that are read as absolute paths, since ranks may start elsewhere."""
+    saving = values.get("checkpoint", {})
+    named = saving.get("resume") not in ("auto", "never")
+    for section, key in (
+        (values.get("data", {}), "path"),
+        (values, "results"),
+        (saving if named else {}, "resume"),
+    ):
+        if isinstance(section.get(key), str) and section[key]:
             path = Path(section[key]).expanduser()
-            section[key] = str(path.absolute() if key == "path" else path)
+            section[key] = str(path if key == "results" else path.absolute())
 
 
 def _explained(error: Exception, words: list[str]) -> str:

@@ -60,7 +60,17 @@ def _python() -> Check:
 
 def _packages() -> Check:
     """Whether everything that hires imports is installed."""
-    names = ("hydra-core", "omegaconf", "numpy", "pillow", "tifffile", "submitit", "PyYAML", "rich")
+    names = (
+        "hydra-core",
+        "omegaconf",
+        "numpy",
+        "pillow",
+        "tifffile",
+        "PyYAML",
+        "rich",
+        "safetensors",
+        "submitit",
+    )
     missing = []
     for name in names:
         try:

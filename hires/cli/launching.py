@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from hires.cli.progress import StepProgress
+from hires.core import records
 from hires.core.config import RunConfig
 from hires.core.rundir import RunDir
 from hires.launcher.local import Outcome, launch
@@ -45,6 +46,15 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
             print(f"  {line}", file=sys.stderr)
     if keep:
         print(f"all lines: {run.attempt_dir / 'logs'}", file=sys.stderr)
+
+
+def warn_of_checkpoints(run: RunDir) -> None:
+    """Says which checkpoints an attempt could not write, or found damaged."""
+    for line in records.read_lines(run.attempt_dir / "events.jsonl"):
+        if line.get("event") == "checkpoint_failed":
+            print(f"warning: no checkpoint of step {line['step']}: {line['text']}", file=sys.stderr)
+        elif line.get("event") == "checkpoint_damaged":
+            print(f"warning: {line['text']}", file=sys.stderr)
 
 
 _ENDS = {"failed": "failed", "cancelled": "was cancelled", "lost": "is lost"}

@@ -2,7 +2,7 @@
 
 Only argparse is imported here: a verb's module is imported when the verb is used, so that
 ``hires --help`` and ``hires list`` answer at once. Exit codes: 0 ok, 1 run failed, 2 bad config,
-3 infeasible plan, 130 interrupted.
+3 infeasible plan, 75 saved to go on later, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 
 from hires.cli.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess
+from hires.core import checkpoints
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, PlanError
+from hires.core.naming import run_name
+from hires.plan.graph import Graph
 from hires.plan.offered import offered
 from hires.plan.plan import Plan
 
@@ -25,20 +29,38 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
         memory: whether the memory of every rank is predicted and compared with what there is.
 
     Raises:
-        ConfigError: the network cannot be built or traced.
+        ConfigError: the network cannot be built or traced, or ``checkpoint.resume`` names nothing
+            that the run can go on with.
     """
+    run = Path(config.results) / config.campaign / run_name(config)
+    checkpoints.candidates(run, config)
     from hires.cli.forecast import add_forecast
     from hires.plan.planner import make_plan
 
     with TorchProcess() as process:
         _say("tracing the network ...")
-        plan = make_plan(config, process.trace(config))
+        plan = make_plan(config, _traced(config, process))
         plan.findings += offered(config)
         if memory:
             _say("predicting the memory ...")
             add_forecast(config, plan, process)
     _say("")
     return plan
+
+
+def _traced(config: RunConfig, process: TorchProcess) -> Graph:
+    """Returns the graph of the network.
+
+    Raises:
+        ConfigError: it cannot be traced; what is wrong with the layout's numbers is told too.
+    """
+    from hires.plan.planner import check_numbers
+
+    try:
+        return process.trace(config)
+    except ConfigError as error:
+        others = [f"{f.text} [{f.key}]" for f in [*check_numbers(config), *offered(config)]]
+        raise ConfigError("; ".join([str(error), *others])) from None
 
 
 def with_classes(config: RunConfig) -> RunConfig:

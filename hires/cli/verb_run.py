@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.compose import compose
-from hires.cli.launching import explain, launched
+from hires.cli.launching import explain, launched, warn_of_checkpoints
 from hires.cli.options import Parser, add_json, add_overrides
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screen import print_config, print_record
@@ -30,6 +30,7 @@ _EXAMPLES = (
     "hires run parallel=pp --cfg job                  only show the config",
     "hires run parallel=sp launcher=slurm --wait      as a Slurm job",
     "hires run parallel=sp launcher=slurm --dry-run   only write the scripts",
+    "hires run steps=10000 checkpoint.every=500       saved; the same line goes on after a crash",
 )
 
 
@@ -96,6 +97,7 @@ def _start(config: RunConfig, argv: list[str], args: argparse.Namespace) -> int:
             return 0
         print(f"job {job}", file=sys.stderr)
         outcome = waited(config, run, job, plan.world)
+    warn_of_checkpoints(run)
     explain(outcome, run)
     _print(run, args.json)
     return outcome.exit_code

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from typing import Any
 
 from hires.cli.options import Parser, add_json
 from hires.cli.screen import print_record
-from hires.core.errors import RunError
+from hires.core import checkpoints
+from hires.core.errors import ConfigError, RunError
 from hires.core.records import attempt_dir, read_plan, read_record
 from hires.core.rundir import RunDir, find
 from hires.core.timeline import StepSpans, read
+from hires.core.units import size
 
 _EXAMPLES = (
     "hires show results/default/resnet50-224x224-single-fp32-0123abcd",
@@ -33,22 +36,47 @@ def main(words: Sequence[str]) -> int:
     )
     add_json(parser)
     args = parser.read(words)
+    if args.json and args.timeline:
+        raise ConfigError(
+            "--json prints the record and --timeline a drawing; for the time line as data use "
+            "--trace FILE"
+        )
     run = find(args.run, args.results)
     if args.timeline or args.trace is not None:
         return _show_timeline(run, args.timeline, args.trace)
     record = read_record(run.path)
     if record is None:
+        saved = "".join(f"; {line}" for line in _checkpoint_lines(run))
         raise RunError(
             f"{run.path} has no record: it is still running or was killed; see "
-            f"{run.attempt_dir / 'logs'}"
+            f"{run.attempt_dir / 'logs'}{saved}"
         )
     if args.json:
         print(json.dumps(record, indent=2))
     else:
         cause = f": {record['cause']}" if record["cause"] else ""
         print(f"{run.path}, attempt a{record['attempt']}: {record['state']}{cause}")
+        for line in [*_resumed_line(record), *_checkpoint_lines(run)]:
+            print(line)
         print_record(record)
     return 0
+
+
+def _resumed_line(record: dict[str, Any]) -> list[str]:
+    """Returns where the attempt began, if it was not at step 0."""
+    began = record.get("resumed")
+    if not began:
+        return []
+    whose = "" if began["attempt"] is None else f" of attempt a{began['attempt']}"
+    return [f"it went on at step {began['step']} from {began['checkpoint']}{whose}"]
+
+
+def _checkpoint_lines(run: RunDir) -> list[str]:
+    """Returns which checkpoints a run has, the latest first; nothing if it has none."""
+    whole, damaged = checkpoints.found(run.path)
+    told = [f"{c.name} ({size(c.num_bytes)}, attempt a{c.attempt})" for c in whole]
+    lines = [f"checkpoints: {', '.join(told)}"] if told else []
+    return lines + damaged
 
 
 def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> int:

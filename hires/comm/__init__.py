@@ -8,11 +8,13 @@ from hires.comm.runtime import (
     barrier,
     irecv,
     isend,
+    largest,
     make_groups,
     rehearsal,
     shutdown,
     start,
     sum_together,
+    told_by_first,
 )
 
 __all__ = [
@@ -23,9 +25,11 @@ __all__ = [
     "barrier",
     "irecv",
     "isend",
+    "largest",
     "make_groups",
     "rehearsal",
     "shutdown",
     "start",
     "sum_together",
+    "told_by_first",
 ]

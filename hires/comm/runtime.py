@@ -37,6 +37,9 @@ PATH_BYTES = 4096
 """Room for the name of a file."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
+PATIENCE_S = 3600.0
+"""Longest wait for a rank that reads or writes a large file."""
+
 # Set once by start(), like the process groups of torch.distributed themselves.
 _wire: Any = dist
 """What carries the messages: torch.distributed, or in a rehearsal nothing."""
@@ -137,6 +140,7 @@ def _choose_interface(world: World) -> None:
 
 def shutdown() -> None:
     """Leaves the world."""
+    _patient_group.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -286,6 +290,41 @@ def _gather(tensor: Tensor, group: Group) -> Tensor:
 def barrier() -> None:
     """Waits for all ranks of the world."""
     _guard(_wire.barrier, "a barrier of all ranks")
+
+
+def largest(number: int, patient: bool = False) -> int:
+    """Returns the largest of the numbers that all ranks of the world give; a barrier, too.
+
+    Args:
+        number: this rank's.
+        patient: whether the others may take as long as they need to read or write files.
+    """
+    told = torch.tensor([number])
+    group = _patient_group() if patient else None
+    what = "an agreement of all ranks"
+    _guard(lambda: _wire.all_reduce(told, op=dist.ReduceOp.MAX, group=group), what)
+    return int(told)
+
+
+def told_by_first(text: str) -> str:
+    """Returns the text that rank 0 gives, on all ranks of the world."""
+    data = text.encode()
+    what = "a word of rank 0"
+    size = torch.tensor([len(data)])
+    _guard(lambda: _wire.broadcast(size, 0), what)
+    letters = torch.zeros(int(size), dtype=torch.uint8)
+    if _wire.get_rank() == 0:
+        letters = torch.tensor(list(data), dtype=torch.uint8)
+    if len(letters):
+        _guard(lambda: _wire.broadcast(letters, 0), what)
+    return bytes(letters.tolist()).decode()
+
+
+@functools.cache
+def _patient_group() -> Any:
+    """Returns the transport's handle of all ranks who wait for each other's disks."""
+    patience = datetime.timedelta(seconds=max(_timeout_s, PATIENCE_S))
+    return _guard(lambda: dist.new_group(timeout=patience), "the group of all ranks")
 
 
 def _note(recorder: Recorder | None, kind: str, begin_s: float, what: str) -> None:

@@ -133,6 +133,34 @@ class MemoryConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    """``checkpoint.*``: when a run is saved, and where it goes on."""
+
+    every: int = 0
+    """Steps from one checkpoint to the next; 0: only when SIGUSR2 asks for one."""
+    keep: int = 2
+    """Checkpoints of the run that are kept, the latest ones."""
+    resume: str = "auto"
+    """Where an attempt begins: ``auto`` (at the run's latest checkpoint, if there is one),
+    ``never`` (at step 0), or the path of a run folder or checkpoint, perhaps of another layout,
+    that stands in as long as the run has no checkpoint of its own."""
+
+    def __post_init__(self) -> None:
+        at_least("checkpoint.every", self.every, 0)
+        at_least("checkpoint.keep", self.keep, 1)
+        if not self.resume or "\0" in self.resume:
+            raise ConfigError(
+                f"checkpoint.resume={self.resume!r} must be auto, never or the path of a run "
+                f"folder or checkpoint"
+            )
+
+    @property
+    def source(self) -> str | None:
+        """The path that ``resume`` names; None if it names none."""
+        return None if self.resume in ("auto", "never") else self.resume
+
+
+@dataclass
 class PrecisionConfig:
     """``precision=NAME``: the arithmetic."""
 
@@ -227,19 +255,24 @@ class RunConfig:
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
-        self.image = _image_size(self.image)
         check = Checks()
+        self.image = check(_image_size, self.image) or [1, 1]
         for key, low in (("batch", 1), ("steps", 1), ("seed", 0)):
             check(at_least, key, getattr(self, key), low)
         check(_check_campaign, self.campaign)
+        check(self._check_steps)
         check.done()
         if self.data.name == "pairs" and self.loss != "l1":
             raise ConfigError(
                 f"task.loss={self.loss} needs classes, which data=pairs does not have; use "
                 f"task.loss=l1 or data=folder"
             )
+
+    def _check_steps(self) -> None:
+        """Refuses a run that ends before its measured steps do."""
         counted = self.measure.warmup + (self.measure.steps or 1)
         if self.steps < counted:
             raise ConfigError(

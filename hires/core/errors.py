@@ -4,6 +4,10 @@ Every message names the value, why it fails and what would work (STYLE). Anythin
 escapes is a bug of hires and keeps its traceback.
 """
 
+PREEMPTED = 75
+"""Exit code of ranks and launchers that were asked to make way (SIGUSR2), once the state is saved:
+start the same run again and it goes on. It is EX_TEMPFAIL of sysexits.h: try again later."""
+
 
 class HiresError(Exception):
     """An error that is explained in one paragraph, without a traceback."""

@@ -31,8 +31,11 @@ COSMETIC = (
     "launcher.interface",
     "comm.timeout_s",
     "memory.limit",
+    "checkpoint.every",
+    "checkpoint.keep",
 )
-"""Keys that say where a run is kept, how it is started or whether, not what it is."""
+"""Keys that say where a run is kept, how it is started or whether, not what it is. So does
+``checkpoint.resume``, unless it names another run, whose parameters this one begins with."""
 
 _MAX_PART = 48
 
@@ -81,6 +84,9 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
                 break
         else:
             inner.pop(last, None)
+    saving = kept.get("checkpoint")
+    if isinstance(saving, dict) and saving.get("resume", "auto") in ("auto", "never"):
+        del kept["checkpoint"]  # all of it: runs are called as before there were checkpoints
     return kept
 
 

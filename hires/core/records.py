@@ -128,6 +128,7 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
     assert state in STATES, state
     run_dir = Path(run_dir)
     folder = attempt_dir(run_dir, attempt)
+    lines = read_lines(folder / "metrics.jsonl")
     record = summary.build(
         summary.Attempt(
             run=run_dir.name,
@@ -135,7 +136,8 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
             config=read_config(run_dir),
             plan=read_plan(run_dir),
             env=_read_json(folder / "env.json") if (folder / "env.json").exists() else {},
-            lines=read_lines(folder / "metrics.jsonl"),
+            lines=lines,
+            earlier=_steps_before(run_dir, attempt, lines),
         ),
         state,
         cause,
@@ -144,6 +146,18 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
         text = json.dumps(record, indent=1, allow_nan=False)
         write_atomically(run_dir / "record.json", text + "\n")
     return record
+
+
+def _steps_before(run_dir: Path, attempt: int, lines: list[dict[str, Any]]) -> summary.Earlier:
+    """Returns the steps that an attempt did not repeat, from the attempts that it goes on with."""
+    found: list[dict[str, Any]] = []
+    begin = summary.begin_of(lines)
+    while begin is not None and begin["attempt"] is not None and begin["attempt"] < attempt:
+        attempt = begin["attempt"]
+        before = read_lines(attempt_dir(run_dir, attempt) / "metrics.jsonl")
+        found += [s for s in before if s.get("kind") == "step" and s["step"] < begin["step"]]
+        begin = summary.begin_of(before)
+    return summary.Earlier(found, begin["step"] if begin else 0)
 
 
 def _has_other_done(run_dir: Path, attempt: int) -> bool:

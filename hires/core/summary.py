@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core import provenance
@@ -16,6 +16,16 @@ from hires.core.config import RunConfig
 from hires.core.naming import SCHEMA, model_label
 
 Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What was done before an attempt began, as far as the attempt goes on with it."""
+
+    lines: Sequence[Line]
+    """Step lines of earlier attempts of the run."""
+    first: int
+    """Number of the run's first step: those before it are another run's."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,14 @@ class Attempt:
     """The attempt's ``env.json``."""
     lines: Sequence[Line]
     """The attempt's ``metrics.jsonl``."""
+    earlier: Earlier = field(default_factory=lambda: Earlier([], 0))
+    """What it goes on with."""
+
+    @property
+    def begin(self) -> int:
+        """Number of its first step."""
+        line = begin_of(self.lines)
+        return int(line["step"]) if line else 0
 
     @property
     def world(self) -> int:
@@ -41,17 +59,23 @@ class Attempt:
         return int(self.plan["world"])
 
 
+def begin_of(lines: Sequence[Line]) -> Line | None:
+    """Returns the line that says at which checkpoint an attempt began; None at step 0."""
+    return next((line for line in lines if line.get("kind") == "begin"), None)
+
+
 def build(attempt: Attempt, state: str, cause: str | None) -> dict[str, Any]:
     """Returns the record of an attempt that ended in ``state``, as ``record.json`` holds it.
 
     Durations are in seconds, memory in bytes, throughput in images per second.
     """
-    steps = _steps(attempt)
-    missing = _missing(attempt, steps)
+    steps = _steps(attempt.lines)
+    every = _steps([*attempt.earlier.lines, *attempt.lines])
+    missing = _missing(attempt, every)
     if state == "done" and missing:
         state, cause = "failed", missing
     config = attempt.config
-    samples, discarded = _samples(config, steps, attempt.world)
+    samples, discarded = _samples(attempt, steps)
     return {
         "schema": SCHEMA,
         "state": state,
@@ -61,7 +85,8 @@ def build(attempt: Attempt, state: str, cause: str | None) -> dict[str, Any]:
         "campaign": config.campaign,
         "throughput": _throughput(config, samples, discarded),
         "samples": samples,
-        "loss": _loss(steps),
+        "resumed": _resumed(attempt),
+        "loss": _loss(every),
         "memory": _memory(attempt),
         "messages": attempt.plan.get("totals", {}),
         "world": attempt.world,
@@ -84,10 +109,16 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def _steps(attempt: Attempt) -> dict[int, dict[int, Line]]:
+def _resumed(attempt: Attempt) -> dict[str, Any] | None:
+    """Returns at which step and from which checkpoint the attempt began; None at step 0."""
+    line = begin_of(attempt.lines)
+    return {key: line[key] for key in ("step", "checkpoint", "attempt")} if line else None
+
+
+def _steps(lines: Sequence[Line]) -> dict[int, dict[int, Line]]:
     """Returns the step lines by step and rank."""
     steps: dict[int, dict[int, Line]] = {}
-    for line in attempt.lines:
+    for line in lines:
         if line.get("kind") == "step":
             steps.setdefault(line["step"], {})[line["rank"]] = line
     return steps
@@ -95,7 +126,7 @@ def _steps(attempt: Attempt) -> dict[int, dict[int, Line]]:
 
 def _missing(attempt: Attempt, steps: dict[int, dict[int, Line]]) -> str | None:
     """Returns which rank lacks steps, in words, or None if every rank has all of them."""
-    wanted = range(attempt.config.steps)
+    wanted = range(attempt.earlier.first, attempt.config.steps)
     for rank in range(attempt.world):
         held = sum(rank in steps.get(step, {}) for step in wanted)
         if held < len(wanted):
@@ -103,12 +134,14 @@ def _missing(attempt: Attempt, steps: dict[int, dict[int, Line]]) -> str | None:
     return None
 
 
-def _samples(
-    config: RunConfig, steps: dict[int, dict[int, Line]], world: int
-) -> tuple[list[Line], list[Line]]:
-    """Returns the slowest rank's time of every whole step, and which steps do not count and why."""
+def _samples(attempt: Attempt, steps: dict[int, dict[int, Line]]) -> tuple[list[Line], list[Line]]:
+    """Returns the slowest rank's time of every whole step, and which steps do not count and why.
+
+    Every attempt warms up anew.
+    """
+    config, world = attempt.config, attempt.world
     samples, discarded = [], []
-    first = config.measure.warmup
+    first = attempt.begin + config.measure.warmup
     end = config.steps if config.measure.steps is None else first + config.measure.steps
     for step in sorted(steps):
         ranks = steps[step]

@@ -82,14 +82,15 @@ class Recorder:
         self.action = ""
         """What the rank computes now; what it says meanwhile belongs to it."""
         self.steps: collections.deque[StepSpans] = collections.deque(maxlen=kept_steps)
-        self._num_steps = 0
+        self.next_step = 0
+        """Number of the step that begins next."""
         self._now: StepSpans | None = None
 
     def begin_step(self) -> None:
         """Begins a step, right behind a barrier where clocks of machines are to be aligned."""
-        self._now = StepSpans(-1, self._num_steps, "", time.perf_counter())
+        self._now = StepSpans(-1, self.next_step, "", time.perf_counter())
         self.steps.append(self._now)
-        self._num_steps += 1
+        self.next_step += 1
         self.action = ""
 
     def note(self, kind: str, begin_s: float, what: str = "") -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from hires.parallel.flat import flat
+from hires.parallel.flat import flat, shaped
 
 
 class Descent:
@@ -53,6 +53,20 @@ class Descent:
     def state(self) -> list[Tensor]:
         """Returns the momentum of the parameters that were moved so far."""
         return list(self._directions.values())
+
+    def direction(self, parameter: Tensor) -> Tensor | None:
+        """Returns a parameter's momentum in its shape, as a view; None if it was never moved."""
+        for index, one in enumerate(self.parameters):
+            if one is parameter and index in self._directions:
+                return shaped(self._directions[index], one)
+        return None
+
+    @torch.no_grad()
+    def set_direction(self, parameter: Tensor, direction: Tensor) -> None:
+        """Takes over a parameter's momentum, given in its shape; without momentum it is dropped."""
+        for index, one in enumerate(self.parameters):
+            if one is parameter and self.momentum:
+                shaped(self._direction(index), one).copy_(direction)
 
     def _step(self, indices: list[int]) -> None:
         """Moves parameters of one type."""

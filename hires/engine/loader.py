@@ -49,7 +49,7 @@ class Loader:
         rows: Span | None,
         cols: Span | None,
         target: Target | None,
-        steps: int,
+        steps: int | range,
         prefetch: int = 2,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -63,7 +63,7 @@ class Loader:
             rows: rows of this rank's window; None if it needs no pixels.
             cols: columns of this rank's window; None if it needs no pixels.
             target: gives what the output is compared with; None if this rank compares nothing.
-            steps: steps of the run.
+            steps: steps of the run; a range of them, or how many.
             prefetch: microbatches that are read ahead; 0 reads when asked, without a thread.
             dtype: type of the images.
         """
@@ -72,7 +72,8 @@ class Loader:
         """Seconds that the caller has waited for data, so far."""
         window = None if rows is None or cols is None else (rows, cols)
         reader = _Reader(source, window, target, dtype)
-        work = _pieces(order, num_microbatches, steps)
+        numbers = range(steps) if isinstance(steps, int) else steps
+        work = _pieces(order, num_microbatches, numbers)
         self._microbatches = (reader.read(samples) for samples in work)
         self._ahead = None
         if prefetch and (window or target):
@@ -219,9 +220,9 @@ class _Ahead:
                 return
 
 
-def _pieces(order: Order, num_microbatches: int, steps: int) -> Iterator[list[int]]:
+def _pieces(order: Order, num_microbatches: int, steps: range) -> Iterator[list[int]]:
     """Yields the samples of every microbatch."""
-    for step in range(steps):
+    for step in steps:
         samples = order(step)
         size, rest = divmod(len(samples), num_microbatches)
         assert rest == 0, f"{len(samples)} samples in {num_microbatches} microbatches"

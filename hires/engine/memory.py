@@ -60,7 +60,11 @@ class PeakMeter:
 
     @contextlib.contextmanager
     def watch(self, step: int) -> Iterator[None]:
-        """Measures what runs inside if it is the chosen step; then the allocator becomes fast."""
+        """Measures what runs inside if it is the chosen step; then the allocator becomes fast.
+
+        Args:
+            step: counted from the one at which the attempt began.
+        """
         if step != self.step:
             yield
             return

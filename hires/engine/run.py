@@ -9,20 +9,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hires.comm import barrier
 from hires.core import records
 from hires.core.config import RunConfig
 from hires.core.errors import HiresError, RunError
 from hires.core.timeline import GRADIENTS, OPTIMISER
 from hires.engine.build import RankEngine
+from hires.engine.checkpoint import Saver
 from hires.engine.memory import PeakMeter
 from hires.parallel.executor import Feed, StepResult
 
 log = logging.getLogger(__name__)
 
 
-def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakMeter) -> None:
-    """Runs all steps of one rank; every step is one line in ``metrics``.
+def run_steps(
+    engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakMeter, saver: Saver
+) -> int:
+    """Runs the attempt's steps on one rank; every step is one line in ``metrics``.
 
     When they end, or fail, the last steps' spans go to the timeline beside ``metrics``.
 
@@ -31,6 +33,10 @@ def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakM
         config: the run.
         metrics: file that all ranks append to.
         meter: measures the rank's memory.
+        saver: saves the run, and knows where it begins.
+
+    Returns:
+        How many steps of the run are done now: fewer than all if it was asked to make way.
 
     Raises:
         RunError: the loss is no number any more.
@@ -39,18 +45,22 @@ def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakM
     ready = {"kind": "ready", "rank": rank, "rss_import_bytes": meter.rss_import}
     records.append(metrics, {**ready, **engine.byte_counts()})
     with _timeline(engine, metrics.parent):
-        _run_all(engine, config, metrics, meter)
+        done = _run_all(engine, config, metrics, meter, saver)
         line = {"kind": "memory", "rank": rank, **meter.line(), **engine.byte_counts()}
         records.append(metrics, line)
     engine.loader.close()
+    return done
 
 
-def _run_all(engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakMeter) -> None:
-    """Runs and notes all steps."""
-    for step in range(config.steps):
-        barrier()
+def _run_all(
+    engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakMeter, saver: Saver
+) -> int:
+    """Runs and notes all steps; returns how many are done."""
+    for step in range(saver.first, config.steps):
+        if saver.makes_way(step):
+            return step
         waited_s, start_s = engine.loader.wait_s, time.perf_counter()
-        with meter.watch(step):
+        with meter.watch(step - saver.first):
             loss = run_step(engine)
         step_s = time.perf_counter() - start_s
         line = {"kind": "step", "rank": engine.context.rank, "step": step, "step_s": step_s}
@@ -60,6 +70,8 @@ def _run_all(engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakMe
             raise RunError(
                 f"the loss is {loss} at step {step}; a smaller task.lr (now {config.task.lr}) helps"
             )
+        saver.after(step + 1)
+    return config.steps
 
 
 @contextlib.contextmanager

@@ -138,12 +138,10 @@ def why_make_way(job: str, signal_s: int) -> Making:
     """Returns why Slurm told this job to make way: its time is over, or another needs the nodes."""
     left_s = _seconds_left(job)
     if left_s is not None and left_s <= signal_s + _EARLY_S:
-        why = Making("timeout", f"the time limit of job {job} came near")
-        patience_s = left_s - _END_S
+        reason, cause, most_s = "timeout", f"the time limit of job {job} came near", left_s
     else:
-        why = Making("preempted", f"job {job} was told to make way (SIGUSR2)")
-        patience_s = signal_s - _END_S
-    return Making(why.reason, why.cause, max(patience_s, _END_S))
+        reason, cause, most_s = "preempted", f"job {job} made way for others (SIGUSR2)", signal_s
+    return Making(reason, cause, patience_s=max(most_s - _END_S, _END_S))
 
 
 _EARLY_S = 75

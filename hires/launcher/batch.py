@@ -121,7 +121,7 @@ class Attempt:
             if self._goes_on
             else f"launcher.requeues={launcher.requeues} are used up: run it again to go on"
         )
-        return dataclasses.replace(making, cause=f"{making.cause}; {what}")
+        return dataclasses.replace(making, then=what)
 
     def _timeouts(self) -> int:
         """Returns how many attempts of this job reached its time limit."""

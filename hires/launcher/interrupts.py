@@ -1,7 +1,8 @@
 """How does the supervisor hear Ctrl-C without being torn out of what it does?
 
 Signals are only counted here; the supervisor looks at the count, stops the ranks and writes down
-how the run ended. SIGUSR2 asks it to make way: the ranks may save their state before they end.
+how the run ended. SIGUSR2, by which a scheduler asks a run to save its state and make way, has a
+count of its own.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ _SPOKEN = {"SIGINT": "Ctrl-C"}
 
 
 class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP while it is entered; then the former handlers are back.
+    """Counts signals that end a run, and SIGUSR2, while it is entered.
 
-    SIGUSR2 is noted, too, but is no interrupt.
+    Those that end it are SIGINT, SIGTERM and SIGHUP. Afterwards the former handlers are back.
 
     Only the main thread can set handlers: elsewhere nothing is counted and nothing changes. A
     signal that was ignored before (``nohup``) stays ignored.
@@ -25,18 +26,17 @@ class Interrupts:
     def __init__(self) -> None:
         """Starts with nothing counted."""
         self.count = 0
+        self.requests = 0
+        """How often SIGUSR2 came; it is not in ``count``."""
         self.name = ""
         """The first signal, as a person would call it."""
-        self.make_way = False
-        """Whether SIGUSR2 came."""
         self._former: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._former[number] = signal.signal(number, self._hear)
-            self._former[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._hear)
         return self
 
     def __exit__(
@@ -51,7 +51,7 @@ class Interrupts:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         """Counts one signal."""
         if number == signal.SIGUSR2:
-            self.make_way = True
+            self.requests += 1
             return
         name = signal.Signals(number).name
         self.name = self.name or _SPOKEN.get(name, name)

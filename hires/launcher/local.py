@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hires.core import log, provenance, records, rundir, units
-from hires.core.errors import HiresError, RunError
+from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.files import StrPath, write_atomically
 from hires.launcher import ports
 from hires.launcher.interrupts import Interrupts
@@ -44,11 +44,13 @@ class Outcome:
     failed_rank: int | None = None
     """That rank."""
     reason: str | None = None
-    """What kind of failure it is, as ``exit.json`` has it."""
+    """The cause in one word, as ``exit.json`` has it."""
 
     @property
     def exit_code(self) -> int:
         """What the command that launched should exit with."""
+        if self.reason in ("preempted", "timeout"):
+            return PREEMPTED
         return {"done": 0, "cancelled": CANCELLED}.get(self.state, RunError.exit_code)
 
 

@@ -6,6 +6,7 @@ every rank in the same way, through the words that its place puts before the com
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,8 +38,10 @@ class Making:
 
     reason: str = "preempted"
     """As ``exit.json`` has it: ``preempted`` or ``timeout``."""
-    cause: str = "the run was asked to make way (SIGUSR2)"
-    patience_s: float = 120.0
+    cause: str = "it made way for others (SIGUSR2)"
+    then: str = "start it again and it goes on there"
+    """What comes next."""
+    patience_s: float = math.inf
     """How long the ranks may take to save their state and end."""
 
 

@@ -40,8 +40,21 @@ class RankProcess:
     """Whether this process is not the rank itself but passes its signals and its end on."""
 
 
-def start(rank: int, command: Sequence[str], environ: Mapping[str, str], log: Path) -> RankProcess:
+def start(
+    rank: int,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    log: Path,
+    relayed: bool = False,
+) -> RankProcess:
     """Starts a rank's process, its output going to ``log``.
+
+    Args:
+        rank: the rank.
+        command: its words.
+        environ: its environment.
+        log: a file, which is added to.
+        relayed: whether the command starts the rank and passes its signals and its end on.
 
     Raises:
         RunError: the log cannot be written or the process cannot be started.
@@ -59,11 +72,11 @@ def start(rank: int, command: Sequence[str], environ: Mapping[str, str], log: Pa
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=_die_with(os.getpid(), relayed),
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise RunError(f"cannot start rank {rank} with {command[0]}: {error}") from error
-    return RankProcess(rank, log, process)
+    return RankProcess(rank, log, process, relayed=relayed)
 
 
 def poll(ranks: Iterable[RankProcess]) -> list[RankProcess]:
@@ -96,12 +109,12 @@ def stop(ranks: Sequence[RankProcess], grace_s: float, hurry: Callable[[], bool]
     kill(ranks)
 
 
-def tell(ranks: Sequence[RankProcess], number: signal.Signals) -> None:
-    """Sends a signal to all ranks that run, and to nothing that they started."""
+def ask(ranks: Iterable[RankProcess]) -> None:
+    """Asks the ranks to save their state and end. What they started themselves is not asked."""
     for rank in ranks:
         if rank.code is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(rank.process.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.process.pid, signal.SIGUSR2)
 
 
 def kill(ranks: Sequence[RankProcess]) -> None:
@@ -134,18 +147,24 @@ def last_lines(log: Path, count: int = 20) -> list[str]:
     return text.rstrip().splitlines()[-count:]
 
 
-def _die_with(supervisor: int) -> Callable[[], None] | None:
-    """Returns what a child does before it becomes a rank: it asks to die with ``supervisor``."""
+def _die_with(supervisor: int, relayed: bool) -> Callable[[], None] | None:
+    """Returns what a child does before it becomes a rank: it asks to die with ``supervisor``.
+
+    It also lets SIGUSR2 wait until the rank listens: by default the signal would end it. Who relays
+    listens for the rank.
+    """
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child must not import
 
-    def ask() -> None:
+    def prepare() -> None:
+        if not relayed:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != supervisor:  # it died before we asked
             os._exit(1)
 
-    return ask
+    return prepare
 
 
 def _has_ended(pid: int) -> bool:

@@ -1,7 +1,8 @@
 """What does the launcher do between the first rank's start and the last rank's end?
 
 It starts the ranks, passes on what they record, and stops all of them as soon as one fails or
-somebody interrupts: a rank that is left alone waits for its dead neighbour for minutes.
+somebody interrupts: a rank that is left alone waits for its dead neighbour for minutes. A request
+to make way goes on to the ranks, which save their state and end by themselves.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any
 
 from hires.core import records
 from hires.core.config import RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import PREEMPTED, RunError
 from hires.core.world import World
 from hires.launcher import blame, ports, processes
 from hires.launcher.interrupts import Interrupts
-from hires.launcher.places import Places
+from hires.launcher.places import Making, Places
 from hires.launcher.progress import MetricsTail
 
 OnLine = Callable[[dict[str, Any]], None]
@@ -36,12 +37,10 @@ GRACE_S = 2.0
 """How long ranks may take to end after SIGTERM."""
 TOLD_S = 5.0
 """How long after ranks elsewhere were ended by SIGTERM the same may reach the supervisor."""
-SAVED = 75
-"""Exit code of a rank that saved its state because it was asked to make way."""
 STOPPED = (None, 0, -signal.SIGTERM, -signal.SIGKILL)
 """How ranks end, if they do, whose job was stopped from outside."""
-MADE_WAY = (0, SAVED, -signal.SIGUSR2)
-"""How ranks end that were asked to make way; those that knew no better die of the signal."""
+MADE_WAY = (None, 0, PREEMPTED, -signal.SIGUSR2)
+"""How ranks end, if they do, that were asked to make way; some die of it while they start."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class End:
     state: str
     cause: str | None = None
     reason: str | None = None
-    """``preempted``, ``timeout`` or another of the reasons that ``exit.json`` knows."""
+    """The cause in one word for programs, as ``preempted``; None where there is none."""
     failed_rank: int | None = None
     tail: list[str] = field(default_factory=list)
     exit_codes: dict[int, int] = field(default_factory=dict)
@@ -123,8 +122,7 @@ class Supervisor:
         command = [*places.ranks[rank].prefix, *words]
         world = places.world(rank, self.port, job.attempt)
         environ = rank_environment(os.environ, world, job.config.launcher.threads, places.interface)
-        self.ranks.append(processes.start(rank, command, environ, log))
-        self.ranks[-1].relayed = places.relayed
+        self.ranks.append(processes.start(rank, command, environ, log, places.relayed))
         node = {"node": places.ranks[rank].node} if places.ranks[rank].node else {}
         self._note("rank_started", rank=rank, pid=self.ranks[-1].process.pid, **node)
 
@@ -135,12 +133,15 @@ class Supervisor:
             self._feed()
             if self.interrupts.count:
                 return self._cancel()
-            if any(rank.code for rank in self.ranks):
+            codes = {rank.code for rank in self.ranks}
+            if codes - {None, 0, PREEMPTED} or codes == {0, PREEMPTED}:
                 return self._fail()
-            if self.interrupts.make_way:
-                return self._make_way()
-            if all(rank.code == 0 for rank in self.ranks):
+            if codes == {0}:
                 return End("done")
+            if codes == {PREEMPTED}:
+                return self._made_way(self.job.places.making_way())
+            if self.interrupts.requests:
+                return self._make_way()
             time.sleep(POLL_S)
 
     def _cancel(self) -> End:
@@ -150,46 +151,48 @@ class Supervisor:
         return End("cancelled", f"stopped by {self.interrupts.name}")
 
     def _make_way(self) -> End:
-        """Tells the ranks to save their state and end, and waits until they have."""
-        processes.tell(self.ranks, signal.SIGUSR2)
+        """Passes a request to make way on to the ranks, and waits until they have."""
+        self._note("asked_to_make_way")
+        processes.ask(self.ranks)
         making = self.job.places.making_way()
-        self._note("making_way", why=making.cause)
-        self._wait(making.patience_s, lambda: any(not _made_way(rank) for rank in self.ranks))
+        self._wait(making.patience_s, lambda: any(not _makes_way(rank) for rank in self.ranks))
         if self.interrupts.count:
             return self._cancel()
-        if not all(_made_way(rank) for rank in self.ranks):
+        if not all(_makes_way(rank) for rank in self.ranks):
             self._wait(SETTLE_S)  # a neighbour of one that died of the signal has failed, too
             if not any(rank.code == -signal.SIGUSR2 for rank in self.ranks):
                 return self._fail()
         processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
-        if all(rank.code == 0 for rank in self.ranks):
-            return End("done")
-        return End("failed", making.cause, making.reason)
+        return End("done") if all(rank.code == 0 for rank in self.ranks) else self._made_way(making)
+
+    def _made_way(self, making: Making) -> End:
+        """Returns the end of a world that was asked to make way."""
+        told = [line for line in self._events() if line.get("event") == "made_way"]
+        done = f" after {told[-1]['step']} of {self.job.config.steps} steps" if told else ""
+        return End("failed", f"{making.cause}{done}; {making.then}", making.reason)
 
     def _fail(self) -> End:
         """Stops all ranks because one failed, and finds the one that began it."""
         self._wait(SETTLE_S)
-        if any(rank.code == -signal.SIGTERM for rank in self.ranks):
+        if any(rank.code == -signal.SIGTERM for rank in self.ranks) and self.job.places.relayed:
             # Who ends a whole job tells the ranks and this process, in any order.
-            self._wait(TOLD_S if self.job.places.relayed else 0.0, lambda: False, ended=False)
-        stopped = all(
-            rank.code in (None, 0, -signal.SIGTERM, -signal.SIGKILL) for rank in self.ranks
-        )
-        if self.interrupts.count and stopped:
+            self._wait(TOLD_S, ended=False)
+        if self.interrupts.count and all(rank.code in STOPPED for rank in self.ranks):
             return self._cancel()
-        failed = [rank.rank for rank in self.ranks if rank.code]
+        # Who made way is to blame only if nobody else is.
+        failed = [rank.rank for rank in self.ranks if rank.code not in (None, 0, PREEMPTED)]
+        failed = failed or [rank.rank for rank in self.ranks if rank.code]
         self._note("stopping", why="a rank failed", failed=failed)
         processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
-        events = records.read_lines(self.job.folder / "events.jsonl")[self._events_before :]
-        failure = blame.first_failure(self.ranks, failed, events)
+        failure = blame.first_failure(self.ranks, failed, self._events())
         port_taken = ports.was_taken(self.ranks[0].log) and not self._tail.seen
-        return End(
-            "failed",
-            failure.cause,
-            failed_rank=failure.rank,
-            tail=failure.tail,
-            port_taken=port_taken,
-        )
+        end = End("failed", failure.cause, failed_rank=failure.rank, tail=failure.tail)
+        end.port_taken = port_taken
+        return end
+
+    def _events(self) -> list[dict[str, Any]]:
+        """Returns what was noted since this start."""
+        return records.read_lines(self.job.folder / "events.jsonl")[self._events_before :]
 
     def _wait(
         self, most_s: float, enough: Callable[[], bool] = lambda: False, ended: bool = True
@@ -226,9 +229,9 @@ class Supervisor:
             records.event(self.job.run_dir, self.job.attempt, event, **fields)
 
 
-def _made_way(rank: processes.RankProcess) -> bool:
+def _makes_way(rank: processes.RankProcess) -> bool:
     """Whether a rank still runs, or ended as one does that was asked to make way."""
-    return rank.code is None or rank.code in MADE_WAY
+    return rank.code in MADE_WAY
 
 
 def rank_environment(

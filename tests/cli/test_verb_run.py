@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hires.cli.launching import warn_of_checkpoints
+from hires.core import records
+from hires.core.rundir import open_run
 from tests.cli.conftest import SMALL
 
 pytestmark = pytest.mark.usefixtures("traced")
@@ -182,3 +185,22 @@ def test_interrupt_stops_the_ranks_and_exits_130(hires, fake_ranks):
     assert answer.code == 130
     assert "hires: the run was cancelled" in answer.err
     assert json.loads((only_run() / "record.json").read_text())["state"] == "cancelled"
+
+
+def test_named_checkpoint_that_is_none_is_refused_before_anything_starts(hires, fake_ranks):
+    answer = hires("run", *SMALL, "checkpoint.resume=elsewhere")
+    assert answer.code == 2
+    assert f"checkpoint.resume={Path.cwd() / 'elsewhere'}: it is no checkpoint" in answer.err
+    assert not Path("results").exists()
+
+
+def test_checkpoints_that_went_wrong_are_told_on_screen(hires, fake_ranks, capsys):
+    assert hires("run", *SMALL).code == 0
+    run = open_run(only_run())
+    records.event(run, 0, "checkpoint_failed", step=4, text="writing failed: no space")
+    records.event(run, 0, "checkpoint_damaged", text="step000003 is damaged: torn")
+    warn_of_checkpoints(run)
+    assert capsys.readouterr().err == (
+        "warning: no checkpoint of step 4: writing failed: no space\n"
+        "warning: step000003 is damaged: torn\n"
+    )

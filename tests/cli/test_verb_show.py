@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hires.core import checkpoints
+from hires.core.checkpoints import Checkpoint
 from hires.core.timeline import FORWARD, OPTIMISER, Recorder
 from tests.cli.conftest import SMALL
 
@@ -59,10 +61,53 @@ def test_run_without_a_time_line_is_refused(hires, run, option):
     assert not Path("trace.json").exists()
 
 
+def test_drawing_is_no_json(hires, timed):
+    answer = hires("show", str(timed), "--timeline", "--json")
+    assert answer.code == 2
+    assert "--trace FILE" in answer.err + answer.out
+
+
 def test_folder_is_no_trace(hires, timed):
     answer = hires("show", str(timed), "--trace", str(timed))
     assert answer.code == 2
     assert "is a folder" in answer.err
+
+
+def save(run: Path, step: int) -> Path:
+    """Writes a checkpoint of one small file."""
+    path = checkpoints.place(run, step)
+    path.mkdir(parents=True)
+    (path / "stage00.safetensors").write_bytes(bytes(2048))
+    made = Checkpoint(path, step, 0, "train", "a layout", {"stage00.safetensors": 2048})
+    (path / checkpoints.MANIFEST).write_text(json.dumps(made.to_dict()))
+    return path
+
+
+def test_checkpoints_are_mentioned_and_damage_to_them_too(hires, run):
+    assert "checkpoints:" not in hires("show", str(run)).out
+    save(run, 2)
+    (save(run, 3) / "stage00.safetensors").unlink()
+    answer = hires("show", str(run))
+    assert answer.code == 0
+    assert "checkpoints: step000002 (2.0 KiB, attempt a0)\n" in answer.out
+    assert "step000003 is damaged: stage00.safetensors is missing" in answer.out
+
+
+def test_run_without_a_record_mentions_its_checkpoints(hires, run):
+    save(run, 2)
+    (run / "record.json").unlink()
+    assert "; checkpoints: step000002 (" in hires("show", str(run)).err
+
+
+def test_run_that_went_on_says_where(hires, run):
+    record = json.loads((run / "record.json").read_text())
+    record["resumed"] = {"step": 2, "checkpoint": "step000002", "attempt": 0}
+    (run / "record.json").write_text(json.dumps(record))
+    told = "it went on at step 2 from step000002 of attempt a0\n"
+    assert told in hires("show", str(run)).out
+    record["resumed"] = {"step": 2, "checkpoint": "/other/step000002", "attempt": None}
+    (run / "record.json").write_text(json.dumps(record))
+    assert "it went on at step 2 from /other/step000002\n" in hires("show", str(run)).out
 
 
 def test_help_has_an_example(hires, capsys):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hires.comm import shared
 from hires.comm.attach import _pieces
 from tests.helpers.jobs import (
+    agreement_of_rank,
     gather_of_rank,
     late_gather,
     many_gathers,
@@ -28,6 +29,11 @@ pytestmark = pytest.mark.dist
 def test_gather_stacks_in_rank_order_and_reduce_sums(num_elements: int, memory: bool):
     for answer in run_ranks(gather_of_rank, 3, num_elements, memory):
         assert answer == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_ranks_agree_on_the_largest_number_and_hear_the_first_ones_words():
+    for answer in run_ranks(agreement_of_rank, 3):
+        assert answer == (2, 7, ["r\u00e4nk 0 of 3", ""])
 
 
 @pytest.mark.parametrize("way", ["memory", "forbidden", "sent"])

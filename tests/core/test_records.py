@@ -61,6 +61,69 @@ def test_slowest_rank_is_the_sample_and_warm_up_does_not_count(run):
     assert record["loss"] == {"first": 3.0, "last": -1.0, "finite": True}
 
 
+def began(step_number, attempt):
+    name = f"step{step_number:06d}"
+    return {"kind": "begin", "rank": 0, "step": step_number, "checkpoint": name, "attempt": attempt}
+
+
+def tell_attempt(run, number, lines):
+    if number:
+        assert rundir.next_attempt(run.path) == number
+    for line in lines:
+        records.append(records.attempt_dir(run.path, number) / "metrics.jsonl", line)
+
+
+def steps(first, end, step_s=1.0):
+    return [step(rank, i, step_s, 9.0 - i) for rank in (0, 1) for i in range(first, end)]
+
+
+def test_steps_of_the_attempts_that_a_run_goes_on_with_count_and_their_times_do_not(run):
+    tell_attempt(run, 0, steps(0, 3, 0.1))  # step 2 was done, and lost
+    records.finish(run, 0, "failed", "killed")
+    tell_attempt(run, 1, [began(2, 0), *steps(2, 3, 0.2)])
+    tell_attempt(run, 2, [began(2, 0), *steps(2, 5, 0.3)])
+    record = records.finish(run, 2, "done")
+    assert record["state"] == "done"
+    assert record["resumed"] == {"step": 2, "checkpoint": "step000002", "attempt": 0}
+    assert record["loss"]["first"] == 9.0
+    assert record["loss"]["last"] == 5.0
+    assert [sample["step"] for sample in record["samples"]] == [2, 3, 4]
+    assert record["throughput"]["samples"] == 2
+    assert record["throughput"]["discarded"] == [{"step": 2, "why": "warm-up"}]
+
+
+def test_chain_of_attempts_is_followed_to_its_beginning(run):
+    tell_attempt(run, 0, steps(0, 2))
+    tell_attempt(run, 1, [began(1, 0), *steps(1, 4)])
+    tell_attempt(run, 2, [began(3, 1), *steps(3, 5)])
+    record = records.finish(run, 2, "done")
+    assert record["state"] == "done"
+    assert record["loss"]["first"] == 9.0
+
+
+def test_step_that_no_attempt_has_done_is_missed(run):
+    tell_attempt(run, 0, steps(0, 1))
+    tell_attempt(run, 1, [began(2, 0), *steps(2, 5)])
+    record = records.finish(run, 1, "done")
+    assert (record["state"], record["cause"]) == ("failed", "rank 0 recorded 4 of 5 steps")
+
+
+def test_steps_of_another_run_are_not_missed(run):
+    tell_attempt(run, 0, [began(3, None), *steps(3, 5)])
+    assert records.finish(run, 0, "done")["state"] == "done"
+    tell_attempt(run, 1, [began(4, 0), *steps(4, 5)])
+    assert records.finish(run, 1, "done")["state"] == "done"
+
+
+def test_attempt_that_is_all_warm_up_is_done_without_a_number(run):
+    tell_attempt(run, 0, steps(0, 4))
+    tell_attempt(run, 1, [began(4, 0), *steps(4, 5)])
+    record = records.finish(run, 1, "done")
+    assert record["state"] == "done"
+    assert record["throughput"]["samples"] == 0
+    assert record["throughput"]["img_per_s"] is None
+
+
 def test_record_says_what_was_run_and_where(run):
     whole_run(run)
     record = records.finish(run, 0, "done")

@@ -15,7 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.core import files, naming, records, rundir
-from hires.core.config import CommConfig, LauncherConfig, ModelConfig, PrecisionConfig, RunConfig
+from hires.core.config import (
+    CheckpointConfig,
+    CommConfig,
+    LauncherConfig,
+    ModelConfig,
+    PrecisionConfig,
+    RunConfig,
+)
 from hires.core.errors import ConfigError, RunError
 from hires.core.layout import ParallelConfig
 
@@ -95,6 +102,25 @@ def test_cosmetic_keys_do_not_change_the_run(config):
 )
 def test_what_is_computed_or_measured_changes_the_run(config, change):
     assert naming.run_name(replace(config, **change)) != naming.run_name(config)
+
+
+@pytest.mark.parametrize("change", [{"every": 7}, {"keep": 5}, {"resume": "never"}])
+def test_saving_makes_no_other_run(config, change):
+    saved = replace(config, checkpoint=CheckpointConfig(**change))
+    assert naming.run_name(saved) == naming.run_name(config)
+
+
+def test_run_is_called_as_before_there_were_checkpoints(config):
+    older = naming.plain(config)
+    del older["checkpoint"]
+    assert naming.identity(older) == naming.identity(naming.plain(config))
+
+
+def test_run_that_begins_with_another_one_is_another_run(config):
+    begun = replace(config, checkpoint=CheckpointConfig(resume="/elsewhere", every=1))
+    assert naming.run_name(begun) != naming.run_name(config)
+    again = replace(config, checkpoint=CheckpointConfig(resume="/elsewhere", every=2))
+    assert naming.run_name(again) == naming.run_name(begun)
 
 
 def test_hash_does_not_depend_on_process_or_order(config):

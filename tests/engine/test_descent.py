@@ -47,6 +47,40 @@ def test_descent_goes_where_torch_goes(dtype: torch.dtype, momentum: float):
         )
 
 
+def test_momentum_goes_over_to_another_descent_in_the_shape_of_its_parameter():
+    ours, theirs = parameters(torch.float64), parameters(torch.float64)
+    first = Descent(ours, lr=0.1, momentum=0.9, weight_decay=0.01)
+    second = Descent(theirs, lr=0.1, momentum=0.9, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(1)
+    gradients = [torch.randn(p.shape, generator=generator).to(p) for p in ours]
+    move(first, gradients)
+    for own, other in zip(ours, theirs, strict=True):
+        direction = first.direction(own)
+        assert direction is not None
+        assert direction.shape == own.shape
+        second.set_direction(other, direction.contiguous())
+        other.data.copy_(own.data)
+    for descent in (first, second):
+        move(descent, gradients)
+    for own, other in zip(ours, theirs, strict=True):
+        assert torch.equal(own, other)
+
+
+def move(descent: Descent, gradients: list[torch.Tensor]) -> None:
+    """Takes one step along given gradients."""
+    for parameter, gradient in zip(descent.parameters, gradients, strict=True):
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+    descent.step()
+
+
+def test_momentum_of_what_was_never_moved_or_is_not_kept_is_none():
+    ours = parameters(torch.float32)
+    plain = Descent(ours, lr=0.1, momentum=0.0, weight_decay=0.0)
+    plain.set_direction(ours[0], torch.ones_like(ours[0]))
+    assert plain.direction(ours[0]) is None
+    assert Descent(ours, lr=0.1, momentum=0.9, weight_decay=0.0).direction(ours[0]) is None
+
+
 def test_momentum_is_kept_for_what_was_moved():
     ours = parameters(torch.float32)
     descent = Descent(ours, lr=0.1, momentum=0.9, weight_decay=0.0)

@@ -4,8 +4,9 @@ FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well
 ok, short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores SIGTERM), stopped
 (SIGSTOP), full (fills the disk, then behaves well), parent (starts a child, then hangs), hub
 (waits on the others and reports when one is gone), port N (says for N starts that its port is
-taken), late (fails, then takes its time), saver, breaker, ignorer, finisher (asked by SIGUSR2 to
-make way they save, fail, do nothing and finish), listener (dies of SIGUSR2).
+taken), late (fails, then takes its time), way (makes way when SIGUSR2 asks for it), way N (exits
+with a code then), saver, breaker, ignorer, finisher (asked by SIGUSR2 to make way they save, fail,
+do nothing and finish), listener (dies of SIGUSR2).
 """
 
 import contextlib
@@ -139,6 +140,18 @@ def listener(here, run_dir, argument):
     _listen(None)
 
 
+def way(here, run_dir, argument):
+    """Is slow to start, then makes way when it is asked, or exits with a code instead."""
+    time.sleep(0.3)
+    asked = signal.sigwait([signal.SIGUSR2])
+    assert asked == signal.SIGUSR2
+    if argument:
+        sys.exit(int(argument))
+    if here.rank == 0:
+        records.event(run_dir, here.attempt, "made_way", step=2)
+    sys.exit(75)
+
+
 def exit_(here, run_dir, argument):
     sys.exit(int(argument))
 
@@ -147,6 +160,7 @@ def _listen(answer):
     """Waits for SIGUSR2, again and again."""
     if answer is not None:
         signal.signal(signal.SIGUSR2, lambda number, frame: answer())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
     sys.stdout.write("it listens\n")
     sys.stdout.flush()
     until = time.monotonic() + 60
@@ -191,6 +205,7 @@ _BEHAVIOURS = {
     "ignorer": ignorer,
     "finisher": finisher,
     "listener": listener,
+    "way": way,
 }
 
 if __name__ == "__main__":

@@ -114,6 +114,16 @@ def gather_of_rank(world: World, num_elements: int, shared: bool) -> list[float]
     return [*gathered[:, -1].tolist(), total[0].item()]
 
 
+def agreement_of_rank(world: World) -> tuple[int, int, list[str]]:
+    """Returns what ranks agreed on, without and with patience, and what rank 0 told them."""
+    comm.start(world, 60)
+    number = comm.largest(world.rank)
+    patient = comm.largest(7 - world.rank, patient=True)
+    told = [comm.told_by_first(text) for text in (f"r\u00e4nk {world.rank} of {world.size}", "")]
+    comm.shutdown()
+    return number, patient, told
+
+
 def sums_of_rank(world: World, sizes: list[int], way: str) -> tuple[bool, list[list[float]]]:
     """Returns whether ranks read each other's memory, and what sums of tensors came to."""
     if way == "forbidden":

@@ -102,7 +102,7 @@ def test_start_of_a_run_that_is_complete_does_nothing(fake_world, cluster, monke
 def test_job_that_makes_way_is_queued_again(fake_world, cluster):
     run = fake_world("saver")
     thread = ask_to_make_way(run, 0)
-    assert batch.main([str(run.path), "0"]) == 1
+    assert batch.main([str(run.path), "0"]) == 75
     thread.join()
     assert (cluster / "words").read_text() == "requeue 7\n"
     assert exit_of(run, 0)["reason"] == "preempted"

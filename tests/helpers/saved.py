@@ -1,0 +1,131 @@
+"""Runs that stop and go on: attempts of a run folder on real ranks, stopped where a test wants."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hires import comm, worker
+from hires.core import records, rundir
+from hires.core.config import RunConfig
+from hires.core.world import World
+from hires.engine import checkpoint, run, stopping, tensorfile
+from hires.engine.memory import PeakMeter
+from hires.plan.plan import Plan
+from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.ranks import run_ranks
+
+STEPS = 8
+
+
+def rank_of_attempt(world: World, folder: str, stop_at: int | None) -> int:
+    """Runs one attempt on one rank; returns the exit code.
+
+    The last rank, and nobody else, gets the signal while it computes the step before ``stop_at``.
+    """
+    stopping.hold_back()
+    comm.start(world, 60)
+    step, done = run.run_step, [0]
+
+    def counted(engine: Any) -> float | None:
+        if engine.recorder.next_step + 1 == stop_at and world.rank == world.size - 1:
+            os.kill(os.getpid(), stopping.SIGNAL)
+        done[0] += 1
+        return step(engine)
+
+    run.run_step = counted
+    config = records.read_config(folder)
+    plan = Plan.from_dict(records.read_plan(folder))
+    code = worker._go(Path(folder), config, plan, world, PeakMeter(config))
+    comm.shutdown()
+    return code
+
+
+def make(folder: Path, **keys: Any) -> Path:
+    """Returns a fresh run folder, with an attempt that nobody has run."""
+    config = replace(config_of(**{"steps": STEPS, **keys}), results=str(folder))
+    plan = plan_of(config)
+    assert plan.ok, plan.findings
+    return rundir.create(config, plan.to_dict(), ["hires", "run"]).path
+
+
+def attempt(path: Path, stop_at: int | None = None) -> list[int]:
+    """Runs the latest attempt of a run folder to its end or a step; returns the exit codes.
+
+    A folder whose latest attempt was run gets another one.
+    """
+    number = rundir.open_run(path).attempt
+    if (records.attempt_dir(path, number) / "metrics.jsonl").exists():
+        number = rundir.next_attempt(path)
+    size = int(records.read_plan(path)["world"])
+    return run_ranks(numbered, size, str(path), number, stop_at)
+
+
+def numbered(world: World, folder: str, number: int, stop_at: int | None) -> int:
+    """Runs an attempt of a number on one rank."""
+    return rank_of_attempt(replace(world, attempt=number), folder, stop_at)
+
+
+def crashed_attempt(path: Path, where: str) -> None:
+    """Runs the latest attempt of a run folder until a rank is killed in its second save.
+
+    ``where``: ``write`` (the last rank writes its files), ``name`` (before rank 0 names the
+    folder), ``named`` (after it has) or ``remove`` (while it removes an old checkpoint).
+    """
+    number = rundir.open_run(path).attempt
+    size = int(records.read_plan(path)["world"])
+    with pytest.raises(AssertionError, match=r"rank \d failed"):
+        run_ranks(crashing, size, str(path), number, where)
+
+
+def crashing(world: World, folder: str, number: int, where: str) -> int:
+    """Runs an attempt on one rank, which is killed if it comes to a place."""
+    guilty = world.size - 1 if where == "write" else 0
+    module, name, calls = {
+        "write": (tensorfile, "write", 2 * 3 - 1),  # of three files in each save
+        "name": (checkpoint, "_sync", 3),  # two names in each save
+        "named": (checkpoint, "_sync", 4),
+        "remove": (shutil, "rmtree", 1),
+    }[where]
+    whole, left = getattr(module, name), [calls]
+
+    def deadly(*args: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(*args, **named)
+
+    if world.rank == guilty:
+        setattr(module, name, deadly)
+    return numbered(world, folder, number, None)
+
+
+def losses(path: Path, *attempts: int) -> dict[tuple[int, int], float | None]:
+    """Returns the loss by (step, rank) that some attempts noted; no step may be noted twice."""
+    found: dict[tuple[int, int], float | None] = {}
+    for number in attempts:
+        for line in records.read_lines(records.attempt_dir(path, number) / "metrics.jsonl"):
+            if line["kind"] == "step":
+                assert (line["step"], line["rank"]) not in found
+                found[line["step"], line["rank"]] = line["loss"]
+    return found
+
+
+def mean_losses(path: Path, *attempts: int) -> list[float]:
+    """Returns the loss of every step, averaged over the ranks that know it."""
+    by_step: dict[int, list[float]] = {}
+    for (step, _), loss in losses(path, *attempts).items():
+        if loss is not None:
+            by_step.setdefault(step, []).append(loss)
+    return [sum(by_step[step]) / len(by_step[step]) for step in sorted(by_step)]
+
+
+def config_at(path: Path) -> RunConfig:
+    """Returns the config of a run folder."""
+    return records.read_config(path)
