@@ -109,6 +109,12 @@ class Runs:
         until(path.exists, f"{path}; the log: {self.log()}")
         return dict(json.loads(path.read_text()))
 
+    def steps(self, attempt: int) -> list[int]:
+        """Returns the steps that rank 0 did in an attempt."""
+        lines = (self.run / f"a{attempt}" / "metrics.jsonl").read_text().splitlines()
+        found = [line for line in map(json.loads, lines) if line["kind"] == "step"]
+        return [line["step"] for line in found if line["rank"] == 0]
+
     def record(self) -> dict[str, Any]:
         """Returns the record of the run."""
         return dict(json.loads((self.run / "record.json").read_text()))

@@ -157,6 +157,8 @@ def test_job_that_makes_way_goes_on_as_the_next_attempt(runs):
     record = runs.record()
     assert (record["state"], record["attempt"]) == ("done", 1)
     assert json.loads((runs.run / "a1" / "job.json").read_text())["job"] == job
+    # Saved where it was stopped: nothing is lost and nothing is done twice.
+    assert runs.steps(0) + runs.steps(1) == list(range(60))
 
 
 def test_killed_supervisor_leaves_no_rank_and_who_waits_is_told(runs):
@@ -201,6 +203,7 @@ def test_time_limit_queues_the_job_again_as_often_as_allowed(runs):
     first, second = runs.exit(0), runs.exit(1)
     assert (first["state"], first["reason"]) == ("failed", "timeout")
     assert "goes on as its next attempt" in first["cause"]
+    assert runs.steps(1)[0] == runs.steps(0)[-1] + 1
     assert (second["state"], second["reason"]) == ("failed", "timeout")
     assert "launcher.requeues=1 are used up" in second["cause"]
 
