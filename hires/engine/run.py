@@ -12,7 +12,7 @@ from pathlib import Path
 from hires.comm import barrier
 from hires.core import records
 from hires.core.config import RunConfig
-from hires.core.errors import HiresError, RunError
+from hires.core.errors import HiresError, LossError
 from hires.core.timeline import GRADIENTS, OPTIMISER
 from hires.engine.build import RankEngine
 from hires.engine.memory import PeakMeter
@@ -33,7 +33,7 @@ def run_steps(engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakM
         meter: measures the rank's memory.
 
     Raises:
-        RunError: the loss is no number any more.
+        LossError: the loss is no number any more.
     """
     rank = engine.context.rank
     ready = {"kind": "ready", "rank": rank, "rss_import_bytes": meter.rss_import}
@@ -57,7 +57,7 @@ def _run_all(engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakMe
         line |= {"loss": loss, "data_s": engine.loader.wait_s - waited_s}
         records.append(metrics, line)
         if loss is not None and not math.isfinite(loss):
-            raise RunError(
+            raise LossError(
                 f"the loss is {loss} at step {step}; a smaller task.lr (now {config.task.lr}) helps"
             )
 
