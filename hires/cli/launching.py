@@ -9,6 +9,7 @@ from hires.cli.progress import StepProgress
 from hires.core.config import RunConfig
 from hires.core.rundir import RunDir
 from hires.launcher.local import Outcome, launch
+from hires.launcher.watchdog import FILE, head
 
 
 def launched(config: RunConfig, run: RunDir, world: int, args: Sequence[str] = ()) -> Outcome:
@@ -39,6 +40,12 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
     if outcome.exit_code == 0:
         return
     print(f"hires: the run {_ENDS[outcome.state]}: {outcome.cause}", file=sys.stderr)
+    if outcome.reason == "hang":
+        # The cause is said already, and the page begins with it.
+        for line in head(run.attempt_dir)[2:]:
+            print(f"  {line}", file=sys.stderr)
+        if keep:
+            print(f"the whole page: {run.attempt_dir / FILE}", file=sys.stderr)
     if outcome.tail:
         print(f"last lines of rank {outcome.failed_rank}:", file=sys.stderr)
         for line in outcome.tail:

@@ -43,6 +43,8 @@ class Outcome:
     """The last lines of the log of the rank that failed first."""
     failed_rank: int | None = None
     """That rank."""
+    reason: str | None = None
+    """What kind of failure it is, as ``exit.json`` has it."""
 
     @property
     def exit_code(self) -> int:
@@ -84,10 +86,10 @@ def launch(
             end = _run(job, interrupts)
         except BaseException as error:
             why = str(error) or type(error).__name__
-            _leave(job, End("failed", f"the launcher stopped: {why}"), started)
+            _leave(job, End("failed", f"the launcher stopped: {why}", "launch"), started)
             raise
         end = _leave(job, end, started)
-    return Outcome(end.state, end.cause, end.exit_codes, end.tail, end.failed_rank)
+    return Outcome(end.state, end.cause, end.exit_codes, end.tail, end.failed_rank, end.reason)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,6 +154,7 @@ def _write_exit(job: Job, end: End, started: str) -> None:
     values = {
         "state": end.state,
         "cause": end.cause,
+        "reason": end.reason,
         "exit_codes": {str(rank): code for rank, code in sorted(end.exit_codes.items())},
         "started": started,
         "ended": provenance.now(),

@@ -20,8 +20,9 @@ from hires.core import records
 from hires.core.config import RunConfig
 from hires.core.errors import RunError
 from hires.core.world import World
-from hires.launcher import blame, ports, processes
+from hires.launcher import blame, ports, processes, watchdog, whois
 from hires.launcher.interrupts import Interrupts
+from hires.launcher.memory_end import OomCount
 from hires.launcher.progress import MetricsTail
 
 OnLine = Callable[[dict[str, Any]], None]
@@ -61,6 +62,8 @@ class End:
 
     state: str
     cause: str | None = None
+    reason: str | None = None
+    """``oom``, ``hang``, ``nan``, ``launch`` or another of the reasons that ``exit.json`` knows."""
     failed_rank: int | None = None
     tail: list[str] = field(default_factory=list)
     exit_codes: dict[int, int] = field(default_factory=dict)
@@ -78,6 +81,8 @@ class Supervisor:
         self.interrupts = interrupts
         self.ranks: list[processes.RankProcess] = []
         self._tail = MetricsTail(job.folder / "metrics.jsonl")
+        self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s)
+        self._oom = OomCount()
         self._events_before = len(records.read_lines(job.folder / "events.jsonl"))
 
     def run(self) -> End:
@@ -86,7 +91,7 @@ class Supervisor:
         Raises:
             RunError: the ranks cannot be started.
         """
-        self._note("launch_started", port=self.port, pid=os.getpid(), host=socket.gethostname())
+        self._note("launch_started", port=self.port, **whois.myself())
         try:
             for rank in range(self.job.world):
                 self._start(rank)
@@ -129,6 +134,8 @@ class Supervisor:
                 return self._fail()
             if all(rank.code == 0 for rank in self.ranks):
                 return End("done")
+            if self._watchdog.look({rank.rank for rank in self.ranks if rank.code is not None}):
+                return self._hang()
             time.sleep(POLL_S)
 
     def _cancel(self) -> End:
@@ -136,6 +143,18 @@ class Supervisor:
         self._note("stopping", why=self.interrupts.name)
         processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 1)
         return End("cancelled", f"stopped by {self.interrupts.name}")
+
+    def _hang(self) -> End:
+        """Finds out what the ranks are at, then stops them, because nothing moves any more."""
+        pids = {rank.rank: rank.process.pid for rank in self.ranks if rank.code is None}
+        job = self.job
+        found = watchdog.investigate(
+            job.run_dir, job.attempt, pids, lambda: self.interrupts.count > 0
+        )
+        self._note("stopping", why="hang", cause=found.cause)
+        processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
+        cause = f"{found.cause}; stopped after comm.timeout_s={job.config.comm.timeout_s:g} s"
+        return End("failed", cause, "hang", found.rank)
 
     def _fail(self) -> End:
         """Stops all ranks because one failed, and finds the one that began it."""
@@ -147,9 +166,13 @@ class Supervisor:
         self._note("stopping", why="a rank failed", failed=failed)
         processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
         events = records.read_lines(self.job.folder / "events.jsonl")[self._events_before :]
-        failure = blame.first_failure(self.ranks, failed, events)
+        failure = blame.first_failure(self.ranks, failed, events, self._oom.rose())
+        self._feed()
+        reason = failure.reason or (None if self._tail.seen else "launch")
         port_taken = ports.was_taken(self.ranks[0].log) and not self._tail.seen
-        return End("failed", failure.cause, failure.rank, failure.tail, port_taken=port_taken)
+        return End(
+            "failed", failure.cause, reason, failure.rank, failure.tail, port_taken=port_taken
+        )
 
     def _poll(self) -> None:
         """Notes which ranks have ended."""
