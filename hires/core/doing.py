@@ -130,4 +130,4 @@ class Doing:
 
     def _spoken(self) -> list[str]:
         """Returns the last communications in words."""
-        return [f"{op.what} ({took_s * 1e3:.1f} ms)" for op, took_s in list(self.last)]
+        return [f"{op.what} ({took_s * 1e3:.1f} ms)" for op, took_s in self.last.copy()]

@@ -33,8 +33,8 @@ BEAT_S = 5.0
 """How often a rank touches its file."""
 LOOK_S = 1.0
 """How often it looks whether it is stuck or asked, at most."""
-IDLE_SHARE = 0.02
-"""A rank that used less of a core than this since it last moved does not compute."""
+IDLE_SHARE = 0.05
+"""A rank that used less of a core than this since it was last looked at does not compute."""
 
 
 def alive_file(attempt: StrPath, rank: int) -> Path:
@@ -109,9 +109,9 @@ def beating(
     stacks = stacks_file(folder, rank)
     pulse = Pulse(Path(run_dir), attempt, rank, doing, timeout_s)
     file = _open(folder, rank)
-    # In C, and at once: it works while another thread does not let go of the interpreter.
-    faulthandler.register(signal.SIGUSR1, file, all_threads=True)
     try:
+        # In C, and at once: it works while another thread does not let go of the interpreter.
+        faulthandler.register(signal.SIGUSR1, file, all_threads=True)
         with pulse:
             yield
     finally:
@@ -135,12 +135,16 @@ class Pulse:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
         self._mark: tuple[object, ...] = ()
-        self._moved_s = 0.0
-        self._cpu_s = 0.0
+        self._moved_s = self._idle_s = self._seen_s = time.perf_counter()
+        self._cpu_s = time.process_time()
         self._told = False
 
     def __enter__(self) -> Pulse:
-        """Starts the thread."""
+        """Beats for the first time, when signals are safe; then the thread takes over."""
+        try:
+            alive_file(self.folder, self.rank).touch()
+        except OSError as error:
+            raise cannot_write(alive_file(self.folder, self.rank), error) from error
         self._thread.start()
         return self
 
@@ -155,33 +159,34 @@ class Pulse:
         while not self._end.wait(min(LOOK_S, self.timeout_s / 4)):
             # A full disk or a folder that was removed does not stop a rank that computes.
             with contextlib.suppress(OSError, RunError):
+                if time.monotonic() - beat_s >= BEAT_S:
+                    beat_s = time.monotonic()
+                    os.utime(alive_file(self.folder, self.rank))
                 self._look()
                 if not answered and _question(self.folder).exists():
                     answered = True
                     self._answer()
-                if time.monotonic() - beat_s >= BEAT_S:
-                    beat_s = time.monotonic()
-                    os.utime(alive_file(self.folder, self.rank))
 
     def _look(self) -> None:
         """Says once that the rank is stuck."""
         mark, now_s, cpu_s = self.doing.mark(), time.perf_counter(), time.process_time()
-        if mark != self._mark or not self._moved_s:
-            self._mark, self._moved_s, self._cpu_s, self._told = mark, now_s, cpu_s, False
+        computes = cpu_s - self._cpu_s > IDLE_SHARE * (now_s - self._seen_s)
+        self._cpu_s, self._seen_s = cpu_s, now_s
+        if mark != self._mark:
+            self._mark, self._moved_s, self._idle_s, self._told = mark, now_s, now_s, False
             return
-        still_s = now_s - self._moved_s
-        if self._told or still_s < self.timeout_s:
-            return
+        if computes:
+            self._idle_s = now_s
         # Whoever computes may take as long as it likes, until somebody waits for it too long.
-        idle = self.doing.in_step and cpu_s - self._cpu_s < IDLE_SHARE * still_s
-        if self.doing.now is None and not idle:
+        waits = self.doing.now is not None
+        still_s = now_s - (self._moved_s if waits else self._idle_s)
+        if self._told or still_s < self.timeout_s or not (waits or self.doing.in_step):
             return
         self._told = True
         standing = self._standing()
-        if standing.since_s >= self.timeout_s:
-            told = {"step": standing.step, "action": standing.action, "what": standing.what}
-            told["since_s"] = round(standing.since_s, 3)
-            records.event(self.run_dir, self.attempt, "rank_stuck", rank=self.rank, **told)
+        told = {"step": standing.step, "action": standing.action, "what": standing.what}
+        told["since_s"] = round(standing.since_s, 3)
+        records.event(self.run_dir, self.attempt, "rank_stuck", rank=self.rank, **told)
 
     def _answer(self) -> None:
         """Tells what the rank is at, and writes its stacks unless the signal did it."""
@@ -198,16 +203,14 @@ class Pulse:
 
 
 def _open(folder: Path, rank: int) -> TextIO:
-    """Beats for the first time; returns the file for the stacks, open."""
-    alive, stacks = alive_file(folder, rank), stacks_file(folder, rank)
+    """Makes the folders; returns the file for the stacks, open."""
+    stacks = stacks_file(folder, rank)
     try:
-        for file in (alive, stacks):
+        for file in (alive_file(folder, rank), stacks):
             file.parent.mkdir(parents=True, exist_ok=True)
-        opened = stacks.open("w", encoding="utf-8")
-        alive.touch()  # whoever sees it may signal: the handler follows at once
+        return stacks.open("w", encoding="utf-8")
     except OSError as error:
-        raise cannot_write(alive, error) from error
-    return opened
+        raise cannot_write(stacks, error) from error
 
 
 def _question(attempt: StrPath) -> Path:

@@ -56,6 +56,9 @@ def _run_all(engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakMe
         line = {"kind": "step", "rank": engine.context.rank, "step": step, "step_s": step_s}
         line |= {"loss": loss, "data_s": engine.loader.wait_s - waited_s}
         records.append(metrics, line)
+        peak = meter.news()
+        if peak is not None:
+            records.append(metrics, {"kind": "memory", "rank": engine.context.rank, **peak})
         if loss is not None and not math.isfinite(loss):
             raise LossError(
                 f"the loss is {loss} at step {step}; a smaller task.lr (now {config.task.lr}) helps"

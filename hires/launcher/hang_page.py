@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,8 +67,9 @@ def page(found: Found) -> str:
         lines += [wait.text for wait in found.stall.waits[:SHOWN_WAITS]]
         lines += [f"and {others} more ranks wait"] if others > 0 else []
     lines += ["", "what every rank is at"]
-    lines += [f"  {_state_of(found, rank)}" for rank in range(found.world)]
     told = list(_shown(found))
+    lines += [f"  {_state_of(found, rank)}" for rank in told]
+    lines += [f"  {text}" for text in _alike(found, told)]
     lines += ["", "last communications of each rank"]
     for rank in told:
         if rank in found.told and found.told[rank].last:
@@ -84,6 +85,25 @@ def _shown(found: Found) -> Iterator[int]:
     """Yields the ranks of which more is told, those to blame first."""
     blamed = list(dict.fromkeys([*found.culprits, *range(found.world)]))
     yield from sorted(blamed[:SHOWN_RANKS])
+
+
+def _alike(found: Found, told: Collection[int]) -> Iterator[str]:
+    """Yields how many of the other ranks are at the same place."""
+    places: dict[str, list[int]] = {}
+    for rank in range(found.world):
+        if rank not in told:
+            places.setdefault(_place(found, rank), []).append(rank)
+    for place, ranks in places.items():
+        yield f"{len(ranks)} more, as rank {ranks[0]}: {place}"
+
+
+def _place(found: Found, rank: int) -> str:
+    """Returns where a rank is, without its number and its times."""
+    standing = found.told.get(rank)
+    if standing is None:
+        return f"does not answer: {found.silent.get(rank) or 'no reason is known'}"
+    where = f"{standing.action} of " if standing.action else ""
+    return f"in {where}step {standing.step}, waits in {standing.what or 'nothing'}"
 
 
 def _state_of(found: Found, rank: int) -> str:

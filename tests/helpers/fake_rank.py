@@ -4,7 +4,7 @@ FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well
 ok, short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores SIGTERM), stopped
 (SIGSTOP), full (fills the disk, then behaves well), parent (starts a child, then hangs), hub
 (waits on the others and reports when one is gone), port N (says for N starts that its port is
-taken), late (fails, then takes its time).
+taken), late (fails, then takes its time), nan (its loss is no number), lost (fails after a step).
 """
 
 import contextlib
@@ -107,6 +107,18 @@ def late(here, run_dir, argument):
     sys.exit(1)
 
 
+def nan(here, run_dir, argument):
+    ok(here, run_dir, argument, steps=1)
+    _fail(here, run_dir, "LossError", "the loss is nan at step 0")
+    sys.exit(1)
+
+
+def lost(here, run_dir, argument):
+    ok(here, run_dir, argument, steps=1)
+    _fail(here, run_dir, "RunError", "broken.tif is broken")
+    sys.exit(1)
+
+
 def port(here, run_dir, argument):
     events = records.read_lines(run_dir / "a0/events.jsonl")
     if [e["event"] for e in events].count("launch_started") <= int(argument):
@@ -148,6 +160,8 @@ _BEHAVIOURS = {
     "parent": parent,
     "hub": hub,
     "late": late,
+    "nan": nan,
+    "lost": lost,
     "port": port,
     "exit": exit_,
 }
