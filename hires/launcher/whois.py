@@ -27,12 +27,12 @@ def is_here(told: dict[str, Any]) -> bool:
 
 def lives(told: dict[str, Any]) -> bool | None:
     """Whether a process of :func:`myself` still runs; None if that cannot be seen from here."""
-    if told.get("host") != socket.gethostname():
-        return None
-    if told.get("boot") != clock_name():
-        return False  # this machine was started anew since
     if not is_here(told):
-        return None  # another container
+        return (
+            None  # another machine, perhaps of the same name, or this one before it was restarted
+        )
+    if state_of(1) is None:
+        return None  # processes of other users are hidden here
     pid = told.get("pid")
     if not isinstance(pid, int) or state_of(pid) in (None, "Z"):
         return False
