@@ -44,7 +44,7 @@ class Outcome:
     failed_rank: int | None = None
     """That rank."""
     reason: str | None = None
-    """What kind of failure it is, as ``exit.json`` has it."""
+    """The cause in one word, as ``exit.json`` has it."""
 
     @property
     def exit_code(self) -> int:

@@ -112,18 +112,6 @@ def all_ended(ranks: Iterable[RankProcess]) -> bool:
     return all(rank.code is not None for rank in ranks)
 
 
-def state_of(pid: int) -> str | None:
-    """Returns a process's state as Linux has it, ``R``, ``S``, ``T`` (stopped), ``Z`` (ended), ...
-
-    None: there is no such process, or the system does not tell.
-    """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()[0]
-
-
 def last_lines(log: Path, count: int = 20) -> list[str]:
     """Returns the last lines of a log, without reading all of it."""
     try:

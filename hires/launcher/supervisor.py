@@ -63,7 +63,7 @@ class End:
     state: str
     cause: str | None = None
     reason: str | None = None
-    """``oom``, ``hang``, ``nan``, ``launch`` or another of the reasons that ``exit.json`` knows."""
+    """The cause in one word for programs, as ``preempted``; None where there is none."""
     failed_rank: int | None = None
     tail: list[str] = field(default_factory=list)
     exit_codes: dict[int, int] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from hires.core import pulse, records
 from hires.core.doing import Standing
 from hires.core.errors import HiresError, RunError
 from hires.core.files import write_atomically
-from hires.launcher import hang_page, processes
+from hires.launcher import hang_page, whois
 from hires.launcher.progress import MetricsTail
 from hires.plan.plan import Plan
 from hires.plan.stalled import stall
@@ -148,7 +148,7 @@ def _standing(values: dict[str, Any]) -> Standing:
 
 def _why_silent(rank: int, pid: int, beats: Mapping[int, float]) -> str | None:
     """Returns why a rank of this machine cannot answer, as far as its process shows it."""
-    state = processes.state_of(pid)
+    state = whois.state_of(pid)
     if state in ("T", "t"):
         return "its process is stopped (by SIGSTOP, a debugger or a scheduler)"
     if state == "D":

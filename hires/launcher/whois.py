@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.timeline import clock_name
-from hires.launcher.processes import state_of
 
 
 def myself() -> dict[str, Any]:
@@ -37,6 +36,18 @@ def lives(told: dict[str, Any]) -> bool | None:
     if not isinstance(pid, int) or state_of(pid) in (None, "Z"):
         return False
     return _birth(pid) == told.get("birth")
+
+
+def state_of(pid: int) -> str | None:
+    """Returns a process's state as Linux has it, ``R``, ``S``, ``T`` (stopped), ``Z`` (ended), ...
+
+    None: there is no such process, or the system does not tell.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()[0]
 
 
 def _machine() -> dict[str, Any]:
