@@ -16,7 +16,7 @@ import torch
 
 from hires import comm
 from hires.core import log as logs
-from hires.core import records
+from hires.core import pulse, records
 from hires.core.config import RunConfig
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.world import World, from_environment
@@ -30,6 +30,9 @@ from hires.plan.plan import Plan
 
 VERIFY_TIMEOUT_S = 3600.0
 """In a verification the ranks wait while rank 0 computes the whole network alone."""
+TRANSPORT_GRACE_S = 30.0
+"""By so much later than the watchdog the transport itself gives up: all ranks can still be asked
+what they wait for."""
 
 log = logging.getLogger(__name__)
 
@@ -57,15 +60,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(run_dir: Path, world: World, verify: bool) -> int:
-    """Runs the rank from the rendezvous to its last record; returns the exit code."""
+    """Runs the rank to its last record, and shows that it is alive; returns the exit code."""
     config = records.read_config(run_dir)
+    timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
+    with pulse.beating(run_dir, world.attempt, world.rank, comm.doing, timeout_s):
+        return _compute(run_dir, world, config, verify)
+
+
+def _compute(run_dir: Path, world: World, config: RunConfig, verify: bool) -> int:
+    """Does what the plan says; returns the exit code."""
     plan = Plan.from_dict(records.read_plan(run_dir))
     if plan.world != world.size:
         raise RunError(f"the plan is for {plan.world} ranks, but WORLD_SIZE={world.size}")
     torch.set_num_threads(config.launcher.threads)
     meter = PeakMeter(config)
     timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
-    comm.start(world, timeout_s, config.comm.shared_memory)
+    comm.start(world, timeout_s + TRANSPORT_GRACE_S, config.comm.shared_memory)
     if verify:
         engine = build_rank(config, plan, world.rank, 1)
         _say_place(engine)
@@ -102,7 +112,8 @@ def _go(run_dir: Path, config: RunConfig, plan: Plan, world: World, meter: PeakM
 
 
 def _say_place(engine: RankEngine) -> None:
-    """Logs which part of the network the rank holds."""
+    """Logs which part of the network the rank holds, and lets the heartbeat know it."""
+    comm.doing.recorder = engine.recorder
     plan, stage = engine.context.plan, engine.context.stage
     log.info(
         "stage %d of %d holds %s to %s",

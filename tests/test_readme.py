@@ -12,6 +12,7 @@ import pytest
 from hires.cli.choices import groups, keys
 from hires.cli.main import INTERRUPTED, VERBS
 from hires.core.errors import PREEMPTED, ConfigError, PlanError, RunError
+from tests.helpers.run_folders import begin, done, make_run
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -35,6 +36,11 @@ def test_hires_command_is_accepted(hires, command):
     elif verb in ("doctor", "bench"):  # seconds to hours: their own tests run them
         assert rest in ([], ["layouts"])
         answer = hires("--help")
+    elif verb in ("status", "logs", "retry", "cancel"):
+        run = make_run(Path("results"))
+        begin(run)
+        done(run)
+        answer = hires(verb, *rest)
     elif verb == "data":
         answer = hires(verb, *rest, "--count", "4", "--size", "16")
     else:

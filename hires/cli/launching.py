@@ -10,6 +10,7 @@ from hires.core import records
 from hires.core.config import RunConfig
 from hires.core.rundir import RunDir
 from hires.launcher.local import Outcome, launch
+from hires.launcher.watchdog import FILE, head
 
 
 def launched(config: RunConfig, run: RunDir, world: int, args: Sequence[str] = ()) -> Outcome:
@@ -40,6 +41,11 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
     if outcome.exit_code == 0:
         return
     print(f"hires: the run {_ENDS[outcome.state]}: {outcome.cause}", file=sys.stderr)
+    page = head(run.attempt_dir) if outcome.reason == "hang" else []
+    for line in page[2:]:  # the cause, with which it begins, is said already
+        print(f"  {line}", file=sys.stderr)
+    if page and keep:
+        print(f"the whole page: {run.attempt_dir / FILE}", file=sys.stderr)
     if outcome.tail:
         print(f"last lines of rank {outcome.failed_rank}:", file=sys.stderr)
         for line in outcome.tail:

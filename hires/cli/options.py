@@ -61,6 +61,11 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--results``."""
+    parser.add_argument("--results", default="results", metavar="DIR", help="where runs are kept")
+
+
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Adds the overrides, ``--cfg`` and ``--config-dir``."""
     parser.add_argument(

@@ -15,6 +15,9 @@ from hires.cli.options import Parser
 from hires.core.config import FITS
 from hires.core.errors import ConfigError
 from hires.core.layout import SCHEDULES
+from hires.core.naming import COSMETIC
+from hires.launcher.points import campaigns
+from hires.launcher.state import INFEASIBLE, RUNNING, STATES
 
 COMPOSING = {"--cfg", "--config-dir", "--help", "--json"}
 OPTIONS = {
@@ -22,6 +25,10 @@ OPTIONS = {
     "plan": COMPOSING | {"--prove"},
     "verify": COMPOSING,
     "show": {"--help", "--json", "--results", "--timeline", "--trace"},
+    "status": {"--help", "--json", "--results", "--watch"},
+    "logs": {"--attempt", "--follow", "--grep", "--help", "--rank", "--results"},
+    "retry": {"--help", "--results", "--set", "--state"},
+    "cancel": {"--help", "--results"},
     "list": {"--config-dir", "--help", "--json"},
     "data": {"--classes", "--count", "--help", "--json", "--seed", "--size", "--striped"},
     "bench": {"--help"},
@@ -105,10 +112,32 @@ def _candidates(before: list[str], current: str) -> Iterable[str]:
         "data": ["make"],
         "bench": ["layouts"],
         "completion": list(_SCRIPTS),
-        "show": [str(file.parent) for file in Path("results").glob("*/*/config.yaml")],
+        "show": _runs(),
+        "logs": _runs(),
     }
+    if verb in ("status", "retry", "cancel"):  # as many names as one likes
+        return _retry_values(before[-1]) or [*_campaigns(), *_runs()]
     wanted = 1 if verb != "data" or len(before) == 1 else 0
     return positional.get(verb, []) if len(before) == wanted else ()
+
+
+def _retry_values(before: str) -> list[str]:
+    """Returns what can follow an option of these verbs."""
+    if before == "--state":
+        return [state for state in STATES if state not in (RUNNING, INFEASIBLE)]
+    if before == "--set":
+        return [f"{key}=" for key in COSMETIC if key not in ("campaign", "results")]
+    return []
+
+
+def _runs() -> list[str]:
+    """Returns the run folders of the present folder."""
+    return [str(file.parent) for file in Path("results").glob("*/*/config.yaml")]
+
+
+def _campaigns() -> list[str]:
+    """Returns the names of the campaigns of the present folder."""
+    return [folder.name for folder in campaigns()]
 
 
 def _overrides(current: str) -> Iterable[str]:

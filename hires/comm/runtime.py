@@ -24,6 +24,7 @@ from hires.comm import shared
 from hires.comm.attach import PeerMemory
 from hires.comm.rehearsal import SilentMemory, SilentPeers, SilentWire
 from hires.comm.shared import SharedMemory
+from hires.core.doing import Doing
 from hires.core.errors import CommError
 from hires.core.network import interface_towards
 from hires.core.timeline import COLLECTIVE, HALO, Recorder
@@ -31,6 +32,8 @@ from hires.core.world import World
 
 DIRECT_BYTES = shared.GATHER_BYTES
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""
+Told = tuple[()] | tuple[int, int] | tuple[int, int, tuple[int, ...]]
+"""Other rank and tag of a message, or -1 and the ranks of a collective."""
 GATHER_TAG = 2**31 - 1024
 """Tags from here on belong to direct gathers; the plan's are far below."""
 PATH_BYTES = 4096
@@ -46,19 +49,28 @@ _wire: Any = dist
 _one_machine = False
 _timeout_s = 0.0
 
+doing = Doing()
+"""What this rank waits in, for whoever finds that it does not move."""
+
 
 class Handle:
     """An operation under way."""
 
     def __init__(
-        self, finish: Callable[[], Any] | None, what: str, group: Group | None = None
+        self,
+        finish: Callable[[], Any] | None,
+        what: str,
+        group: Group | None = None,
+        told: Told = (),
     ) -> None:
         """``finish`` returns when it is complete; None: it is complete already.
 
-        A wait inside an action is noted as one of the group's.
+        A wait inside an action is noted as one of the group's; ``told`` is what ``doing`` is told
+        about the other side.
         """
         self._finish = finish
         self._what = what
+        self._told = told
         self._recorder = group.recorder if group is not None else None
 
     def wait(self) -> None:
@@ -70,7 +82,7 @@ class Handle:
         if self._finish is None:
             return
         begin_s = time.perf_counter()
-        _guard(self._finish, self._what)
+        _waiting(self._finish, self._what, *self._told)
         _note(self._recorder, HALO, begin_s, self._what)
 
 
@@ -124,7 +136,7 @@ def start(world: World, timeout_s: float, shared_memory: bool = True) -> None:
             timeout=datetime.timedelta(seconds=timeout_s),
         )
 
-    _guard(join, f"the rendezvous at {world.address}:{world.port}")
+    _waiting(join, f"the rendezvous at {world.address}:{world.port}")
 
 
 def _choose_interface(world: World) -> None:
@@ -181,7 +193,7 @@ def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group
     for number, ranks in enumerate(members):
         handle = None
         if len(ranks) > 1:
-            handle = _guard(functools.partial(_wire.new_group, ranks), f"group {ranks}")
+            handle = _waiting(functools.partial(_wire.new_group, ranks), f"group {ranks}")
         if rank in ranks:
             made[number] = Group(ranks, ranks.index(rank), handle, GATHER_TAG + number % 1024)
             made[number].shared = memory = _share_memory(made[number], number < num_close)
@@ -208,10 +220,11 @@ def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
     memory = _memory_for(tensor, group)
     what = f"a send to rank {peer}"
     if group is not None and memory is not None:
-        memory.send(_nhwc(tensor), group.ranks.index(peer))
+        index = group.ranks.index(peer)
+        _waiting(lambda: memory.send(_nhwc(tensor), index), what, peer, tag)
         return Handle(None, what)
     work = _guard(lambda: _wire.isend(_nhwc(tensor).contiguous(), peer, tag=tag), what)
-    return Handle(work.wait, what, group)
+    return Handle(work.wait, what, group, (peer, tag))
 
 
 def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
@@ -223,10 +236,11 @@ def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
     what = f"a receive from rank {peer}"
     memory = _memory_for(tensor, group)
     if group is not None and memory is not None:
-        return Handle(memory.expect(buffer, group.ranks.index(peer)), what, group)
+        receive = memory.expect(buffer, group.ranks.index(peer))
+        return Handle(receive, what, group, (peer, tag))
     assert buffer.is_contiguous(), "a receive needs a dense buffer"
     work = _guard(lambda: _wire.irecv(buffer, peer, tag=tag), what)
-    return Handle(work.wait, what, group)
+    return Handle(work.wait, what, group, (peer, tag))
 
 
 def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None:
@@ -235,7 +249,7 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
         return None
     what = f"an all-reduce among ranks {group.ranks}"
     work = _guard(lambda: _wire.all_reduce(tensor, group=group.process_group, async_op=True), what)
-    handle = Handle(work.wait, what)
+    handle = Handle(work.wait, what, told=(-1, -1, tuple(group.ranks)))
     if not wait:
         return handle
     begin_s = time.perf_counter()
@@ -252,7 +266,7 @@ def sum_together(tensors: list[Tensor], group: Group) -> None:
     for bucket in by_type.values():
         if group.peers is not None:
             what = f"a sum among ranks {group.ranks}"
-            _guard(functools.partial(group.peers.sum, bucket), what)
+            _waiting(functools.partial(group.peers.sum, bucket), what, -1, -1, tuple(group.ranks))
         else:
             _sum_as_one(bucket, group)
 
@@ -260,7 +274,12 @@ def sum_together(tensors: list[Tensor], group: Group) -> None:
 def all_gather(tensor: Tensor, group: Group) -> Tensor:
     """Returns the tensors of all ranks of a group, stacked in the order of its ranks."""
     begin_s = time.perf_counter()
-    gathered = _gather(tensor, group)
+    what = f"an all-gather among ranks {group.ranks}"
+    outer = doing.begin(what, ranks=tuple(group.ranks))
+    try:
+        gathered = _gather(tensor, group)
+    finally:
+        doing.end(outer)
     _note(group.recorder, COLLECTIVE, begin_s, "all-gather")
     return gathered
 
@@ -289,7 +308,7 @@ def _gather(tensor: Tensor, group: Group) -> Tensor:
 
 def barrier() -> None:
     """Waits for all ranks of the world."""
-    _guard(_wire.barrier, "a barrier of all ranks")
+    _waiting(_wire.barrier, "a barrier of all ranks")
 
 
 def largest(number: int, patient: bool = False) -> int:
@@ -355,12 +374,12 @@ def _share_memory(group: Group, mail: bool) -> SharedMemory | SilentMemory | Non
         encoded = os.fsencode(path)
         name[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
     what = f"the shared memory of ranks {group.ranks}"
-    _guard(lambda: dist.broadcast(name, group.ranks[0], group=group.process_group), what)
+    _waiting(lambda: dist.broadcast(name, group.ranks[0], group=group.process_group), what)
     told = os.fsdecode(bytes(name.tolist()).rstrip(b"\0"))
     if not told:
         return None
     memory = shared.SharedMemory(Path(told), group.size, group.index, _timeout_s, mail)
-    _guard(lambda: dist.barrier(group=group.process_group), what)
+    _waiting(lambda: dist.barrier(group=group.process_group), what)
     shared.remove(Path(told))
     return memory
 
@@ -376,6 +395,17 @@ def _memory_for(tensor: Tensor, group: Group | None) -> SharedMemory | SilentMem
 def _nhwc(tensor: Tensor) -> Tensor:
     """Returns a tensor in the order in which it travels: a 4-dim one as NHWC."""
     return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
+
+
+def _waiting(
+    call: Callable[[], Any], what: str, peer: int = -1, tag: int = -1, ranks: tuple[int, ...] = ()
+) -> Any:
+    """Returns what :func:`_guard` does; while it lasts the rank is known to wait in it."""
+    outer = doing.begin(what, peer, tag, ranks)
+    try:
+        return _guard(call, what)
+    finally:
+        doing.end(outer)
 
 
 def _guard(call: Callable[[], Any], what: str) -> Any:

@@ -178,7 +178,8 @@ class CommConfig:
     backend: str = "gloo"
     """Transport of every message."""
     timeout_s: float = 120.0
-    """A message that takes longer than this stops the run."""
+    """A rank that waits for another one longer than this, or that neither moves nor computes for so
+    long, stops the run; ``hang.txt`` of the attempt says why."""
     shared_memory: bool = True
     """Whether ranks on one machine exchange small messages through memory that they share, and sum
     gradients by reading each other's."""

@@ -19,6 +19,10 @@ class RunError(HiresError):
     """A run that had started failed: a rank died, a file was broken, a disk was full."""
 
 
+class LossError(RunError):
+    """The loss is no number any more."""
+
+
 class CommError(RunError):
     """Ranks could not talk to each other, or not within ``comm.timeout_s``."""
 

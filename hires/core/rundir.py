@@ -113,8 +113,17 @@ def find(name: str, results: StrPath = "results") -> RunDir:
     Raises:
         RunError: no run, or more than one, goes by this name.
     """
+    return open_run(locate(name, results))
+
+
+def locate(name: str, results: StrPath = "results") -> Path:
+    """Returns the folder of the run that :func:`find` means, whether or not it has an attempt.
+
+    Raises:
+        RunError: no run, or more than one, goes by this name.
+    """
     if (Path(name) / "config.yaml").is_file():
-        return open_run(name)
+        return Path(name).absolute()
     runs = sorted(Path(results).glob("*/*/config.yaml"))
     folders = [file.parent for file in runs if not file.parent.name.startswith(".")]
     for match in (
@@ -123,7 +132,7 @@ def find(name: str, results: StrPath = "results") -> RunDir:
         [f for f in folders if name and f.name.startswith(name)],
     ):
         if len(match) == 1:
-            return open_run(match[0])
+            return match[0].absolute()
         if match:
             several = ", ".join(str(f) for f in match[:5])
             raise RunError(f"{name!r} may be any of {len(match)} runs: give one path of {several}")
@@ -164,11 +173,33 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
     return number
 
 
+def refreeze(path: StrPath, config: RunConfig) -> None:
+    """Freezes a config anew that differs in cosmetic keys only; the old one moves to its attempt.
+
+    Raises:
+        RunError: the folder cannot be written, its config was edited, or the run is under way.
+    """
+    path = Path(path)
+    _check_same_config(path, config)
+    _refuse_running(path)
+    _refresh(path, {"config.yaml": _config_text(config)})
+
+
+def reproduce_line_of(path: StrPath) -> str | None:
+    """Returns the command line that made a run, as its first attempt wrote it down."""
+    return _first_reproduce(Path(path))
+
+
+def _config_text(config: RunConfig) -> str:
+    """Returns the text of ``config.yaml``."""
+    # Only ASCII: PyYAML writes some other characters (U+0085) so that they read back changed.
+    return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=False)
+
+
 def _frozen_files(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> dict[str, str]:
     """Returns name and text of the files that are frozen in a run folder."""
     return {
-        # Only ASCII: PyYAML writes some other characters (U+0085) so that they read back changed.
-        "config.yaml": yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=False),
+        "config.yaml": _config_text(config),
         "plan.json": json.dumps(plan, indent=1) + "\n",
         "launch.sh": launchfile.render(argv, f"{config.launcher.name}.sh"),
     }

@@ -56,6 +56,7 @@ class PeakMeter:
         self._own_import = own_bytes()
         self._peak_rss = 0
         self._own_peak: int | None = None
+        self._told = False
         reset_peak()
 
     @contextlib.contextmanager
@@ -74,6 +75,16 @@ class PeakMeter:
         yield
         self._own_peak = peak_rss_bytes() - _status("RssFile")
         keep_memory()
+
+    def news(self) -> dict[str, int | str] | None:
+        """Returns :meth:`line` once, as soon as the chosen step was measured; else None.
+
+        Who looks at a run of days wants to know it before the end.
+        """
+        if self._own_peak is None or self._told:
+            return None
+        self._told = True
+        return self.line()
 
     def line(self) -> dict[str, int | str]:
         """Returns what the record says about the peak."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hires.core import records
 from hires.core.config import RunConfig
-from hires.core.errors import HiresError, RunError
+from hires.core.errors import HiresError, LossError
 from hires.core.timeline import GRADIENTS, OPTIMISER
 from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
@@ -39,7 +39,7 @@ def run_steps(
         How many steps of the run are done now: fewer than all if it was asked to make way.
 
     Raises:
-        RunError: the loss is no number any more.
+        LossError: the loss is no number any more.
     """
     rank = engine.context.rank
     ready = {"kind": "ready", "rank": rank, "rss_import_bytes": meter.rss_import}
@@ -66,8 +66,11 @@ def _run_all(
         line = {"kind": "step", "rank": engine.context.rank, "step": step, "step_s": step_s}
         line |= {"loss": loss, "data_s": engine.loader.wait_s - waited_s}
         records.append(metrics, line)
+        peak = meter.news()
+        if peak is not None:
+            records.append(metrics, {"kind": "memory", "rank": engine.context.rank, **peak})
         if loss is not None and not math.isfinite(loss):
-            raise RunError(
+            raise LossError(
                 f"the loss is {loss} at step {step}; a smaller task.lr (now {config.task.lr}) helps"
             )
         saver.after(step + 1)

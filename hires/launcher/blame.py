@@ -24,10 +24,20 @@ class Failure:
     """One paragraph."""
     tail: list[str]
     """The last lines of its log."""
+    reason: str | None = None
+    """``oom``, ``nan``, ``hang``, or None where nothing proves one of them."""
+
+
+_NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc", "MemoryError")
+_SIGKILL = " (by `kill -9`, or the system ran out of memory)"
+_TOO_LATE = ("timed out", "took over", "timeout")
 
 
 def first_failure(
-    ranks: Sequence[RankProcess], failed: Iterable[int], events: Iterable[dict[str, Any]]
+    ranks: Sequence[RankProcess],
+    failed: Iterable[int],
+    events: Iterable[dict[str, Any]],
+    oom: str | None = None,
 ) -> Failure:
     """Returns the rank to blame.
 
@@ -35,6 +45,7 @@ def first_failure(
         ranks: all ranks.
         failed: those that ended with an error before the supervisor stopped the rest.
         events: lines of ``events.jsonl``; a rank that could still speak said ``rank_failed`` there.
+        oom: evidence that the kernel killed a process for lack of memory meanwhile, in words.
     """
     told: dict[int, dict[str, Any]] = {}
     for line in events:
@@ -43,7 +54,26 @@ def first_failure(
     suspects = [ranks[rank] for rank in sorted({*failed, *told})]
     first = min(suspects, key=lambda rank: _order(rank, told.get(rank.rank)))
     tail = last_lines(first.log)
-    return Failure(first.rank, _cause(first, told.get(first.rank), tail), tail)
+    said = told.get(first.rank)
+    reason = _reason(first, said, tail, oom)
+    return Failure(first.rank, _cause(first, said, tail, oom), tail, reason)
+
+
+def _reason(
+    rank: RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
+) -> str | None:
+    """Returns the kind of failure, if something proves it."""
+    if told is None and rank.code == -signal.SIGKILL:
+        return "oom" if oom else None
+    kind = "" if told is None else str(told.get("type"))
+    text = " ".join(tail[-3:]) if told is None else f"{kind}: {told.get('text')}"
+    if kind == "LossError":
+        return "nan"
+    if any(words in text for words in _NO_MEMORY):
+        return "oom"
+    if kind == "CommError" and any(words in text.lower() for words in _TOO_LATE):
+        return "hang"
+    return None
 
 
 def _order(rank: RankProcess, told: dict[str, Any] | None) -> tuple[int, float, float]:
@@ -61,13 +91,16 @@ def _order(rank: RankProcess, told: dict[str, Any] | None) -> tuple[int, float, 
     return (0 if murdered else 1, rank.ended_s, spoke)
 
 
-def _cause(rank: RankProcess, told: dict[str, Any] | None, tail: Sequence[str]) -> str:
+def _cause(
+    rank: RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
+) -> str:
     """Returns why a rank failed, in words."""
     if told is not None and told.get("text"):
         return f"rank {rank.rank} failed: {told['text']}"
     if rank.code is not None and rank.code < 0:
         name = _signal_name(-rank.code)
-        hint = " (by `kill -9`, or the system ran out of memory)" if name == "SIGKILL" else ""
+        hint = f" (memory was exhausted: {oom})" if oom else _SIGKILL
+        hint = hint if name == "SIGKILL" else ""
         return f"rank {rank.rank} was killed by {name}{hint}"
     own = [line.strip() for line in tail if line.strip() and not line.startswith("srun: ")]
     last = own[-1] if own else ""

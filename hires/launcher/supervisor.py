@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +21,9 @@ from hires.core import records
 from hires.core.config import RunConfig
 from hires.core.errors import PREEMPTED, RunError
 from hires.core.world import World
-from hires.launcher import blame, ports, processes
+from hires.launcher import blame, ports, processes, watchdog, whois
 from hires.launcher.interrupts import Interrupts
+from hires.launcher.memory_end import OomCount
 from hires.launcher.places import Making, Places
 from hires.launcher.progress import MetricsTail
 
@@ -91,6 +91,8 @@ class Supervisor:
         self.interrupts = interrupts
         self.ranks: list[processes.RankProcess] = []
         self._tail = MetricsTail(job.folder / "metrics.jsonl")
+        self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s)
+        self._oom = OomCount()
         self._events_before = len(records.read_lines(job.folder / "events.jsonl"))
 
     def run(self) -> End:
@@ -99,7 +101,7 @@ class Supervisor:
         Raises:
             RunError: the ranks cannot be started.
         """
-        self._note("launch_started", port=self.port, pid=os.getpid(), host=socket.gethostname())
+        self._note("launch_started", port=self.port, **whois.myself())
         try:
             for rank in range(self.job.world):
                 self._start(rank)
@@ -142,6 +144,8 @@ class Supervisor:
                 return self._made_way(self.job.places.making_way())
             if self.interrupts.requests:
                 return self._make_way()
+            if self._watchdog.look({rank.rank for rank in self.ranks if rank.code is not None}):
+                return self._hang()
             time.sleep(POLL_S)
 
     def _cancel(self) -> End:
@@ -171,6 +175,18 @@ class Supervisor:
         done = f" after {told[-1]['step']} of {self.job.config.steps} steps" if told else ""
         return End("failed", f"{making.cause}{done}; {making.then}", making.reason)
 
+    def _hang(self) -> End:
+        """Finds out what the ranks are at, then stops them, because nothing moves any more."""
+        pids = {rank.rank: rank.process.pid for rank in self.ranks if rank.code is None}
+        job = self.job
+        found = watchdog.investigate(
+            job.run_dir, job.attempt, pids, lambda: self.interrupts.count > 0
+        )
+        self._note("stopping", why="hang", cause=found.cause)
+        processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
+        cause = f"{found.cause}; stopped after comm.timeout_s={job.config.comm.timeout_s:g} s"
+        return End("failed", cause, "hang", found.rank)
+
     def _fail(self) -> End:
         """Stops all ranks because one failed, and finds the one that began it."""
         self._wait(SETTLE_S)
@@ -184,11 +200,13 @@ class Supervisor:
         failed = failed or [rank.rank for rank in self.ranks if rank.code]
         self._note("stopping", why="a rank failed", failed=failed)
         processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
-        failure = blame.first_failure(self.ranks, failed, self._events())
+        failure = blame.first_failure(self.ranks, failed, self._events(), self._oom.rose())
+        self._feed()
+        reason = failure.reason or (None if self._tail.seen else "launch")
         port_taken = ports.was_taken(self.ranks[0].log) and not self._tail.seen
-        end = End("failed", failure.cause, failed_rank=failure.rank, tail=failure.tail)
-        end.port_taken = port_taken
-        return end
+        return End(
+            "failed", failure.cause, reason, failure.rank, failure.tail, port_taken=port_taken
+        )
 
     def _events(self) -> list[dict[str, Any]]:
         """Returns what was noted since this start."""

@@ -69,6 +69,17 @@ def test_runs_of_this_folder(hires):
     assert offered(hires, "show", "") == ["results/default/one-0123abcd"]
 
 
+def test_campaigns_runs_and_what_options_of_retry_take(hires):
+    Path("results/mine/one-0123abcd").mkdir(parents=True)
+    Path("results/mine/one-0123abcd/config.yaml").touch()
+    for verb in ("status", "retry", "cancel"):
+        assert offered(hires, verb, "") == ["mine", "results/mine/one-0123abcd"]
+    assert offered(hires, "status", "mine", "res") == ["results/mine/one-0123abcd"]
+    assert offered(hires, "logs", "") == ["results/mine/one-0123abcd"]
+    assert offered(hires, "retry", "--state", "f") == ["failed"]
+    assert "comm.timeout_s=" in offered(hires, "retry", "--set", "comm")
+
+
 @pytest.mark.parametrize(
     ("line", "replies"),
     [

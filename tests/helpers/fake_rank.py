@@ -6,7 +6,8 @@ ok, short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores SIG
 (waits on the others and reports when one is gone), port N (says for N starts that its port is
 taken), late (fails, then takes its time), way (makes way when SIGUSR2 asks for it), way N (exits
 with a code then), saver, breaker, ignorer, finisher (asked by SIGUSR2 to make way they save, fail,
-do nothing and finish), listener (dies of SIGUSR2).
+do nothing and finish), listener (dies of SIGUSR2),
+nan (its loss is no number), lost (fails after a step).
 """
 
 import contextlib
@@ -109,6 +110,18 @@ def late(here, run_dir, argument):
     sys.exit(1)
 
 
+def nan(here, run_dir, argument):
+    ok(here, run_dir, argument, steps=1)
+    _fail(here, run_dir, "LossError", "the loss is nan at step 0")
+    sys.exit(1)
+
+
+def lost(here, run_dir, argument):
+    ok(here, run_dir, argument, steps=1)
+    _fail(here, run_dir, "RunError", "broken.tif is broken")
+    sys.exit(1)
+
+
 def port(here, run_dir, argument):
     events = records.read_lines(run_dir / "a0/events.jsonl")
     if [e["event"] for e in events].count("launch_started") <= int(argument):
@@ -198,6 +211,8 @@ _BEHAVIOURS = {
     "parent": parent,
     "hub": hub,
     "late": late,
+    "nan": nan,
+    "lost": lost,
     "port": port,
     "exit": exit_,
     "saver": saver,

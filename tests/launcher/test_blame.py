@@ -81,3 +81,30 @@ def test_last_lines_of_a_long_log(tmp_path):
     log.write_bytes(b"\xff\n" * 100_000 + b"".join(b"line %d\n" % i for i in range(50)))
     assert last_lines(log, 3) == ["line 47", "line 48", "line 49"]
     assert last_lines(tmp_path / "none.log") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        ("LossError", "the loss is nan at step 3", "nan"),
+        ("RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 TB", "oom"),
+        ("MemoryError", "", "oom"),
+        ("CommError", "a receive from rank 1 failed: Timed out waiting 90000ms", "hang"),
+        ("CommError", "a receive from rank 1 failed: Connection reset by peer", None),
+        ("RunError", "a.tif is broken", None),
+    ],
+)
+def test_what_a_rank_said_tells_the_reason(world, kind, text, reason):
+    told = [failed(0, 1.0, kind, text)]
+    assert first_failure(world((1, 1.0, "")), [0], told).reason == reason
+
+
+def test_sigkill_is_lack_of_memory_only_if_the_kernel_counted_it(world):
+    ranks = world((-9, 1.0, ""))
+    assert first_failure(ranks, [0], []).reason is None
+    found = first_failure(ranks, [0], [], "oom_kill in memory.events rose from 0 to 1")
+    assert found.reason == "oom"
+    assert found.cause == (
+        "rank 0 was killed by SIGKILL (memory was exhausted: oom_kill in memory.events rose from "
+        "0 to 1)"
+    )

@@ -318,3 +318,11 @@ def test_module_is_a_command(fake_world, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"{tmp_path} is no run folder")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"), [("exit 3", "launch"), ("nan", "nan"), ("lost", None)]
+)
+def test_reason_is_written_where_it_is_known(fake_world, launch, behaviour, reason):
+    run = fake_world(behaviour, "hang")
+    assert launch(run).reason == exit_json(run)["reason"] == reason

@@ -84,7 +84,7 @@ def test_rank_that_fails_meanwhile_is_named(fake_world, launch):
     thread = ask_when_ready(run, 2)
     outcome = launch(run, places=places(2))
     thread.join()
-    assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", None, 1)
+    assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "launch", 1)
 
 
 def test_run_that_was_done_anyway_is_done(fake_world, launch):

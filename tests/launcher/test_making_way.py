@@ -67,7 +67,7 @@ def test_request_reaches_all_ranks_and_the_run_may_go_on(fake_world, launch, rea
 def test_rank_that_fails_instead_of_making_way_is_blamed(fake_world, launch):
     run = fake_world("way", "way 3")
     outcome = asked(run, launch, lambda: started(run))
-    assert (outcome.state, outcome.reason, outcome.exit_code) == ("failed", None, 1)
+    assert (outcome.state, outcome.reason, outcome.exit_code) == ("failed", "launch", 1)
     assert outcome.failed_rank == 1
 
 

@@ -1,0 +1,123 @@
+"""``hires retry``: run what failed or was lost again, as the next attempt of the same points."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hires.cli.launching import explain, launched
+from hires.cli.nearest import offer
+from hires.cli.options import Parser, add_results
+from hires.cli.rekey import with_keys
+from hires.cli.show_status import count
+from hires.core import records, rundir
+from hires.core.config import RunConfig
+from hires.core.errors import ConfigError, RunError
+from hires.core.rundir import RunDir
+from hires.launcher.attempt_files import latest
+from hires.launcher.local import CANCELLED
+from hires.launcher.points import select
+from hires.launcher.state import INFEASIBLE, RUNNING, STATES, RunState, states
+
+_NEVER = (RUNNING, INFEASIBLE)
+RETRIED = tuple(state for state in STATES if state not in _NEVER)
+"""States of runs that may be run again."""
+
+_EXAMPLES = (
+    "hires retry                                       all runs that failed or were lost",
+    "hires retry mycampaign --state failed,cancelled   those of a campaign in these states",
+    "hires retry 0123abcd --set comm.timeout_s=600     one run, with more patience",
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs points again, one after the other; returns 0 if all of them are done."""
+    text = "Run points again as their next attempt: same config, same plan, same run folder."
+    parser = Parser("retry", text, _EXAMPLES)
+    parser.add_argument("names", nargs="*", metavar="CAMPAIGN|RUN", help="unset: all campaigns")
+    parser.add_argument(
+        "--state",
+        default="failed,lost",
+        metavar="STATES",
+        help=f"which ones, of {', '.join(RETRIED)} (default: failed,lost)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a key that does not change the point, as comm.timeout_s",
+    )
+    add_results(parser)
+    args = parser.read(words)
+    wanted = _wanted(args.state)
+    found = states(select(args.names, args.results).paths)
+    chosen = [state for state in found if state.state in wanted]
+    if not chosen:
+        print(f"nothing to retry: no run is {' or '.join(wanted)}")
+        if found:
+            print(count(found))
+        return 0
+    # All are checked before the first one starts.
+    configs = [_config(state, args.set) for state in chosen]
+    return _run_all(chosen, configs)
+
+
+def _wanted(text: str) -> list[str]:
+    """Returns the states that ``--state`` names."""
+    wanted = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for name in wanted:
+        if name in _NEVER:
+            raise ConfigError(f"a run that is {name} cannot be run again; {offer('', RETRIED)}")
+        if name not in RETRIED:
+            raise ConfigError(f"unknown state {name!r}; {offer(name, RETRIED)}")
+    if not wanted:
+        raise ConfigError(f"--state names no state; {offer('', RETRIED)}")
+    return wanted
+
+
+def _config(state: RunState, changes: Sequence[str]) -> RunConfig:
+    """Returns the config with which a run is repeated."""
+    assert state.path is not None
+    attempt = latest(state.path)
+    if attempt is not None and attempt.job is not None:
+        raise ConfigError(
+            f"{state.name} was a job of {attempt.job.get('launcher')}; submit it again with "
+            f"`{_command(state.path)}`"
+        )
+    config = records.read_config(state.path)
+    return with_keys(config, changes, _command(state.path)) if changes else config
+
+
+def _run_all(chosen: Sequence[RunState], configs: Sequence[RunConfig]) -> int:
+    """Runs points one after the other; returns the exit code."""
+    code = 0
+    for number, (state, config) in enumerate(zip(chosen, configs, strict=True), start=1):
+        assert state.path is not None
+        try:
+            run = _next(state.path, config)
+            told = f"{number} of {len(chosen)}: {run.name}, attempt {run.attempt}"
+            print(f"{told}; it was {state.state}", file=sys.stderr)
+            outcome = launched(config, run, int(records.read_plan(run.path)["world"]))
+        except RunError as error:
+            print(f"hires: {error}", file=sys.stderr)
+            code = RunError.exit_code
+            continue
+        explain(outcome, run)
+        print(f"{run.name}: {outcome.state}")
+        code = code or outcome.exit_code
+        if outcome.exit_code == CANCELLED:
+            return CANCELLED
+    return code
+
+
+def _next(path: Path, config: RunConfig) -> RunDir:
+    """Returns a run with a fresh attempt, its config frozen anew if it has changed."""
+    rundir.refreeze(path, config)
+    return RunDir(path, rundir.next_attempt(path), complete=False)
+
+
+def _command(path: Path) -> str:
+    """Returns the command line that makes a run."""
+    return rundir.reproduce_line_of(path) or "hires run ..."

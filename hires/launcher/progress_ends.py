@@ -1,0 +1,81 @@
+"""How far is an attempt, from the two ends of its ``metrics.jsonl`` alone?
+
+The file of a long run holds millions of lines. What counts now stands at its end; how much memory
+the ranks need is written after the warm-up, near its beginning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HEAD_BYTES = 2**14
+TAIL_BYTES = 2**14
+RANK_BYTES = 1024
+"""More of both ends for every rank."""
+RECENT_STEPS = 5
+"""The speed now is the median of the last so many steps."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What the ends of the file say."""
+
+    steps: int = 0
+    """Steps that every rank has finished."""
+    step_s: float | None = None
+    """Seconds of a step lately, of the slowest rank."""
+    peak_bytes: int | None = None
+    """Most memory of any rank, as far as they have measured it."""
+
+
+def read_ends(path: Path, num_ranks: int) -> Ends:
+    """Returns what is known without reading the middle.
+
+    Args:
+        path: ``metrics.jsonl``; it need not exist.
+        num_ranks: how many ranks there seem to be; a wrong number costs precision only.
+    """
+    more = RANK_BYTES * num_ranks
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(HEAD_BYTES + more)
+            tail = b""
+            if size > len(head):
+                file.seek(max(len(head), size - TAIL_BYTES - more))
+                tail = file.read()
+    except OSError:
+        return Ends()
+    lines = [*_lines(head), *_lines(tail)]
+    peaks = [line["peak_bytes"] for line in lines if isinstance(line.get("peak_bytes"), int)]
+    done, times = _steps(lines, num_ranks)
+    step_s = statistics.median(times) if times else None
+    return Ends(done, step_s, max(peaks, default=None))
+
+
+def _lines(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yields the whole lines of a piece of the file."""
+    for text in data.split(b"\n"):
+        if text[:1] == b"{" and text[-1:] == b"}":
+            try:
+                yield json.loads(text)
+            except ValueError:
+                continue  # two pieces that look like one
+
+
+def _steps(lines: list[dict[str, Any]], num_ranks: int) -> tuple[int, list[float]]:
+    """Returns how many steps all ranks have finished, and how long the last of them took."""
+    by_step: dict[int, dict[int, float]] = {}
+    for line in lines:
+        if line.get("kind") == "step":
+            by_step.setdefault(line["step"], {})[line["rank"]] = line["step_s"]
+    world = max(num_ranks, *(len(ranks) for ranks in by_step.values())) if by_step else num_ranks
+    whole = sorted(step for step, ranks in by_step.items() if len(ranks) >= world)
+    times = [max(by_step[step].values()) for step in whole[-RECENT_STEPS:]]
+    return (whole[-1] + 1 if whole else 0), times

@@ -1,0 +1,126 @@
+"""Does ``hires retry`` run the same points again, and only those that are meant?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hires.launcher import state
+from tests.cli.conftest import SMALL
+from tests.helpers.run_folders import submitted
+
+pytestmark = pytest.mark.usefixtures("traced")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(state, "AGAIN_S", 0.01)
+
+
+@pytest.fixture
+def runs(hires, fake_ranks) -> dict[str, Path]:
+    """One run that failed and one that is done, in one campaign."""
+    fake_ranks({"0": "exit 3"})
+    hires("run", *SMALL, "seed=1", "campaign=mine")
+    fake_ranks({})
+    hires("run", *SMALL, "seed=2", "campaign=mine")
+    folders = [file.parent for file in Path("results").glob("mine/*/config.yaml")]
+    return {state.state_of(folder).state: folder for folder in folders}
+
+
+def ends(run: Path) -> list[str]:
+    files = sorted(run.glob("a*/exit.json"))
+    return [json.loads(file.read_text())["state"] for file in files]
+
+
+def test_failed_run_is_run_again_as_its_next_attempt(hires, runs):
+    answer = hires("retry")
+    assert answer.code == 0, answer.err
+    assert answer.out == f"{runs['failed'].name}: done\n"
+    assert f"1 of 1: {runs['failed'].name}, attempt 1; it was failed" in answer.err
+    assert (ends(runs["failed"]), ends(runs["done"])) == (["failed", "done"], ["done"])
+    record = json.loads((runs["failed"] / "record.json").read_text())
+    assert (record["state"], record["attempt"]) == ("done", 1)
+    assert "seed=1" in record["reproduce"]
+
+
+def test_nothing_to_retry_is_no_error(hires, runs):
+    answer = hires("retry", runs["done"].name)
+    assert answer.code == 0
+    assert answer.out == "nothing to retry: no run is failed or lost\n1 run: 1 done\n"
+
+
+def test_states_choose_what_is_run_again(hires, runs):
+    assert hires("retry", "mine", "--state", "done").code == 0
+    assert (ends(runs["failed"]), ends(runs["done"])) == (["failed"], ["done", "done"])
+
+
+def test_run_that_fails_again_is_told(hires, runs, fake_ranks):
+    fake_ranks({"0": "raise"})
+    answer = hires("retry", "mine")
+    assert answer.code == 1
+    assert "this rank was told to fail" in answer.err
+    assert ends(runs["failed"]) == ["failed", "failed"]
+
+
+def test_key_that_leaves_the_point_as_it_is_may_change(hires, runs):
+    words = ["--set", "comm.timeout_s=600", "--set", "memory.limit=8GiB"]
+    answer = hires("retry", "mine", *words)
+    assert answer.code == 0, answer.err
+    frozen = yaml.safe_load((runs["failed"] / "config.yaml").read_text())
+    assert (frozen["comm"]["timeout_s"], frozen["memory"]["limit"]) == (600.0, "8GiB")
+    earlier = yaml.safe_load((runs["failed"] / "a0" / "config.yaml").read_text())
+    assert earlier["comm"]["timeout_s"] == 120.0
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("batch=2", "makes another point, which is a run of its own: `hires run model=resnet18"),
+        ("campaign=a b", "`hires run model=resnet18 image=32 batch=4 steps=3 measure.warmup=1"),
+        ("comm.timeout=9", "did you mean comm.timeout_s?"),
+        ("comm.timeout_s=-1", "must be above 0 seconds"),
+        ("comm.timeout_s=soon", "comm.timeout_s='soon' must be a number"),
+        ("comm.timeout_s", "there is no key"),
+        ("memory.limit=[", "the value cannot be read"),
+    ],
+)
+def test_other_keys_are_refused_with_what_would_work(hires, runs, change, told):
+    answer = hires("retry", "mine", "--set", change)
+    assert answer.code == 2
+    assert told in answer.err
+    assert ends(runs["failed"]) == ["failed"]
+
+
+def test_another_point_is_offered_as_a_command_that_is_quoted(hires, runs):
+    answer = hires("retry", "mine", "--set", "data.path=$(touch evil); x")
+    assert "'data.path=$(touch evil); x'`" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        ("fialed", "unknown state 'fialed'; did you mean failed?"),
+        ("running", "a run that is running cannot be run again"),
+        (",", "--state names no state"),
+    ],
+)
+def test_wrong_states_are_refused(hires, runs, states, told):
+    answer = hires("retry", "--state", states)
+    assert (answer.code, told in answer.err) == (2, True)
+
+
+def test_job_of_a_scheduler_is_not_started_here(hires, runs):
+    submitted(runs["failed"])
+    answer = hires("retry")
+    assert answer.code == 2
+    assert "was a job of slurm; submit it again with `hires run" in answer.err
+
+
+def test_help_has_examples(hires, capsys):
+    with pytest.raises(SystemExit):
+        hires("retry", "--help")
+    assert "--set comm.timeout_s=600" in capsys.readouterr().out

@@ -1,0 +1,155 @@
+"""Does a rank show that it is alive, say when it is stuck, and answer when it is asked?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hires.core import pulse, records
+from hires.core.doing import Doing
+from hires.core.errors import RunError
+from hires.core.timeline import COLLECTIVE, FORWARD, Recorder
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "a0").mkdir()
+    return tmp_path
+
+
+def until(condition, pause_s: float = 0.02) -> None:
+    end = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(pause_s)
+
+
+def stuck(run: Path) -> list[dict]:
+    return [e for e in records.read_lines(run / "a0/events.jsonl") if e["event"] == "rank_stuck"]
+
+
+def test_heart_beats_while_the_block_runs(run, monkeypatch):
+    monkeypatch.setattr(pulse, "BEAT_S", 0.05)
+    with pulse.beating(run, 0, 3, Doing(), timeout_s=0.2):
+        file = pulse.alive_file(run / "a0", 3)
+        assert file.stat().st_size == 0
+        os.utime(file, (1.0, 1.0))
+        until(lambda: pulse.heartbeats(run / "a0")[3] > 1.0)
+    os.utime(file, (1.0, 1.0))
+    time.sleep(0.2)
+    assert pulse.heartbeats(run / "a0") == {3: 1.0}
+    assert not list((run / "a0" / "logs").iterdir())  # nobody asked for stacks
+    assert stuck(run) == []
+
+
+def test_rank_that_waits_too_long_says_so_once(run):
+    doing = Doing()
+    with pulse.beating(run, 0, 0, doing, timeout_s=0.2):
+        outer = doing.begin("a receive from rank 1", 1, 7)
+        until(lambda: stuck(run))
+        time.sleep(0.3)
+        [said] = stuck(run)
+        doing.end(outer)
+    assert (said["rank"], said["what"]) == (0, "a receive from rank 1")
+    assert said["since_s"] >= 0.2
+
+
+def test_rank_that_sleeps_in_an_action_says_so_and_one_that_computes_does_not(run):
+    doing, recorder = Doing(), Recorder()
+    doing.recorder = recorder
+    with pulse.beating(run, 0, 0, doing, timeout_s=0.4):
+        recorder.begin_step()
+        with recorder.span(FORWARD, "F0"):
+            end = time.monotonic() + 1.0
+            while time.monotonic() < end:
+                sum(range(1000))
+            assert stuck(run) == []
+            until(lambda: stuck(run), pause_s=1.0)  # to look more often would be to compute
+    assert stuck(run)[0]["action"] == "F0"
+
+
+def test_rank_that_prepares_may_take_its_time(run):
+    with pulse.beating(run, 0, 0, Doing(), timeout_s=0.1):
+        time.sleep(0.5)
+    assert stuck(run) == []
+
+
+def test_answer_and_stacks_come_when_somebody_asks(run):
+    doing = Doing()
+    with pulse.beating(run, 0, 2, doing, timeout_s=0.4):
+        doing.end(doing.begin("a send to rank 1", 1, 5))
+        doing.begin("an all-gather among ranks [1, 2]", ranks=(1, 2))
+        pulse.ask(run / "a0")
+        answer = pulse.answer_file(run / "a0", 2)
+        until(answer.exists)
+    told = json.loads(answer.read_text())
+    assert (told["rank"], told["what"]) == (2, "an all-gather among ranks [1, 2]")
+    assert told["last"][0].startswith("a send to rank 1 (")
+    assert "test_pulse.py" in pulse.stacks_file(run / "a0", 2).read_text()
+
+
+def test_errors_of_the_block_come_through_as_they_are(run):
+    with pytest.raises(FileNotFoundError), pulse.beating(run, 0, 0, Doing(), 1.0):
+        raise FileNotFoundError("image.tif")
+
+
+def test_folder_that_cannot_be_written_is_an_error(run):
+    (run / "a0" / "alive").write_text("a file is in the way")
+    with pytest.raises(RunError, match="cannot write"), pulse.beating(run, 0, 0, Doing(), 1.0):
+        pass
+
+
+BUSY = """
+import sys, time
+from hires.core import pulse
+from hires.core.doing import Doing
+with pulse.beating(sys.argv[1], 0, 0, Doing(), 60.0):
+    print("ready", flush=True)
+    sys.setswitchinterval(1e6)  # as C code that does not let go of the interpreter
+    while True:
+        pass
+"""
+
+
+def test_signal_brings_the_stacks_of_a_rank_that_lets_no_thread_run(run):
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", BUSY, str(run)]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGUSR1)
+            until(lambda: "<string>" in pulse.stacks_file(run / "a0", 0).read_text())
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
+def test_collectives_of_an_action_are_counted():
+    doing, recorder = Doing(), Recorder()
+    doing.recorder = recorder
+    recorder.begin_step()
+    recorder.action = "F1"
+    for _ in range(2):
+        recorder.note(COLLECTIVE, time.perf_counter(), "all-gather")
+    doing.begin("an all-gather", ranks=(0, 1))
+    assert doing.standing(0, 0.0).nth == 2
+    doing.begin("a receive from rank 1", 1, 9)  # of which the gather is made
+    told = doing.standing(0, 0.0)
+    assert (told.nth, told.ranks, told.peer) == (2, [0, 1], 1)
+
+
+def test_time_of_the_file_system_is_asked_where_one_may_not_write(tmp_path):
+    assert abs(pulse.file_clock(tmp_path) - time.time()) < 60
+    assert abs(pulse.file_clock(tmp_path / "missing") - time.time()) < 60
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,113 @@
+"""A world that does not move is found, explained on one page, and stopped: real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hires.core import records, rundir
+from hires.core.config import CommConfig, MeasureConfig, ModelConfig, RunConfig, TaskConfig
+from hires.core.layout import ParallelConfig
+from hires.core.rundir import RunDir
+from hires.launcher import local, watchdog
+from hires.nets.trace import trace_config
+from hires.plan.planner import make_plan
+
+from .conftest import ROOT, alive, events, rank_pids
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A run of two tiles whose ranks give up after three seconds without progress."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    config = RunConfig(
+        image=[37, 33],
+        batch=2,
+        steps=100_000,
+        model=ModelConfig("preact_resnet", n=1, classes=10),
+        parallel=ParallelConfig(name="sp", tiles=[2, 1]),
+        comm=CommConfig(timeout_s=3.0),
+        measure=MeasureConfig(warmup=1),
+        task=TaskConfig(lr=0.0),
+        results=str(tmp_path / "results"),
+    )
+    plan = make_plan(config, trace_config(config))
+    return rundir.create(config, plan.to_dict(), ["hires", "run", "parallel=sp"])
+
+
+def exit_json(run: RunDir) -> dict:
+    return json.loads((run.attempt_dir / "exit.json").read_text())
+
+
+def page_of(run: RunDir) -> str:
+    return (run.attempt_dir / watchdog.FILE).read_text()
+
+
+def test_stopped_rank_is_named_with_the_message_that_is_missing(run):
+    def stop_rank_1():
+        while not any(
+            line["kind"] == "step" and line["step"] > 2
+            for line in records.read_lines(run.attempt_dir / "metrics.jsonl")
+        ):
+            time.sleep(0.05)
+        os.kill(rank_pids(run)[1], signal.SIGSTOP)
+
+    thread = threading.Thread(target=stop_rank_1, daemon=True)
+    thread.start()
+    outcome = local.launch(run, run.attempt)
+    assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "hang", 1)
+    assert "rank 1 does not answer: its process is stopped (by SIGSTOP" in outcome.cause
+    assert "comm.timeout_s=3 s" in outcome.cause
+    assert exit_json(run)["reason"] == "hang"
+    assert exit_json(run)["cause"] == outcome.cause == records.read_record(run)["cause"]
+    page = page_of(run)
+    assert page.startswith("no progress: rank 1 does not answer")
+    assert "rank 0 waits for" in page
+    assert "what every rank is at" in page
+    assert "runtime.py" in page.split("Python stacks")[1]
+    assert not alive(rank_pids(run))
+
+
+def test_rank_that_sleeps_in_a_hook_is_found_with_the_line_where_it_sleeps(run, monkeypatch):
+    monkeypatch.setenv("SLEEPY", "0")
+    outcome = local.launch(run, run.attempt, module="tests.helpers.sleepy_rank")
+    assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "hang", 0)
+    page = page_of(run)
+    assert "rank 0 is in B0 of step 2 and waits for nobody" in page
+    assert "sleepy_rank.py" in page.split("Python stacks")[1]
+    assert "in doze" in page
+    assert "rank 1 waits for" in page
+    assert not alive(rank_pids(run))
+
+
+def test_one_rank_that_sleeps_alone_is_found_too(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("SLEEPY", "0")
+    config = replace(records.read_config(run), parallel=ParallelConfig(), campaign="alone")
+    plan = make_plan(config, trace_config(config))
+    alone = rundir.create(config, plan.to_dict(), ["hires", "run"])
+    outcome = local.launch(alone, 0, module="tests.helpers.sleepy_rank")
+    assert outcome.reason == "hang"
+    assert events(alone, "rank_stuck")[0]["action"] == "B0"
+
+
+def test_silent_heart_is_noticed_by_the_watchers_own_clock(tmp_path, monkeypatch):
+    (tmp_path / "alive").mkdir()
+    beat = tmp_path / "alive" / "rank0000"
+    beat.touch()
+    os.utime(beat, (1.0, 1.0))  # as after a laptop has slept, or on another machine's clock
+    clock = iter(float(second) for second in range(0, 100, 10))
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: next(clock))
+    dog = watchdog.Watchdog(tmp_path, timeout_s=15.0)
+    assert [dog.look() for _ in range(3)] == [False, False, False]
+    os.utime(beat, (2.0, 2.0))
+    assert [dog.look() for _ in range(4)] == [False, False, False, True]
+    assert not dog.look({0})  # it has ended well

@@ -1,0 +1,252 @@
+"""Is a run in the state that its files, its process and its scheduler show?"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hires.launcher import scheduler, state, whois
+from hires.launcher.scheduler import Answer
+from hires.launcher.state import state_of, states
+from tests.helpers.run_folders import beat, begin, done, end, make_run, steps, submitted
+
+ELSEWHERE = {"host": "another-machine", "boot": "x", "pid": 1}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "AGAIN_S", 0.01)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "results")
+
+
+def says(*answers: Answer):
+    """Returns a scheduler that gives these answers one after the other, the last for ever."""
+    left = list(answers)
+
+    def ask(jobs):
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        return {scheduler.job_name(job): answer for job in jobs}
+
+    return ask
+
+
+def dead_process() -> dict:
+    """Returns a process of this machine that has ended."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    told = {**whois.myself(), "pid": child.pid, "birth": whois._birth(child.pid)}
+    child.communicate(b"\n")
+    return told
+
+
+def test_run_without_attempt_is_pending(run):
+    assert (state_of(run).state, state_of(run).attempt) == ("pending", None)
+
+
+def test_running_run_tells_step_speed_and_memory(run):
+    steps(begin(run), 42)
+    found = state_of(run)
+    assert (found.state, found.step, found.steps, found.attempt) == ("running", 42, 100, 0)
+    assert found.img_per_s == pytest.approx(16.0)  # 8 images in the slower rank's 0.5 s
+    assert found.peak_bytes == 2 << 28
+    assert found.heartbeat_s < 30
+
+
+def test_step_counts_when_every_rank_has_finished_it(run):
+    folder = begin(run)
+    steps(folder, 3)
+    late = {"kind": "step", "rank": 0, "step": 3, "step_s": 0.1}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(late) + '\n{"kind": "step", "rank": 1, "st')
+    assert state_of(run).step == 3
+
+
+def test_only_the_ends_of_a_long_file_are_read(run, monkeypatch):
+    folder = begin(run)
+    steps(folder, 20_000)
+    read = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: (read.append(len(text)), loads(text))[1])
+    found = state_of(run)
+    assert (found.step, found.peak_bytes) == (20_000, 2 << 28)
+    assert sum(read) < 60_000 < (folder / "metrics.jsonl").stat().st_size
+
+
+def test_done_run_tells_its_record(run):
+    begin(run)
+    done(run)
+    found = state_of(run)
+    assert (found.state, found.step, found.img_per_s) == ("done", 100, 41.5)
+    assert found.peak_bytes == 3 << 29
+
+
+def test_failed_repetition_of_a_complete_run_leaves_it_done(run):
+    begin(run)
+    done(run)
+    end(begin(run, 1), "failed", cause="a disk was full")
+    assert (state_of(run).state, state_of(run).attempt) == ("done", 0)
+
+
+def test_failure_has_its_reason_and_where_it_came_to(run):
+    folder = begin(run)
+    steps(folder, 5)
+    end(folder, "failed", reason="hang", cause="no progress: rank 1 sleeps")
+    found = state_of(run)
+    assert (found.state, found.reason, found.step) == ("failed", "hang", 5)
+    assert found.cause == "no progress: rank 1 sleeps"
+
+
+def test_process_that_is_gone_means_lost(run):
+    begin(run, **dead_process())
+    found = state_of(run)
+    assert found.state == "lost"
+    assert "is gone, and left no exit.json" in found.cause
+
+
+def test_last_words_that_come_while_one_looks_are_heard(run, monkeypatch):
+    folder = begin(run, **dead_process())
+    monkeypatch.setattr(state.time, "sleep", lambda _: end(folder, "cancelled"))
+    assert state_of(run).state == "cancelled"
+
+
+def test_number_that_another_process_has_by_now_means_lost(run):
+    begin(run, birth=1)
+    assert state_of(run).state == "lost"
+
+
+def test_machine_of_the_same_name_is_judged_by_the_heartbeat(run):
+    folder = begin(run, boot="of another machine, or of this one before it was restarted")
+    assert state_of(run).state == "running"
+    for rank in range(2):
+        beat(folder, rank, 300.0)
+    assert state_of(run).state == "lost"
+
+
+@pytest.mark.parametrize(("age_s", "expected"), [(5.0, "running"), (300.0, "lost")])
+def test_ranks_elsewhere_are_judged_by_their_heartbeat(run, age_s, expected):
+    folder = begin(run, **ELSEWHERE)
+    for rank in range(2):
+        beat(folder, rank, age_s)
+    found = state_of(run)
+    assert found.state == expected
+    if expected == "lost":
+        assert "no sign of life (on another-machine) for 300 s" in found.cause
+
+
+def test_one_rank_that_beats_is_enough(run):
+    folder = begin(run, **ELSEWHERE)
+    beat(folder, 0, 300.0)
+    beat(folder, 1, 1.0)
+    assert state_of(run).state == "running"
+
+
+def test_age_is_taken_by_the_clock_of_the_file_system(run, monkeypatch):
+    begin(run, **ELSEWHERE)
+    real = time.time
+    monkeypatch.setattr(state.time, "time", lambda: real() + 10_000)  # this machine's is ahead
+    assert state_of(run).state == "running"
+
+
+def test_another_container_of_this_machine_cannot_be_seen(run):
+    begin(run, pid=1, space="pid:[1]")
+    assert state_of(run).state == "running"
+    assert whois.lives({**whois.myself(), "space": "pid:[1]"}) is None
+
+
+def test_attempt_that_nobody_began_is_lost_after_a_while(run):
+    (run / "a0").mkdir()
+    (run / "a0" / "env.json").touch()
+    assert state_of(run).state == "pending"
+    os.utime(run / "a0" / "env.json", (1.0, 1.0))
+    assert state_of(run).state == "lost"
+
+
+def test_pending_job_tells_why_and_when(run):
+    submitted(run, job="77", index=4)
+    answer = Answer(scheduler.PENDING, "Priority", "2031-02-03T04:05:06")
+    found = state_of(run, says(answer))
+    assert (found.state, found.cause, found.job) == ("pending", "Priority", "77_4")
+    assert found.expected == "2031-02-03T04:05:06"
+
+
+def test_running_job_before_its_first_rank(run):
+    submitted(run)
+    assert state_of(run, says(Answer(scheduler.RUNNING))).state == "running"
+
+
+@pytest.mark.parametrize(
+    ("word", "expected", "reason"),
+    [
+        ("TIMEOUT", "failed", "timeout"),
+        ("NODE_FAIL", "failed", "node"),
+        ("OUT_OF_MEMORY", "failed", "oom"),
+        ("PREEMPTED", "failed", "preempted"),
+        ("CANCELLED", "cancelled", None),
+        ("COMPLETED", "lost", None),
+    ],
+)
+def test_job_that_ended_without_last_words(run, word, expected, reason):
+    folder = submitted(run)
+    begin(run, **ELSEWHERE)
+    for rank in range(2):
+        beat(folder, rank, 300.0)
+    found = state_of(run, says(Answer(scheduler.ENDED, word)))
+    assert (found.state, found.reason) == (expected, reason)
+
+
+def test_one_missing_answer_is_no_verdict(run):
+    folder = submitted(run)
+    os.utime(folder / "job.json", (1.0, 1.0))
+    gone, waits = Answer(scheduler.GONE), Answer(scheduler.PENDING, "Resources")
+    assert state_of(run, says(gone, waits)).state == "pending"
+    assert state_of(run, says(gone, gone)).state == "lost"
+
+
+def test_heartbeat_outweighs_a_scheduler_that_knows_nothing(run):
+    submitted(run)
+    begin(run, **ELSEWHERE)
+    assert state_of(run, says(Answer(scheduler.GONE))).state == "running"
+
+
+def test_silent_scheduler_is_no_verdict(run):
+    submitted(run)
+    found = state_of(run, says(Answer(scheduler.UNKNOWN, "squeue is not installed here")))
+    assert (found.state, found.cause) == ("pending", "squeue is not installed here")
+
+
+def test_job_that_was_queued_again_is_pending_though_its_attempt_ended(run):
+    folder = submitted(run)
+    end(folder, "failed", reason="preempted")
+    found = state_of(run, says(Answer(scheduler.PENDING, "BeginTime")))
+    assert (found.state, found.cause) == ("pending", "queued again after preempted (BeginTime)")
+    assert state_of(run, says(Answer(scheduler.GONE))).reason == "preempted"
+
+
+def test_damaged_files_are_no_crash(run):
+    folder = begin(run)
+    (folder / "exit.json").write_text('{"state": ')
+    (folder / "metrics.jsonl").write_bytes(b'\xff\xfe{"kind"\n[]\n{"kind": "step"')
+    assert state_of(run).state == "running"
+
+
+def test_states_come_in_the_order_of_their_runs(tmp_path):
+    runs = [make_run(tmp_path, f"run-{i}") for i in range(3)]
+    begin(runs[0], **dead_process())
+    begin(runs[2])
+    assert [found.state for found in states(runs)] == ["lost", "pending", "running"]
+    assert [found.path for found in states(runs)] == runs
+
+
+def test_this_process_lives_and_its_machine_is_here():
+    assert whois.lives(whois.myself()) is True
+    assert whois.lives({"host": socket.gethostname(), "pid": 1}) is None  # of an older hires
