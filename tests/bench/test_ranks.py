@@ -54,7 +54,7 @@ def test_no_rank_outlives_the_command(tmp_path, number):
         try:
             wait_for(lambda: len(pids(tmp_path)) == 2)
             parent.send_signal(number)
-            parent.wait(20)
+            parent.wait(120)
         finally:
             parent.kill()
     assert_gone(tmp_path)
