@@ -49,7 +49,7 @@ def ask_to_make_way(run, attempt: int) -> threading.Thread:
     log = records.attempt_dir(run, attempt) / "logs" / "rank0000.log"
 
     def ask() -> None:
-        for _ in range(400):
+        for _ in range(3000):
             if log.exists() and "listens" in log.read_text():
                 os.kill(os.getpid(), signal.SIGUSR2)
                 return

@@ -30,7 +30,7 @@ def ask_when_ready(run, num_ranks: int, number: int = signal.SIGUSR2) -> threadi
 
     def ask() -> None:
         logs = [run.attempt_dir / "logs" / f"rank{rank:04d}.log" for rank in range(num_ranks)]
-        for _ in range(400):
+        for _ in range(3000):
             if all(log.exists() and "listens" in log.read_text() for log in logs):
                 os.kill(os.getpid(), number)
                 return
