@@ -25,14 +25,21 @@ _EXAMPLES = (
     "hires run 'image=[480,640]' parallel=dp          quotes keep the shell off the brackets",
     "hires run data=folder data.path=data/textures    your own images",
     "hires run parallel=pp --cfg job                  only show the config",
+    "hires run -m parallel=sp,pp image=256,512        the same as hires sweep",
 )
+_MANY = ("-m", "--multirun")
 
 
 def main(words: Sequence[str]) -> int:
     """Runs an experiment, or shows it if it is complete; returns the exit code."""
+    if any(word in _MANY for word in words):
+        from hires.cli import verb_sweep
+
+        return verb_sweep.main([word for word in words if word not in _MANY])
     parser = Parser("run", "Run an experiment and print its throughput and memory.", _EXAMPLES)
     add_overrides(parser)
     parser.add_argument("--again", action="store_true", help="run even if it is complete already")
+    parser.add_argument(*_MANY, action="store_true", help="take the words of `hires sweep`")
     add_json(parser)
     args = parser.read(words)
     config = compose(args.overrides, args.config_dir)

@@ -25,6 +25,8 @@ class Interrupts:
         self.count = 0
         self.name = ""
         """The first signal, as a person would call it."""
+        self.number = signal.SIGINT
+        """The last signal."""
         self._former: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Interrupts:
@@ -47,4 +49,5 @@ class Interrupts:
         """Counts one signal."""
         name = signal.Signals(number).name
         self.name = self.name or _SPOKEN.get(name, name)
+        self.number = signal.Signals(number)
         self.count += 1

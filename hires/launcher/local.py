@@ -98,21 +98,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if words in (["-h"], ["--help"]) else 2
     log.setup()
     try:
-        run = rundir.open_run(words[0])
-        attempt = rundir.next_attempt(run.path)
-        config, plan = records.read_config(run.path), records.read_plan(run.path)
+        path = rundir.frozen_folder(words[0])
+        attempt = rundir.next_attempt(path)
+        config, plan = records.read_config(path), records.read_plan(path)
         progress = Progress(int(plan["world"]), config.batch, config.steps)
-        _say(f"{run.name}: attempt {attempt}, {plan['world']} ranks")
-        outcome = launch(run.path, attempt, on_line=lambda line: _say_step(progress, line))
+        _say(f"{path.name}: attempt {attempt}, {plan['world']} ranks")
+        outcome = launch(path, attempt, on_line=lambda line: _say_step(progress, line))
     except HiresError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     for line in outcome.tail:
         sys.stderr.write(f"    {line}\n")
     if outcome.cause:
-        logs = records.attempt_dir(run, attempt) / "logs"
+        logs = records.attempt_dir(path, attempt) / "logs"
         sys.stderr.write(f"{outcome.cause}; the logs are in {logs}\n")
-    _say(f"{run.name}: {outcome.state}")
+    _say(f"{path.name}: {outcome.state}")
     return outcome.exit_code
 
 

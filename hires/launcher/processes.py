@@ -57,7 +57,7 @@ def start(rank: int, command: Sequence[str], environ: Mapping[str, str], log: Pa
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=die_with(os.getpid()),
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise RunError(f"cannot start rank {rank} with {command[0]}: {error}") from error
@@ -112,6 +112,25 @@ def all_ended(ranks: Iterable[RankProcess]) -> bool:
     return all(rank.code is not None for rank in ranks)
 
 
+def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:
+    """Returns what a child does before it runs its program: it asks to die with ``parent``.
+
+    Args:
+        parent: the process whose thread starts the child.
+        number: the signal that the child gets when that thread ends.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child must not import
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return ask
+
+
 def last_lines(log: Path, count: int = 20) -> list[str]:
     """Returns the last lines of a log, without reading all of it."""
     try:
@@ -122,20 +141,6 @@ def last_lines(log: Path, count: int = 20) -> list[str]:
     except OSError:
         return []
     return text.rstrip().splitlines()[-count:]
-
-
-def _die_with(supervisor: int) -> Callable[[], None] | None:
-    """Returns what a child does before it becomes a rank: it asks to die with ``supervisor``."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child must not import
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != supervisor:  # it died before we asked
-            os._exit(1)
-
-    return ask
 
 
 def _has_ended(pid: int) -> bool:

@@ -4,7 +4,8 @@ FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well
 ok, short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores SIGTERM), stopped
 (SIGSTOP), full (fills the disk, then behaves well), parent (starts a child, then hangs), hub
 (waits on the others and reports when one is gone), port N (says for N starts that its port is
-taken), late (fails, then takes its time).
+taken), late (fails, then takes its time), picky TEXT (fails if the run's name holds the text),
+orphan (kills its launcher, once), interrupt N (sends Ctrl-C to process N, then hangs).
 """
 
 import contextlib
@@ -118,6 +119,25 @@ def exit_(here, run_dir, argument):
     sys.exit(int(argument))
 
 
+def picky(here, run_dir, argument):
+    if argument in run_dir.name:
+        sys.exit(1)
+    ok(here, run_dir, "")
+
+
+def orphan(here, run_dir, argument):
+    with contextlib.suppress(FileExistsError):
+        (run_dir.parent / "killed").touch(exist_ok=False)
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    ok(here, run_dir, "")
+
+
+def interrupt(here, run_dir, argument):
+    os.kill(int(argument), signal.SIGINT)
+    time.sleep(60)
+
+
 def _fail(here, run_dir, kind, text):
     records.event(run_dir, here.attempt, "rank_failed", rank=here.rank, type=kind, text=text)
 
@@ -150,6 +170,9 @@ _BEHAVIOURS = {
     "late": late,
     "port": port,
     "exit": exit_,
+    "picky": picky,
+    "orphan": orphan,
+    "interrupt": interrupt,
 }
 
 if __name__ == "__main__":
