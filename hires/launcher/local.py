@@ -25,6 +25,9 @@ from hires.launcher.supervisor import End, Job, OnLine, Supervisor
 CANCELLED = 130
 """Exit code of a run that was stopped by Ctrl-C or SIGTERM, as shells have it."""
 
+RANK = "hires.worker"
+"""Python module that every rank runs."""
+
 _PORT_TRIES = 3
 _FULL_BYTES = 2**20
 
@@ -56,7 +59,7 @@ def launch(
     *,
     args: Sequence[str] = (),
     on_line: OnLine | None = None,
-    module: str = "hires.worker",
+    module: str = RANK,
 ) -> Outcome:
     """Runs all ranks of a run on this machine and returns how it ended; none is left then.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from hires.core import log
 from hires.core.errors import HiresError
-from hires.launcher.local import launch
+from hires.launcher.local import RANK, launch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path, attempt, *module = sys.argv[1:] if argv is None else argv
     log.setup()
     try:
-        outcome = launch(path, int(attempt), **({"module": module[0]} if module else {}))
+        outcome = launch(path, int(attempt), module=module[0] if module else RANK)
     except HiresError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
