@@ -78,7 +78,7 @@ def forecast(config: RunConfig, plan: Plan, process: TorchProcess | None) -> lis
     found = _read(path, plan)
     if found is None:
         if process is None:
-            raise RunError("it is in no cache, and there is no time to rehearse the plan")
+            raise RunError("the time for it is used up; planning again goes on with what is kept")
         found = process.footprint(config, plan)
         with contextlib.suppress(HiresError, OSError):  # a cache that cannot be written is none
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,10 +20,12 @@ from hires.cli.sweep_progress import SweepProgress
 from hires.cli.sweep_show import as_json, print_points
 from hires.core import campaign, provenance, rundir
 from hires.core.errors import PlanError, RunError
+from hires.core.records import read_record
 from hires.launcher.local import CANCELLED
 from hires.launcher.queue import Ended, Limits, Result, Task, run_all
 from hires.plan.memory import machine_bytes
 from hires.report import campaign as report
+from hires.report.tables import write
 
 
 @dataclass
@@ -54,6 +56,10 @@ def run_sweep(sweep: Sweep) -> int:
             print(json.dumps(as_json(points), indent=2))
         return PlanError.exit_code
     result = _run(sweep, freeze(sweep))
+    for path in dict.fromkeys(end.task.path for end in result.ended if end.state == "done"):
+        record = read_record(path)
+        if record is not None:
+            write(path, record)
     rows = report.rows_of(folder, held)
     made = report.campaign_tables(rows)
     report.write(folder, made)

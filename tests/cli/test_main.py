@@ -52,7 +52,7 @@ def test_version(hires):
     ("words", "meant"),
     [
         (["rn"], "did you mean run?"),
-        (["xyzzy"], "choose one of run, plan"),
+        (["xyzzy"], "choose one of run, sweep"),
         (["parallel=sp"], "hires run parallel=sp"),
         (["--verbose"], "a verb comes first"),
         (["run", "--agian"], "--again"),

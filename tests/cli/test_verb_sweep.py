@@ -37,6 +37,7 @@ def test_sweep_runs_every_point_and_prints_all_tables(hires, fake_ranks):
     for run in runs():
         assert run.name in answer.out
         assert answer.out.count(run.name[-8:]) >= 3
+        assert {"throughput.csv", "memory.md"} <= {file.name for file in run.iterdir()}
     rows = (FOLDER / "throughput.csv").read_text().splitlines()
     assert len(rows) == 5
     hashes = [row.split(",")[0] for row in rows[1:]]
