@@ -41,6 +41,7 @@ verbs:
 
 examples:
   hires run parallel=sp+lp precision=bf16      run it on this machine
+  hires sweep parallel=sp,pp image=256,512     run all four and compare them
   hires plan parallel=pp image=512             look at it first
   hires list parallel                          what can be chosen
 
