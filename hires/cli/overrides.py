@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
-from hires.cli.choices import EXPERIMENTS, Groups, conf_dir, keys
+from hires.cli.choices import ALIASES, EXPERIMENTS, Groups, conf_dir, keys
 from hires.cli.nearest import nearest, offer
 from hires.core.errors import ConfigError
 from hires.core.values import Checks
@@ -79,6 +79,10 @@ def _check_key(key: str, known: dict[str, Any], groups: Groups) -> None:
     if key in {name.split(".")[0] for name in known}:
         inside = ", ".join(name for name in known if name.startswith(f"{key}."))
         raise ConfigError(f"{key} is not one value but several keys; set one of {inside}")
+    for word, (ours, what) in ALIASES.items():
+        if word.partition("=")[0] == key:
+            name = ours.partition("=")[0]
+            raise ConfigError(f"unknown key {key!r}: hires calls it {name} ({what})")
     names = list(known) + list(groups)
     hits = nearest(key, names) or [n for n in names if n.split(".")[-1] == key.split(".")[-1]]
     if hits:

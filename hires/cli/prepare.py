@@ -13,6 +13,7 @@ from hires.cli.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, PlanError
+from hires.plan.graph import Graph
 from hires.plan.offered import offered
 from hires.plan.plan import Plan
 
@@ -32,13 +33,28 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
 
     with TorchProcess() as process:
         _say("tracing the network ...")
-        plan = make_plan(config, process.trace(config))
+        plan = make_plan(config, traced(config, process))
         plan.findings += offered(config)
         if memory:
             _say("predicting the memory ...")
             add_forecast(config, plan, process)
     _say("")
     return plan
+
+
+def traced(config: RunConfig, process: TorchProcess) -> Graph:
+    """Returns the graph of the network.
+
+    Raises:
+        ConfigError: it cannot be traced; what is wrong with the layout's numbers is told too.
+    """
+    from hires.plan.planner import check_numbers
+
+    try:
+        return process.trace(config)
+    except ConfigError as error:
+        others = [f"{f.text} [{f.key}]" for f in [*check_numbers(config), *offered(config)]]
+        raise ConfigError("; ".join([str(error), *others])) from None
 
 
 def classes_of_data(config: RunConfig) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hires.cli.deciding import deciding
 from hires.cli.forecast import add_memory
-from hires.cli.prepare import classes_of_data, with_classes
+from hires.cli.prepare import classes_of_data, traced, with_classes
 from hires.cli.tracing import TorchProcess
 from hires.core.config import RunConfig
 from hires.plan.graph import Graph
@@ -114,7 +114,7 @@ class Planner:
         decides = [values["model"], values.get("seed"), config.image, samples, config.task.name]
         key = json.dumps(decides, sort_keys=True)
         if key not in self._graphs:
-            self._graphs[key] = self._process.trace(config)
+            self._graphs[key] = traced(config, self._process)
             if len(self._graphs) > _MOST_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hires.cli.options import Parser, add_json
 from hires.cli.screen import print_record
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, RunError
 from hires.core.records import attempt_dir, read_plan, read_record
 from hires.core.rundir import RunDir, find
 from hires.core.timeline import StepSpans, read
@@ -33,6 +33,11 @@ def main(words: Sequence[str]) -> int:
     )
     add_json(parser)
     args = parser.read(words)
+    if args.json and args.timeline:
+        raise ConfigError(
+            "--json prints the record and --timeline a drawing; for the time line as data use "
+            "--trace FILE"
+        )
     run = find(args.run, args.results)
     if args.timeline or args.trace is not None:
         return _show_timeline(run, args.timeline, args.trace)

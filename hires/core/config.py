@@ -249,17 +249,21 @@ class RunConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
 
     def __post_init__(self) -> None:
-        self.image = _image_size(self.image)
         check = Checks()
+        self.image = check(_image_size, self.image) or [1, 1]
         for key, low in (("batch", 1), ("steps", 1), ("seed", 0)):
             check(at_least, key, getattr(self, key), low)
         check(_check_campaign, self.campaign)
+        check(self._check_steps)
         check.done()
         if self.data.name == "pairs" and self.loss != "l1":
             raise ConfigError(
                 f"task.loss={self.loss} needs classes, which data=pairs does not have; use "
                 f"task.loss=l1 or data=folder"
             )
+
+    def _check_steps(self) -> None:
+        """Refuses a run that ends before its measured steps do."""
         counted = self.measure.warmup + (self.measure.steps or 1)
         if self.steps < counted:
             raise ConfigError(

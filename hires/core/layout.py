@@ -67,10 +67,10 @@ class ParallelConfig:
         for key in ("replicas", "stages", "microbatches", "local_dp", "directions", "pairs"):
             check(at_least, f"parallel.{key}", getattr(self, key), 1)
         check(at_least, "parallel.spatial_stages", self.spatial_stages, 0)
-        check(one_of, "parallel.schedule", self.schedule, SCHEDULES)
-        check.done()
         check(self._check_tiles)
+        check(self._check_local_dp)
         check(self._check_directions)
+        check(self._check_schedule)
         check(self._check_balance)
         check.done()
 
@@ -128,13 +128,17 @@ class ParallelConfig:
             spatial = f"parallel.spatial_stages={self.spatial_stages}"
             given = f"the number of grids in parallel.tiles={self.tiles}" if many else spatial
             raise ConfigError(
-                f"{given} is more than parallel.stages={self.stages}; use at most {self.stages}"
+                f"{given} is more than parallel.stages={self.stages}; use at most {self.stages}, "
+                f"or parallel.stages={self.spatial_stages}"
             )
-        if many and len(grids) < self.spatial_stages:
+        if many and len(grids) != self.spatial_stages:
             raise ConfigError(
                 f"parallel.tiles={self.tiles} holds {len(grids)} grids for "
                 f"parallel.spatial_stages={self.spatial_stages}; give one grid for each"
             )
+
+    def _check_local_dp(self) -> None:
+        """Refuses shards where no stage is left that could be divided among them."""
         if self.local_dp > 1 and self.spatial_stages == self.stages:
             raise ConfigError(
                 f"parallel.local_dp={self.local_dp} divides the stages behind the tiles, but all "
@@ -143,24 +147,29 @@ class ParallelConfig:
             )
 
     def _check_directions(self) -> None:
-        """Refuses directions, pairs and schedules that do not go together."""
+        """Refuses more than two directions, and pairs of one."""
         if self.directions > 2:
             raise ConfigError(f"parallel.directions={self.directions} must be 1 or 2")
-        both = self.schedule.startswith("gems")
-        if both != (self.directions == 2):
-            fit = "gems or gems_1f1b" if self.directions == 2 else "gpipe or 1f1b"
-            if self.directions == 2 and self.stages == 1 and self.spatial_stages == 0:
-                fit += ", and parallel.stages=2"
-            raise ConfigError(
-                f"parallel.schedule={self.schedule} is for {2 if both else 1} direction"
-                f"{'s' if both else ''}; with parallel.directions={self.directions} use "
-                f"parallel.schedule={fit}"
-            )
         if self.directions == 1 and self.pairs > 1:
             raise ConfigError(
                 f"parallel.pairs={self.pairs} needs parallel.directions=2 (parallel=gems); in one "
                 f"direction use parallel.microbatches={self.pairs * self.microbatches}"
             )
+
+    def _check_schedule(self) -> None:
+        """Refuses an unknown schedule, and one for another number of directions."""
+        one_of("parallel.schedule", self.schedule, SCHEDULES)
+        both = self.schedule.startswith("gems")
+        if self.directions > 2 or both == (self.directions == 2):
+            return
+        fit = "gems or gems_1f1b" if self.directions == 2 else "gpipe or 1f1b"
+        if self.directions == 2 and self.stages == 1 and self.spatial_stages == 0:
+            fit += ", and parallel.stages=2"
+        raise ConfigError(
+            f"parallel.schedule={self.schedule} is for {2 if both else 1} direction"
+            f"{'s' if both else ''}; with parallel.directions={self.directions} use "
+            f"parallel.schedule={fit}"
+        )
 
 
 def _is_grid(grid: Any) -> bool:

@@ -148,13 +148,16 @@ def make_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> Descent
 
 
 def cast(model: nn.Module, config: RunConfig) -> None:
-    """Brings parameters and buffers to the run's type, convolution weights to channels-last."""
+    """Brings parameters and buffers to the run's type and into one order in memory.
+
+    Convolution weights become channels-last, all else contiguous.
+    """
     dtype = image_dtype(config)  # parameters stay fp32 under autocast, as the images do
     for module in model.modules():
         for store in (module._parameters, module._buffers):
             for tensor in store.values():
                 if tensor is not None and not tensor.is_meta and tensor.is_floating_point():
-                    tensor.data = _channels_last(tensor.data.to(dtype))
+                    tensor.data = _dense(tensor.data.to(dtype))
 
 
 def image_dtype(config: RunConfig) -> torch.dtype:
@@ -264,6 +267,7 @@ def _counters(plan: Plan, contexts: list[Context], model: nn.Module) -> dict[str
     return found
 
 
-def _channels_last(tensor: Tensor) -> Tensor:
-    """Returns a weight of four dims in channels-last order."""
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+def _dense(tensor: Tensor) -> Tensor:
+    """Returns a tensor whose numbers lie in order: channels-last where it has four dims."""
+    order = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
+    return tensor.contiguous(memory_format=order)

@@ -28,6 +28,9 @@ from hires.nets.build import build_model
 from hires.nets.export import COUNTER, graph_of, written
 from hires.plan.graph import Graph
 
+LARGER = (2, 4)
+"""By how much an image is enlarged to learn whether its size is what a network refuses."""
+
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 """Answers one question of the front end."""
 
@@ -69,7 +72,25 @@ def trace_config(config: RunConfig) -> Graph:
     samples = max(1, config.batch // pieces)
     model = build_model(config.model, config.seed)
     shape = [samples, config.model.channels, config.height, config.width]
-    return trace(model, shape, config.task.name == "train")
+    training = config.task.name == "train"
+    try:
+        return trace(model, shape, training)
+    except ConfigError as error:
+        works = _larger_image(model, shape, training)
+        raise ConfigError(f"{error}{f'; {works} works' if works else ''}") from error
+
+
+def _larger_image(model: nn.Module, shape: list[int], training: bool) -> str:
+    """Returns a size of image that a network takes which refuses a smaller one, or nothing."""
+    samples, channels, *size = shape
+    for factor in LARGER:
+        height, width = (factor * length for length in size)
+        try:
+            trace(model, [samples, channels, height, width], training)
+        except ConfigError:
+            continue
+        return f"image={height}" if height == width else f"image=[{height},{width}]"
+    return ""
 
 
 def main(answers: dict[str, Answer] | None = None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hires.core.config import RunConfig
 from hires.core.layout import ParallelConfig
 from hires.plan.graph import Graph, Node, describe
@@ -36,18 +38,21 @@ def _indivisible(config: RunConfig) -> str:
     keys = ("replicas", "directions", "pairs", "microbatches")
     counts = {key: getattr(parallel, key) for key in keys}
     factors = [f"parallel.{key}={count}" for key, count in counts.items() if count > 1]
-    below = config.batch // parallel.pieces * parallel.pieces
-    remedies = [f"batch={below} or batch={below + parallel.pieces}" if below else ""]
-    if not below:
-        remedies = [f"batch={parallel.pieces}"]
+    unit = parallel.pieces * parallel.local_dp
+    below = config.batch // unit * unit
+    remedies = [f"batch={below} or batch={below + unit}" if below else f"batch={unit}"]
     for key in ("pairs", "microbatches"):
         rest = parallel.pieces // counts[key]
-        fewer = [n for n in range(1, counts[key]) if config.batch % (rest * n) == 0]
+        unit = rest * parallel.local_dp
+        fewer = [n for n in range(1, counts[key]) if config.batch % (unit * n) == 0]
         if fewer:
             remedies.append(f"parallel.{key}={max(fewer)}")
+    shards = (
+        f", each of parallel.local_dp={parallel.local_dp} shards" if parallel.local_dp > 1 else ""
+    )
     return (
         f"batch={config.batch} does not divide into {parallel.pieces} microbatches "
-        f"({' times '.join(factors)}); use {', or '.join(remedies)}"
+        f"({' times '.join(factors)}){shards}; use {', or '.join(remedies)}"
     )
 
 
@@ -96,12 +101,23 @@ def check_cuts(parallel: ParallelConfig, graph: Graph) -> list[Finding]:
         )
         findings.append(Finding("error", "parallel.stages", text))
     if parallel.balance is not None and sum(parallel.balance) != layers:
+        fitting = _scaled(parallel.balance, layers)
         text = (
             f"parallel.balance={parallel.balance} sums to {sum(parallel.balance)}, but the network "
-            f"has {layers} layers; the numbers must sum to {layers}"
+            f"has {layers} layers; use parallel.balance={fitting}, or leave it out"
         )
         findings.append(Finding("error", "parallel.balance", text))
     return findings
+
+
+def _scaled(balance: list[int], layers: int) -> str:
+    """Returns a balance in about the same proportions that sums to the network's layers."""
+    balance = balance[:layers]
+    total, ends = sum(balance), [0]
+    for index, part in enumerate(itertools.accumulate(balance), start=1):
+        behind = len(balance) - index  # stages that follow need a layer each
+        ends.append(min(max(ends[-1] + 1, round(part * layers / total)), layers - behind))
+    return str([end - begin for begin, end in itertools.pairwise(ends)]).replace(" ", "")
 
 
 def check_tiles(config: RunConfig) -> list[Finding]:

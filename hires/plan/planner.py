@@ -50,9 +50,7 @@ def make_plan(config: RunConfig, graph: Graph) -> Plan:
         num_directions=config.parallel.directions,
         num_pairs=config.parallel.pairs,
         findings=[
-            *check_batch(config),
-            *check_tiles(config),
-            *check_mirror(config.parallel),
+            *check_numbers(config),
             *check_output(config, graph),
         ],
     )
@@ -61,6 +59,11 @@ def make_plan(config: RunConfig, graph: Graph) -> Plan:
     if plan.ok:
         _connect(plan, config.memory.checkpoint)
     return plan
+
+
+def check_numbers(config: RunConfig) -> list[Finding]:
+    """Returns what is wrong with a layout whatever the network."""
+    return [*check_batch(config), *check_tiles(config), *check_mirror(config.parallel)]
 
 
 def _divide(config: RunConfig, plan: Plan) -> list[Finding]:

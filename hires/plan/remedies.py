@@ -140,13 +140,14 @@ def ladders(config: RunConfig, num_layers: int, room: Room) -> list[list[Change]
     """Returns single changes that lower the memory, each ladder from near to far.
 
     First what leaves the ranks as they are, by how little it slows them down. Where a rank needs
-    too much, more ranks follow. Where all of them together do, fewer ranks go first: each needs its
-    libraries, whatever it holds.
+    too much, more ranks follow. Where all of them together do, fewer ranks go before all but
+    recomputation: each needs its libraries, whatever it holds.
     """
-    same = [_microbatches(config), *([change] for change in _checkpoints(config))]
+    microbatches, checkpoints = _microbatches(config), [[kind] for kind in _checkpoints(config)]
     if not room.shared:
-        return [*same, _more_stages(config, num_layers), _more_tiles(config)]
-    return [_fewer_replicas(config), _fewer_tiles(config), _fewer_stages(config), *same]
+        return [microbatches, *checkpoints, _more_stages(config, num_layers), _more_tiles(config)]
+    fewer = [_fewer_replicas(config), _fewer_tiles(config), _fewer_stages(config)]
+    return [*checkpoints[:1], *fewer, microbatches, *checkpoints[1:]]
 
 
 def _microbatches(config: RunConfig) -> list[Change]:

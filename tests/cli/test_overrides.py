@@ -28,6 +28,8 @@ def answer(*words: str) -> str:
         ("+stepz=4", "'stepz'", "did you mean steps?"),
         ("~paralell", "'paralell'", "did you mean parallel?"),
         ("hydra.run.dir=x", "'hydra.run.dir'", "hires list keys"),
+        ("num_spatial_parts=4", "'num_spatial_parts'", "hires calls it parallel.tiles"),
+        ("slice_method=square", "'slice_method'", "hires calls it parallel.tiles"),
     ],
 )
 def test_misspelt_key_is_answered_with_the_nearest(word, key, meant):

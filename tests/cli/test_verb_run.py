@@ -168,7 +168,7 @@ def test_interrupt_stops_the_ranks_and_exits_130(hires, fake_ranks):
     fake_ranks({"0": "hang", "1": "deaf"})
 
     def interrupt_when_started():
-        for _ in range(200):
+        for _ in range(2400):
             events = [file.read_text() for file in Path("results").glob("*/*/a0/events.jsonl")]
             if events and events[0].count('"rank_started"') == 2:
                 os.kill(os.getpid(), signal.SIGINT)

@@ -59,6 +59,12 @@ def test_run_without_a_time_line_is_refused(hires, run, option):
     assert not Path("trace.json").exists()
 
 
+def test_drawing_is_no_json(hires, timed):
+    answer = hires("show", str(timed), "--timeline", "--json")
+    assert answer.code == 2
+    assert "--trace FILE" in answer.err + answer.out
+
+
 def test_folder_is_no_trace(hires, timed):
     answer = hires("show", str(timed), "--trace", str(timed))
     assert answer.code == 2

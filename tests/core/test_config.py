@@ -148,6 +148,20 @@ def test_all_that_is_wrong_is_told_at_once():
         assert key in str(caught.value)
 
 
+def test_wrong_size_of_the_image_hides_nothing():
+    with pytest.raises(ConfigError) as caught:
+        from_dict({"image": -1, "batch": 0, "steps": 0})
+    for key in ("image=-1", "batch=0", "steps=0"):
+        assert key in str(caught.value)
+
+
+def test_unknown_schedule_hides_nothing():
+    with pytest.raises(ConfigError) as caught:
+        from_dict({"parallel": {"schedule": "gpip", "directions": 3, "tiles": [0, 2]}})
+    for key in ("schedule='gpip'", "directions=3", "tiles=[0, 2]"):
+        assert key in str(caught.value)
+
+
 def test_several_grids_say_how_many_stages_are_tiled():
     # conf/parallel/sp+gems.yaml says spatial_stages: 1; two grids were refused for that.
     keys = {"tiles": [[2, 2], [1, 2]], "stages": 3, "spatial_stages": 1}
@@ -169,6 +183,11 @@ def test_every_spatial_stage_may_have_a_grid_of_its_own():
             {"tiles": [[2, 2], [1, 2]], "stages": 4, "spatial_stages": 3},
             "parallel.tiles=[[2, 2], [1, 2]] holds 2 grids for parallel.spatial_stages=3",
         ),
+        (
+            {"tiles": [[2, 2], [1, 2], [1, 3]], "stages": 3, "spatial_stages": 2},
+            "holds 3 grids for parallel.spatial_stages=2",
+        ),
+        ({"tiles": [[2, 1], [1, 2]]}, "use at most 1, or parallel.stages=2"),
         (
             {"tiles": [2, 1], "stages": 1, "local_dp": 2},
             "all 1 are tiled; use parallel.stages=2, or parallel.local_dp=1",

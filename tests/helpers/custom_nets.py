@@ -23,6 +23,8 @@ class Zoo(nn.Module):
         self.up_grouped = nn.ConvTranspose2d(8, 8, 2, stride=2, groups=2, bias=False)
         self.kernel = nn.Parameter(torch.randn(6, 8, 3, 1) / 5)
         self.gate = nn.Linear(6, 6)
+        # Its numbers do not lie in order.
+        self.gate.weight = nn.Parameter(self.gate.weight.detach().t())
         self.scale = nn.Parameter(torch.rand(1, 6, 1, 1))
         self.norm = nn.BatchNorm2d(14, affine=False)
         self.head = nn.Conv2d(14, classes, 1)

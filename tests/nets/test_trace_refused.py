@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hires.core.config import from_dict
 from hires.core.errors import ConfigError
-from hires.nets.trace import trace
+from hires.nets.trace import trace, trace_config
 from tests.helpers.tiny_nets import Forward, Net, traced
 
 
@@ -197,3 +198,10 @@ def test_module_that_cannot_be_copied_is_answered_too():
     net.made = weight * 2  # a tensor with a history
     with pytest.raises(ConfigError, match="failed or cannot be traced: RuntimeError: Only Tensors"):
         trace(net, [2, 4, 9, 8], True)
+
+
+def test_image_that_is_too_small_is_answered_with_one_that_works():
+    # Batch norm cannot train on the one number per channel that is left of 32x32 pixels.
+    model = {"name": "resnet", "depth": 18, "classes": 4}
+    with pytest.raises(ConfigError, match=r"more than 1 value per channel.*; image=64 works"):
+        trace_config(from_dict({"image": 32, "batch": 1, "model": model}))

@@ -57,6 +57,12 @@ def classify(n: Any, x: torch.Tensor) -> torch.Tensor:
             "(parallel.directions=2 times parallel.pairs=2); use batch=4 or batch=8, or "
             "parallel.pairs=1",
         ),
+        # What was offered did not divide into shards.
+        (
+            7,
+            {"stages": 2, "replicas": 3, "local_dp": 5},
+            "(parallel.replicas=3), each of parallel.local_dp=5 shards; use batch=15",
+        ),
     ],
 )
 def test_batch_that_does_not_divide(batch, parallel, expected):
@@ -86,7 +92,9 @@ def test_as_many_stages_as_layers_is_the_most():
 def test_balance_must_name_every_layer():
     [(key, text)] = errors(plan_of(stages=2, balance=[3, 3]))
     assert key == "parallel.balance"
-    assert text.endswith("sums to 6, but the network has 7 layers; the numbers must sum to 7")
+    assert text.endswith("has 7 layers; use parallel.balance=[4,3], or leave it out")
+    [(_, text)] = errors(plan_of(stages=3, balance=[9, 1, 1]))
+    assert text.endswith("use parallel.balance=[5,1,1], or leave it out")
     assert [stage.num_layers for stage in plan_of(stages=2, balance=[2, 5]).stages] == [2, 5]
 
 

@@ -140,10 +140,10 @@ def test_ladders_go_from_near_to_far_and_leave_out_what_makes_no_sense():
     assert ["memory.checkpoint=block"] not in texts(kept, LIMITED)
     grids = config_of(tiles=[[2, 2], [2, 1]], stages=3)
     assert texts(grids, LIMITED)[-1][0] == "parallel.tiles=[[4,2],[2,2]]"
-    assert texts(grids, Room(None, GIB))[1] == [
-        "parallel.tiles=[[2,1],[1,1]]",
-        "parallel.tiles=[[1,1],[1,1]]",
-    ]
+    # Recomputation keeps the ranks, so it comes before all that gives some up.
+    shared = texts(grids, Room(None, GIB))
+    assert shared[0] == ["memory.checkpoint=block"]
+    assert shared[2] == ["parallel.tiles=[[2,1],[1,1]]", "parallel.tiles=[[1,1],[1,1]]"]
 
 
 def test_layers_that_were_given_to_stages_are_taken_back_in_so_many_words():
