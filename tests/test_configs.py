@@ -8,11 +8,16 @@ import typing
 import pytest
 import yaml
 
-from hires.cli.choices import conf_dir, groups, keys
+from hires.cli.choices import EXPERIMENTS, conf_dir, experiments, groups, keys
 from hires.cli.compose import compose
+from hires.cli.sweep_axes import grid_of
+from hires.cli.sweep_compose import Composer
+from hires.cli.sweep_experiment import taken_out
+from hires.cli.sweep_points import compose_all
 from hires.core.config import RunConfig
 
-FILES = sorted(conf_dir().glob("*/*.yaml"))
+EVERY = sorted(conf_dir().glob("*/*.yaml"))
+FILES = [path for path in EVERY if path.parent.name != EXPERIMENTS]
 NEEDED = {"custom": ["model.target=package.module:function"]}
 """Overrides without which a choice rightly refuses."""
 
@@ -30,7 +35,16 @@ def test_choice_composes(path):
             assert getattr(section, key) == value
 
 
-@pytest.mark.parametrize("path", FILES, ids=ids)
+@pytest.mark.parametrize("name", experiments())
+def test_stored_sweep_has_points_that_go_together(name):
+    words, stored = taken_out([f"experiment={name}"], None)
+    assert words == []
+    points = compose_all(grid_of(stored.words, [], groups()), Composer(None), None)
+    assert len(points.valid) > 1
+    assert not points.excluded
+
+
+@pytest.mark.parametrize("path", EVERY, ids=ids)
 def test_choice_says_what_it_is_on_its_first_line(path):
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# ")

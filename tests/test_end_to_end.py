@@ -228,3 +228,16 @@ def test_super_resolution_learns_from_a_folder_of_images(tmp_path: Path, images:
     found = losses(run(tmp_path, *small, *words)[1])
     assert len(found) == 20
     assert sum(found[-3:]) < 0.9 * sum(found[:3])
+
+
+def test_sweep_of_two_layouts_ends_in_the_tables_of_both(tmp_path: Path):
+    words = ["sweep", *TINY, "parallel=single,sp,lp", "parallel.stages=1,99", "--max-parallel", "2"]
+    out, err = hires(tmp_path, *words)
+    assert "nearest that can run" in out
+    assert "3 of 3 attempts done" in err
+    rows = (tmp_path / "results/default/throughput.csv").read_text().splitlines()
+    assert len(rows) == 4
+    assert all(run in out for run in (row.split(",")[0] for row in rows))
+    records = [json.loads(path.read_text()) for path in tmp_path.glob("results/*/*/record.json")]
+    assert sorted(record["layout"] for record in records) == ["lp", "single", "sp"]
+    assert {record["state"] for record in records} == {"done"}

@@ -31,7 +31,7 @@ def test_there_are_commands():
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("hires ")])
 def test_hires_command_is_accepted(hires, command):
     _, verb, *rest = shlex.split(command, comments=True)
-    if verb in ("run", "plan", "verify"):
+    if verb in ("run", "plan", "verify", "sweep"):
         answer = hires(verb, *rest, "--cfg", "job")
     elif verb in ("doctor", "bench"):  # seconds to hours: their own tests run them
         assert rest in ([], ["layouts"])

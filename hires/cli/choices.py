@@ -19,6 +19,9 @@ from hires.core.errors import ConfigError
 Groups = dict[str, dict[str, str]]
 """Group -> choice -> one line that says what it is."""
 
+EXPERIMENTS = "experiment"
+"""Folder beside the groups whose files are sweeps, not choices of one run."""
+
 ALIASES = {
     "parts": ("parallel.microbatches", "pieces of the batch"),
     "split_size": ("parallel.stages", "slices of the network"),
@@ -61,12 +64,33 @@ def groups(extra: Path | None = None) -> Groups:
     Raises:
         ConfigError: ``extra`` is not a folder.
     """
-    if extra is not None and not extra.is_dir():
-        raise ConfigError(f"--config-dir {extra} is not a folder; give one with GROUP/NAME.yaml")
     found: Groups = {}
-    for base in [conf_dir()] + ([extra] if extra else []):
+    for base in _bases(extra):
         for path in sorted(base.glob("*/*.yaml"), key=_natural):
-            found.setdefault(path.parent.name, {}).setdefault(path.stem, _summary(path))
+            if path.parent.name != EXPERIMENTS:
+                found.setdefault(path.parent.name, {}).setdefault(path.stem, _summary(path))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A stored sweep."""
+
+    path: Path
+    summary: str
+    """One line that says what it compares."""
+
+
+def experiments(extra: Path | None = None) -> dict[str, Experiment]:
+    """Returns every stored sweep by its name; those of the folder ``extra`` hide ours.
+
+    Raises:
+        ConfigError: ``extra`` is not a folder.
+    """
+    found: dict[str, Experiment] = {}
+    for base in _bases(extra):
+        for path in sorted(base.glob(f"{EXPERIMENTS}/*.yaml"), key=_natural):
+            found[path.stem] = Experiment(path, _summary(path))
     return found
 
 
@@ -79,6 +103,13 @@ def key_docs() -> dict[str, str]:
     """Returns the default of every key, as text for a listing."""
     config = RunConfig()
     return {key: _default_text(config, key) for key in keys()}
+
+
+def _bases(extra: Path | None) -> list[Path]:
+    """Returns the folders of config files: ours, and ``extra`` if it is given."""
+    if extra is not None and not extra.is_dir():
+        raise ConfigError(f"--config-dir {extra} is not a folder; give one with GROUP/NAME.yaml")
+    return [conf_dir()] + ([extra] if extra else [])
 
 
 def _flatten(cls: type, prefix: str) -> dict[str, Any]:

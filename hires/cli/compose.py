@@ -43,13 +43,26 @@ def compose(overrides: list[str], config_dir: str | None = None) -> RunConfig:
     Raises:
         ConfigError: an override is misspelt, has the wrong type, or its value makes no sense.
     """
+    return from_dict(composed(overrides, config_dir))
+
+
+def composed(overrides: list[str], config_dir: str | None = None) -> dict[str, Any]:
+    """Returns the plain values of one run's config; whether they make sense is not looked at.
+
+    Args:
+        overrides: as for :func:`compose`.
+        config_dir: likewise.
+
+    Raises:
+        ConfigError: an override is misspelt or has the wrong type.
+    """
     extra = Path(config_dir).expanduser().absolute() if config_dir else None
     words = checked(overrides, groups(extra))
     if extra is not None:
         words.append(f"hydra.searchpath=['file://{extra}']")
     values = _composed(words)
-    _make_absolute(values)
-    return from_dict(values)
+    make_absolute(values)
+    return values
 
 
 def _composed(words: list[str]) -> dict[str, Any]:
@@ -57,13 +70,13 @@ def _composed(words: list[str]) -> dict[str, Any]:
     ConfigStore.instance().store(name="schema", node=RunConfig)
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            composed = hydra_compose("config", overrides=words)
-        return cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
+            made = hydra_compose("config", overrides=words)
+        return cast("dict[str, Any]", OmegaConf.to_container(made, resolve=True))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(_explained(error, words)) from error
 
 
-def _make_absolute(values: dict[str, Any]) -> None:
+def make_absolute(values: dict[str, Any]) -> None:
     """Writes folders that are read as absolute paths, since ranks may start elsewhere."""
     saving = values.get("checkpoint", {})
     named = saving.get("resume") not in ("auto", "never")

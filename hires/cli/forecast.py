@@ -7,6 +7,7 @@ under a hash of everything that decides it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import hires
+from hires.cli.deciding import deciding
 from hires.cli.tracing import TorchProcess
-from hires.core.config import RunConfig, to_dict
-from hires.core.errors import HiresError
+from hires.core.config import RunConfig
+from hires.core.errors import HiresError, RunError
 from hires.core.files import write_atomically
 from hires.plan.memory import memory_finding, room_of
 from hires.plan.partition import layer_starts
@@ -26,36 +28,47 @@ from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
 from hires.plan.remedies import Search
 
-_DECIDE = ("image", "model", "data", "parallel", "precision", "comm", "task", "memory")
-"""Parts of the config that decide the memory together with the plan."""
+_DECIDE = ("image", "model", "data", "parallel", "precision", "comm", "task", "memory", "seed")
+"""Parts of the config that may decide the memory together with the plan."""
 _DERIVED = ("findings", "verdict", "totals", "memory", "placement")
 """What follows from the rest of a plan."""
 _PARTS = ("params_bytes", "grads_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes")
 
 
 def add_forecast(config: RunConfig, plan: Plan, process: TorchProcess) -> None:
-    """Adds the memory of every rank to a plan, and an error if it does not fit.
+    """Adds the memory of every rank to a plan, and an error with what would fit if it does not.
 
     A forecast that fails is a warning: the run may go well all the same.
     """
-    if not plan.ok:
-        return
-    try:
-        plan.memory = forecast(config, plan, process)
-    except HiresError as error:
-        text = f"the memory of the ranks could not be predicted: {error}"
-        plan.findings.append(Finding("warning", "memory", text))
-        return
-    room = room_of(config)
-    shortage = room.shortage(config, plan)
+    shortage = add_memory(config, plan, process)
     if shortage is not None:
+        room = room_of(config)
         search = Search(config, room, lambda changed: _predicted(changed, config, plan, process))
         _say_searching()
         remedies = search.remedies(len(layer_starts(plan.graph)))
         plan.findings.append(memory_finding(shortage, remedies, search.summary()))
 
 
-def forecast(config: RunConfig, plan: Plan, process: TorchProcess) -> list[dict[str, int]]:
+def add_memory(config: RunConfig, plan: Plan, process: TorchProcess | None) -> str | None:
+    """Adds the memory of every rank to a plan, and returns in words what does not fit, if so.
+
+    Args:
+        config: of the plan.
+        plan: one with errors is left as it is.
+        process: answers for torch; None: a forecast that is not in the cache is not made.
+    """
+    if not plan.ok:
+        return None
+    try:
+        plan.memory = forecast(config, plan, process)
+    except HiresError as error:
+        text = f"the memory of the ranks could not be predicted: {error}"
+        plan.findings.append(Finding("warning", "memory", text))
+        return None
+    return room_of(config).shortage(config, plan)
+
+
+def forecast(config: RunConfig, plan: Plan, process: TorchProcess | None) -> list[dict[str, int]]:
     """Returns the memory of every rank of a replica, from the cache if it is there.
 
     Raises:
@@ -64,6 +77,8 @@ def forecast(config: RunConfig, plan: Plan, process: TorchProcess) -> list[dict[
     path = cache_dir() / "memory" / f"{_key(config, plan)}.json"
     found = _read(path, plan)
     if found is None:
+        if process is None:
+            raise RunError("the time for it is used up; planning again goes on with what is kept")
         found = process.footprint(config, plan)
         with contextlib.suppress(HiresError, OSError):  # a cache that cannot be written is none
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,13 +95,14 @@ def cache_dir() -> Path:
 
 def _key(config: RunConfig, plan: Plan) -> str:
     """Returns a hash of what decides the memory: config, plan, version of torch, our code."""
-    values = to_dict(config)
+    values = {key: value for key, value in deciding(config).items() if key in _DECIDE}
     values["memory"].pop("limit")
     facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
-    decides = [{key: values[key] for key in _DECIDE}, facts, _torch_version(), _code()]
+    decides = [values, facts, _torch_version(), _code()]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
 
 
+@functools.cache
 def _torch_version() -> str:
     """Returns the version of the torch that is installed, without importing it."""
     try:
@@ -95,6 +111,7 @@ def _torch_version() -> str:
         return ""
 
 
+@functools.cache
 def _code() -> list[Any]:
     """Returns what changes whenever a file of hires does: name, size and time of each."""
     folder = Path(hires.__file__).parent

@@ -18,6 +18,7 @@ from hires.core.errors import ConfigError, HiresError
 
 VERBS = {
     "run": ("hires.cli.verb_run", "run an experiment and print its throughput and memory"),
+    "sweep": ("hires.cli.verb_sweep", "run every combination of several values, or a stored sweep"),
     "plan": ("hires.cli.verb_plan", "show who computes and sends what, without running it"),
     "verify": ("hires.cli.verb_verify", "compare a layout with one process, in float64"),
     "show": ("hires.cli.verb_show", "print the tables or the time line of a run"),
@@ -44,6 +45,7 @@ verbs:
 
 examples:
   hires run parallel=sp+lp precision=bf16      run it on this machine
+  hires sweep parallel=sp,pp image=256,512     run all four and compare them
   hires plan parallel=pp image=512             look at it first
   hires list parallel                          what can be chosen
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
-from hires.cli.choices import ALIASES, Groups, conf_dir, keys
+from hires.cli.choices import ALIASES, EXPERIMENTS, Groups, conf_dir, keys
 from hires.cli.nearest import nearest, offer
 from hires.core.errors import ConfigError
 from hires.core.values import Checks
@@ -74,6 +74,8 @@ def _check_key(key: str, known: dict[str, Any], groups: Groups) -> None:
     """Refuses a key that no config has."""
     if key in known:
         return
+    if key == EXPERIMENTS:
+        raise ConfigError(f"{key}=NAME is a stored sweep; start it with hires sweep {key}=NAME")
     if key in {name.split(".")[0] for name in known}:
         inside = ", ".join(name for name in known if name.startswith(f"{key}."))
         raise ConfigError(f"{key} is not one value but several keys; set one of {inside}")
@@ -186,8 +188,7 @@ def _readable(word: str, known: dict[str, Any]) -> str:
     except HydraException:
         parsed = None
     if parsed is None and hint in (str, str | None):
-        quoted = value.replace("'", "\\'")
-        return f"{key}='{quoted}'"
+        return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
     if parsed is None:
         raise ConfigError(
             f"{word!r} cannot be read; write key=value, with quotes around a value that holds "
@@ -204,8 +205,11 @@ def _readable(word: str, known: dict[str, Any]) -> str:
 def _several(key: str, value: str, hint: Any) -> str:
     """Returns what to answer to a value with a comma, of which one run has no use."""
     if "list" in str(hint) or key in ("image", "parallel.tiles"):
-        return f"{key}={value} needs brackets; write '{key}=[{value}]'"
+        return (
+            f"{key}={value} needs brackets; write '{key}=[{value}]', or run one after the other "
+            f"with `hires sweep`"
+        )
     return (
-        f"{key}={value} names several values and one run takes one; run the values one by one, "
-        f"or put the value in quotes if the comma belongs to it"
+        f"{key}={value} names several values and one run takes one; `hires sweep` runs all of "
+        f"them; put the value in quotes if the comma belongs to it"
     )

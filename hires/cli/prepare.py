@@ -39,7 +39,7 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
 
     with TorchProcess() as process:
         _say("tracing the network ...")
-        plan = make_plan(config, _traced(config, process))
+        plan = make_plan(config, traced(config, process))
         plan.findings += offered(config)
         if memory:
             _say("predicting the memory ...")
@@ -48,7 +48,7 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
     return plan
 
 
-def _traced(config: RunConfig, process: TorchProcess) -> Graph:
+def traced(config: RunConfig, process: TorchProcess) -> Graph:
     """Returns the graph of the network.
 
     Raises:
@@ -63,20 +63,33 @@ def _traced(config: RunConfig, process: TorchProcess) -> Graph:
         raise ConfigError("; ".join([str(error), *others])) from None
 
 
-def with_classes(config: RunConfig) -> RunConfig:
+def classes_of_data(config: RunConfig) -> int:
+    """Returns how many classes the data of a config has.
+
+    Raises:
+        ConfigError: the data folder is missing or unusable.
+    """
+    from hires.data.source import open_data
+
+    return open_data(config).num_classes
+
+
+def with_classes(config: RunConfig, found: int | None = None) -> RunConfig:
     """Returns the config with ``model.classes`` as many as the data has, unless it is set.
+
+    Args:
+        config: as composed.
+        found: what :func:`classes_of_data` says, if that is known.
 
     Raises:
         ConfigError: the data folder is missing or unusable, or has more classes than the network.
     """
-    from hires.data.source import open_data
-
-    source = open_data(config)
-    classes = config.model.classes or source.num_classes
-    if classes < source.num_classes and config.loss == "cross_entropy":
+    num_classes = classes_of_data(config) if found is None else found
+    classes = config.model.classes or num_classes
+    if classes < num_classes and config.loss == "cross_entropy":
         raise ConfigError(
-            f"model.classes={classes} is fewer than the {source.num_classes} classes of the data; "
-            f"leave model.classes out, or set it to {source.num_classes} or more"
+            f"model.classes={classes} is fewer than the {num_classes} classes of the data; "
+            f"leave model.classes out, or set it to {num_classes} or more"
         )
     return dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
 

@@ -53,7 +53,7 @@ class TorchProcess:
             self._process.kill()  # Ctrl-C does not wait for an answer
         with contextlib.suppress(OSError):
             self._process.communicate()
-        self._errors.close()
+        self._forget()
 
     def trace(self, config: RunConfig) -> Graph:
         """Returns the graph of the config's network, for one microbatch.
@@ -126,7 +126,14 @@ class TorchProcess:
         process.wait()
         self._errors.seek(0)
         words = " | ".join(self._errors.read().strip().splitlines()[-3:]) or "it said nothing"
+        self._forget()
         return f"(exit code {process.returncode}): {words}"
+
+    def _forget(self) -> None:
+        """Lets go of a process that has ended; the next question starts another one."""
+        assert self._errors is not None
+        self._errors.close()
+        self._process = self._errors = None
 
 
 def trace(config: RunConfig, module: str = _MODULE) -> Graph:

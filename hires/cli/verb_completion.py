@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hires.cli.choices import groups, keys
+from hires.cli.choices import EXPERIMENTS, experiments, groups, keys
 from hires.cli.nearest import offer
 from hires.cli.options import Parser
 from hires.core.config import FITS
@@ -21,7 +21,10 @@ from hires.launcher.state import INFEASIBLE, RUNNING, STATES
 
 COMPOSING = {"--cfg", "--config-dir", "--help", "--json"}
 OPTIONS = {
-    "run": COMPOSING | {"--again", "--dry-run", "--wait"},
+    "run": COMPOSING | {"--again", "--dry-run", "--multirun", "--wait"},
+    "sweep": COMPOSING
+    | {"--again", "--budget-gpu-hours", "--dry-run", "--max-parallel", "--order", "--repeat"}
+    | {"--where", "--zip"},
     "plan": COMPOSING | {"--prove"},
     "verify": COMPOSING,
     "show": {"--help", "--json", "--results", "--timeline", "--trace"},
@@ -107,8 +110,12 @@ def _candidates(before: list[str], current: str) -> Iterable[str]:
         return OPTIONS.get(verb, ())
     if verb in ("run", "plan", "verify"):
         return _overrides(current)
+    if verb == "sweep":
+        stored = [f"{EXPERIMENTS}={name}" for name in experiments()]
+        inside = current.startswith(f"{EXPERIMENTS}=")
+        return stored if inside else [*_overrides(current), f"{EXPERIMENTS}="]
     positional = {
-        "list": [*groups(), "keys", "aliases"],
+        "list": [*groups(), EXPERIMENTS, "keys", "aliases"],
         "data": ["make"],
         "bench": ["layouts"],
         "completion": list(_SCRIPTS),

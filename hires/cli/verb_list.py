@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hires.cli.choices import ALIASES, groups, key_docs
+from hires.cli.choices import ALIASES, EXPERIMENTS, experiments, groups, key_docs
 from hires.cli.nearest import offer
 from hires.cli.options import Parser, add_json
 from hires.core.errors import ConfigError
@@ -19,6 +19,7 @@ Listing = dict[str, dict[str, str]]
 _EXAMPLES = (
     "hires list                      everything",
     "hires list parallel             the layouts",
+    "hires list experiment           stored sweeps",
     "hires list keys                 every key with its default",
     "hires list aliases              the thesis's words and ours",
 )
@@ -38,7 +39,9 @@ def main(words: Sequence[str]) -> int:
 
 def _listing(config_dir: str | None) -> Listing:
     """Returns all sections: the groups, the keys and the aliases."""
-    listing: Listing = dict(groups(Path(config_dir).expanduser() if config_dir else None))
+    extra = Path(config_dir).expanduser() if config_dir else None
+    listing: Listing = dict(groups(extra))
+    listing[EXPERIMENTS] = {name: held.summary for name, held in experiments(extra).items()}
     listing["keys"] = {key: f"default {value}" for key, value in key_docs().items()}
     listing["aliases"] = {word: f"{key}: {what}" for word, (key, what) in ALIASES.items()}
     return listing

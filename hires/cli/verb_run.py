@@ -31,11 +31,17 @@ _EXAMPLES = (
     "hires run parallel=sp launcher=slurm --wait      as a Slurm job",
     "hires run parallel=sp launcher=slurm --dry-run   only write the scripts",
     "hires run steps=10000 checkpoint.every=500       saved; the same line goes on after a crash",
+    "hires run -m parallel=sp,pp image=256,512        the same as hires sweep",
 )
+_MANY = ("-m", "--multirun")
 
 
 def main(words: Sequence[str]) -> int:
     """Runs an experiment, or shows it if it is complete; returns the exit code."""
+    if any(word in _MANY for word in words):
+        from hires.cli import verb_sweep
+
+        return verb_sweep.main([word for word in words if word not in _MANY])
     parser = Parser("run", "Run an experiment and print its throughput and memory.", _EXAMPLES)
     add_overrides(parser)
     parser.add_argument("--again", action="store_true", help="run even if it is complete already")
@@ -45,6 +51,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--wait", action="store_true", help="launcher=slurm: wait for the job, print the tables"
     )
+    parser.add_argument(*_MANY, action="store_true", help="take the words of `hires sweep`")
     add_json(parser)
     args = parser.read(words)
     config = compose(args.overrides, args.config_dir)

@@ -113,8 +113,10 @@ def read_record(run_dir: StrPath) -> dict[str, Any] | None:
 
 
 def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None) -> dict[str, Any]:
-    """Builds the record of an attempt that ended and writes ``record.json``.
+    """Builds the record of an attempt that ended and writes ``record.json``, twice.
 
+    The attempt's own folder keeps it whatever later attempts do; that of the run is of the last
+    attempt that completed the run, or else of the last one.
     ``done`` is checked: if a rank lacks a step the record says ``failed`` and why. A record that
     is ``done`` stays when a later attempt fails or is cancelled; the attempt's own
     ``exit.json`` tells about that one.
@@ -142,9 +144,10 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
         state,
         cause,
     )
+    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    write_atomically(folder / "record.json", text)
     if record["state"] == "done" or not _has_other_done(run_dir, attempt):
-        text = json.dumps(record, indent=1, allow_nan=False)
-        write_atomically(run_dir / "record.json", text + "\n")
+        write_atomically(run_dir / "record.json", text)
     return record
 
 

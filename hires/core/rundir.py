@@ -91,16 +91,81 @@ def create(
     return RunDir(path, next_attempt(path, argv), complete=False)
 
 
-def open_run(path: StrPath) -> RunDir:
-    """Returns an existing run folder at its latest attempt, or at the one of its record.
+def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path:
+    """Makes or refreshes the folder of a run that is to start later, and returns it, absolute.
+
+    It gets no attempt: a run without one is pending. A run that is under way is left as it is.
+
+    Args:
+        config: the resolved config; it is frozen as ``config.yaml``.
+        plan: the verified plan as plain values; it is frozen as ``plan.json``.
+        argv: the command line that makes this run alone.
+
+    Raises:
+        RunError: the folder cannot be written, or its ``config.yaml`` was edited.
+        ConfigError: the config holds something that cannot be written down.
+    """
+    path = Path(config.results).absolute() / config.campaign / run_name(config)
+    files = _frozen_files(config, plan, argv)
+    if _build(path, files, None):
+        return path
+    _check_same_config(path, config)
+    if _running(path) is None:
+        _refresh(path, files)
+    return path
+
+
+def start_attempt(path: StrPath, argv: Sequence[str]) -> RunDir:
+    """Returns a frozen run with a fresh attempt.
+
+    Args:
+        path: a folder that :func:`freeze` made.
+        argv: the command line that makes this run alone.
+
+    Raises:
+        RunError: the run is under way on this machine, or the folder cannot be written.
+    """
+    path = Path(path).absolute()
+    _refuse_running(path)
+    return RunDir(path, next_attempt(path, argv), complete=False)
+
+
+def done_attempts(path: StrPath) -> list[int]:
+    """Returns the attempts of a run that completed it, in order; none if there is no run."""
+    path = Path(path)
+    found = {_done_attempt(path)} - {None}
+    for attempt in _attempts(path):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            text = (attempt_dir(path, attempt) / "exit.json").read_text(encoding="utf-8")
+            found |= {attempt} if json.loads(text)["state"] == "done" else set()
+    return sorted(attempt for attempt in found if attempt is not None)
+
+
+def frozen_folder(path: StrPath) -> Path:
+    """Returns the absolute path of a run folder, whether or not it has an attempt.
 
     Raises:
         RunError: there is no run folder at ``path``.
     """
     path = Path(path).absolute()
+    if not (path / "config.yaml").is_file():
+        raise RunError(f"{path} is no run folder: it holds no config.yaml")
+    return path
+
+
+def open_run(path: StrPath) -> RunDir:
+    """Returns an existing run folder at its latest attempt, or at the one of its record.
+
+    Raises:
+        RunError: there is no run folder at ``path``, or the run is pending.
+    """
+    path = frozen_folder(path)
     attempts = _attempts(path)
-    if not (path / "config.yaml").is_file() or not attempts:
-        raise RunError(f"{path} is no run folder: it holds no config.yaml and no attempt a0")
+    if not attempts:
+        raise RunError(
+            f"{path} is pending: no attempt has started; sweep its campaign again, or start it "
+            f"with {path / 'launch.sh'}"
+        )
     done = _done_attempt(path)
     if done is not None:
         return RunDir(path, done, complete=True)
@@ -205,8 +270,14 @@ def _frozen_files(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) 
     }
 
 
-def _build(path: Path, files: dict[str, str], argv: Sequence[str]) -> bool:
-    """Makes the whole folder with its first attempt; returns False if it exists already."""
+def _build(path: Path, files: dict[str, str], argv: Sequence[str] | None) -> bool:
+    """Makes the whole folder; returns False if it exists already.
+
+    Args:
+        path: the folder.
+        files: name and text of what is frozen in it.
+        argv: the command line of its first attempt; None: it gets no attempt.
+    """
     if _is_filled(path):
         return False
     make_folder(path.parent)
@@ -214,7 +285,8 @@ def _build(path: Path, files: dict[str, str], argv: Sequence[str]) -> bool:
     try:
         building.mkdir()
         _write_files(building, files)
-        next_attempt(building, argv)
+        if argv is not None:
+            next_attempt(building, argv)
         building.rename(path)
     except OSError as error:
         if _is_filled(path):
@@ -270,20 +342,29 @@ def _done_attempt(path: Path) -> int | None:
 
 def _refuse_running(path: Path) -> None:
     """Refuses a second start of a run whose latest attempt still runs on this machine."""
+    pid = _running(path)
+    if pid is not None:
+        attempt = max(_attempts(path))
+        raise RunError(
+            f"{path.name} runs already as attempt a{attempt} (process {pid}); wait for "
+            f"it, stop it, or start this one with another campaign=NAME"
+        )
+
+
+def _running(path: Path) -> int | None:
+    """Returns the process that runs the latest attempt on this machine, if there is one."""
     attempts = _attempts(path)
     if not attempts:
-        return
+        return None
     folder = attempt_dir(path, max(attempts))
     if (folder / "exit.json").exists() or not (folder / "events.jsonl").exists():
-        return
+        return None
     for event in read_lines(folder / "events.jsonl"):
         if event.get("event") == "launch_started" and event.get("host") == socket.gethostname():
             pid = int(event["pid"])
             if pid != os.getpid() and _is_hires(pid):
-                raise RunError(
-                    f"{path.name} runs already as attempt {folder.name} (process {pid}); wait for "
-                    f"it, stop it, or start this one with another campaign=NAME"
-                )
+                return pid
+    return None
 
 
 def _is_hires(pid: int) -> bool:

@@ -30,6 +30,8 @@ class Interrupts:
         """How often SIGUSR2 came; it is not in ``count``."""
         self.name = ""
         """The first signal, as a person would call it."""
+        self.number = signal.SIGINT
+        """The last signal."""
         self._former: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Interrupts:
@@ -55,4 +57,5 @@ class Interrupts:
             return
         name = signal.Signals(number).name
         self.name = self.name or _SPOKEN.get(name, name)
+        self.number = signal.Signals(number)
         self.count += 1

@@ -26,6 +26,9 @@ from hires.launcher.supervisor import End, Job, OnLine, Supervisor
 CANCELLED = 130
 """Exit code of a run that was stopped by Ctrl-C or SIGTERM, as shells have it."""
 
+RANK = "hires.worker"
+"""Python module that every rank runs."""
+
 _FULL_BYTES = 2**20
 
 
@@ -60,7 +63,7 @@ def launch(
     *,
     args: Sequence[str] = (),
     on_line: OnLine | None = None,
-    module: str = "hires.worker",
+    module: str = RANK,
     places: Places | None = None,
 ) -> Outcome:
     """Runs all ranks of a run and returns how it ended; none is left then.
@@ -126,21 +129,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if words in (["-h"], ["--help"]) else 2
     log.setup()
     try:
-        run = rundir.open_run(words[0])
-        attempt = rundir.next_attempt(run.path)
-        config, plan = records.read_config(run.path), records.read_plan(run.path)
+        path = rundir.frozen_folder(words[0])
+        attempt = rundir.next_attempt(path)
+        config, plan = records.read_config(path), records.read_plan(path)
         progress = Progress(int(plan["world"]), config.batch, config.steps)
-        _say(f"{run.name}: attempt {attempt}, {plan['world']} ranks")
-        outcome = launch(run.path, attempt, on_line=lambda line: _say_step(progress, line))
+        _say(f"{path.name}: attempt {attempt}, {plan['world']} ranks")
+        outcome = launch(path, attempt, on_line=lambda line: _say_step(progress, line))
     except HiresError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     for line in outcome.tail:
         sys.stderr.write(f"    {line}\n")
     if outcome.cause:
-        logs = records.attempt_dir(run, attempt) / "logs"
+        logs = records.attempt_dir(path, attempt) / "logs"
         sys.stderr.write(f"{outcome.cause}; the logs are in {logs}\n")
-    _say(f"{run.name}: {outcome.state}")
+    _say(f"{path.name}: {outcome.state}")
     return outcome.exit_code
 
 

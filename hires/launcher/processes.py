@@ -72,7 +72,7 @@ def start(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid(), relayed),
+                preexec_fn=die_with(os.getpid(), held=not relayed),
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise RunError(f"cannot start rank {rank} with {command[0]}: {error}") from error
@@ -135,6 +135,30 @@ def all_ended(ranks: Iterable[RankProcess]) -> bool:
     return all(rank.code is not None for rank in ranks)
 
 
+def die_with(
+    parent: int, number: signal.Signals = signal.SIGKILL, held: bool = False
+) -> Callable[[], None] | None:
+    """Returns what a child does before it runs its program: it asks to die with ``parent``.
+
+    Args:
+        parent: the process whose thread starts the child.
+        number: the signal that the child gets when that thread ends.
+        held: whether SIGUSR2 waits until the child listens; by default it would end the child.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child must not import
+
+    def ask() -> None:
+        if held:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return ask
+
+
 def last_lines(log: Path, count: int = 20) -> list[str]:
     """Returns the last lines of a log, without reading all of it."""
     try:
@@ -145,26 +169,6 @@ def last_lines(log: Path, count: int = 20) -> list[str]:
     except OSError:
         return []
     return text.rstrip().splitlines()[-count:]
-
-
-def _die_with(supervisor: int, relayed: bool) -> Callable[[], None] | None:
-    """Returns what a child does before it becomes a rank: it asks to die with ``supervisor``.
-
-    It also lets SIGUSR2 wait until the rank listens: by default the signal would end it. Who relays
-    listens for the rank.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child must not import
-
-    def prepare() -> None:
-        if not relayed:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != supervisor:  # it died before we asked
-            os._exit(1)
-
-    return prepare
 
 
 def _has_ended(pid: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli import launching
+from hires.cli import launching, sweep_run
 from hires.cli.tracing import trace
 from hires.core.config import ModelConfig, RunConfig
 from hires.plan.graph import Graph
@@ -43,7 +43,8 @@ def traced(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gra
         def __enter__(self) -> Process:
             return self
 
-    monkeypatch.setattr("hires.cli.prepare.TorchProcess", Process)
+    for verb in ("prepare", "verb_sweep"):
+        monkeypatch.setattr(f"hires.cli.{verb}.TorchProcess", Process)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return graph
 
@@ -58,4 +59,6 @@ def fake_ranks(monkeypatch: pytest.MonkeyPatch):
     behave({})
     fake = functools.partial(launching.launch, module="tests.helpers.fake_rank")
     monkeypatch.setattr(launching, "launch", fake)
+    queue = functools.partial(sweep_run.run_all, module="tests.helpers.fake_rank")
+    monkeypatch.setattr(sweep_run, "run_all", queue)
     return behave

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.forecast import add_forecast, cache_dir
-from hires.core.config import MemoryConfig, ModelConfig, RunConfig
+from hires.cli.forecast import add_forecast, add_memory, cache_dir
+from hires.core.config import MemoryConfig, ModelConfig, RunConfig, TaskConfig
 from hires.core.errors import ConfigError, RunError
 from hires.plan.memory import RankMemory
 from hires.plan.planner import make_plan
@@ -153,3 +153,17 @@ def test_run_that_does_not_fit_is_not_started(hires):
 def test_limit_that_is_no_size_is_refused(limit):
     with pytest.raises(ConfigError, match=r"memory.limit=.* is no size; give bytes"):
         MemoryConfig(limit=limit)
+
+
+def test_keys_that_do_not_matter_share_a_forecast_and_time_that_is_used_up_makes_none(graph):
+    process = Process(graph)
+    plan = make_plan(CONFIG, graph)
+    assert add_memory(CONFIG, plan, None) is None
+    assert plan.memory == []
+    assert "planning again goes on" in plan.findings[-1].text
+    forecast(CONFIG, process)
+    other = RunConfig(image=32, batch=4, model=MODEL, seed=5, steps=40, task=TaskConfig(lr=0.5))
+    plan = make_plan(other, graph)
+    assert add_memory(other, plan, None) is None
+    assert plan.memory
+    assert process.asked == 1

@@ -33,7 +33,9 @@ def test_every_verb_has_help(verb, capsys):
     assert f"usage: hires {verb}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", ["run", "plan", "verify", "show", "list", "doctor", "completion"])
+@pytest.mark.parametrize(
+    "verb", ["run", "sweep", "plan", "verify", "show", "list", "doctor", "completion"]
+)
 def test_help_of_a_verb_ends_in_examples(capsys, verb):
     with pytest.raises(SystemExit):
         main_module.main([verb, "--help"])
@@ -50,7 +52,7 @@ def test_version(hires):
     ("words", "meant"),
     [
         (["rn"], "did you mean run?"),
-        (["xyzzy"], "choose one of run, plan"),
+        (["xyzzy"], "choose one of run, sweep"),
         (["parallel=sp"], "hires run parallel=sp"),
         (["--verbose"], "a verb comes first"),
         (["run", "--agian"], "--again"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.tracing import trace
+from hires.cli.tracing import TorchProcess, trace
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, PlanError, RunError
 
@@ -53,3 +53,19 @@ def test_process_that_breaks_is_one_paragraph(process, text):
 def test_graph_of_a_real_network(graph):
     assert graph.input_shape == [4, 3, 32, 32]
     assert {"conv2d", "linear", "max_pool2d"} <= {node.kind for node in graph.nodes}
+
+
+def test_process_that_broke_is_started_again_by_the_next_question(process, tmp_path):
+    module = process(
+        "from pathlib import Path\n"
+        f"seen = Path({str(tmp_path / 'seen')!r})\n"
+        "if not seen.exists():\n"
+        "    seen.touch()\n"
+        "    sys.exit(3)\n"
+        "graph = {'nodes': [], 'output': 'fc', 'input_shape': [1], 'params': {}}\n"
+        "print(json.dumps({'graph': graph}))\n"
+    )
+    with TorchProcess(module) as asked:
+        with pytest.raises(RunError, match="exit code 3"):
+            asked.trace(RunConfig())
+        assert asked.trace(RunConfig()).input_shape == [1]

@@ -287,3 +287,13 @@ def test_quantile_is_numpys(values, fraction):
 
     wanted = np.quantile(values, fraction)
     assert summary.quantile(values, fraction) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_every_attempt_keeps_its_own_record(run):
+    whole_run(run)
+    records.finish(run, 0, "done")
+    assert rundir.next_attempt(run.path) == 1
+    records.finish(run, 1, "failed", "told to")
+    kept = [records.read_record(run.path / f"a{attempt}") for attempt in (0, 1)]
+    assert [record["state"] for record in kept] == ["done", "failed"]
+    assert records.read_record(run)["attempt"] == 0

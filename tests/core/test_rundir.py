@@ -381,3 +381,39 @@ def test_same_run_twice_at_once_is_refused(config):
         other.kill()
         other.wait()
     assert rundir.create(config, PLAN, ARGV).attempt == 1
+
+
+def test_frozen_run_is_pending_until_its_first_attempt(config):
+    path = rundir.freeze(config, PLAN, ARGV)
+    assert rundir.frozen_folder(path) == path
+    assert rundir.done_attempts(path) == []
+    assert not list(path.glob("a*"))
+    with pytest.raises(RunError, match="is pending: no attempt has started"):
+        rundir.open_run(path)
+    newer = {**PLAN, "verdict": "deadlock-free, 3 messages"}
+    assert rundir.freeze(config, newer, ARGV) == path
+    assert records.read_plan(path) == newer
+    run = rundir.start_attempt(path, ARGV)
+    assert (run.path, run.attempt, run.complete) == (path, 0, False)
+    assert json.loads((run.attempt_dir / "env.json").read_text())["reproduce"] == (
+        "hires run parallel=sp"
+    )
+    assert rundir.create(config, PLAN, ARGV).attempt == 1
+
+
+def test_frozen_files_of_a_run_under_way_are_left_alone(config, monkeypatch):
+    run = rundir.create(config, PLAN, ARGV)
+    monkeypatch.setattr(rundir, "_running", lambda path: 7)
+    rundir.freeze(config, {**PLAN, "verdict": "another"}, ARGV)
+    assert records.read_plan(run) == PLAN
+    with pytest.raises(RunError, match="process 7"):
+        rundir.start_attempt(run.path, ARGV)
+
+
+def test_done_attempts_are_those_that_ended_well(config):
+    run = rundir.create(config, PLAN, ARGV)
+    for state in ("failed", "done", "cancelled", "done"):
+        folder = run.path / f"a{rundir.next_attempt(run.path, ARGV)}"
+        (folder / "exit.json").write_text(json.dumps({"state": state}))
+    (run.attempt_dir / "exit.json").write_text("{")
+    assert rundir.done_attempts(run.path) == [2, 4]

@@ -7,7 +7,9 @@ ok, short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores SIG
 taken), late (fails, then takes its time), way (makes way when SIGUSR2 asks for it), way N (exits
 with a code then), saver, breaker, ignorer, finisher (asked by SIGUSR2 to make way they save, fail,
 do nothing and finish), listener (dies of SIGUSR2),
-nan (its loss is no number), lost (fails after a step).
+nan (its loss is no number), lost (fails after a step), picky TEXT
+(fails if the run's name holds the text), orphan (kills its launcher, once), interrupt N (sends
+Ctrl-C to process N, then hangs).
 """
 
 import contextlib
@@ -181,6 +183,25 @@ def _listen(answer):
         time.sleep(0.05)
 
 
+def picky(here, run_dir, argument):
+    if argument in run_dir.name:
+        sys.exit(1)
+    ok(here, run_dir, "")
+
+
+def orphan(here, run_dir, argument):
+    with contextlib.suppress(FileExistsError):
+        (run_dir.parent / "killed").touch(exist_ok=False)
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    ok(here, run_dir, "")
+
+
+def interrupt(here, run_dir, argument):
+    os.kill(int(argument), signal.SIGINT)
+    time.sleep(60)
+
+
 def _fail(here, run_dir, kind, text):
     records.event(run_dir, here.attempt, "rank_failed", rank=here.rank, type=kind, text=text)
 
@@ -221,6 +242,9 @@ _BEHAVIOURS = {
     "finisher": finisher,
     "listener": listener,
     "way": way,
+    "picky": picky,
+    "orphan": orphan,
+    "interrupt": interrupt,
 }
 
 if __name__ == "__main__":

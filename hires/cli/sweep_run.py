@@ -1,0 +1,165 @@
+"""What happens to a sweep between its plan and its tables?
+
+Every point that needs attempts is frozen in its run folder, ``campaign.json`` says what was
+planned, the launcher of the machine gets the list of folders, and the tables of the whole campaign
+follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hires.cli.screen import print_table
+from hires.cli.sweep_points import Point, Points, in_order
+from hires.cli.sweep_progress import SweepProgress
+from hires.cli.sweep_show import as_json, print_points
+from hires.core import campaign, provenance, rundir
+from hires.core.errors import PlanError, RunError
+from hires.core.records import read_record
+from hires.launcher.local import CANCELLED
+from hires.launcher.queue import Ended, Limits, Result, Task, run_all
+from hires.plan.memory import machine_bytes
+from hires.report import campaign as report
+from hires.report.tables import write
+
+
+@dataclass
+class Sweep:
+    """A sweep as it was asked for."""
+
+    points: Points
+    argv: list[str]
+    """The command line as typed."""
+    config_dir: str | None
+    """The folder of ``--config-dir``."""
+    options: argparse.Namespace
+    """Options of the verb, those of an experiment included."""
+
+
+def run_sweep(sweep: Sweep) -> int:
+    """Runs the points of a planned sweep and prints its tables; returns the exit code.
+
+    Its campaign is locked by the caller.
+    """
+    points, options = sweep.points, sweep.options
+    if not options.json:
+        print_points(points, options.repeat)
+    folder = campaign_folder(points)
+    held = _written(sweep, folder)
+    if not points.valid:
+        if options.json:
+            print(json.dumps(as_json(points), indent=2))
+        return PlanError.exit_code
+    result = _run(sweep, freeze(sweep))
+    for path in dict.fromkeys(end.task.path for end in result.ended if end.state == "done"):
+        record = read_record(path)
+        if record is not None:
+            write(path, record)
+    rows = report.rows_of(folder, held)
+    made = report.campaign_tables(rows)
+    report.write(folder, made)
+    if options.json:
+        print(json.dumps(as_json(points, result.ended, options.repeat), indent=2))
+    else:
+        for table in made:
+            print_table(table.title, table.columns, table.text_rows())
+    _say_end(result, folder)
+    return exit_code(result)
+
+
+def campaign_folder(points: Points) -> Path:
+    """Returns the folder of a sweep's campaign, which all its points share."""
+    config = next(point.config for point in points.held if point.config is not None)
+    return campaign.folder_of(config)
+
+
+def freeze(sweep: Sweep) -> list[Task]:
+    """Freezes the points that need attempts and returns these in the order of their start.
+
+    This list is all that a launcher needs.
+
+    Raises:
+        RunError: a run folder cannot be written.
+    """
+    options = sweep.options
+    ready = [point for point in sweep.points.valid if point.planned is not None]
+    tasks = {id(point): _frozen(point, sweep.config_dir) for point in ready}
+    order = in_order(ready, options.repeat, options.order, options.again)
+    return [tasks[id(point)] for point in order]
+
+
+def exit_code(result: Result) -> int:
+    """Returns 130 if it was interrupted, 1 if a point failed, else 0."""
+    if result.interrupted:
+        return CANCELLED
+    bad = any(end.state != "done" for end in result.ended)
+    return RunError.exit_code if bad else 0
+
+
+def _frozen(point: Point, config_dir: str | None) -> Task:
+    """Freezes one point and returns what a launcher needs to know about it."""
+    assert point.config is not None
+    assert point.planned is not None
+    argv = ("hires", "run", *point.words)
+    argv += ("--config-dir", config_dir) if config_dir else ()
+    path = rundir.freeze(point.config, point.planned.facts(), argv)
+    threads = point.config.launcher.threads
+    return Task(path, argv, point.planned.ranks, threads, point.planned.needs_bytes)
+
+
+def _run(sweep: Sweep, tasks: Sequence[Task]) -> Result:
+    """Runs the attempts on this machine."""
+    options, cores = sweep.options, provenance.collect()["hardware"]["cores"]
+    most = max((task.cores for task in tasks), default=0)
+    if most > cores:
+        print(
+            f"warning: a point keeps {most} cores busy (ranks times launcher.threads) and this "
+            f"machine has {cores}: ranks take turns, and their times say little of other machines",
+            file=sys.stderr,
+        )
+    limits = Limits(options.max_parallel, cores, machine_bytes(), options.budget_gpu_hours)
+    configs = {p.path: p.config for p in sweep.points.valid if p.path and p.config}
+    with SweepProgress(len(tasks), configs) as progress:
+        return run_all(tasks, limits, progress)
+
+
+def _written(sweep: Sweep, folder: Path) -> campaign.Campaign:
+    """Adds the sweep to its campaign's file and returns the campaign."""
+    options = sweep.options
+    held = campaign.read(folder)
+    facts = {"argv": sweep.argv, "time": provenance.now(), "repeat": options.repeat}
+    facts |= {"order": options.order, "max_parallel": options.max_parallel}
+    points = [
+        campaign.Point(point.path.name, point.words, options.repeat)
+        for point in sweep.points.valid
+        if point.path is not None
+    ]
+    excluded = [
+        campaign.Excluded(point.words, point.reason, point.nearest)
+        for point in sweep.points.excluded
+    ]
+    held.add(facts, points, excluded)
+    campaign.write(folder, held)
+    return held
+
+
+def _say_end(result: Result, folder: Path) -> None:
+    """Says what became of the attempts."""
+    bad: list[Ended] = [end for end in result.ended if end.state != "done"]
+    told = f"{len(result.ended) - len(bad)} of {len(result.ended) + len(result.pending)} attempts"
+    if result.ended or result.pending:
+        print(f"{told} done; tables and campaign.json: {folder}", file=sys.stderr)
+    for end in bad:
+        print(f"hires: {end.task.path.name} {end.state}: {end.cause}", file=sys.stderr)
+    if result.pending:
+        count = len(result.pending)
+        print(
+            f"{count} attempt{'s are' if count > 1 else ' is'} pending ({result.why}); the same "
+            f"command goes on",
+            file=sys.stderr,
+        )
