@@ -8,7 +8,7 @@
 # --accounting adds slurmdbd on a MariaDB of its own. `stop` ends what `start` began and deletes
 # FOLDER.
 set -euo pipefail
-PATH=$PATH:/usr/sbin:/sbin 
+PATH=$PATH:/usr/sbin:/sbin  # where Debian keeps daemons
 
 usage() {
     echo "usage: scripts/slurm_cluster.sh start|stop|status [--accounting] [FOLDER]" >&2
