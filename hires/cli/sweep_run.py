@@ -18,6 +18,7 @@ from hires.cli.screen import print_table
 from hires.cli.sweep_points import Point, Points, in_order
 from hires.cli.sweep_progress import SweepProgress
 from hires.cli.sweep_show import as_json, print_points
+from hires.cli.sweep_submit import submit_all, uses_slurm
 from hires.core import campaign, provenance, rundir
 from hires.core.errors import PlanError, RunError
 from hires.core.records import read_record
@@ -55,6 +56,8 @@ def run_sweep(sweep: Sweep) -> int:
         if options.json:
             print(json.dumps(as_json(points), indent=2))
         return PlanError.exit_code
+    if uses_slurm([p.config for p in points.valid if p.config], options.repeat):
+        return _submit(sweep, folder)
     result = _run(sweep, freeze(sweep))
     for path in dict.fromkeys(end.task.path for end in result.ended if end.state == "done"):
         record = read_record(path)
@@ -126,6 +129,21 @@ def _run(sweep: Sweep, tasks: Sequence[Task]) -> Result:
     configs = {p.path: p.config for p in sweep.points.valid if p.path and p.config}
     with SweepProgress(len(tasks), configs) as progress:
         return run_all(tasks, limits, progress)
+
+
+def _submit(sweep: Sweep, folder: Path) -> int:
+    """Submits the points to Slurm; returns the exit code."""
+    configs = {p.path: p.config for p in sweep.points.valid if p.path and p.config}
+    found = submit_all(freeze(sweep), configs)
+    jobs = [one for one in found if one.job is not None]
+    if sweep.options.json:
+        points = as_json(sweep.points) | {
+            "submitted": [{"run": str(one.path), "job": one.job, "why": one.why} for one in found]
+        }
+        print(json.dumps(points, indent=2))
+    elif jobs:
+        print(f"{len(jobs)} of {len(found)} points submitted; `hires status {folder.name}` watches")
+    return 0 if len(jobs) == len(found) else RunError.exit_code
 
 
 def _written(sweep: Sweep, folder: Path) -> campaign.Campaign:

@@ -19,6 +19,7 @@ from hires.cli.sweep_points import ORDERS, Points, compose_all, plan_all
 from hires.cli.sweep_progress import PlanningProgress
 from hires.cli.sweep_run import Sweep, campaign_folder, run_sweep
 from hires.cli.sweep_show import as_json, print_points
+from hires.cli.sweep_submit import uses_slurm
 from hires.cli.sweep_where import Where
 from hires.cli.tracing import TorchProcess
 from hires.core.campaign import locked
@@ -48,6 +49,7 @@ def main(words: Sequence[str]) -> int:
         raise ConfigError(f"--where {options.where!r} keeps none of {points.left_out} points")
     if args.cfg:
         return _print_configs(points)
+    uses_slurm([point.config for point in points.held if point.config], options.repeat)
     sweep = Sweep(points, ["hires", "sweep", *words], args.config_dir, options)
     if args.dry_run:
         return _show(sweep)
