@@ -11,6 +11,7 @@ NEVER = (
     "results",
     "steps",
     "measure",
+    "checkpoint",
     "task.lr",
     "comm.timeout_s",
     "launcher.port",
