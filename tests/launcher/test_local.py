@@ -103,7 +103,8 @@ def test_children_of_a_rank_are_stopped_too(fake_world, launch):
     child = run.path / "child.pid"
 
     def wait_and_kill():
-        while not (child.exists() and child.read_text()):
+        # The child of rank 0 may be there before rank 1 is.
+        while not (child.exists() and child.read_text() and len(rank_pids(run)) == 2):
             time.sleep(0.02)
         os.kill(rank_pids(run)[1], signal.SIGKILL)
 
