@@ -56,9 +56,10 @@ def run_sweep(sweep: Sweep) -> int:
         if options.json:
             print(json.dumps(as_json(points), indent=2))
         return PlanError.exit_code
-    if uses_slurm([p.config for p in points.valid if p.config], options.repeat):
-        return _submit(sweep, folder)
-    result = _run(sweep, freeze(sweep))
+    tasks = freeze(sweep)
+    if tasks and uses_slurm([p.config for p in points.valid if p.config], options.repeat):
+        return _submit(sweep, tasks, folder)
+    result = _run(sweep, tasks)
     for path in dict.fromkeys(end.task.path for end in result.ended if end.state == "done"):
         record = read_record(path)
         if record is not None:
@@ -131,10 +132,10 @@ def _run(sweep: Sweep, tasks: Sequence[Task]) -> Result:
         return run_all(tasks, limits, progress)
 
 
-def _submit(sweep: Sweep, folder: Path) -> int:
+def _submit(sweep: Sweep, tasks: Sequence[Task], folder: Path) -> int:
     """Submits the points to Slurm; returns the exit code."""
     configs = {p.path: p.config for p in sweep.points.valid if p.path and p.config}
-    found = submit_all(freeze(sweep), configs)
+    found = submit_all(tasks, configs)
     jobs = [one for one in found if one.job is not None]
     if sweep.options.json:
         points = as_json(sweep.points) | {

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hires.parallel.convolution import convolve, convolve_backward
 from hires.parallel.halo import Borrowed, Piece, add_pieces, crop, new_map, part
 from hires.plan.graph import Rect
 from hires.plan.halos import BORDER_SHARE
@@ -117,11 +118,11 @@ class StripConvolution(torch.autograd.Function):
         offset = None if bias is None else bias.to(x.dtype)
         stride, dilation, groups = how
         main = crop(x, strips.held, strips.main)
-        y = torch.conv2d(main, narrow, offset, stride, strips.padding, dilation, groups)
+        y = convolve(main, narrow, offset, stride, strips.padding, dilation, groups)
         pieces = borrowed.pieces() if borrowed is not None else []
         for strip in strips.borders:
             window = _window(strip, [(strips.held, x), *pieces])
-            again = torch.conv2d(window, narrow, offset, stride, 0, dilation, groups)
+            again = convolve(window, narrow, offset, stride, 0, dilation, groups)
             part(y, strips.out, strip.out).copy_(again)
         ctx.save_for_backward(x, narrow)
         ctx.borrowed, ctx.strips, ctx.how = borrowed, strips, how
@@ -140,8 +141,10 @@ class StripConvolution(torch.autograd.Function):
         if need_x:
             local = _gradients_of_bands(ctx, grad, x, weight)
             arriving = ctx.borrowed.give_back() if ctx.borrowed is not None else None
-        grad_x, grad_weight, grad_bias = _backward(
-            (grad, crop(x, strips.held, strips.main), weight),
+        grad_x, grad_weight, grad_bias = convolve_backward(
+            grad,
+            crop(x, strips.held, strips.main),
+            weight,
             strips.padding,
             ctx.how,
             [need_x, need_weight, need_bias],
@@ -168,7 +171,7 @@ def _gradients_of_bands(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> li
         # Of the input only the shape matters here.
         blank = new_map(x, (x.shape[0], x.shape[1], r1 - r0, c1 - c0))
         operands = part(grad, strips.out, strip.out), blank, _tapped(weight, strip)
-        found, _, _ = _backward(operands, [0, 0], ctx.how, [True, False, False])
+        found, _, _ = convolve_backward(*operands, [0, 0], ctx.how, [True, False, False])
         assert found is not None
         inner = intersect(strip.window, strip.pixels)
         if ctx.borrowed is not None:
@@ -187,24 +190,8 @@ def _add_bands(ctx: Any, operands: tuple[Tensor, Tensor, Tensor], total: Tensor)
     for strip in strips.bands:
         window = _window(strip, [(strips.held, x), *pieces])
         thin = part(grad, strips.out, strip.out), window, _tapped(weight, strip)
-        _, found, _ = _backward(thin, [0, 0], ctx.how, [False, True, False])
+        _, found, _ = convolve_backward(*thin, [0, 0], ctx.how, [False, True, False])
         _tapped(total, strip).add_(found)
-
-
-def _backward(
-    operands: tuple[Tensor, Tensor, Tensor],
-    padding: list[int],
-    how: tuple[list[int], list[int], int],
-    mask: list[bool],
-) -> tuple[Tensor | None, Any, Tensor | None]:
-    """Returns the gradients that the mask asks for, of (gradient, input, weight)."""
-    stride, dilation, groups = how
-    grad, x, weight = operands
-    found: tuple[Tensor | None, Any, Tensor | None] = torch.ops.aten.convolution_backward(
-        *(grad, x, weight, [weight.shape[0]]),
-        *(stride, padding, dilation, False, [0, 0], groups, mask),
-    )
-    return found
 
 
 def _embedded(grad: Tensor, strips: Strips, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hires.parallel.context import Context
+from hires.parallel.convolution import convolve
 from hires.parallel.halo import Borrowed, Exchange, Frame, crop, gather_window, part
 from hires.parallel.strips import Strips, strip_convolution, strips_of
 from hires.plan.graph import Node, Rect
@@ -126,7 +127,7 @@ class Blank(torch.autograd.Function):
 def _convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     """Convolution."""
     padding = [w.padding(0), w.padding(1)]
-    return torch.conv2d(
+    return convolve(
         x, args["weight"], args["bias"], args["stride"], padding, args["dilation"], args["groups"]
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.launcher.local import launch
 from tests.cli.conftest import SMALL
 
 pytestmark = [pytest.mark.usefixtures("traced"), pytest.mark.timeout(120)]
@@ -45,6 +46,17 @@ def test_point_whose_job_waits_is_not_submitted_again(hires, cluster):
     assert answer.err.count("was not submitted: ") == 2
     assert "is job 1 already (pending)" in answer.err
     assert jobs() == ["1", "2"]
+
+
+def test_tables_are_printed_when_all_jobs_are_done(hires, cluster, fake_ranks):
+    words = ("sweep", *SMALL, *SLURM, "parallel=sp")
+    hires(*words)
+    [run] = [path.parent for path in Path("results").glob("*/*/config.yaml")]
+    assert launch(run, 0, module="tests.helpers.fake_rank").state == "done"
+    answer = hires(*words)
+    assert answer.code == 0
+    assert "0 to run, 1 complete" in answer.out
+    assert "Throughput" in answer.out
 
 
 def test_refused_point_does_not_stop_the_others(hires, cluster):

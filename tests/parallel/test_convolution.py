@@ -1,0 +1,86 @@
+"""Convolutions in half precision against the same numbers in float64, in memory full of NaN."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hires.parallel.convolution import convolve, convolve_backward
+
+SIZES = (10, 1000, 5000, 20000, 100000, 400000, 1000000)
+
+Shape = tuple[int, ...]
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[Shape, Shape, list[int], list[int], list[int]]:
+    """Input, weight, stride, padding and dilation; narrow outputs are the likely ones."""
+    kernel = [draw(st.sampled_from([1, 3, 5, 7])) for _ in range(2)]
+    stride = [draw(st.integers(1, 4)) for _ in range(2)]
+    padding = [draw(st.integers(0, k // 2)) for k in kernel]
+    dilation = [draw(st.integers(1, 2)) for _ in range(2)]
+    size = [draw(st.integers(1, 24)), draw(st.integers(1, 9))]
+    free = [
+        n + 2 * p - d * (k - 1) - 1
+        for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)
+    ]
+    assume(min(free) >= 0)
+    n, channels, filters = (draw(st.sampled_from([1, 8, 64])) for _ in range(3))
+    return (n, channels, *size), (filters, channels, *kernel), stride, padding, dilation
+
+
+def leave_nan() -> None:
+    """Frees memory that is full of NaN, for the next who asks for memory."""
+    left = [torch.full((size,), float("nan")) for size in SIZES]
+    del left
+
+
+def distance(found: Tensor, exact: Tensor) -> float:
+    return float(((found.double() - exact).norm() / (exact.norm() + 1e-9)).detach())
+
+
+def numbers(shape: Shape, seed: int) -> Tensor:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return made.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes())
+def test_output_and_gradients_are_those_of_the_same_numbers_in_float64(drawn):
+    of_x, of_weight, stride, padding, dilation = drawn
+    x, weight = (numbers(s, i).requires_grad_() for i, s in enumerate((of_x, of_weight)))
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    exact = torch.conv2d(*wide, None, stride, padding, dilation)
+    grad = numbers(tuple(exact.shape), 2)
+    exact.backward(grad.double())
+    leave_nan()
+    found = convolve(x, weight, None, stride, padding, dilation, 1)
+    assert found.dtype == torch.bfloat16
+    leave_nan()
+    found.backward(grad)
+    how = (stride, dilation, 1)
+    leave_nan()
+    again = convolve_backward(grad, x, weight, padding, how, [True, True, False])
+    assert again[2] is None
+    for one, other in (
+        (found, exact),
+        *zip((x.grad, weight.grad), (w.grad for w in wide), strict=True),
+        *zip(again[:2], (w.grad for w in wide), strict=True),
+    ):
+        assert distance(one, other) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_autocast_decides_the_type_of_a_narrow_convolution(dtype):
+    x, weight, bias = torch.randn(2, 16, 11, 3), torch.randn(8, 16, 3, 3), torch.randn(8)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        leave_nan()
+        found = convolve(x, weight, bias, 2, 0, 1, 1)
+    assert found.dtype == dtype
+    assert distance(found, torch.conv2d(x, weight, bias, 2).double()) < 0.02
+    wide = [t.double() for t in (x, weight, bias)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(convolve(*wide, 2, 0, 1, 1), torch.conv2d(*wide, 2))
