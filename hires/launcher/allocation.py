@@ -150,16 +150,18 @@ _END_S = 5
 """Kept for the supervisor's own end."""
 
 
-def ask(*command: str) -> str:
+def ask(*command: str, most_s: float = _ASK_TIMEOUT_S) -> str:
     """Returns what one of Slurm's commands prints.
+
+    Args:
+        command: its words.
+        most_s: how long it may take, in seconds.
 
     Raises:
         RunError: it failed, is not installed, or does not answer.
     """
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=most_s, check=True)
     except subprocess.CalledProcessError as error:
         why = " ".join(str(error.stderr).split()) or f"exit code {error.returncode}"
         raise RunError(f"{command[0]} failed: {why}") from None

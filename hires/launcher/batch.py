@@ -20,7 +20,7 @@ from typing import Any
 from hires.core import log, provenance, records, rundir
 from hires.core.errors import HiresError, RunError
 from hires.core.rundir import RunDir
-from hires.launcher import allocation, slurm
+from hires.launcher import allocation, slurm, taken
 from hires.launcher.allocation import Allocation
 from hires.launcher.local import Outcome, launch, leave
 from hires.launcher.places import Making
@@ -72,7 +72,10 @@ class Attempt:
             command = [sys.executable, "-m", "hires.report.tables", str(self.folder.path)]
             subprocess.run(command, check=False)
         elif self._goes_on and outcome.reason in slurm.GOES_ON:
-            allocation.ask("scontrol", "requeue", self.job.job)
+            try:
+                allocation.ask("scontrol", "requeue", self.job.job)
+            except RunError as error:  # the attempt's end is written, and stays as it is
+                _say(f"the job could not be queued again: {error}; start the run again to go on")
         return outcome.exit_code
 
     def _launch(self) -> Outcome:
@@ -90,7 +93,7 @@ class Attempt:
         except RunError as error:
             leave(self.folder.path, self.number, "failed", str(error))
             raise
-        places = dataclasses.replace(places, making_way=self._make_way)
+        places = dataclasses.replace(places, making_way=self._make_way, stopped=self._stopped)
         return launch(self.folder.path, self.number, on_line=say_step, places=places)
 
     def _refuse_other_code(self) -> None:
@@ -116,12 +119,26 @@ class Attempt:
         launcher = self.config.launcher
         making = allocation.why_make_way(self.job.job, launcher.signal_s)
         self._goes_on = making.reason != "timeout" or self._timeouts() < launcher.requeues
-        what = (
-            "the job is queued again and the run goes on as its next attempt"
-            if self._goes_on
-            else f"launcher.requeues={launcher.requeues} are used up: run it again to go on"
+        return dataclasses.replace(making, then=self._what_then(self._goes_on))
+
+    def _stopped(self) -> Making | None:
+        """Returns why Slurm ends the job without having asked; None if its user cancelled it."""
+        found = taken.why(self.job)
+        if found is None:
+            return None
+        often = found.making.reason == "timeout" and self._timeouts() >= (
+            self.config.launcher.requeues
         )
-        return dataclasses.replace(making, then=what)
+        # What Slurm has queued again needs nobody who asks for it.
+        self._goes_on = not found.queued and not often
+        return dataclasses.replace(found.making, then=self._what_then(not often))
+
+    def _what_then(self, goes_on: bool) -> str:
+        """Returns in words what comes after a job that was stopped before its run was done."""
+        if goes_on:
+            return "the job is queued again and the run goes on as its next attempt"
+        requeues = self.config.launcher.requeues
+        return f"launcher.requeues={requeues} are used up: run it again to go on"
 
     def _timeouts(self) -> int:
         """Returns how many attempts of this job reached its time limit."""
@@ -140,11 +157,30 @@ def _number(run: RunDir, job: Allocation, words: Sequence[str]) -> int:
     """
     number = int(words[0]) if words else None
     if number is None or not _is_fresh(run, number):
+        _close_silent(run, job)
         number = rundir.next_attempt(run.path)
     folder = records.attempt_dir(run, number)
     if slurm.read_job(folder) != slurm.job_name(*_name_of(job)):
         slurm.note_job(folder, *_name_of(job))
     return number
+
+
+def _close_silent(run: RunDir, job: Allocation) -> None:
+    """Writes the end of this job's latest attempt if its supervisor could not.
+
+    Slurm starts a job again, which was not asked for, only when a node of it went down.
+    """
+    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+        return
+    number, own = run.attempt, slurm.job_name(*_name_of(job))
+    folder = records.attempt_dir(run, number)
+    if slurm.read_job(folder) != own or (folder / "exit.json").exists():
+        return
+    cause = (
+        f"job {own} was started again by Slurm, and the supervisor of this attempt left no word: "
+        f"its node went down, or it was killed"
+    )
+    leave(run.path, number, "failed", cause, "node")
 
 
 def _is_fresh(run: RunDir, number: int) -> bool:

@@ -100,14 +100,17 @@ def launch(
     return Outcome(end.state, end.cause, end.exit_codes, end.tail, end.failed_rank, end.reason)
 
 
-def leave(run_dir: StrPath, attempt: int, state: str, cause: str) -> None:
-    """Writes ``exit.json`` and ``record.json`` of an attempt whose ranks were never started.
+def leave(
+    run_dir: StrPath, attempt: int, state: str, cause: str, reason: str | None = None
+) -> None:
+    """Writes ``exit.json`` and ``record.json`` of an attempt whose own launcher cannot.
 
     Args:
         run_dir: the run folder.
         attempt: the attempt.
         state: ``failed`` or ``cancelled``.
         cause: why, in one paragraph.
+        reason: the same in one word; unset: of a failure ``launch``, its ranks were not started.
 
     Raises:
         RunError: the run folder cannot be read.
@@ -117,7 +120,7 @@ def leave(run_dir: StrPath, attempt: int, state: str, cause: str) -> None:
     world = int(records.read_plan(run_dir)["world"])
     places = here(world, config.launcher.port)
     job = Job(run_dir, attempt, config, world, "", (), None, places)
-    reason = "launch" if state == "failed" else None
+    reason = reason or ("launch" if state == "failed" else None)
     _leave(job, End(state, cause, reason), provenance.now())
 
 

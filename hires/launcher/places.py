@@ -37,7 +37,7 @@ class Making:
     """Why ranks are asked to make way before they are done."""
 
     reason: str = "preempted"
-    """As ``exit.json`` has it: ``preempted`` or ``timeout``."""
+    """As ``exit.json`` has it: ``preempted``, ``timeout`` or ``node``."""
     cause: str = "it made way for others (SIGUSR2)"
     then: str = "start it again and it goes on there"
     """What comes next."""
@@ -62,6 +62,9 @@ class Places:
     rank ended, a signal as 128 plus its number."""
     making_way: Callable[[], Making] = Making
     """Asked when SIGUSR2 arrives."""
+    stopped: Callable[[], Making | None] = lambda: None
+    """Asked when SIGTERM arrives, here or at a rank: was it a scheduler that needs the machine for
+    something else? None: somebody wants the run to end."""
 
     def world(self, rank: int, port: int, attempt: int) -> World:
         """Returns one rank's view of all."""

@@ -27,7 +27,7 @@ from hires.launcher import allocation
 SCRIPT = "job.sbatch"
 LOG = "job.log"
 """What the job's own step says, below the run folder."""
-GOES_ON = ("timeout", "preempted")
+GOES_ON = ("timeout", "preempted", "node")
 """Reasons of an attempt that ended so that its job may start again."""
 
 _TIMEOUT_S = 120

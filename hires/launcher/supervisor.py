@@ -152,6 +152,9 @@ class Supervisor:
         """Stops all ranks because somebody interrupted; a second interrupt does not wait."""
         self._note("stopping", why=self.interrupts.name)
         processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 1)
+        taken = self.job.places.stopped() if self.interrupts.number == signal.SIGTERM else None
+        if taken is not None:
+            return self._made_way(taken)
         return End("cancelled", f"stopped by {self.interrupts.name}")
 
     def _make_way(self) -> End:
@@ -191,6 +194,11 @@ class Supervisor:
         """Stops all ranks because one failed, and finds the one that began it."""
         self._wait(SETTLE_S)
         if any(rank.code == -signal.SIGTERM for rank in self.ranks) and self.job.places.relayed:
+            taken = self.job.places.stopped()
+            if taken is not None:
+                self._note("stopping", why=taken.cause)
+                processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
+                return self._made_way(taken)
             # Who ends a whole job tells the ranks and this process, in any order.
             self._wait(TOLD_S, ended=False)
         if self.interrupts.count and all(rank.code in STOPPED for rank in self.ranks):

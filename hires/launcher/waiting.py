@@ -41,6 +41,15 @@ _OVER = (
     "REVOKED",
     "TIMEOUT",
 )
+_REASONS = {
+    "BOOT_FAIL": "node",
+    "DEADLINE": "timeout",
+    "NODE_FAIL": "node",
+    "OUT_OF_MEMORY": "oom",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "timeout",
+}
+"""Why a job that left no word ended, where its state tells."""
 _VERDICTS = 2
 """Equal answers in a row that make a verdict."""
 
@@ -140,6 +149,10 @@ class Waiting:
             cause = f"job {self.job} was cancelled before it could tell"
             local.leave(self.run.path, self.attempt, "cancelled", cause)
             return Outcome("cancelled", cause, {}, [])
+        if state in _REASONS:
+            cause = f"job {self.job} ended with {state} before it could tell"
+            local.leave(self.run.path, self.attempt, "failed", cause, _REASONS[state])
+            return Outcome("failed", cause, {}, [], None, _REASONS[state])
         cause = (
             f"job {self.job} ended ({state.lower()}) and left no word: its supervisor was killed, "
             f"or its node does not see {self.run.path}; `scontrol show job {self.job}` may say more"
