@@ -1,0 +1,110 @@
+"""What becomes of a run when something of the cluster dies under it, or is taken away?
+
+Nothing is lost, and no step and no run counts twice. `make test-slurm` starts the Slurm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from tests.helpers import slurm_daemons as daemons
+from tests.helpers.slurm_runs import TINY, TWO, ask, until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(200)]
+
+SAVED = ["steps=30", "checkpoint.every=3"]
+"""A run of some seconds that is saved all the time."""
+TAKE_ALL = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null"]
+"""A job that needs all cores of both nodes."""
+
+
+def ended(runs, attempt: int) -> tuple[str, str | None]:
+    """Returns state and reason of an attempt."""
+    values = runs.exit(attempt)
+    return values["state"], values["reason"]
+
+
+@pytest.mark.parametrize("victim", ["rank", "supervisor"])
+def test_killed_process_costs_the_steps_since_the_last_checkpoint_only(runs, victim):
+    words = ["run", *TINY, *TWO, "steps=60", "checkpoint.every=3", "--wait"]
+    with runs.background(*words) as waiting:
+        runs.wait_for_step(7)
+        pids = {"supervisor": runs.events("launch_started")[0]["pid"], "rank": runs.rank_pids()[1]}
+        os.kill(pids[victim], signal.SIGKILL)
+        _, err = waiting.communicate(timeout=100)
+    assert waiting.returncode == 1, err
+    assert ("is lost" if victim == "supervisor" else "rank 1 was killed by SIGKILL") in err
+    until(lambda: not runs.rank_pids(), "the end of all ranks")
+    runs.hires(*words)
+    first, second = runs.done_once(attempts=2)
+    assert (first, second % 3) == (0, 0)
+    assert second >= 6
+
+
+def test_run_goes_on_while_slurmd_of_a_node_is_dead(runs):
+    runs.submit(*SAVED, layout=TWO)
+    runs.wait_for_step(1)
+    with daemons.killed("slurmd-node2"):
+        assert ended(runs, 0) == ("done", None)
+    assert runs.done_once(attempts=1) == [0]
+
+
+def test_run_goes_on_while_slurmctld_is_dead_and_is_not_lost(runs):
+    job = runs.submit(*SAVED, layout=TWO)
+    runs.wait_for_step(1)
+    with daemons.killed("slurmctld"):
+        out, _ = runs.hires("status", "--json")  # no answer is no verdict
+        [state] = json.loads(out)["runs"]
+        assert state["state"] in ("running", "done")
+        assert ended(runs, 0) == ("done", None)
+    assert runs.done_once(attempts=1) == [0]
+    until(lambda: job not in ask("squeue", "--noheader", "--format=%i").split(), "the job's end")
+
+
+def test_run_whose_node_goes_down_is_queued_again_and_goes_on(runs):
+    runs.submit("steps=60", "checkpoint.every=3", layout=TWO)
+    runs.wait_for_step(7)
+    with daemons.killed("slurmd-node2"):  # or the node would come back at once
+        ask("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test")
+        assert ended(runs, 0) == ("failed", "node")
+        assert "node2 went down; the job is queued again" in runs.exit(0)["cause"]
+        assert runs.record()["state"] == "failed"
+        [state] = json.loads(runs.hires("status", "--json")[0])["runs"]
+        assert (state["state"], state["attempt"]) == ("pending", 0)
+        assert "queued again after node" in state["cause"]
+    first, second = runs.done_once(attempts=2)
+    assert (first, second % 3) == (0, 0)
+    assert second >= 6
+
+
+def test_job_that_is_preempted_without_a_warning_goes_on_at_its_last_checkpoint(runs):
+    options = ["PriorityTier=1", "PreemptMode=REQUEUE", "GraceTime=0"]
+    with daemons.partition("rude", *options) as name:
+        runs.submit("steps=60", "checkpoint.every=3", f"launcher.partition={name}", layout=TWO)
+        runs.wait_for_step(7)
+        runs.jobs.append(ask(*TAKE_ALL, "--wrap=sleep 1"))
+        assert ended(runs, 0) == ("failed", "preempted")
+        assert "had to make way at once (SIGTERM); the job is queued" in runs.exit(0)["cause"]
+        first, second = runs.done_once(attempts=2)
+    assert (first, second % 3) == (0, 0)
+    assert second >= 6
+
+
+def test_what_is_edited_while_a_job_waits_does_not_change_its_run(runs):
+    edited = runs.folder / "mine" / "measure" / "mine.yaml"
+    edited.parent.mkdir(parents=True)
+    edited.write_text("warmup: 1\n")
+    with daemons.partition("later", "State=DOWN") as name:  # takes jobs, and starts none
+        words = [f"launcher.partition={name}", "measure=mine", "--config-dir", "mine"]
+        job = runs.submit(*words, layout=TWO)
+        edited.write_text("warmup: 3\n")
+        frozen = (runs.run / "config.yaml").read_bytes()
+        ask("scontrol", "update", f"PartitionName={name}", "State=UP")
+        assert ended(runs, 0) == ("done", None)
+        until(lambda: job not in ask("squeue", "--noheader", "--format=%i").split(), "its end")
+    assert runs.record()["throughput"]["samples"] == 3
+    assert (runs.run / "config.yaml").read_bytes() == frozen
