@@ -180,7 +180,8 @@ class Pulse:
         # Whoever computes may take as long as it likes, until somebody waits for it too long.
         waits = self.doing.now is not None
         still_s = now_s - (self._moved_s if waits else self._idle_s)
-        if self._told or still_s < self.timeout_s or not (waits or self.doing.in_step):
+        most_s = max(self.timeout_s, self.doing.patience_s)
+        if self._told or still_s < most_s or not (waits or self.doing.in_step):
             return
         self._told = True
         standing = self._standing()

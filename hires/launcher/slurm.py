@@ -31,9 +31,12 @@ GOES_ON = ("timeout", "preempted", "node")
 """Reasons of an attempt that ended so that its job may start again."""
 
 _TIMEOUT_S = 120
+_BATCH = "hires.launcher.batch"
 
 
-def script(run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]) -> str:
+def script(
+    run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str], module: str = _BATCH
+) -> str:
     """Returns the text of a run's ``job.sbatch``.
 
     Args:
@@ -41,6 +44,8 @@ def script(run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]) ->
         config: the frozen config.
         num_ranks: ranks of the world.
         argv: the command line as typed.
+        module: Python module that the batch step runs; it gets the run folder, and the attempt if
+            the script was given one.
     """
     from submitit.slurm.slurm import _make_sbatch_string
 
@@ -68,18 +73,20 @@ def script(run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]) ->
             "output": "/dev/null",
         },
     }
-    supervisor = f'exec {shlex.quote(sys.executable)} -u -m hires.launcher.batch "$run_dir" "$@"'
+    supervisor = f'exec {shlex.quote(sys.executable)} -u -m {module} "$run_dir" "$@"'
     return _make_sbatch_string(command=supervisor, folder="/dev", **parameters)
 
 
-def write_script(run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]) -> Path:
+def write_script(
+    run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str], module: str = _BATCH
+) -> Path:
     """Writes ``job.sbatch`` into a run folder and returns its path.
 
     Raises:
         RunError: it cannot be written.
     """
     path = run / SCRIPT
-    write_atomically(path, script(run, config, num_ranks, argv))
+    write_atomically(path, script(run, config, num_ranks, argv, module))
     return path
 
 

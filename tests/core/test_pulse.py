@@ -78,6 +78,18 @@ def test_rank_that_sleeps_in_an_action_says_so_and_one_that_computes_does_not(ru
     assert stuck(run)[0]["action"] == "F0"
 
 
+def test_rank_at_a_large_file_may_take_longer_and_has_the_usual_time_afterwards(run):
+    doing = Doing()
+    doing.recorder = Recorder()
+    with pulse.beating(run, 0, 0, doing, timeout_s=0.2):
+        doing.recorder.begin_step()
+        with doing.patiently(60.0):
+            time.sleep(1.0)
+            assert stuck(run) == []
+        until(lambda: stuck(run), pause_s=0.3)
+    assert stuck(run)[0]["since_s"] < 1.0
+
+
 def test_rank_that_prepares_may_take_its_time(run):
     with pulse.beating(run, 0, 0, Doing(), timeout_s=0.1):
         time.sleep(0.5)

@@ -26,10 +26,14 @@ def folder() -> Path:
 
 
 def kill(name: str) -> None:
-    """Kills a daemon, as ``slurmctld`` or ``slurmd-node2``, at once."""
+    """Kills a daemon, as ``slurmctld`` or ``slurmd-node2``.
+
+    Only slurmctld may save its state: else it would give numbers of jobs again, and Slurm drains a
+    node that hears of one twice.
+    """
     pid = int((folder() / f"{name}.pid").read_text())
     assert Path(f"/proc/{pid}/comm").read_text().strip() == name.partition("-")[0]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGTERM if name == "slurmctld" else signal.SIGKILL)
     until(lambda: not Path(f"/proc/{pid}").exists(), f"the end of {name}")
 
 

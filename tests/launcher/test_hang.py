@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from hires.core import records, rundir
-from hires.core.config import CommConfig, MeasureConfig, ModelConfig, RunConfig, TaskConfig
+from hires.core.config import (
+    CheckpointConfig,
+    CommConfig,
+    MeasureConfig,
+    ModelConfig,
+    RunConfig,
+    TaskConfig,
+)
 from hires.core.layout import ParallelConfig
 from hires.core.rundir import RunDir
 from hires.launcher import local, watchdog
@@ -97,6 +104,18 @@ def test_one_rank_that_sleeps_alone_is_found_too(run, monkeypatch, tmp_path):
     outcome = local.launch(alone, 0, module="tests.helpers.sleepy_rank")
     assert outcome.reason == "hang"
     assert events(alone, "rank_stuck")[0]["action"] == "B0"
+
+
+def test_save_that_takes_longer_than_the_timeout_is_no_hang(run, monkeypatch):
+    monkeypatch.setenv("SLOW_S", "5")
+    config = records.read_config(run)
+    config = replace(config, steps=3, checkpoint=CheckpointConfig(every=2), campaign="slow")
+    slow = rundir.create(config, records.read_plan(run), ["hires", "run"])
+    outcome = local.launch(slow, 0, module="tests.helpers.slow_saver")
+    assert (outcome.state, outcome.cause) == ("done", None)
+    [saved] = events(slow, "checkpoint_saved")
+    assert saved["save_s"] > config.comm.timeout_s
+    assert not events(slow, "rank_stuck")
 
 
 def test_silent_heart_is_noticed_by_the_watchers_own_clock(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from collections import Counter
 import pytest
 
 from hires.core import network
-from tests.helpers.slurm_runs import FIVE, LONG, TINY, ask, until
+from tests.helpers.slurm_runs import FIVE, LONG, TINY, TWO, ask, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -148,17 +148,6 @@ def test_job_that_makes_way_goes_on_as_the_next_attempt(runs):
     assert runs.steps(0) + runs.steps(1) == list(range(60))
 
 
-def test_killed_supervisor_leaves_no_rank_and_who_waits_is_told(runs):
-    with runs.background("run", *TINY, *FIVE, *LONG, "--wait") as waiting:
-        runs.wait_for_step(1)
-        os.kill(runs.events("launch_started")[0]["pid"], signal.SIGKILL)
-        until(lambda: not runs.rank_pids(), "the end of all ranks")
-        _, err = waiting.communicate(timeout=60)
-    assert waiting.returncode == 1
-    assert "the run is lost: job" in err
-    assert not (runs.run / "a0" / "exit.json").exists()
-
-
 def test_odd_names_are_names_and_no_commands(runs):
     odd = "it's $(touch oops) `touch oops`; touch oops\ntouch oops #\"&"
     runs.hires("run", *TINY, *FIVE, f"campaign={_quoted(odd)}", "--wait")
@@ -196,11 +185,11 @@ def test_time_limit_queues_the_job_again_as_often_as_allowed(runs):
 
 
 def test_preempted_job_goes_on_when_the_nodes_are_free_again(runs):
-    runs.submit("steps=60", "launcher.partition=scav")
+    runs.submit("steps=60", "launcher.partition=scav", layout=TWO)
     runs.wait_for_step(3)
     # All cores of both nodes for a job that is worth more.
     command = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null"]
-    runs.jobs.append(ask(*command, "--partition=debug", "--wrap=sleep 15"))
+    runs.jobs.append(ask(*command, "--partition=debug", "--wrap=sleep 1"))
     first = runs.exit(0)
     assert (first["state"], first["reason"]) == ("failed", "preempted")
     assert runs.exit(1)["state"] == "done"
