@@ -25,11 +25,12 @@ class Failure:
     tail: list[str]
     """The last lines of its log."""
     reason: str | None = None
-    """``oom``, ``nan``, ``hang``, or None where nothing proves one of them."""
+    """``oom``, ``nan``, ``hang``, ``parity``, or None where nothing proves one of them."""
 
 
 _NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc", "MemoryError")
 _SIGKILL = " (by `kill -9`, or the system ran out of memory)"
+_KINDS = {"LossError": "nan", "ParityError": "parity"}
 _TOO_LATE = ("timed out", "took over", "timeout")
 
 
@@ -67,8 +68,8 @@ def _reason(
         return "oom" if oom else None
     kind = "" if told is None else str(told.get("type"))
     text = " ".join(tail[-3:]) if told is None else f"{kind}: {told.get('text')}"
-    if kind == "LossError":
-        return "nan"
+    if kind in _KINDS:
+        return _KINDS[kind]
     if any(words in text for words in _NO_MEMORY):
         return "oom"
     if kind == "CommError" and any(words in text.lower() for words in _TOO_LATE):
