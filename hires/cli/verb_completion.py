@@ -35,7 +35,7 @@ OPTIONS = {
     "list": {"--config-dir", "--help", "--json"},
     "data": {"--classes", "--count", "--help", "--json", "--seed", "--size", "--striped"},
     "bench": {"--help"},
-    "doctor": {"--help", "--json"},
+    "doctor": {"--cfg", "--config-dir", "--help", "--json", "--nodes", "--patience"},
     "completion": {"--help"},
 }
 """Options of every verb; a test holds them against each verb's own help."""
