@@ -50,17 +50,18 @@ def main(argv: list[str] | None = None) -> int:
         logs.setup(world.rank)
         return _run(options.run_dir, world, options.verify)
     except HiresError as error:
-        log.error("%s", error)
         _tell(options.run_dir, world, error)
+        log.error("%s", error)
         return error.exit_code
     except Exception as error:
-        log.exception("rank failed")
         _tell(options.run_dir, world, error)
+        log.exception("rank failed")
         return 1
 
 
 def _run(run_dir: Path, world: World, verify: bool) -> int:
     """Runs the rank to its last record, and shows that it is alive; returns the exit code."""
+    records.require_seen(run_dir)
     config = records.read_config(run_dir)
     timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
     with pulse.beating(run_dir, world.attempt, world.rank, comm.doing, timeout_s):

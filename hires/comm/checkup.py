@@ -25,7 +25,7 @@ import torch.distributed as dist
 from hires.comm import runtime
 from hires.core import log as logs
 from hires.core import network, provenance, records
-from hires.core.errors import HiresError, RunError
+from hires.core.errors import HiresError
 from hires.core.files import cannot_write, write_atomically
 from hires.core.world import World, from_environment
 
@@ -46,11 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     world = from_environment()
     logs.setup(world.rank)
     try:
-        if not (folder / "config.yaml").is_file():
-            raise RunError(
-                f"node {_node()} does not see {folder}: keep results= on a file system that all "
-                f"nodes mount at the same place"
-            )
+        records.require_seen(folder)
         write_atomically(folder / f"facts-rank{world.rank:04d}.json", json.dumps(facts(folder)))
         timeout_s = records.read_config(folder).comm.timeout_s
         runtime.start(world, timeout_s)

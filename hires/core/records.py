@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import yaml
 from hires.core import provenance, summary
 from hires.core.config import RunConfig, from_dict
 from hires.core.errors import RunError
-from hires.core.files import StrPath, append_line, write_atomically
+from hires.core.files import OPTION, StrPath, append_line, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,20 @@ STATES = ("done", "failed", "cancelled")
 def attempt_dir(run_dir: StrPath, attempt: int) -> Path:
     """Returns the folder of one attempt of a run."""
     return Path(run_dir) / f"a{attempt}"
+
+
+def require_seen(run_dir: StrPath) -> None:
+    """Refuses to go on where a run folder cannot be seen, as on another node of a cluster.
+
+    Raises:
+        RunError: names the node and what would work.
+    """
+    if not (Path(run_dir) / "config.yaml").is_file():
+        node = os.environ.get("SLURMD_NODENAME") or platform.node()
+        raise RunError(
+            f"node {node} does not see {run_dir}: keep runs on a file system that all nodes mount "
+            f"at the same place, with {OPTION}"
+        )
 
 
 def append(path: StrPath, line: dict[str, Any]) -> None:

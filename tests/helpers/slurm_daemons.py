@@ -44,7 +44,8 @@ def start(name: str) -> None:
     assert where is not None
     words = ["-N", node] if node else []
     command = [where, *words, "-f", os.environ["SLURM_CONF"]]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    # Its output may go nowhere: a daemon that holds a pipe would keep whoever reads it.
+    subprocess.run(command, check=True, timeout=60)
     until(lambda: all_up(), "two nodes that take jobs")
 
 
@@ -62,6 +63,26 @@ def killed(name: str) -> Iterator[None]:
     kill(name)
     try:
         yield
+    finally:
+        start(name)
+
+
+@contextlib.contextmanager
+def blind(name: str, hidden: Path) -> Iterator[None]:
+    """Lets a slurmd, and all that it starts, see an empty folder while the block runs."""
+    script = 'mount -t tmpfs none "$1" || exit 99; shift; exec "$@"'
+    where = shutil.which("slurmd", path=_PATH)
+    assert where is not None
+    node = ["-N", name.partition("-")[2], "-f", os.environ["SLURM_CONF"]]
+    kill(name)
+    try:
+        command = ["unshare", "--mount", "sh", "-c", script, "sh", str(hidden), where, *node]
+        done = subprocess.run(command, timeout=60, check=False)
+        if done.returncode:
+            pytest.skip("needs a mount namespace")
+        until(lambda: all_up(), "two nodes that take jobs")
+        yield
+        kill(name)
     finally:
         start(name)
 

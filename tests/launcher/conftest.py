@@ -8,7 +8,6 @@ import pytest
 from hires.core import records, rundir
 from hires.core.config import LauncherConfig, MeasureConfig, RunConfig
 from hires.launcher import local
-from tests.helpers.slurm_runs import Runs, ask
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,17 +44,6 @@ def launch(monkeypatch):
             assert not alive(rank_pids(run))
 
     return checked
-
-
-@pytest.fixture
-def runs(tmp_path):
-    """Starts runs on a real Slurm in an empty folder; none is left in the queue afterwards."""
-    assert ask("sinfo", "--noheader", "--format=%D", "--partition=debug") == "2"
-    made = Runs(tmp_path)
-    try:
-        yield made
-    finally:
-        made.end()
 
 
 def rank_pids(run):
