@@ -20,8 +20,9 @@ import yaml
 
 from hires.core import provenance, summary
 from hires.core.config import RunConfig, from_dict
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, RunError
 from hires.core.files import OPTION, StrPath, append_line, write_atomically
+from hires.core.naming import SCHEMA
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,10 @@ def read_config(run_dir: StrPath) -> RunConfig:
         values = yaml.load(_read(path), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise RunError(f"{path} is damaged ({error}); run the experiment again") from None
-    return from_dict(values)
+    try:
+        return from_dict(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path} is of another hires, or was edited: {error}") from None
 
 
 def read_plan(run_dir: StrPath) -> dict[str, Any]:
@@ -122,10 +126,23 @@ def read_record(run_dir: StrPath) -> dict[str, Any] | None:
     """Returns the record of a run folder, or None if no attempt has ended yet.
 
     Raises:
-        RunError: it cannot be read.
+        RunError: it cannot be read, or another version of hires wrote it.
     """
     path = Path(run_dir) / "record.json"
-    return _read_json(path) if path.exists() else None
+    if not path.exists():
+        return None
+    record = _read_json(path)
+    if record.get("schema", SCHEMA) != SCHEMA:
+        raise RunError(f"{path}: {other_schema(record)}")
+    return record
+
+
+def other_schema(record: dict[str, Any]) -> str:
+    """Returns what to say of a record that another version of hires wrote."""
+    return (
+        f"it has schema {record.get('schema')!r} and this hires reads {SCHEMA}: read it with the "
+        f"hires that made it, or run the experiment again"
+    )
 
 
 def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hires.core import pulse
-from hires.core.records import attempt_dir
+from hires.core.naming import SCHEMA
+from hires.core.records import attempt_dir, other_schema
 from hires.launcher import scheduler, whois
 from hires.launcher.attempt_files import Attempt, Clock, latest, read_json
 from hires.launcher.progress_ends import read_ends
@@ -249,6 +250,8 @@ def _from_record(state: RunState) -> RunState:
     """Adds the numbers of a run that is done."""
     assert state.path is not None
     record = read_json(state.path / "record.json") or {}
+    if record.get("schema", SCHEMA) != SCHEMA:
+        return replace(state, cause=f"its record is not read: {other_schema(record)}")
     rates = (record.get("throughput") or {}).get("img_per_s") or {}
     peaks = [rank.get("peak_bytes") or 0 for rank in record.get("memory") or []]
     peak = max(peaks, default=0) or None
