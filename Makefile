@@ -30,7 +30,7 @@ test-slurm: $(INSTALLED)  ## as root: start a Slurm, test on it, stop it; CLUSTE
 	bash scripts/test_slurm.sh $(BIN)/python "$(CLUSTER)" $(ARGS)
 
 check: lint  ## run ruff, mypy and the fast tests
-	$(BIN)/python -m pytest -m "not dist and not slow and not mpi and not gpu and not slurm" $(ARGS)
+	$(BIN)/python -m pytest -m "not dist and not slow and not wide and not mpi and not gpu and not slurm" $(ARGS)
 
 lint: $(INSTALLED)  ## run ruff and mypy
 	$(BIN)/ruff check .
