@@ -22,6 +22,7 @@ from hires.core.config import RunConfig
 from hires.core.errors import PREEMPTED, RunError
 from hires.core.world import World
 from hires.launcher import blame, ports, processes, watchdog, whois
+from hires.launcher.attempt_files import read_json
 from hires.launcher.interrupts import Interrupts
 from hires.launcher.memory_end import OomCount
 from hires.launcher.places import Making, Places
@@ -94,6 +95,9 @@ class Supervisor:
         self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s)
         self._oom = OomCount()
         self._events_before = len(records.read_lines(job.folder / "events.jsonl"))
+        self._end = job.folder / "exit.json"
+        self._looks_for_end = not self._end.exists()
+        self._looked_s = 0.0
 
     def run(self) -> End:
         """Returns how it ended, when no process of it is left.
@@ -144,6 +148,9 @@ class Supervisor:
                 return self._made_way(self.job.places.making_way())
             if self.interrupts.requests:
                 return self._make_way()
+            closed = self._closed()
+            if closed is not None:
+                return closed
             if self._watchdog.look({rank.rank for rank in self.ranks if rank.code is not None}):
                 return self._hang()
             time.sleep(POLL_S)
@@ -177,6 +184,23 @@ class Supervisor:
         told = [line for line in self._events() if line.get("event") == "made_way"]
         done = f" after {told[-1]['step']} of {self.job.config.steps} steps" if told else ""
         return End("failed", f"{making.cause}{done}; {making.then}", making.reason)
+
+    def _closed(self) -> End | None:
+        """Stops all ranks if somebody else has written the end of this attempt.
+
+        Slurm gives up a node that does not answer, and starts its job again elsewhere, though
+        everything on the node may still run: two attempts at once would be in each other's way.
+        """
+        now_s = time.monotonic()
+        if not self._looks_for_end or now_s - self._looked_s < watchdog.LOOK_S:
+            return None
+        self._looked_s = now_s
+        said = read_json(self._end)
+        if said is None:
+            return None
+        self._note("stopping", why="somebody else has ended this attempt")
+        processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
+        return End(str(said.get("state")), said.get("cause"), said.get("reason"))
 
     def _hang(self) -> End:
         """Finds out what the ranks are at, then stops them, because nothing moves any more."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,23 @@ def test_run_whose_node_goes_down_is_queued_again_and_goes_on(runs):
         assert (state["state"], state["attempt"]) == ("pending", 0)
         assert "queued again after node" in state["cause"]
     first, second = runs.done_once(attempts=2)
+    assert (first, second % 3) == (0, 0)
+    assert second >= 6
+
+
+def test_node_that_is_given_up_while_all_on_it_still_runs_does_not_run_on(runs):
+    words = ["parallel=sp", "parallel.tiles=[2,1]", "launcher=slurm"]
+    runs.submit("steps=400", "checkpoint.every=3", layout=words)
+    runs.wait_for_step(7)
+    node = runs.events("rank_started")[0]["node"]
+    supervisor = runs.events("launch_started")[0]["pid"]
+    with daemons.killed(f"slurmd-{node}"):
+        ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+        assert ended(runs, 0) == ("failed", "node")
+        assert "left no word" in runs.exit(0)["cause"]
+        until(lambda: not Path(f"/proc/{supervisor}").exists(), "the old supervisor's end")
+        assert [line["node"] for line in runs.events("rank_started", 1)] != [node, node]
+        first, second = runs.done_once(attempts=2)
     assert (first, second % 3) == (0, 0)
     assert second >= 6
 
