@@ -217,12 +217,12 @@ class Supervisor:
     def _fail(self) -> End:
         """Stops all ranks because one failed, and finds the one that began it."""
         self._wait(SETTLE_S)
+        taken = self.job.places.stopped() if self.job.places.relayed else None
+        if taken is not None:  # the scheduler has ended the ranks, and has not told this process
+            self._note("stopping", why=taken.cause)
+            processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
+            return self._made_way(taken)
         if any(rank.code == -signal.SIGTERM for rank in self.ranks) and self.job.places.relayed:
-            taken = self.job.places.stopped()
-            if taken is not None:
-                self._note("stopping", why=taken.cause)
-                processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
-                return self._made_way(taken)
             # Who ends a whole job tells the ranks and this process, in any order.
             self._wait(TOLD_S, ended=False)
         if self.interrupts.count and all(rank.code in STOPPED for rank in self.ranks):

@@ -92,7 +92,7 @@ def test_node_that_is_given_up_while_all_on_it_still_runs_does_not_run_on(runs):
     with daemons.killed(f"slurmd-{node}"):
         ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
         assert ended(runs, 0) == ("failed", "node")
-        assert "left no word" in runs.exit(0)["cause"]
+        assert f"{node} went down; the job is queued again" in runs.exit(0)["cause"]
         until(lambda: not Path(f"/proc/{supervisor}").exists(), "the old supervisor's end")
         assert [line["node"] for line in runs.events("rank_started", 1)] != [node, node]
         first, second = runs.done_once(attempts=2)
