@@ -98,6 +98,7 @@ class Supervisor:
         self._end = job.folder / "exit.json"
         self._looks_for_end = not self._end.exists()
         self._looked_s = 0.0
+        self._complete = False
 
     def run(self) -> End:
         """Returns how it ended, when no process of it is left.
@@ -143,7 +144,7 @@ class Supervisor:
             if codes - {None, 0, PREEMPTED} or codes == {0, PREEMPTED}:
                 return self._fail()
             if codes == {0}:
-                return End("done")
+                return self._all_ended()
             if codes == {PREEMPTED}:
                 return self._made_way(self.job.places.making_way())
             if self.interrupts.requests:
@@ -154,6 +155,18 @@ class Supervisor:
             if self._watchdog.look({rank.rank for rank in self.ranks if rank.code is not None}):
                 return self._hang()
             time.sleep(POLL_S)
+
+    def _all_ended(self) -> End:
+        """Returns the end of a world whose ranks, or what stands for them, all ended well.
+
+        srun does so, too, when Slurm has given its node up.
+        """
+        self._feed()
+        if self.job.places.relayed and not self._complete:
+            taken = self.job.places.stopped()
+            if taken is not None:
+                return self._made_way(taken)
+        return End("done")
 
     def _cancel(self) -> End:
         """Stops all ranks because somebody interrupted; a second interrupt does not wait."""
@@ -270,6 +283,7 @@ class Supervisor:
     def _feed(self) -> None:
         """Passes on what the ranks have recorded meanwhile."""
         for line in self._tail.read():
+            self._complete = self._complete or line.get("kind") == "done"
             if self.job.on_line is not None:
                 self.job.on_line(line)
 

@@ -110,6 +110,23 @@ def test_answer_and_stacks_come_when_somebody_asks(run):
     assert "test_pulse.py" in pulse.stacks_file(run / "a0", 2).read_text()
 
 
+def test_rank_whose_attempt_was_ended_without_it_ends(run):
+    script = (
+        "import sys, time\n"
+        "from hires.core import pulse\n"
+        "from hires.core.doing import Doing\n"
+        "with pulse.beating(sys.argv[1], 0, 0, Doing(), 60.0):\n"
+        "    print('beats', flush=True)\n"
+        "    time.sleep(50)\n"
+    )
+    command = [sys.executable, "-c", script, str(run)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as rank:
+        rank.stdout.readline()
+        (run / "a0" / "exit.json").write_text("{}")
+        assert rank.wait(30) == -signal.SIGTERM
+
+
 def test_errors_of_the_block_come_through_as_they_are(run):
     with pytest.raises(FileNotFoundError), pulse.beating(run, 0, 0, Doing(), 1.0):
         raise FileNotFoundError("image.tif")

@@ -89,11 +89,13 @@ def test_node_that_is_given_up_while_all_on_it_still_runs_does_not_run_on(runs):
     runs.wait_for_step(7)
     node = runs.events("rank_started")[0]["node"]
     supervisor = runs.events("launch_started")[0]["pid"]
+    ranks = runs.rank_pids().values()
     with daemons.killed(f"slurmd-{node}"):
         ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
         assert ended(runs, 0) == ("failed", "node")
         assert f"{node} went down; the job is queued again" in runs.exit(0)["cause"]
-        until(lambda: not Path(f"/proc/{supervisor}").exists(), "the old supervisor's end")
+        for pid in (supervisor, *ranks):  # Slurm itself cannot end them
+            until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"the end of {pid}")
         assert [line["node"] for line in runs.events("rank_started", 1)] != [node, node]
         first, second = runs.done_once(attempts=2)
     assert (first, second % 3) == (0, 0)

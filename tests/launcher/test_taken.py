@@ -115,6 +115,21 @@ def test_ranks_that_slurm_alone_has_told_are_preempted_too(fake_world, launch):
     assert (outcome.state, outcome.reason) == ("failed", "preempted")
 
 
+def test_srun_that_gave_its_node_up_does_not_mean_done(fake_world, launch):
+    found = here(2, 0)
+    ranks = [dataclasses.replace(place, prefix=("true",)) for place in found.ranks]
+    places = dataclasses.replace(found, ranks=ranks, relayed=True, stopped=lambda: MAKING)
+    outcome = launch(fake_world("ok", "ok"), places=places)
+    assert (outcome.state, outcome.reason) == ("failed", "preempted")
+
+
+def test_world_that_is_done_is_done_though_the_job_is_taken_away(fake_world, launch):
+    found = here(2, 0)
+    ranks = [dataclasses.replace(place, prefix=("env",)) for place in found.ranks]
+    places = dataclasses.replace(found, ranks=ranks, relayed=True, stopped=lambda: MAKING)
+    assert launch(fake_world("ok", "ok"), places=places).state == "done"
+
+
 def test_attempt_that_somebody_else_has_ended_stops(fake_world, launch):
     run = fake_world("hang", "hang")
 
