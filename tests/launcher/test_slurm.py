@@ -56,7 +56,7 @@ def test_ranks_meet_over_a_named_network(runs):
     usable = [name for name in names if name != "lo" and _has_address(name)]
     if not usable:
         pytest.skip("this machine has no network but the loopback")
-    runs.hires("run", *TINY, *FIVE, f"launcher.interface={usable[0]}", "--wait")
+    runs.hires("run", *TINY, *TWO, f"launcher.interface={usable[0]}", "--wait")
     assert runs.record()["state"] == "done"
 
 
@@ -68,7 +68,7 @@ def _has_address(interface: str) -> bool:
 
 
 def test_interface_that_does_not_exist_ends_the_attempt_with_its_reason(runs):
-    _, err = runs.hires("run", *TINY, *FIVE, "launcher.interface=ib7", "--wait", code=1)
+    _, err = runs.hires("run", *TINY, *TWO, "launcher.interface=ib7", "--wait", code=1)
     assert "launcher.interface=ib7 has no IPv4 address on node node1" in err
     values = runs.exit()
     assert (values["state"], values["reason"]) == ("failed", "launch")
@@ -92,7 +92,7 @@ def test_account_that_does_not_exist_is_refused_with_its_line_and_the_others(run
     assert "#SBATCH --account=nope" in err
     offered = err.partition("launcher.account may be one of ")[2]
     assert set(offered.strip().split(", ")) == {"hires", "root"}
-    runs.hires("run", *TINY, *FIVE, "launcher.account=hires", "--wait")
+    runs.hires("run", *TINY, *TWO, "launcher.account=hires", "--wait")
 
 
 def test_more_cores_than_the_nodes_have_are_refused_with_the_keys(runs):
@@ -102,21 +102,8 @@ def test_more_cores_than_the_nodes_have_are_refused_with_the_keys(runs):
     assert "launcher.threads" in err
 
 
-def test_killed_rank_is_named_and_takes_the_others_down(runs):
-    runs.submit(*LONG)
-    runs.wait_for_step(1)
-    os.kill(runs.rank_pids()[3], signal.SIGKILL)
-    values = runs.exit()
-    assert values["state"] == "failed"
-    assert "rank 3 was killed by SIGKILL" in values["cause"]
-    assert values["exit_codes"]["3"] == -signal.SIGKILL
-    assert runs.record()["state"] == "failed"
-    until(lambda: not runs.rank_pids(), "the end of all ranks")
-    assert not (runs.run / "a1").exists()
-
-
 def test_cancelled_job_leaves_a_cancelled_run(runs):
-    job = runs.submit(*LONG)
+    job = runs.submit(*LONG, layout=TWO)
     runs.wait_for_step(1)
     ask("scancel", job)
     values = runs.exit()
@@ -127,14 +114,14 @@ def test_cancelled_job_leaves_a_cancelled_run(runs):
 
 
 def test_run_that_is_queued_is_not_submitted_twice(runs):
-    job = runs.submit(*LONG)
-    _, err = runs.hires("run", *TINY, *FIVE, *LONG, code=1)
+    job = runs.submit(*LONG, layout=TWO)
+    _, err = runs.hires("run", *TINY, *TWO, *LONG, code=1)
     assert f"is job {job} already" in err
     assert f"scancel {job}" in err
 
 
 def test_job_that_makes_way_goes_on_as_the_next_attempt(runs):
-    job = runs.submit("steps=60")
+    job = runs.submit("steps=60", layout=TWO)
     runs.wait_for_step(3)
     ask("scancel", "--batch", "--signal=USR2", job)
     first = runs.exit(0)
@@ -150,7 +137,7 @@ def test_job_that_makes_way_goes_on_as_the_next_attempt(runs):
 
 def test_odd_names_are_names_and_no_commands(runs):
     odd = "it's $(touch oops) `touch oops`; touch oops\ntouch oops #\"&"
-    runs.hires("run", *TINY, *FIVE, f"campaign={_quoted(odd)}", "--wait")
+    runs.hires("run", *TINY, *TWO, f"campaign={_quoted(odd)}", "--wait")
     assert runs.run.parent.name == odd
     job = ask("sbatch", "--parsable", str(runs.run / "job.sbatch"))  # by hand: a new attempt
     runs.jobs.append(job)
@@ -175,7 +162,7 @@ def _quoted(text: str) -> str:
 
 def test_time_limit_queues_the_job_again_as_often_as_allowed(runs):
     words = ["launcher.minutes=1", "launcher.signal_s=45", "launcher.requeues=1"]
-    runs.submit(*LONG, *words)
+    runs.submit(*LONG, *words, layout=TWO)
     first, second = runs.exit(0), runs.exit(1)
     assert (first["state"], first["reason"]) == ("failed", "timeout")
     assert "goes on as its next attempt" in first["cause"]

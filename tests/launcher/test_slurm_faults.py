@@ -36,6 +36,8 @@ def test_killed_processes_cost_the_steps_since_the_last_checkpoint_and_nothing_e
     assert waiting.returncode == 1, err
     assert "rank 1 was killed by SIGKILL" in err
     assert (ended(runs, 0), runs.record()["state"]) == (("failed", None), "failed")
+    assert runs.exit(0)["exit_codes"]["1"] == -signal.SIGKILL
+    assert not runs.rank_pids()
     with runs.background(*words) as waiting:
         runs.wait_for_step(20, attempt=1)
         os.kill(runs.events("launch_started", 1)[0]["pid"], signal.SIGKILL)
@@ -85,7 +87,7 @@ def test_run_whose_node_goes_down_is_queued_again_and_goes_on(runs):
 
 def test_node_that_is_given_up_while_all_on_it_still_runs_does_not_run_on(runs):
     words = ["parallel=sp", "parallel.tiles=[2,1]", "launcher=slurm"]
-    runs.submit("steps=400", "checkpoint.every=3", layout=words)
+    runs.submit("steps=120", "checkpoint.every=3", layout=words)
     runs.wait_for_step(7)
     node = runs.events("rank_started")[0]["node"]
     supervisor = runs.events("launch_started")[0]["pid"]
