@@ -95,7 +95,7 @@ def _start(config: RunConfig, argv: list[str], args: argparse.Namespace) -> int:
     if args.dry_run:
         print("\n".join(str(script) for script in scripts))
         return 0
-    if config.launcher.name == "local":
+    if config.launcher.name != "slurm":
         outcome = launched(config, run, plan.world)
     else:
         job = submitted(run)

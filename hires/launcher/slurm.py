@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core import launchfile, provenance
+from hires.core.cluster import spread
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.files import write_atomically
@@ -45,7 +46,7 @@ def script(run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]) ->
     from submitit.slurm.slurm import _make_sbatch_string
 
     launcher = config.launcher
-    sizes = allocation.spread(num_ranks, launcher.nodes)
+    sizes = spread(num_ranks, launcher.nodes)
     parameters: dict[str, Any] = {
         # A folder that was renamed may have a name that no line of options can hold.
         "job_name": re.sub(r"[^A-Za-z0-9._+-]+", "_", run.name),

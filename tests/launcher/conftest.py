@@ -17,7 +17,7 @@ def fake_world(tmp_path, monkeypatch):
     """Returns a function that makes a run folder whose ranks behave as told."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'helpers'}")
 
-    def make(*behaviours, steps=3, port=0):
+    def make(*behaviours, steps=3, port=0, **launcher):
         told = {str(rank): behaviour for rank, behaviour in enumerate(behaviours)}
         monkeypatch.setenv("FAKE_RANKS", json.dumps(told))
         config = RunConfig(
@@ -25,7 +25,7 @@ def fake_world(tmp_path, monkeypatch):
             batch=6,
             results=str(tmp_path / "results"),
             measure=MeasureConfig(warmup=1),
-            launcher=LauncherConfig(port=port),
+            launcher=LauncherConfig(port=port, **launcher),
         )
         plan = {"world": len(behaviours), "totals": {"messages": 7}}
         return rundir.create(config, plan, ["hires", "run", "seed=0"])
