@@ -69,6 +69,28 @@ def launch_script(config: RunConfig, argv: Sequence[str]) -> str:
     return render(argv, "local.sh")
 
 
+def job_setup(config: RunConfig, argv: Sequence[str], run: Path) -> list[str]:
+    """Returns the lines of a Slurm job's script before its supervisor starts.
+
+    Args:
+        config: the frozen config.
+        argv: the command line as typed.
+        run: the run folder, absolute.
+    """
+    modules = [shlex.quote(name) for name in config.cluster.modules]
+    return [
+        *(_MODULES if modules else ()),
+        *(f"module load {module} || exit 67" for module in modules),
+        *render(argv, "job.sh", run).rstrip("\n").split("\n"),
+    ]
+
+
+_MODULES = (
+    "# The modules of cluster.modules; a shell that is no login shell may not know the command yet.",
+    "command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile",
+)
+
+
 def _template(name: str) -> str:
     """Returns the text of a file in ``launch/``, installed or beside the package in a checkout."""
     try:
