@@ -86,7 +86,7 @@ def job_setup(config: RunConfig, argv: Sequence[str], run: Path) -> list[str]:
 
 
 _MODULES = (
-    "# The modules of cluster.modules; a shell that is no login shell may not know the command yet.",
+    "# What cluster.modules names; a shell that is no login shell may not know the command yet.",
     "command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile",
 )
 

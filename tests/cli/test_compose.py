@@ -99,7 +99,7 @@ def test_config_dir_adds_choices(tmp_path):
 
 
 def test_missing_config_dir_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no-such is not a folder"):
+    with pytest.raises(ConfigError, match=r"no-such \(or HIRES_CONF\) is not a folder"):
         compose([], str(tmp_path / "no-such"))
 
 

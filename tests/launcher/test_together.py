@@ -171,8 +171,8 @@ def test_command_that_starts_nothing_is_quoted(fake_world, launch, tmp_path):
 
 
 def test_command_that_starts_too_many_is_told_so(fake_world, launch, tmp_path):
-    text = "while [ \"$1\" != localhost:1 ]; do shift; done; shift; "
-    text += "while [ \"$1\" = -x ]; do shift 2; done"
+    text = 'while [ "$1" != localhost:1 ]; do shift; done; shift; '
+    text += 'while [ "$1" = -x ]; do shift 2; done'
     text += "; OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0"
     text += ' OMPI_COMM_WORLD_LOCAL_SIZE=1 exec "$@"'
     program = script(tmp_path / "mpirun", text)
