@@ -152,7 +152,8 @@ def ladders(config: RunConfig, num_layers: int, room: Room) -> list[list[Change]
     if not room.shared:
         return [microbatches, *checkpoints, _more_stages(config, num_layers), _more_tiles(config)]
     fewer = [_fewer_replicas(config), _fewer_tiles(config), _fewer_stages(config)]
-    return [_more_nodes(config), *checkpoints[:1], *fewer, microbatches, *checkpoints[1:]]
+    nodes = [more] if (more := _more_nodes(config)) else []
+    return [*nodes, *checkpoints[:1], *fewer, microbatches, *checkpoints[1:]]
 
 
 def _more_nodes(config: RunConfig) -> list[Change]:
