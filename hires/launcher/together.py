@@ -130,8 +130,9 @@ class Together(Crew):
             member.pid = int(said["started"])
             if whois.is_here(said):
                 self._here.add(member.rank)
-            host = {"node": said.get("host")}
-            self.job.note("rank_started", rank=member.rank, pid=member.pid, **host)
+            node = self.job.places.ranks[member.rank].node
+            where = {"host": said.get("host"), **({"node": node} if node else {})}
+            self.job.note("rank_started", rank=member.rank, pid=member.pid, **where)
             return False
         if member.code is not None:
             return False

@@ -11,26 +11,13 @@ import signal
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from hires.core import network
-from tests.helpers.slurm_runs import FIVE, LONG, TINY, Runs, ask, until
+from tests.helpers.slurm_runs import FIVE, LONG, TINY, ask, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Runs]:
-    """Starts runs in an empty folder; nothing of them is left in the queue afterwards."""
-    assert ask("sinfo", "--noheader", "--format=%D", "--partition=debug") == "2"
-    made = Runs(tmp_path)
-    try:
-        yield made
-    finally:
-        made.end()
 
 
 def test_five_ranks_on_two_nodes_end_in_tables(runs):
