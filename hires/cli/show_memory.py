@@ -55,7 +55,7 @@ def node_lines(room: Room, plan: Plan) -> list[str]:
 
     Machines side by side that need the same share a line.
     """
-    if not plan.memory or not (room.source or room.nodes > 1):
+    if not plan.memory or not room.counts_nodes:
         return []
     has = f" of {size(room.machine_bytes)}" if room.machine_bytes is not None else ""
     lines, first = [], 0

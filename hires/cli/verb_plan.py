@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     if plan.ok and config.launcher.name == "slurm":
         facts["slurm"] = estimated(config, plan.world)
     room = room_of(config)
-    if plan.memory:
+    if plan.memory and room.counts_nodes:
         facts["nodes"] = [
             {"ranks": [node.ranks[0], node.ranks[-1]], "needs_bytes": node.bytes}
             for node in room.per_node(plan)

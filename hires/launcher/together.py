@@ -21,6 +21,8 @@ LOG = "launcher.log"
 """What the command that starts the ranks says, among the logs."""
 END_S = 5.0
 """How long that command may take to end after its agents."""
+START_S = 120.0
+"""How long all agents may take to call, at least; starts over many nodes are slow."""
 LOST_S = 1.0
 """How long agents may still report after their starter has ended."""
 _POLL_S = 0.02
@@ -157,10 +159,8 @@ class Together(Crew):
             self.broken = self._why_gone(code)
         elif any(m.pid is None for m in left) and now_s - self._began_s > self._patience_s:
             late = ", ".join(str(m.rank) for m in left if m.pid is None)
-            self.broken = (
-                f"{self._name} did not start rank {late} within comm.timeout_s="
-                f"{self._patience_s:g} s{self._said()}"
-            )
+            what = f"{self._name} did not start rank {late}"
+            self.broken = f"{what} within {self._patience_s:g} s{self._said()}"
         else:
             return []
         for member in left:
@@ -175,7 +175,7 @@ class Together(Crew):
     @property
     def _patience_s(self) -> float:
         """How long all ranks may take to start."""
-        return self.job.config.comm.timeout_s
+        return max(START_S, self.job.config.comm.timeout_s)
 
     def _why_gone(self, code: int) -> str:
         """Returns why there are no ranks any more."""

@@ -73,6 +73,11 @@ class Room:
         """Whether the ranks share the memory of the machine, so that their sum counts."""
         return self.rank_bytes is None
 
+    @property
+    def counts_nodes(self) -> bool:
+        """Whether there is more to say of the machines than of this one."""
+        return self.nodes > 1 or self.source is not None
+
     def needed(self, plan: Plan) -> int:
         """Returns the bytes that count: of the largest rank, or of the fullest machine."""
         if not self.shared:

@@ -16,6 +16,7 @@ import time
 import pytest
 
 from hires.core import records
+from hires.core.errors import RunError
 from hires.launcher import line, local
 
 from .conftest import alive, events, rank_pids
@@ -178,3 +179,79 @@ def test_command_that_starts_too_many_is_told_so(fake_world, launch, tmp_path):
     program = script(tmp_path / "mpirun", text)
     outcome = launch(fake_world("ok", name="mpirun", mpirun=program))
     assert outcome.cause.endswith("openmpi started 2 processes, but the plan has 1 ranks")
+
+
+RSH = """
+import os, subprocess, sys
+words = sys.argv[1:]
+assert words[:3] == ["-export", "-np", "3"], words
+hosts, words = words[3:6], words[6:]
+variable, _, value = words.pop(0).partition("=")
+ranks = []
+for rank in range(3):
+    numbers = {"RANK": rank, "SIZE": 3, "LOCAL_RANK": rank, "LOCAL_SIZE": 3}
+    told = {f"MV2_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
+    ranks.append(subprocess.Popen(words, env={**os.environ, **told, variable: value}))
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+"""Speaks as MVAPICH2's mpirun_rsh does, and starts everything here."""
+
+
+def test_ranks_that_speak_as_those_of_mvapich_do(fake_world, launch, tmp_path):
+    (tmp_path / "rsh.py").write_text(RSH)
+    words = f'exec {sys.executable} {tmp_path / "rsh.py"} "$@"'
+    program = script(tmp_path / "mpirun_rsh", words)
+    run = fake_world("ok", "ok", "ok", name="mpirun", mpi="mvapich", mpirun=program)
+    assert launch(run).exit_codes == {0: 0, 1: 0, 2: 0}
+
+
+def test_caller_without_the_key_is_hung_up_on(tmp_path):
+    ours = line.Line("127.0.0.1", 2)
+    ours.write(tmp_path, starter="openmpi")
+    facts = line.read(tmp_path)
+    assert stat.S_IMODE((tmp_path / line.FILE).stat().st_mode) == 0o600
+    right = line.call(facts, 1, 5.0)
+    wrong = [line.call({**facts, "key": "0" * 32}, 0, 5.0), line.call(facts, 2, 5.0)]
+    right.send(code=7)
+    heard = []
+    while not heard or not all(wire.closed for wire in wrong):
+        heard += ours.messages()
+        for wire in wrong:
+            assert list(wire.lines()) == []
+        time.sleep(0.01)
+    assert heard == [line.Message(1, {"code": 7})]
+    ours.tell(1, signal.SIGTERM)
+    ours.tell(0, signal.SIGTERM)  # nobody is there
+    line.wait(right, 5.0)
+    assert list(right.lines()) == [{"signal": 15}]
+    right.close()
+    while not heard[1:]:
+        heard += ours.messages()
+    assert heard[1:] == [line.Message(1, {})]
+    ours.close()
+
+
+def test_nonsense_on_the_line_closes_it():
+    ours = line.Line("127.0.0.1", 1)
+    for text in (b"\xff\n", b"[1]\n", b"x" * 2**18):
+        facts = {"line": ["127.0.0.1", ours.port], "key": ours.key}
+        wire = line.call(facts, 0, 5.0)
+        wire.socket.setblocking(True)
+        with contextlib.suppress(OSError):
+            wire.socket.sendall(text)
+        heard = []
+        while not heard:
+            heard = ours.messages()
+        assert heard == [line.Message(0, {})]
+        wire.close()
+    ours.close()
+
+
+def test_agent_without_a_supervisor_says_so(tmp_path):
+    with pytest.raises(RunError, match=r"launch\.sh"):
+        line.read(tmp_path)
+    server = line.Line("127.0.0.1", 1)
+    facts = {"line": ["127.0.0.1", server.port], "key": server.key}
+    server.close()
+    with pytest.raises(RunError, match=r"does not reach the supervisor .*launcher.interface"):
+        line.call(facts, 0, 5.0)
