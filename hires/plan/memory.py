@@ -99,10 +99,8 @@ class Room:
     def shortage(self, config: RunConfig, plan: Plan) -> str | None:
         """Returns what does not fit, in words, or None if everything does."""
         peaks = [entry["peak_bytes"] for entry in plan.memory]
-        if self.rank_bytes is not None:
-            rank = max(range(len(peaks)), key=lambda r: peaks[r])
-            if peaks[rank] <= self.rank_bytes:
-                return None
+        rank = max(range(len(peaks)), key=lambda r: peaks[r])
+        if self.rank_bytes is not None and peaks[rank] > self.rank_bytes:
             return (
                 f"rank {rank} needs {size(peaks[rank])}, predicted, which is more than "
                 f"memory.limit={config.memory.limit}"
@@ -132,8 +130,8 @@ def room_of(config: RunConfig) -> Room:
     """Returns how much memory the ranks of a run may need."""
     own, nodes = parse_size(config.memory.limit), config.launcher.num_nodes
     told = config.cluster.memory_bytes
-    if own is not None:
-        return Room(own, None, nodes)
+    if own is not None:  # a node of a site is no larger for that
+        return Room(own, told, nodes, None if told is None else "cluster.memory")
     here = machine_bytes() if config.launcher.is_here else None
     if told is not None and (here is None or told <= here):
         return Room(None, told, nodes, "cluster.memory")

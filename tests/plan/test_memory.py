@@ -79,6 +79,16 @@ def test_uneven_nodes_are_judged_by_the_fullest():
     assert room_of(config).shortage(config, plan) is None
 
 
+def test_node_counts_beside_the_limit_of_a_rank():
+    plan = plan_of(stages=2)
+    plan.memory = [entry(50 * MIB), entry(70 * MIB)]
+    cluster = ClusterConfig(memory="500MiB")
+    config = RunConfig(cluster=cluster, memory=MemoryConfig(limit="100MiB"))
+    assert "cluster.memory=500MiB" in str(room_of(config).shortage(config, plan))
+    config = RunConfig(memory=MemoryConfig(limit="100MiB"))
+    assert room_of(config).shortage(config, plan) is None
+
+
 def test_this_machine_counts_where_the_ranks_run_on_it(monkeypatch):
     monkeypatch.setattr(memory, "machine_bytes", lambda: 8 * MIB)
     large = ClusterConfig(memory="1GiB")
