@@ -25,6 +25,8 @@ from hires.launcher.processes import RankProcess
 
 _CALL_S = 30.0
 """How long the supervisor may take to answer."""
+_SEE_S = 10.0
+"""How long its word may take to be seen here."""
 _LOOK_S = 0.05
 """How often the rank is looked at."""
 
@@ -53,7 +55,7 @@ class Agent:
         """
         self.run_dir, self.attempt = run_dir, attempt
         self.folder = records.attempt_dir(run_dir, attempt)
-        self.facts = line.read(self.folder)
+        self.facts = line.read(self.folder, _SEE_S)
         self.numbers = world.numbers(self.facts["starter"])
         if self.numbers.size != self.facts["size"]:
             raise RunError(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hires.core import dialects, network
-from hires.core.cluster import spread
+from hires.core.cluster import spread as spread  # others ask for it here, too
 from hires.core.config import RunConfig
 from hires.core.errors import RunError
 from hires.launcher.places import LOOPBACK, Making, Place, Places, loopback

@@ -24,7 +24,8 @@ def places(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Plac
         words: the command, as launch.sh has it; empty: the one that follows from the config.
 
     Raises:
-        RunError: the other machines do not reach this one, or there is no job around it.
+        RunError: the other machines do not reach this one, the first host is not this one, or there
+            is no job around it.
     """
     if dialects.starts_itself(config):
         name = dialects.dialect_of(config)
@@ -62,7 +63,10 @@ def _on_hosts(num_ranks: int, config: RunConfig) -> Places:
     """Returns the places on this machine, or on the hosts that the config names."""
     names = config.launcher.hosts
     found = here(num_ranks, config.launcher.port)
-    if len(names) < 2:
+    if not names:
+        return found
+    _require_here(names[0])
+    if len(names) == 1:
         return found
     address, interface = _meeting(config, names[1])
     sizes = spread(num_ranks, len(names))
@@ -72,6 +76,22 @@ def _on_hosts(num_ranks: int, config: RunConfig) -> Places:
         for local in range(size)
     ]
     return dataclasses.replace(found, ranks=ranks, address=address, interface=interface)
+
+
+def _require_here(name: str) -> None:
+    """Refuses a first host that is another machine: the ranks meet where the first one runs.
+
+    Raises:
+        RunError: names it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((name, 0))  # only an address of this machine can be taken
+        except OSError as error:
+            raise RunError(
+                f"launcher.hosts begins with {name}, which is not this machine ({error}); name "
+                f"this one first, or start the run there"
+            ) from None
 
 
 def _meeting(config: RunConfig, other: str) -> tuple[str, str | None]:

@@ -17,6 +17,7 @@ import secrets
 import selectors
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ FILE = "line.json"
 """What the agents of an attempt have to know."""
 _MOST_BYTES = 2**16
 """Nobody who knows the key says more in one line."""
+_POLL_S = 0.1
 
 
 class Wire:
@@ -189,13 +191,19 @@ class Line:
             return
 
 
-def read(attempt: Path) -> dict[str, Any]:
+def read(attempt: Path, patience_s: float = 0.0) -> dict[str, Any]:
     """Returns what the supervisor wrote for the agents of an attempt.
+
+    Args:
+        attempt: its folder.
+        patience_s: how long the file may be missing; file servers show new ones late.
 
     Raises:
         RunError: it is not there: nobody supervises the attempt.
     """
-    path = attempt / FILE
+    path, until = attempt / FILE, time.monotonic() + patience_s
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(_POLL_S)
     try:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

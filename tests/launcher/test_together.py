@@ -113,6 +113,14 @@ def test_request_to_make_way_reaches_every_rank(fake_world, launch, keys):
 
 
 @each
+def test_port_that_is_taken_meanwhile_is_changed(fake_world, launch, keys):
+    run = fake_world("port 1", "port 1", **keys)
+    assert launch(run).state == "done"
+    assert len(events(run, "launch_started")) == 2
+    assert (run.attempt_dir / "logs/rank0000.log").read_text() == "rank 0 is port 1\n"
+
+
+@each
 def test_interrupt_stops_all(fake_world, launch, keys):
     outcome = launch(fake_world("hang", f"interrupt {os.getpid()}", **keys))
     assert (outcome.state, outcome.cause) == ("cancelled", "stopped by Ctrl-C")
