@@ -19,12 +19,13 @@ def fake_world(tmp_path, monkeypatch):
     """Returns a function that makes a run folder whose ranks behave as told."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'helpers'}")
 
-    def make(*behaviours, steps=3, port=0, **launcher):
+    def make(*behaviours, steps=3, port=0, campaign="default", **launcher):
         told = {str(rank): behaviour for rank, behaviour in enumerate(behaviours)}
         monkeypatch.setenv("FAKE_RANKS", json.dumps(told))
         config = RunConfig(
             steps=steps,
             batch=6,
+            campaign=campaign,
             results=str(tmp_path / "results"),
             measure=MeasureConfig(warmup=1),
             launcher=LauncherConfig(port=port, **launcher),

@@ -101,6 +101,16 @@ def test_killed_supervisor_leaves_no_rank(runs):
     assert not (runs.run / "a0" / "exit.json").exists()
 
 
+def test_odd_names_are_names_and_no_commands(runs):
+    odd = "it's $(touch oops) `touch oops`; touch oops\\ntouch oops #&"
+    runs.hires("run", *TINY, *FIVE, OPENMPI, f'campaign="{odd}"', "--wait")
+    assert runs.record()["state"] == "done"
+    job = ask("sbatch", "--parsable", str(runs.run / "job.sbatch"))  # by hand: a new attempt
+    runs.jobs.append(job)
+    assert runs.exit(1)["state"] == "done"
+    assert not list(runs.folder.rglob("oops*"))
+
+
 def test_program_that_is_missing_ends_the_attempt_with_its_reason(runs):
     words = ("launcher.mpi=mvapich", "launcher.mpirun=no such mpirun_rsh")
     _, err = runs.hires("run", *TINY, *FIVE, *words, "--wait", code=1)

@@ -121,6 +121,17 @@ def test_port_that_is_taken_meanwhile_is_changed(fake_world, launch, keys):
 
 
 @each
+def test_odd_names_are_names_and_no_commands(fake_world, launch, tmp_path, monkeypatch, keys):
+    odd = "it's $(touch oops) `touch oops`; touch oops\ntouch oops #\"& {ranks} {each}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HIRES_ODD", odd)
+    run = fake_world("ok", "ok", campaign=odd, **keys)
+    assert launch(run).state == "done"
+    assert run.path.parent.name == odd
+    assert not list(tmp_path.rglob("oops*"))
+
+
+@each
 def test_interrupt_stops_all(fake_world, launch, keys):
     outcome = launch(fake_world("hang", f"interrupt {os.getpid()}", **keys))
     assert (outcome.state, outcome.cause) == ("cancelled", "stopped by Ctrl-C")
