@@ -7,7 +7,7 @@ ARGS ?=
 CLUSTER ?=
 IMAGES := data/textures
 
-.PHONY: help run test test-slurm check lint bench clean
+.PHONY: help run test test-mpi test-slurm check lint bench clean
 
 help:  ## show this text
 	@echo "make VERB [PYTHON=python3] [ARGS='...']"
@@ -25,6 +25,10 @@ run: $(INSTALLED)  ## write a small folder of images, train on it and print the 
 
 test: $(INSTALLED)  ## run the tests; ARGS='-m slow' runs the slow ones
 	$(BIN)/python -m pytest $(ARGS)
+
+test-mpi: $(INSTALLED)  ## run the tests that need an MPI; as root it installs Debian's Open MPI and MPICH first
+	bash scripts/install_mpi.sh
+	$(BIN)/python -m pytest -m mpi $(ARGS)
 
 test-slurm: $(INSTALLED)  ## as root: start a Slurm, test on it, stop it; CLUSTER=--accounting adds slurmdbd
 	bash scripts/test_slurm.sh $(BIN)/python "$(CLUSTER)" $(ARGS)

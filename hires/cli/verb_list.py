@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hires.cli.choices import ALIASES, EXPERIMENTS, experiments, groups, key_docs
 from hires.cli.nearest import offer
-from hires.cli.options import Parser, add_json
+from hires.cli.options import Parser, add_config_dir, add_json
 from hires.core.errors import ConfigError
 
 Listing = dict[str, dict[str, str]]
@@ -19,6 +19,7 @@ Listing = dict[str, dict[str, str]]
 _EXAMPLES = (
     "hires list                      everything",
     "hires list parallel             the layouts",
+    "hires list cluster              sites",
     "hires list experiment           stored sweeps",
     "hires list keys                 every key with its default",
     "hires list aliases              the thesis's words and ours",
@@ -29,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     """Prints choices as text or JSON; returns 0."""
     parser = Parser("list", "List what can be chosen, one line each.", _EXAMPLES)
     parser.add_argument("what", nargs="?", help="a group (models or model, ...), keys or aliases")
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder of groups that add choices")
+    add_config_dir(parser)
     add_json(parser)
     args = parser.read(words)
     listing = _chosen(_listing(args.config_dir), args.what)

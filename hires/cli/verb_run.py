@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hires.cli.compose import compose
 from hires.cli.launching import explain, launched, warn_of_checkpoints
-from hires.cli.options import Parser, add_json, add_overrides
+from hires.cli.options import Parser, add_json, add_overrides, command_line
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screen import print_config, print_record
 from hires.cli.submitting import prepared, submitted, tell, waited
@@ -63,7 +63,8 @@ def main(words: Sequence[str]) -> int:
         print(f"complete since an earlier time: {run.path} (--again runs it anew)", file=sys.stderr)
         _print(run, args.json)
         return 0
-    return _start(config, ["hires", "run", *(w for w in words if w != "--dry-run")], args)
+    kept = [word for word in words if word != "--dry-run"]
+    return _start(config, command_line("run", kept, args), args)
 
 
 def _complete(config: RunConfig) -> RunDir | None:
@@ -95,7 +96,7 @@ def _start(config: RunConfig, argv: list[str], args: argparse.Namespace) -> int:
     if args.dry_run:
         print("\n".join(str(script) for script in scripts))
         return 0
-    if config.launcher.name == "local":
+    if config.launcher.name != "slurm":
         outcome = launched(config, run, plan.world)
     else:
         job = submitted(run)

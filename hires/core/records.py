@@ -172,6 +172,7 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
             plan=read_plan(run_dir),
             env=_read_json(folder / "env.json") if (folder / "env.json").exists() else {},
             lines=lines,
+            events=read_lines(folder / "events.jsonl"),
             earlier=_steps_before(run_dir, attempt, lines),
         ),
         state,

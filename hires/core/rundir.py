@@ -266,7 +266,7 @@ def _frozen_files(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) 
     return {
         "config.yaml": _config_text(config),
         "plan.json": json.dumps(plan, indent=1) + "\n",
-        "launch.sh": launchfile.render(argv, f"{config.launcher.name}.sh"),
+        "launch.sh": launchfile.launch_script(config, argv),
     }
 
 

@@ -1,18 +1,20 @@
 """What has Slurm given this job: which nodes, and how do their ranks reach each other?
 
 Asked inside the job, by the supervisor. Every rank is started by an ``srun`` of its own that names
-its node; the ranks of a node share all that the job has there.
+its node, or all by one command of an MPI; the ranks of a node share all that the job has there.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hires.core import network
+from hires.core import dialects, network
+from hires.core.cluster import spread as spread  # others ask for it here, too
 from hires.core.config import RunConfig
 from hires.core.errors import RunError
 from hires.launcher.places import LOOPBACK, Making, Place, Places, loopback
@@ -64,24 +66,35 @@ class Allocation:
         Raises:
             RunError: the nodes cannot reach this one.
         """
-        address, interface = self._meeting(config.launcher.interface)
-        ranks = [
-            Place(local, size, (*_SRUN, f"--nodelist={node.name}"), node.name)
-            for node, size in zip(self.nodes, spread(num_ranks, len(self.nodes)), strict=False)
-            for local in range(size)
-        ]
+        address, interface = self._meeting(config)
         # This process runs where rank 0 does, so any port that is free here will do.
         ports = (config.launcher.port,) if config.launcher.port else (job_port(self.job), 0, 0)
-        return Places(ranks, ports, address, interface, relayed=True)
+        sizes = spread(num_ranks, len(self.nodes))
+        together = config.mpi != "srun" or config.srun_mpi != "none"
+        ranks = [
+            Place(local, size, () if together else _srun(node), node.name)
+            for node, size in zip(self.nodes, sizes, strict=False)
+            for local in range(size)
+        ]
+        places = Places(ranks, ports, address, interface, relayed=True)
+        if not together:
+            return places
+        hosts = [
+            dialects.Host(node.name, size) for node, size in zip(self.nodes, sizes, strict=False)
+        ]
+        starter = dialects.starter(config, hosts, in_slurm=True)
+        return dataclasses.replace(places, starter=starter)
 
-    def _meeting(self, interface: str | None) -> tuple[str, str | None]:
+    def _meeting(self, config: RunConfig) -> tuple[str, str | None]:
         """Returns where the ranks meet, and the interface that all of them use if it is known."""
+        interface = config.interface
         if interface is not None:
             try:
                 return network.address_of(interface), interface
             except OSError as error:
+                key = "launcher" if config.launcher.interface else "cluster"
                 raise RunError(
-                    f"launcher.interface={interface} has no IPv4 address on node "
+                    f"{key}.interface={interface} has no IPv4 address on node "
                     f"{self.nodes[0].name} ({error.strerror}); name another one, or leave it out"
                 ) from None
         if len({node.host for node in self.nodes}) == 1:
@@ -96,14 +109,9 @@ class Allocation:
         return address, None
 
 
-def spread(num_ranks: int, num_nodes: int) -> list[int]:
-    """Returns how many ranks each node has; the first ones have one more if need be.
-
-    >>> spread(5, 2)
-    [3, 2]
-    """
-    least, more = divmod(num_ranks, num_nodes)
-    return [least + (node < more) for node in range(num_nodes) if least or node < more]
+def _srun(node: Node) -> tuple[str, ...]:
+    """Returns the words that start one rank on a node."""
+    return (*_SRUN, f"--nodelist={node.name}")
 
 
 def job_port(job: str) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from hires.launcher.crew import Member
 from hires.launcher.processes import RankProcess, last_lines
 
 
@@ -35,7 +36,7 @@ _TOO_LATE = ("timed out", "took over", "timeout")
 
 
 def first_failure(
-    ranks: Sequence[RankProcess],
+    ranks: Sequence[Member | RankProcess],
     failed: Iterable[int],
     events: Iterable[dict[str, Any]],
     oom: str | None = None,
@@ -61,7 +62,7 @@ def first_failure(
 
 
 def _reason(
-    rank: RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
+    rank: Member | RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
 ) -> str | None:
     """Returns the kind of failure, if something proves it."""
     if told is None and rank.code == -signal.SIGKILL:
@@ -77,7 +78,7 @@ def _reason(
     return None
 
 
-def _order(rank: RankProcess, told: dict[str, Any] | None) -> tuple[int, float, float]:
+def _order(rank: Member | RankProcess, told: dict[str, Any] | None) -> tuple[int, float, float]:
     """Returns what sorts causes before consequences, then earlier before later."""
     if told is not None:
         when = datetime.fromisoformat(told["time"]).timestamp()
@@ -93,7 +94,7 @@ def _order(rank: RankProcess, told: dict[str, Any] | None) -> tuple[int, float, 
 
 
 def _cause(
-    rank: RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
+    rank: Member | RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
 ) -> str:
     """Returns why a rank failed, in words."""
     if told is not None and told.get("text"):

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hires.core.dialects import Starter
 from hires.core.world import World
 
 LOOPBACK = "127.0.0.1"
@@ -60,6 +61,8 @@ class Places:
     relayed: bool = False
     """Whether the prefix starts a program that starts the rank, and passes on signals and how the
     rank ended, a signal as 128 plus its number."""
+    starter: Starter | None = None
+    """The one command that starts all ranks; unset: each is started with its place's prefix."""
     making_way: Callable[[], Making] = Making
     """Asked when SIGUSR2 arrives."""
     stopped: Callable[[], Making | None] = lambda: None

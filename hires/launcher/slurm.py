@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core import launchfile, provenance
+from hires.core.cluster import spread
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.files import write_atomically
@@ -50,7 +51,7 @@ def script(
     from submitit.slurm.slurm import _make_sbatch_string
 
     launcher = config.launcher
-    sizes = allocation.spread(num_ranks, launcher.nodes)
+    sizes = spread(num_ranks, launcher.nodes)
     parameters: dict[str, Any] = {
         # A folder that was renamed may have a name that no line of options can hold.
         "job_name": re.sub(r"[^A-Za-z0-9._+-]+", "_", run.name),
@@ -58,14 +59,15 @@ def script(
         "ntasks_per_node": max(sizes),
         "cpus_per_task": launcher.threads,
         "time": launcher.minutes,
-        "partition": launcher.partition,
-        "account": launcher.account,
+        "partition": launcher.partition or config.cluster.partition,
+        "account": launcher.account or config.cluster.account,
         "qos": launcher.qos,
         "wckey": None,
         "stderr_to_stdout": True,
         "use_srun": False,
-        "setup": launchfile.render(argv, "job.sh", run).rstrip("\n").split("\n"),
+        "setup": launchfile.job_setup(config, argv, run),
         "additional_parameters": {
+            **config.cluster.options,
             "ntasks": num_ranks,
             "requeue": True,
             "signal": f"B:USR2@{launcher.signal_s}",
