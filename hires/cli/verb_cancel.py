@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hires.cli.options import Parser, add_results
 from hires.core.errors import ConfigError, RunError
-from hires.launcher.cancel import cancel
+from hires.launcher.cancel import cancel_all
 from hires.launcher.points import select
 from hires.launcher.state import PENDING, RUNNING, states
 
@@ -30,10 +30,11 @@ def main(words: Sequence[str]) -> int:
     live = [state for state in found if state.state in (PENDING, RUNNING)]
     failed = False
     # Those that wait go first: none of them begins in the place of one that was stopped.
-    for state in sorted(live or found[:1], key=lambda state: state.state != PENDING):
-        try:
-            print(f"{state.name}: {cancel(state)}")
-        except RunError as error:
+    chosen = sorted(live or found[:1], key=lambda state: state.state != PENDING)
+    for state, told, good in cancel_all(chosen):
+        if good:
+            print(f"{state.name}: {told}")
+        else:
             failed = True
-            print(f"hires: {error}", file=sys.stderr)
+            print(f"hires: {told}", file=sys.stderr)
     return RunError.exit_code if failed else 0

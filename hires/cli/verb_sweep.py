@@ -80,7 +80,10 @@ def _parser() -> Parser:
         help="all attempts of a point together, or one of every point in turn",
     )
     parser.add_argument(
-        "--max-parallel", type=_count, default=1, metavar="N", help="points that run at once"
+        "--max-parallel",
+        type=_count,
+        metavar="N",
+        help="points that run at once (default: 1; launcher=slurm: as many as the cluster lets)",
     )
     parser.add_argument(
         "--budget-gpu-hours",

@@ -134,11 +134,16 @@ def done_attempts(path: StrPath) -> list[int]:
     """Returns the attempts of a run that completed it, in order; none if there is no run."""
     path = Path(path)
     found = {_done_attempt(path)} - {None}
-    for attempt in _attempts(path):
+    for attempt in attempt_numbers(path):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             text = (attempt_dir(path, attempt) / "exit.json").read_text(encoding="utf-8")
             found |= {attempt} if json.loads(text)["state"] == "done" else set()
     return sorted(attempt for attempt in found if attempt is not None)
+
+
+def is_complete(path: StrPath) -> bool:
+    """Whether some attempt completed a run."""
+    return _done_attempt(Path(path)) is not None
 
 
 def frozen_folder(path: StrPath) -> Path:
@@ -160,7 +165,7 @@ def open_run(path: StrPath) -> RunDir:
         RunError: there is no run folder at ``path``, or the run is pending.
     """
     path = frozen_folder(path)
-    attempts = _attempts(path)
+    attempts = attempt_numbers(path)
     if not attempts:
         raise RunError(
             f"{path} is pending: no attempt has started; sweep its campaign again, or start it "
@@ -220,7 +225,7 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
     """
     path = Path(path)
     reproduce = _first_reproduce(path) if argv is None else launchfile.reproduce_line(argv)
-    number = max(_attempts(path), default=-1) + 1
+    number = max(attempt_numbers(path), default=-1) + 1
     while True:
         folder = attempt_dir(path, number)
         try:
@@ -236,6 +241,15 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return number
+
+
+def attempt_numbers(path: StrPath) -> list[int]:
+    """Returns the numbers of a run's attempts, in order; none if there is no run."""
+    try:
+        names = [entry.name for entry in Path(path).iterdir()]
+    except OSError:
+        return []
+    return sorted(int(name[1:]) for name in names if re.fullmatch(r"a(0|[1-9]\d*)", name))
 
 
 def refreeze(path: StrPath, config: RunConfig) -> None:
@@ -323,7 +337,7 @@ def _refresh(path: Path, files: dict[str, str]) -> None:
             old = None
         if old == text:
             continue
-        attempts = _attempts(path)
+        attempts = attempt_numbers(path)
         if old is not None and attempts and not name.endswith(".sh"):
             kept = attempt_dir(path, attempts[-1]) / name
             if not kept.exists():
@@ -344,7 +358,7 @@ def _refuse_running(path: Path) -> None:
     """Refuses a second start of a run whose latest attempt still runs on this machine."""
     pid = _running(path)
     if pid is not None:
-        attempt = max(_attempts(path))
+        attempt = max(attempt_numbers(path))
         raise RunError(
             f"{path.name} runs already as attempt a{attempt} (process {pid}); wait for "
             f"it, stop it, or start this one with another campaign=NAME"
@@ -353,7 +367,7 @@ def _refuse_running(path: Path) -> None:
 
 def _running(path: Path) -> int | None:
     """Returns the process that runs the latest attempt on this machine, if there is one."""
-    attempts = _attempts(path)
+    attempts = attempt_numbers(path)
     if not attempts:
         return None
     folder = attempt_dir(path, max(attempts))
@@ -389,15 +403,6 @@ def _check_same_config(path: Path, config: RunConfig) -> None:
             f"{file} is not the config of this run any more: it was edited or damaged; move "
             f"{path} away, or choose another campaign=NAME"
         )
-
-
-def _attempts(path: Path) -> list[int]:
-    """Returns the numbers of a run folder's attempts."""
-    try:
-        names = [entry.name for entry in path.iterdir()]
-    except OSError:
-        return []
-    return sorted(int(name[1:]) for name in names if re.fullmatch(r"a(0|[1-9]\d*)", name))
 
 
 def _fill_attempt(folder: Path, argv: Sequence[str] | None, reproduce: str | None) -> None:
