@@ -77,3 +77,21 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config-dir", metavar="DIR", help="a folder that adds choices, as DIR/model/mine.yaml"
     )
+
+
+def add_after(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--after`` and ``--after-any``."""
+    parser.add_argument(
+        "--after",
+        action="append",
+        default=[],
+        metavar="JOB|CAMPAIGN",
+        help="launcher=slurm: start when this is done, all of it",
+    )
+    parser.add_argument(
+        "--after-any",
+        action="append",
+        default=[],
+        metavar="JOB|CAMPAIGN",
+        help="launcher=slurm: start when this has ended, however it did",
+    )

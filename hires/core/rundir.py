@@ -1,6 +1,6 @@
 """Where does a run live, and how is its folder made so that no two runs get in each other's way?
 
-    results/<campaign>/<slug>-<hash8>/   config.yaml plan.json launch.sh record.json
+    results/<campaign>/<slug>-<hash8>/   config.yaml plan.json launch.sh planned.json record.json
     a<attempt>/                          env.json logs/ metrics.jsonl events.jsonl exit.json
 
 A folder is built beside its place and renamed into it, so it is whole from the first moment on,
@@ -35,6 +35,9 @@ from hires.core.errors import RunError
 from hires.core.files import StrPath, cannot_write, make_folder, write_atomically
 from hires.core.naming import identity, plain, run_name
 from hires.core.records import attempt_dir, read_lines, read_record
+
+PLANNED = "planned.json"
+"""Of a run that was frozen without an attempt: what ``env.json`` says of one."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ def create(
 def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path:
     """Makes or refreshes the folder of a run that is to start later, and returns it, absolute.
 
-    It gets no attempt: a run without one is pending. A run that is under way is left as it is.
+    It gets no attempt: a run without one is pending. A run that is under way is left as it is. Who
+    planned it, and how it is made again, stands in ``planned.json``.
 
     Args:
         config: the resolved config; it is frozen as ``config.yaml``.
@@ -107,20 +111,22 @@ def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path
     """
     path = Path(config.results).absolute() / config.campaign / run_name(config)
     files = _frozen_files(config, plan, argv)
-    if _build(path, files, None):
+    told = {PLANNED: json.dumps(_env(argv, launchfile.reproduce_line(argv)), indent=1) + "\n"}
+    if _build(path, files | told, None):
         return path
     _check_same_config(path, config)
     if _running(path) is None:
         _refresh(path, files)
+        _write_files(path, told)
     return path
 
 
-def start_attempt(path: StrPath, argv: Sequence[str]) -> RunDir:
+def start_attempt(path: StrPath, argv: Sequence[str] | None) -> RunDir:
     """Returns a frozen run with a fresh attempt.
 
     Args:
         path: a folder that :func:`freeze` made.
-        argv: the command line that makes this run alone.
+        argv: the command line that makes this run alone; None: that of the first attempt holds.
 
     Raises:
         RunError: the run is under way on this machine, or the folder cannot be written.
@@ -408,19 +414,25 @@ def _check_same_config(path: Path, config: RunConfig) -> None:
 def _fill_attempt(folder: Path, argv: Sequence[str] | None, reproduce: str | None) -> None:
     """Writes what an attempt knows before it starts."""
     make_folder(folder / "logs")
-    env = {
+    text = json.dumps(_env(argv, reproduce), indent=1) + "\n"
+    write_atomically(folder / "env.json", text)
+
+
+def _env(argv: Sequence[str] | None, reproduce: str | None) -> dict[str, Any]:
+    """Returns what is known before anything starts."""
+    return {
         "started": provenance.now(),
         "argv": None if argv is None else list(argv),
         "reproduce": reproduce,
         "provenance": provenance.collect(),
     }
-    write_atomically(folder / "env.json", json.dumps(env, indent=1) + "\n")
 
 
 def _first_reproduce(path: Path) -> str | None:
-    """Returns the line that reproduces the run, as its first attempt wrote it down."""
-    try:
-        env = json.loads((attempt_dir(path, 0) / "env.json").read_text(encoding="utf-8"))
-        return str(env["reproduce"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    """Returns the line that reproduces the run, as its first attempt or its planner wrote it."""
+    for file in (attempt_dir(path, 0) / "env.json", path / PLANNED):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(file.read_text(encoding="utf-8"))["reproduce"]
+            if found is not None:
+                return str(found)
+    return None

@@ -34,8 +34,9 @@ class Wanted:
 
     path: Path
     """The run folder."""
-    argv: tuple[str, ...]
-    """The command line that makes this run alone, for its record."""
+    argv: tuple[str, ...] | None
+    """The command line that makes this run alone, for its record; None: that of its first attempt
+    holds."""
     ranks: int
     config: RunConfig
 
@@ -213,11 +214,10 @@ def _sbatch(array: Array, attempts: dict[Path, int], options: Options, before: s
         for some in array.elements
     ]
     write_atomically(folder / LIST, "".join(f"{line}\n" for line in lines))
-    elements = slurm.Elements(len(array.elements), options.limit)
+    elements = slurm.Elements(len(array.elements), options.limit, options.exclude)
     script = slurm.write_script(folder, largest.config, largest.ranks, options.argv, elements)
     after = ",".join(filter(None, (options.after, before and f"afterany:{before}")))
     words = [f"--dependency={after}"] if after else []
-    words += [f"--exclude={','.join(options.exclude)}"] if options.exclude else []
     job = slurm.sbatch(script, words)
     slurm.note_job(folder, job, None)
     return job

@@ -10,7 +10,6 @@ it again.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from hires.core import log, provenance, records, rundir
 from hires.core.errors import HiresError, RunError
 from hires.launcher import allocation, slurm
 from hires.launcher.allocation import Allocation
+from hires.launcher.attempt_files import read_json
 from hires.launcher.local import Outcome, launch, leave
 from hires.launcher.places import Making
 from hires.launcher.progress import Progress
@@ -134,11 +134,10 @@ class Attempt:
 
 def timeouts(path: Path, job: Allocation, before: int) -> int:
     """Returns how many attempts of a run, below a number, reached the time limit of a job."""
-    attempts = (records.attempt_dir(path, number) for number in range(before))
-    return sum(
-        slurm.read_job(folder) == job.name and _reason(folder / "exit.json") == "timeout"
-        for folder in attempts
-    )
+    folders = [records.attempt_dir(path, number) for number in range(before)]
+    own = [folder for folder in folders if slurm.read_job(folder) == job.name]
+    ends = [read_json(folder / "exit.json") or {} for folder in own]
+    return sum(end.get("reason") == "timeout" for end in ends)
 
 
 def number_of(path: Path, job: Allocation, number: int | None, pack: int = 1) -> int:
@@ -177,24 +176,11 @@ def _is_restarted() -> bool:
 
 def _planned_by(run: Path, number: int) -> dict[str, Any]:
     """Returns the provenance of the hires that planned a run: of its last start by command line."""
-    for attempt in range(number, -1, -1):
-        path = records.attempt_dir(run, attempt) / "env.json"
-        try:
-            env = json.loads(path.read_text(encoding="utf-8"))
-            if env["argv"] is not None:
-                return dict(env["provenance"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return {}
-
-
-def _reason(path: Path) -> str | None:
-    """Returns the reason in an ``exit.json``."""
-    try:
-        reason = json.loads(path.read_text(encoding="utf-8"))["reason"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return None if reason is None else str(reason)
+    folders = [records.attempt_dir(run, attempt) for attempt in range(number, -1, -1)]
+    files = [folder / "env.json" for folder in folders] + [run / rundir.PLANNED]
+    found = [env for env in map(read_json, files) if env and env.get("argv") is not None]
+    last = max(found, key=lambda env: str(env.get("started")), default={})
+    return dict(last.get("provenance") or {})
 
 
 def _say(text: str) -> None:

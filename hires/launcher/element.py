@@ -14,11 +14,12 @@ from pathlib import Path
 
 from hires.core import log, records, rundir
 from hires.core.errors import HiresError, RunError
-from hires.launcher import allocation, arrays, slurm
+from hires.launcher import allocation, arrays, cancel, slurm
 from hires.launcher.allocation import Allocation
 from hires.launcher.arrays import Entry
 from hires.launcher.attempt_files import read_json
 from hires.launcher.batch import Attempt, is_fresh, number_of, timeouts
+from hires.launcher.local import CANCELLED
 from hires.launcher.pack import Pack, Packed
 
 BATCH = "hires.launcher.batch"
@@ -52,16 +53,19 @@ def main(argv: Sequence[str] | None = None, module: str = BATCH) -> int:
 
 def _run(campaign: Path, entries: Sequence[Entry], job: Allocation, module: str) -> int:
     """Runs what is left to do of an element; returns its exit code."""
-    found = [entry for entry in entries if is_open(campaign / entry.run, entry.attempt, job)]
+
+    def left() -> list[Entry]:
+        return [one for one in entries if is_open(campaign / one.run, one.attempt, job)]
+
+    found = left()
     if not found:
         _say(f"nothing is left to do for job {job.name}: its runs have ended")
         return 0
     if len(entries) > 1:
-        pack = Pack(job, [Packed.read(campaign / entry.run, job) for entry in found], module)
-        for entry, packed in zip(found, pack.waiting, strict=True):
-            packed.submitted = entry.attempt
-        code = pack.run()
-        if any(is_open(campaign / entry.run, entry.attempt, job) for entry in found):
+        runs = [Packed.read(campaign / entry.run, entry.attempt, job) for entry in found]
+        code = Pack(job, runs, module).run()
+        if code != CANCELLED and left():
+            _say(f"job {job.name} is queued again: {len(left())} of its runs go on")
             allocation.ask("scontrol", "requeue", job.name)
         return code
     path = campaign / found[0].run
@@ -73,8 +77,9 @@ def _run(campaign: Path, entries: Sequence[Entry], job: Allocation, module: str)
 def is_open(path: Path, submitted: int, job: Allocation) -> bool:
     """Whether a run of this job still has something to do.
 
-    That is so if it was never begun, left no word, or made way and may go on. What was submitted by
-    hand runs what is not complete.
+    That is so if it was never begun, left no word, or made way and may go on. What was stopped with
+    the whole job has something to do, too: after the failure of a node Slurm starts the job again.
+    What was submitted by hand runs what is not complete.
 
     Args:
         path: the run folder.
@@ -87,6 +92,8 @@ def is_open(path: Path, submitted: int, job: Allocation) -> bool:
     end = read_json(_folder(path, own[-1]) / "exit.json")
     if end is None:
         return True
+    if end.get("state") == "cancelled":
+        return not cancel.is_asked(_folder(path, own[-1]))
     if end.get("reason") == "timeout":
         used = timeouts(path, job, own[-1] + 1)
         return used <= records.read_config(path).launcher.requeues

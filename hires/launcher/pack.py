@@ -41,7 +41,7 @@ class Packed:
     """Cores that it keeps busy on each node."""
     alone: bool
     """Whether it may have no neighbours."""
-    submitted: int = 0
+    submitted: int
     """The attempt that was submitted."""
     number: int = 0
     """The attempt that is launched."""
@@ -52,8 +52,13 @@ class Packed:
     """Signals to end that were passed on to it."""
 
     @classmethod
-    def read(cls, path: Path, job: Allocation) -> Packed:
+    def read(cls, path: Path, submitted: int, job: Allocation) -> Packed:
         """Returns the run of a folder.
+
+        Args:
+            path: the folder.
+            submitted: the attempt that was submitted.
+            job: this job.
 
         Raises:
             RunError: it cannot be read.
@@ -62,7 +67,7 @@ class Packed:
         sizes = spread(world, len(job.nodes))
         sizes += [0] * (len(job.nodes) - len(sizes))
         needs = [size * config.launcher.threads for size in sizes]
-        return cls(path, needs, alone=config.launcher.port != 0)
+        return cls(path, needs, config.launcher.port != 0, submitted)
 
     @property
     def folder(self) -> Path:

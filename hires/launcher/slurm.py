@@ -43,6 +43,8 @@ class Elements:
     """How many elements it has."""
     limit: int | None = None
     """Most elements that run at once; None: as many as the cluster lets."""
+    exclude: Sequence[str] = ()
+    """Nodes that none may run on."""
 
 
 def script(
@@ -95,11 +97,12 @@ def script(
 
 
 def _array(elements: Elements | None) -> dict[str, str]:
-    """Returns the option that makes a job an array."""
+    """Returns the options that make a job an array."""
     if elements is None:
         return {}
     limit = "" if elements.limit is None else f"%{elements.limit}"
-    return {"array": f"0-{elements.count - 1}{limit}"}
+    exclude = {"exclude": ",".join(elements.exclude)} if elements.exclude else {}
+    return {"array": f"0-{elements.count - 1}{limit}", **exclude}
 
 
 def write_script(
@@ -227,6 +230,7 @@ def _refusal(message: str, script: Path) -> ConfigError | RunError:
 # What sbatch says, and the options that it may mean; the first that matches counts.
 _CAUSES = (
     ("dependency", "after"),
+    ("node name", "exclude"),
     ("account", "account"),
     ("qos", "qos"),
     ("array", "array"),
@@ -238,6 +242,7 @@ _CAUSES = (
 )
 _KEYS = {
     "after": "--after: give the number of a job that Slurm knows, or a campaign",
+    "exclude": "the nodes; these do not exist any more, so run the points with `hires sweep`",
     "array": "--max-parallel, or sweep fewer points at once",
     "time": "launcher.minutes",
     "signal": "launcher.signal_s",
