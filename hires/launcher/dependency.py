@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hires.core.errors import ConfigError
 from hires.core.files import StrPath
 from hires.launcher.points import select
+from hires.launcher.scheduler import is_unknown
 from hires.launcher.state import DONE, PENDING, RUNNING, RunState, states
 
 _JOB = re.compile(r"\d+(_\d+)?")
@@ -36,6 +37,12 @@ def dependency(
 def _condition(kind: str, name: str, results: StrPath) -> str:
     """Returns one condition; nothing if it holds already."""
     if _JOB.fullmatch(name):
+        # Slurm itself takes a job that it does not know for one that has ended well.
+        if is_unknown(name):
+            raise ConfigError(
+                f"--after {name}: Slurm knows no such job, or not any more; if it has ended well, "
+                f"leave the option out"
+            )
         return f"{kind}:{name}"
     chosen = select([name], results)
     found = [*states(chosen.paths), *chosen.planned]

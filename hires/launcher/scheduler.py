@@ -74,6 +74,17 @@ def ask_slurm(jobs: Iterable[Job]) -> dict[str, Answer]:
     return answers
 
 
+def is_unknown(name: str) -> bool:
+    """Whether Slurm answers that it knows nothing of a job, an array or an element."""
+    number, _, index = name.partition("_")
+    found, why = _squeue([number])
+    if why is None:
+        found = found or _sacct([number])
+        told = found or _scontrol(number)
+        return not isinstance(told, str) and (name not in told if index else not told)
+    return False
+
+
 def cancel(jobs: Iterable[Job]) -> None:
     """Cancels jobs and elements of arrays, with as few calls as the command line allows.
 

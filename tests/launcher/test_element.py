@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -134,7 +135,7 @@ def test_run_that_fails_takes_no_other_along(submitted, cluster, monkeypatch):
     begins = [line.split(":")[0] for line in out.splitlines() if "begins" in line]
     assert begins == [run.name for run in runs]
     times = [json.loads((run / "a0" / "exit.json").read_text()) for run in runs]
-    assert all(a["ended"] < b["started"] for a, b in zip(times, times[1:], strict=False))
+    assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(times))
 
 
 def test_pack_that_makes_way_saves_what_runs_and_goes_on_with_the_rest(submitted, cluster):
