@@ -68,7 +68,7 @@ def _submitted(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
     write_atomically(folder / "config.yaml", yaml.safe_dump(plain(config), allow_unicode=False))
     write_atomically(folder / "plan.json", json.dumps({"world": config.launcher.nodes}))
     nodes = config.launcher.nodes
-    slurm.write_script(folder, config, nodes, argv, checkup.MODULE)
+    slurm.write_script(folder, config, nodes, argv, slurm.Step(checkup.MODULE))
     return slurm.submit(folder, 0)
 
 
@@ -94,7 +94,7 @@ def _waited(folder: Path, job: str, patience_s: float) -> str | None:
 def _cancel(job: str) -> None:
     """Cancels a job that nobody waits for any longer."""
     with contextlib.suppress(HiresError):
-        scheduler.cancel({"job": job})
+        scheduler.cancel([{"job": job}])
 
 
 def _found(folder: Path, config: RunConfig, job: str, why: str | None) -> list[Check]:

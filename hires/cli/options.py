@@ -98,3 +98,21 @@ def command_line(verb: str, words: Sequence[str], args: argparse.Namespace) -> l
     given = any(word.partition("=")[0] == "--config-dir" for word in words)
     extra = () if given or not args.config_dir else ("--config-dir", args.config_dir)
     return ["hires", verb, *words, *extra]
+
+
+def add_after(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--after`` and ``--after-any``."""
+    parser.add_argument(
+        "--after",
+        action="append",
+        default=[],
+        metavar="JOB|CAMPAIGN",
+        help="launcher=slurm: start when this is done, all of it",
+    )
+    parser.add_argument(
+        "--after-any",
+        action="append",
+        default=[],
+        metavar="JOB|CAMPAIGN",
+        help="launcher=slurm: start when this has ended, however it did",
+    )

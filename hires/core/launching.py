@@ -60,7 +60,11 @@ class LauncherConfig:
     qos: str | None = None
     """``slurm``: quality of service; unset: the cluster's default."""
     minutes: int = 60
-    """``slurm``: time limit of the job."""
+    """``slurm``: time limit of the job; with ``pack`` of all its points together."""
+    pack: int = 1
+    """``slurm``: points of a sweep that share one job. They run one after the other, and side by
+    side as far as their ranks times ``threads`` fit on the nodes. The job is sized for the largest
+    of them, and points that differ only in their number of ranks may share one."""
     signal_s: int = 120
     """``slurm``: seconds before the time limit at which the ranks are told to make way (SIGUSR2);
     then the job is queued again and goes on as the run's next attempt. Slurm may tell them up to a
@@ -78,6 +82,7 @@ class LauncherConfig:
         check(one_of, "launcher", self.name, LAUNCHERS)
         for key, low in (("threads", 1), ("max_ranks", 1), ("nodes", 1), ("minutes", 1)):
             check(at_least, f"launcher.{key}", getattr(self, key), low)
+        check(at_least, "launcher.pack", self.pack, 1)
         check(at_least, "launcher.signal_s", self.signal_s, 10)
         check(at_least, "launcher.requeues", self.requeues, 0)
         check(one_of, "launcher.bind", self.bind, BINDINGS)

@@ -26,6 +26,7 @@ COSMETIC = (
     "launcher.account",
     "launcher.qos",
     "launcher.minutes",
+    "launcher.pack",
     "launcher.signal_s",
     "launcher.requeues",
     "launcher.other_code",

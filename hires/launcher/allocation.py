@@ -60,6 +60,15 @@ class Allocation:
     nodes: tuple[Node, ...]
     """In Slurm's order; the batch step, and with it this process, runs on the first."""
 
+    @property
+    def name(self) -> str:
+        """As Slurm calls it: ``123``, or ``123_4``.
+
+        The number of an array's last element is also that of the whole array, so that this alone
+        means the element.
+        """
+        return self.job if self.array is None else f"{self.array[0]}_{self.array[1]}"
+
     def places(self, num_ranks: int, config: RunConfig) -> Places:
         """Returns where the ranks of a world run: evenly over the nodes, neighbours together.
 
@@ -112,6 +121,20 @@ class Allocation:
 def _srun(node: Node) -> tuple[str, ...]:
     """Returns the words that start one rank on a node."""
     return (*_SRUN, f"--nodelist={node.name}")
+
+
+def cores(job: Allocation, environ: Mapping[str, str] | None = None) -> list[int]:
+    """Returns how many cores a job has on each of its nodes; none where Slurm does not say.
+
+    >>> nodes = (Node("a", "a", "a"), Node("b", "b", "b"), Node("c", "c", "c"))
+    >>> cores(Allocation("7", None, nodes), {"SLURM_JOB_CPUS_PER_NODE": "3,2(x2)"})
+    [3, 2, 2]
+    """
+    environ = os.environ if environ is None else environ
+    text = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    counts = [int(count) for count, times in found for _ in range(int(times or 1))]
+    return counts if len(counts) == len(job.nodes) else [0] * len(job.nodes)
 
 
 def job_port(job: str) -> int:

@@ -201,6 +201,8 @@ def _as_job(state: RunState, attempt: Attempt, answer: Answer, clock: Clock) -> 
     if answer.state == scheduler.PENDING:
         return replace(state, cause=answer.reason, expected=answer.expected)
     if answer.state == scheduler.RUNNING:
+        if not began and (attempt.job or {}).get("pack", 1) > 1:
+            return replace(state, cause=f"waits for its turn in job {state.job}, which runs")
         return replace(state, state=RUNNING, cause=None if beats or not began else _silent(age_s))
     if answer.state == scheduler.ENDED and answer.reason in _ENDS:
         known, reason = _ENDS[answer.reason]

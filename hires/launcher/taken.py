@@ -40,7 +40,7 @@ def why(job: Allocation, environ: Mapping[str, str] | None = None) -> Taken | No
     """
     environ = os.environ if environ is None else environ
     try:
-        told = _facts(allocation.ask("scontrol", "show", "job", "-o", job.job, most_s=PATIENCE_S))
+        told = _facts(allocation.ask("scontrol", "show", "job", "-o", job.name, most_s=PATIENCE_S))
     except RunError:
         return None
     before = int(environ.get("SLURM_RESTART_COUNT") or 0)
@@ -50,12 +50,12 @@ def why(job: Allocation, environ: Mapping[str, str] | None = None) -> Taken | No
         gone = _gone_nodes(job)
         if gone or state == "NODE_FAIL":
             where = f"{' and '.join(gone)} went down" if gone else "a node went down"
-            return Taken(Making("node", f"job {job.job} lost its nodes: {where}"), queued)
+            return Taken(Making("node", f"job {job.name} lost its nodes: {where}"), queued)
     if queued or state == "PREEMPTED" or told.get("PreemptTime", "") not in _NOTHING:
-        cause = f"job {job.job} had to make way at once (SIGTERM)"
+        cause = f"job {job.name} had to make way at once (SIGTERM)"
         return Taken(Making("preempted", cause), queued)
     if state == "TIMEOUT":
-        return Taken(Making("timeout", f"the time limit of job {job.job} was reached"), queued)
+        return Taken(Making("timeout", f"the time limit of job {job.name} was reached"), queued)
     return None
 
 

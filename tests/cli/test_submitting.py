@@ -29,7 +29,7 @@ def cluster(tmp_path, monkeypatch):
         (folder / name).chmod(0o755)
 
     command("sbatch", f'printf "%s|" "$@" >> {folder}/words; echo 7')
-    command("squeue", "echo PENDING")
+    command("squeue", "echo '7|N/A|PENDING|N/A|Priority'")
     return command
 
 

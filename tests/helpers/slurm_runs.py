@@ -32,9 +32,9 @@ def ask(*command: str) -> str:
     return done.stdout.strip()
 
 
-def until(answer: Callable[[], T], what: str) -> T:
+def until(answer: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
     """Returns the answer as soon as it is true."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         found = answer()
         if found:
