@@ -63,6 +63,8 @@ def submit(wanted: Sequence[Wanted], options: Options) -> list[Submitted]:
         wanted: the runs.
         options: what holds for all of them.
     """
+    for folder in {run.path.parent for run in wanted}:
+        arrays.mend(folder)
     refused = queued(run.path for run in wanted)
     found = [Submitted(path, None, why) for path, why in refused.items()]
     free = [run for run in wanted if run.path not in refused]

@@ -20,6 +20,7 @@ from hires.core.config import RunConfig
 from hires.core.errors import HiresError, RunError
 from hires.core.files import cannot_write, make_folder, write_atomically
 from hires.launcher import allocation, local, slurm
+from hires.launcher.attempt_files import read_json
 
 FOLDER = "arrays"
 """Folder of all arrays, below that of their campaign."""
@@ -146,6 +147,29 @@ def read_element(folder: Path, index: int) -> list[Entry]:
         return [Entry(one["run"], int(one["attempt"])) for one in json.loads(lines[index])]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} cannot be read ({error}); submit the points again") from None
+
+
+def mend(campaign: Path) -> None:
+    """Tells attempts which element they are, if the command that submitted them was killed before.
+
+    Otherwise nobody would know that they are in the queue, and they would be submitted again.
+
+    Args:
+        campaign: folder of the campaign.
+
+    Raises:
+        RunError: an attempt cannot be written to.
+    """
+    for path in sorted((campaign / FOLDER).glob(f"*/{LIST}")):
+        told = read_json(path.with_name("job.json"))
+        lines = path.read_text(encoding="utf-8").splitlines() if told else []
+        for index in range(len(lines)):
+            entries = read_element(path.parent, index)
+            for entry in entries:
+                folder = records.attempt_dir(campaign / entry.run, entry.attempt)
+                known = (folder / "job.json").exists() or (folder / "exit.json").exists()
+                if told and folder.is_dir() and not known:
+                    slurm.note_job(folder, str(told["job"]), index, len(entries))
 
 
 def max_size() -> int:

@@ -19,6 +19,7 @@ from typing import Any
 from hires.core import pulse
 from hires.core.naming import SCHEMA
 from hires.core.records import attempt_dir, other_schema
+from hires.core.rundir import attempt_numbers
 from hires.launcher import scheduler, whois
 from hires.launcher.attempt_files import Attempt, Clock, latest, read_json
 from hires.launcher.progress_ends import read_ends
@@ -48,7 +49,7 @@ _ENDS: dict[str, tuple[str, str | None]] = {
 """What Slurm's words for an end mean, if the attempt itself left none."""
 _QUEUED_AGAIN = ("preempted", "timeout", "node")
 """Reasons after which a scheduler may start the same job again, as the run's next attempt."""
-_NUMBER = re.compile(r"^(steps|batch): (\d+)$", re.MULTILINE)
+_NUMBER = re.compile(r"^(?:(steps|batch)|  (requeues)): (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,19 @@ def _may_live(attempt: Attempt) -> bool:
     return attempt.exit is None or attempt.exit.get("reason") in _QUEUED_AGAIN
 
 
+def _is_used_up(attempt: Attempt) -> bool:
+    """Whether a run that shares its job reached the time limit so often that only others go on."""
+    job, end = attempt.job or {}, attempt.exit or {}
+    if job.get("pack", 1) == 1 or end.get("reason") != "timeout":
+        return False
+    ends = 0
+    for number in attempt_numbers(attempt.path):
+        folder = attempt_dir(attempt.path, number)
+        same = (read_json(folder / "job.json") or {}).get("job") == job.get("job")
+        ends += same and (read_json(folder / "exit.json") or {}).get("reason") == "timeout"
+    return ends > _numbers(attempt.path).get("requeues", 0)
+
+
 def _is_doubtful(state: RunState) -> bool:
     """Whether a run looks lost for the first time."""
     if state.state != LOST or state.path is None or state.attempt is None:
@@ -149,7 +163,8 @@ def _judged(
     name = None if attempt.job is None else scheduler.job_name(attempt.job)
     answer = answers.get(name or "", Answer(scheduler.UNKNOWN))
     if attempt.exit is not None:
-        if _may_live(attempt) and answer.state in (scheduler.PENDING, scheduler.RUNNING):
+        lives = answer.state in (scheduler.PENDING, scheduler.RUNNING)
+        if _may_live(attempt) and lives and not _is_used_up(attempt):
             why = f"queued again after {attempt.exit['reason']}"
             cause = f"{why} ({answer.reason})" if answer.reason else why
             return replace(state, cause=cause, expected=answer.expected, job=name)
@@ -261,8 +276,8 @@ def _from_record(state: RunState) -> RunState:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Returns steps and batch of a frozen config; to parse all of it would take milliseconds."""
+    """Returns some numbers of a frozen config; to parse all of it would take milliseconds."""
     with contextlib.suppress(OSError):
         text = (path / "config.yaml").read_text(encoding="utf-8", errors="replace")
-        return {key: int(value) for key, value in _NUMBER.findall(text)}
+        return {key or other: int(value) for key, other, value in _NUMBER.findall(text)}
     return {}

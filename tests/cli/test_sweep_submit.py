@@ -102,6 +102,16 @@ def test_point_whose_job_waits_is_not_submitted_again(hires, cluster):
     assert jobs() == [("1", 0), ("1", 1)]
 
 
+def test_sweep_that_was_killed_while_it_submitted_is_not_submitted_twice(hires, cluster):
+    hires("sweep", *SMALL, *SLURM, "parallel=sp", "seed=0,1")
+    for path in Path("results").glob("*/*/a0/job.json"):  # it came as far as sbatch
+        path.unlink()
+    answer = hires("sweep", *SMALL, *SLURM, "parallel=sp", "seed=0,1")
+    assert answer.err.count("was not submitted: ") == 2
+    assert jobs() == [("1", 0), ("1", 1)]
+    assert len(cluster()) == 1
+
+
 def test_tables_are_printed_when_all_jobs_are_done(hires, cluster, fake_ranks):
     words = ("sweep", *SMALL, *SLURM, "parallel=sp")
     hires(*words)

@@ -119,22 +119,24 @@ def test_element_that_makes_way_goes_on_alone_as_its_next_attempt(runs):
 
 
 def test_time_limit_saves_the_running_point_of_a_pack_and_the_rest_goes_on(runs):
-    limit = ["launcher.minutes=1", "launcher.signal_s=45", "launcher.requeues=1"]
-    # Long enough to be running when the signal comes; two points on the same cores take turns.
+    # So near its end every request to make way means the time limit.
+    limit = ["launcher.minutes=2", "launcher.signal_s=45", "launcher.requeues=1"]
     runs.hires("sweep", *TINY, *FIVE, *limit, "launcher.pack=2", *LONG, "seed=0,1")
     first, second = element(runs, 0)
-    end = exit_of(runs, first)
-    assert (end["state"], end["reason"]) == ("failed", "timeout")
-    assert not (second / "a0" / "events.jsonl").exists()
-    wait_for_step(first, steps(first, 0)[-1] + 1, attempt=1)
+    for attempt, then in enumerate(("goes on as its next attempt", "are used up")):
+        wait_for_step(first, steps(first, 0)[-1] + 1 if attempt else 1, attempt)
+        [state] = states(runs, second.name)
+        assert (state["state"], "waits for its turn" in state["cause"]) == ("pending", True)
+        ask("scancel", "--batch", "--signal=USR2", job_of(first))
+        end = exit_of(runs, first, attempt)
+        assert (end["state"], end["reason"], then in end["cause"]) == ("failed", "timeout", True)
     assert steps(first, 1)[0] == steps(first, 0)[-1] + 1
-    [state] = states(runs, second.name)
-    assert (state["state"], "waits for its turn" in state["cause"]) == ("pending", True)
-    runs.hires("cancel", first.name)
-    assert exit_of(runs, first, 1)["state"] == "cancelled"
+    assert not (second / "a1").exists()
     wait_for_step(second, 1)
+    assert job_of(second) == job_of(first) == job_of(first, 1)
     runs.hires("cancel", "default")
     assert exit_of(runs, second)["state"] == "cancelled"
+    assert counts(runs) == {"cancelled": 1, "failed": 1}
 
 
 def test_packed_points_run_side_by_side_where_the_job_has_room(runs):
