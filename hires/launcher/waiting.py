@@ -17,6 +17,7 @@ from hires.core import records
 from hires.core.errors import RunError
 from hires.core.rundir import RunDir
 from hires.launcher import local, slurm
+from hires.launcher.attempt_files import read_json
 from hires.launcher.local import Outcome
 from hires.launcher.progress import MetricsTail
 from hires.launcher.supervisor import OnLine
@@ -67,7 +68,7 @@ def queue_state(job: str) -> str | None:
 
 
 def refuse_queued(run: Path) -> None:
-    """Refuses a second submission of a run whose job waits or runs.
+    """Refuses a second submission of a run whose job waits, runs, or was queued again.
 
     Raises:
         RunError: names the job.
@@ -75,7 +76,8 @@ def refuse_queued(run: Path) -> None:
     for number in reversed(_attempts(run)):
         folder = records.attempt_dir(run, number)
         job = slurm.read_job(folder)
-        if job is None or (folder / "exit.json").exists():
+        end = read_json(folder / "exit.json")
+        if job is None or (end is not None and end.get("reason") not in slurm.GOES_ON):
             continue
         state = queue_state(job)
         if state is not None and state not in _OVER:

@@ -67,7 +67,7 @@ def test_exit_of_the_attempt_is_the_end(run, squeue):
     assert lines == [{"kind": "step", "rank": 0}]
 
 
-@pytest.mark.parametrize("reason", ["timeout", "preempted"])
+@pytest.mark.parametrize("reason", ["timeout", "preempted", "node"])
 def test_job_that_starts_again_is_followed_into_its_next_attempt(run, squeue, reason):
     squeue("echo PENDING")
     end(run, 0, "failed", reason)
@@ -133,6 +133,28 @@ def test_run_whose_job_is_gone_may_be_submitted(run, squeue, answer):
     squeue("echo RUNNING")  # of another job by now
     waiting.refuse_queued(run.path)
     waiting.refuse_queued(run.path / "none")
+
+
+def test_run_whose_job_was_queued_again_is_refused(run, squeue):
+    # It ended, and still would have run twice at once: by its old job and by the new one.
+    end(run, 0, "failed", "preempted")
+    squeue("echo PENDING")
+    with pytest.raises(RunError, match=r"is job 7 already \(pending\)"):
+        waiting.refuse_queued(run.path)
+    squeue("echo COMPLETED")
+    waiting.refuse_queued(run.path)
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [("NODE_FAIL", "node"), ("TIMEOUT", "timeout"), ("OUT_OF_MEMORY", "oom")],
+)
+def test_job_that_leaves_no_word_has_the_reason_that_slurm_tells(run, squeue, word, reason):
+    squeue("echo RUNNING", f"echo {word}")
+    outcome = waiting.Waiting(run, "7").wait()
+    assert (outcome.state, outcome.reason) == ("failed", reason)
+    left = json.loads((run.attempt_dir / "exit.json").read_text())
+    assert (left["state"], left["reason"]) == ("failed", reason)
 
 
 def test_machine_without_slurm_gives_no_answer(run, monkeypatch, tmp_path):
