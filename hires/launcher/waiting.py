@@ -17,6 +17,7 @@ from hires.core import records, rundir
 from hires.core.errors import RunError
 from hires.core.rundir import RunDir
 from hires.launcher import local, scheduler, slurm
+from hires.launcher.attempt_files import read_json
 from hires.launcher.local import Outcome
 from hires.launcher.progress import MetricsTail
 from hires.launcher.supervisor import OnLine
@@ -39,7 +40,7 @@ _VERDICTS = 2
 
 
 def refuse_queued(run: Path) -> None:
-    """Refuses a second submission of a run whose job waits or runs.
+    """Refuses a second submission of a run whose job waits, runs, or was queued again.
 
     Raises:
         RunError: names the job.
@@ -49,7 +50,7 @@ def refuse_queued(run: Path) -> None:
 
 
 def queued(runs: Iterable[Path]) -> dict[Path, str]:
-    """Returns why runs must not be submitted now: each has a job that waits or runs."""
+    """Returns why runs must not be submitted now: a job of each waits, runs or starts again."""
     jobs = {(run, slurm.read_job(folder)) for run in runs for folder in _unfinished(run)}
     answers = scheduler.ask_slurm(scheduler.job_of(job) for _, job in jobs if job is not None)
     found = {}
@@ -64,10 +65,11 @@ def queued(runs: Iterable[Path]) -> dict[Path, str]:
 
 
 def _unfinished(run: Path) -> Iterator[Path]:
-    """Yields the folders of attempts that are jobs and left no word yet."""
+    """Yields the folders of attempts that are jobs and left no word, or go on as another."""
     for number in rundir.attempt_numbers(run):
         folder = records.attempt_dir(run, number)
-        if (folder / "job.json").exists() and not (folder / "exit.json").exists():
+        end = read_json(folder / "exit.json")
+        if (folder / "job.json").exists() and (end is None or end.get("reason") in slurm.GOES_ON):
             yield folder
 
 

@@ -73,7 +73,7 @@ def test_exit_of_the_attempt_is_the_end(run, squeue):
     assert lines == [{"kind": "step", "rank": 0}]
 
 
-@pytest.mark.parametrize("reason", ["timeout", "preempted"])
+@pytest.mark.parametrize("reason", ["timeout", "preempted", "node"])
 def test_job_that_starts_again_is_followed_into_its_next_attempt(run, squeue, reason):
     squeue(PENDING)
     end(run, 0, "failed", reason)
@@ -139,6 +139,28 @@ def test_run_whose_job_is_gone_may_be_submitted(run, squeue, answer):
     squeue(RUNNING)  # of another job by now
     waiting.refuse_queued(run.path)
     waiting.refuse_queued(run.path / "none")
+
+
+def test_run_whose_job_was_queued_again_is_refused(run, squeue):
+    # It ended, and still would have run twice at once: by its old job and by the new one.
+    end(run, 0, "failed", "preempted")
+    squeue(PENDING)
+    with pytest.raises(RunError, match=r"is job 7 already \(pending\)"):
+        waiting.refuse_queued(run.path)
+    squeue(FAILED)
+    waiting.refuse_queued(run.path)
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [("NODE_FAIL", "node"), ("TIMEOUT", "timeout"), ("OUT_OF_MEMORY", "oom")],
+)
+def test_job_that_leaves_no_word_has_the_reason_that_slurm_tells(run, squeue, word, reason):
+    squeue(RUNNING, f"echo '7|N/A|{word}|N/A|None'")
+    outcome = waiting.Waiting(run, "7").wait()
+    assert (outcome.state, outcome.reason) == ("failed", reason)
+    left = json.loads((run.attempt_dir / "exit.json").read_text())
+    assert (left["state"], left["reason"]) == ("failed", reason)
 
 
 def test_machine_without_slurm_may_submit_what_nobody_can_ask_about(run, monkeypatch, tmp_path):
