@@ -30,7 +30,9 @@ def main(words: Sequence[str]) -> int:
     text = "Turn run folders into tables, plots and one page that opens in any browser."
     parser = Parser("report", text, _EXAMPLES)
     parser.add_argument("names", nargs="*", metavar="RUN|CAMPAIGN", help="unset: all campaigns")
-    parser.add_argument("--out", default=OUT, metavar="DIR", help=f"folder to write (default {OUT})")
+    parser.add_argument(
+        "--out", default=OUT, metavar="DIR", help=f"folder to write (default {OUT})"
+    )
     parser.add_argument(
         "--format",
         action="append",

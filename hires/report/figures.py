@@ -51,10 +51,12 @@ _COLOURS = {
     style.MUTED: "var(--muted)",
     style.GRID: "var(--grid)",
     style.PAPER: "var(--figure)",
+    style.BLACK: "var(--neutral)",
 }
+"""What the page draws in colours of its own, light or dark."""
 _ID = re.compile(r'(\bid="|href="#|url\(#)')
 _HEAD = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<style.*?</style>", re.DOTALL)
-_SIZE = re.compile(r'<svg ([^>]*?)\bheight="[^"]*"([^>]*?)\bwidth="[^"]*"|<svg ')
+_ROOT = re.compile(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>')
 
 
 def draw(material: Material) -> list[Plot]:
@@ -100,7 +102,13 @@ def inline(svg: str, name: str) -> str:
     kept = _ID.sub(rf"\g<1>{name}-", kept)
     for ours, pages in _COLOURS.items():
         kept = kept.replace(ours, pages)
-    return re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true">', kept, count=1)
+    return _ROOT.sub(r'<svg \1 aria-hidden="true">', kept, count=1)
+
+
+def page_colour(layout: str) -> str:
+    """Returns the colour of a layout as the page writes it."""
+    colour = style.mark(layout).colour
+    return _COLOURS.get(colour, colour)
 
 
 def _drawn(make: Callable[[Material], Plot], material: Material) -> Plot:
@@ -112,7 +120,9 @@ def _drawn(make: Callable[[Material], Plot], material: Material) -> Plot:
                 _mark(plot.figure, material.setting)
     except Exception as error:  # anybody may have written what is drawn
         name = f"{make.__module__.rpartition('.')[2]} {make.__name__}"
-        material.frames.notes.append(Note(f"plot of {name}", f"{type(error).__name__}: {error}"[:300]))
+        material.frames.notes.append(
+            Note(f"plot of {name}", f"{type(error).__name__}: {error}"[:300])
+        )
         return Plot(make.__name__, f"Plot of {name}", missing="the runs hold values that break it")
     return plot
 

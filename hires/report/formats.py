@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 from hires.core.errors import ConfigError
@@ -105,7 +106,7 @@ def _latex_again(table: Table) -> list[str]:
 def _write_parquet(path: Path, summary: Summary) -> None:
     """Writes a table with its types."""
     try:
-        import pyarrow  # type: ignore[import-untyped]  # noqa: F401
+        import pyarrow  # noqa: F401
     except ImportError:
         raise ConfigError(
             "--format parquet needs pyarrow, which is not installed; pip install pyarrow, or "
@@ -125,7 +126,7 @@ def _no_markup(text: str) -> str:
     return "".join(f"\\{c}" if c in "`*_[]\\" else c for c in kept)
 
 
-def _mapped(table: Table, change) -> Table:  # type: ignore[no-untyped-def]
+def _mapped(table: Table, change: Callable[[str], str]) -> Table:
     """Returns a table whose texts were changed."""
 
     def cell(value: Cell) -> Cell:

@@ -135,7 +135,9 @@ def dig(values: Any, *keys: str | int) -> Any:
     for key in keys:
         if isinstance(values, dict):
             values = values.get(key)
-        elif isinstance(values, list) and isinstance(key, int) and -len(values) <= key < len(values):
+        elif (
+            isinstance(values, list) and isinstance(key, int) and -len(values) <= key < len(values)
+        ):
             values = values[key]
         else:
             return None
@@ -199,23 +201,29 @@ def spoken(value: Any) -> str:
     """Returns a config value in few words, as one would type it."""
     if isinstance(value, str):
         return text(value, 200) or ""
-    if value is None or isinstance(value, (bool, int, float)):
-        return json.dumps(value) if not isinstance(value, int) else str(value)[:40].lower()
+    if value is None or isinstance(value, (bool, float)):
+        return json.dumps(value)
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**30 else "(a huge number)"
     if isinstance(value, list) and len(value) <= 16:
-        return f"[{','.join('...' if isinstance(v, (dict, list)) and _deep(v) else spoken(v) for v in value)}]"
+        return f"[{','.join('...' if _is_deep(inner) else spoken(inner) for inner in value)}]"
     return f"({type(value).__name__})"
 
 
-def _deep(value: Any) -> bool:
-    """Whether a value holds lists in lists, which no key has."""
-    return isinstance(value, dict) or any(isinstance(inner, (dict, list)) for inner in value)
+def _is_deep(value: Any) -> bool:
+    """Whether a value holds keys, or lists in lists, which no key has."""
+    if not isinstance(value, list):
+        return isinstance(value, dict)
+    return any(isinstance(inner, (dict, list)) for inner in value)
 
 
 def _visible(character: str) -> str:
     """Returns a character, or a space or nothing in its place."""
     if character in "\n\r\t":
         return " "
-    return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in _INVISIBLE else character
+    return (
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in _INVISIBLE else character
+    )
 
 
 def _note(path: Path, why: str) -> Note:

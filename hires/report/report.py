@@ -1,6 +1,6 @@
 """How does a report come about? Frames, tables, plots and the page, into one folder.
 
-    DIR/index.html   tables/throughput.csv ...   plots/memory_per_rank.svg ...
+DIR/index.html   tables/throughput.csv ...   plots/memory_per_rank.svg ...
 """
 
 from __future__ import annotations

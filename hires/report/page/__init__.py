@@ -13,7 +13,6 @@ import hires
 from hires.core import provenance
 from hires.report import facts, figures
 from hires.report.frames import Frames
-from hires.report.plots import style
 from hires.report.plots.base import Plot, setting
 from hires.report.summaries import Summary
 from hires.report.tables import Cell, Column, Table
@@ -42,6 +41,8 @@ class Figure:
     title: str
     caption: str
     svg: Any
+    wide: bool
+    """Whether it needs the width of the page."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +97,21 @@ def render(
         origins=facts.origins(frames),
         counts=facts.counts(frames),
         headline=_grid(table.name, table.title, "", "No run is complete.", table),
-        swatches={str(row[0]): style.mark(str(row[0])).colour for row in table.rows},
+        swatches={name: figures.page_colour(name) for name in _layouts(frames)},
         figures=[_figure(plot) for plot in plots if plot.figure is not None],
         missing=figures.missing(plots),
         tables=[_grid(s.table.name, s.table.title, s.caption, s.missing, s.table) for s in tables],
         boxes=boxes,
         num_boxes=len(frames.held),
-        colours={box.layout: style.mark(box.layout).colour for box in boxes},
+        colours={box.layout: figures.page_colour(box.layout) for box in boxes},
         notes=frames.all_notes()[:MAX_NOTES],
         num_notes=len(frames.all_notes()),
     )
+
+
+def _layouts(frames: Frames) -> list[str]:
+    """Returns the names of all layouts."""
+    return [str(name) for name in frames.runs["layout"].dropna().unique()]
 
 
 def _figure(plot: Plot) -> Figure:
@@ -117,6 +123,7 @@ def _figure(plot: Plot) -> Figure:
         plot.title,
         plot.caption,
         Markup(figures.inline(figures.text_of(plot), plot.name)),
+        plot.wide,
     )
 
 

@@ -34,6 +34,8 @@ class Plot:
     """What it shows, with its numbers."""
     missing: str = ""
     """Why there is none."""
+    wide: bool = False
+    """Whether it needs the width of a page."""
 
 
 @dataclass
@@ -93,7 +95,7 @@ def setting(frames: Frames) -> str:
 
 
 def _shown(frames: Frames) -> list[Shown]:
-    """Returns which runs are drawn rank by rank: of each layout one, of the same point if possible."""
+    """Returns what is drawn rank by rank: of each layout one, at one point if possible."""
     runs = frames.runs
     done = runs[runs["state"] == "done"]
     chosen = done if len(done) else runs
@@ -114,7 +116,9 @@ def _shown(frames: Frames) -> list[Shown]:
 def _labelled(frames: Frames, rows: pd.DataFrame) -> list[Shown]:
     """Returns the runs of some rows, each with what tells it from the others."""
     extra = [
-        key for key in ("model", "image", "precision", "task") if rows[key].nunique(dropna=False) > 1
+        key
+        for key in ("model", "image", "precision", "task")
+        if rows[key].nunique(dropna=False) > 1
     ]
     found = []
     for row in rows.to_dict("records"):

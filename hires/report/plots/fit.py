@@ -29,7 +29,7 @@ def largest_image(material: Material) -> Plot:
         found = style.mark(layout)
         here = ran[ran["layout"] == layout]
         out = refused[refused["layout"] == layout]
-        edges = [edge for edge in here["edge"]]
+        edges = list(here["edge"])
         if edges:
             axis.barh(row, max(edges), 0.5, color=found.colour, hatch=found.hatch, alpha=0.85)
             axis.plot(edges, [row] * len(edges), ls="", marker="|", color=style.INK, ms=8)

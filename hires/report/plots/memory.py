@@ -25,9 +25,7 @@ def per_rank(material: Material) -> Plot:
         plot.missing = "no run recorded the memory of its ranks"
         return plot
     widths = [max(2, len(rows)) + 1 for _, rows in held]
-    made, axes = style.figure(
-        1, len(held), 3.4, sharey=True, gridspec_kw={"width_ratios": widths}
-    )
+    made, axes = style.figure(1, len(held), 3.4, sharey=True, gridspec_kw={"width_ratios": widths})
     for axis, (shown, rows) in zip(axes[0], held, strict=True):
         _stack(axis, rows)
         axis.set_title(style.short(shown.label, 5 + 3 * len(rows)), fontsize=8.5)

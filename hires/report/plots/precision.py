@@ -19,8 +19,10 @@ def error(material: Material) -> Plot:
         plot.missing = "no point was run in more than one precision with a loss"
         return plot
     held["layout"] = held["layout"].fillna("?")
-    names = sorted(set(held["precision"]), key=lambda name: numeric(
-        held[held["precision"] == name], "first_loss_error").median())
+    names = sorted(
+        set(held["precision"]),
+        key=lambda name: numeric(held[held["precision"] == name], "first_loss_error").median(),
+    )
     made, axes = style.figure(1, 2, 3.3, sharey=True)
     parts = (("first_loss_error", "first step: same weights"), ("last_loss_error", "last step"))
     layouts = sorted(set(held["layout"]))

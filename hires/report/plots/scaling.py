@@ -19,7 +19,7 @@ def by_ranks(material: Material) -> Plot:
     """Returns throughput and efficiency against ranks, at the point with the most of them."""
     plot = Plot("throughput_by_ranks", "Throughput against ranks")
     frame = points(material.frames.attempts)
-    frame = frame[frame["ranks"].notna()].fillna({key: "?" for key in _EACH})
+    frame = frame[frame["ranks"].notna()].fillna(dict.fromkeys(_EACH, "?"))
     worlds = frame.groupby(_EACH)["ranks"].nunique().sort_values()
     if not len(worlds) or worlds.iloc[-1] < 2:
         plot.missing = "no network, image and precision was run on different numbers of ranks"
@@ -67,6 +67,7 @@ def _draw(plot: Plot, held: pd.DataFrame) -> None:
     plot.figure = made
     ones = "rank" if fewest == 1 else "ranks"
     plot.caption = (
-        f"ideal is {base:.3g} images/s for each rank, as the fastest layout on {fewest} {ones} has. "
+        f"ideal is {base:.3g} images/s for each rank, that of the fastest layout on {fewest} "
+        f"{ones}. "
         f"Efficiency: {'; '.join(said[:8])} ranks."
     )

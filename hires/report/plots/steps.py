@@ -37,7 +37,7 @@ _LABELS = {**split.LABELS, WAIT: "wait for a stage"}
 
 def timeline(material: Material) -> Plot:
     """Returns the planned and the last measured step of some runs, a row for each rank."""
-    plot = Plot("timeline", "Pipeline time line, planned and measured")
+    plot = Plot("timeline", "Pipeline time line, planned and measured", wide=True)
     held = [shown for shown in material.shown if shown.steps and shown.plan is not None]
     held = sorted(held, key=_interest)[:DRAWN]
     if not held:
@@ -50,9 +50,7 @@ def timeline(material: Material) -> Plot:
         sum(0.17 * n + 0.34 for n in rows) + 0.75,
         gridspec_kw={"height_ratios": [n + 0.9 for n in rows]},
     )
-    said = [
-        _draw_run(axes[2 * i][0], axes[2 * i + 1][0], shown) for i, shown in enumerate(held)
-    ]
+    said = [_draw_run(axes[2 * i][0], axes[2 * i + 1][0], shown) for i, shown in enumerate(held)]
     style.legend(made, [axis for row in axes for axis in row], 5)
     plot.figure = made
     plot.caption = (

@@ -142,8 +142,12 @@ def mark(layout: str) -> Mark:
     for wanted, found in _FAMILIES:
         if wanted <= parts:
             more = next((p for p in ("local_dp", "dp") if p in parts and p not in wanted), None)
-            return found if more is None else Mark(
-                found.colour, "*" if more == "dp" else "p", found.hatch * 2, _DASHES[more]
+            return (
+                found
+                if more is None
+                else Mark(
+                    found.colour, "*" if more == "dp" else "p", found.hatch * 2, _DASHES[more]
+                )
             )
     # A name that nobody knows has a colour by its letters: not one of its own, but always the same.
     return Mark(_OTHERS[zlib.crc32(layout.encode()) % len(_OTHERS)], ">", "-", "--")
@@ -173,7 +177,9 @@ def figure(rows: int = 1, columns: int = 1, height: float = 3.4, **more: Any) ->
     return made, made.subplots(rows, columns, squeeze=False, **more)
 
 
-def panels(count: int, columns: int = 2, height: float = 2.6, **more: Any) -> tuple[Figure, list[Axes]]:
+def panels(
+    count: int, columns: int = 2, height: float = 2.6, **more: Any
+) -> tuple[Figure, list[Axes]]:
     """Returns a figure of some panels, row by row; places that are left over are empty.
 
     Args:

@@ -11,6 +11,7 @@ from hires.report.plots.base import Material, Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
 
 def between_ranks(material: Material) -> Plot:
@@ -43,7 +44,7 @@ def between_ranks(material: Material) -> Plot:
     return plot
 
 
-def _draw(axis: Axes, found: list[list[float]], most: float):  # type: ignore[no-untyped-def]
+def _draw(axis: Axes, found: list[list[float]], most: float) -> AxesImage:
     """Draws one matrix, and returns what a scale of colours belongs to."""
     import numpy as np
 
@@ -65,7 +66,5 @@ def _draw(axis: Axes, found: list[list[float]], most: float):  # type: ignore[no
                 if value:
                     dark = "white" if value > most / 2 else "black"
                     text = f"{value:.1f}" if value >= 0.1 else f"{value:.2g}"
-                    axis.text(
-                        column, row, text, ha="center", va="center", fontsize=7, color=dark
-                    )
+                    axis.text(column, row, text, ha="center", va="center", fontsize=7, color=dark)
     return image
