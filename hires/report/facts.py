@@ -222,8 +222,8 @@ def _version(provenance: dict[str, Any]) -> str | None:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether nothing is known; pandas says so in several ways."""
-    return value is None or value != value or str(value) == "<NA>"
+    """Whether nothing is known; a frame says so in several ways."""
+    return value is None or str(value) in ("<NA>", "nan", "None")
 
 
 def _plain(value: Any) -> Cell:
