@@ -54,7 +54,8 @@ def test_folder_that_cannot_be_written_is_named(hires, run):
     Path("taken").write_text("")
     answer = hires("report", "--out", "taken")
     assert answer.code == 1
-    assert "taken" in answer.err and "--out DIR" in answer.err
+    assert "taken" in answer.err
+    assert "--out DIR" in answer.err
 
 
 def test_run_that_left_no_word_is_looked_after(hires):

@@ -60,7 +60,8 @@ def test_markdown_holds_no_markup():
     text = formats.markdown_text(table("<script>a|b`c*"))
     assert "<script>" not in text
     assert "&lt;script>a\\|b\\`c\\*" in text
-    assert "| x [KiB] |" in text and "|     2.0 |" in text
+    assert "| x [KiB] |" in text
+    assert "|     2.0 |" in text
 
 
 def test_latex_is_booktabs_with_everything_escaped():
@@ -68,12 +69,14 @@ def test_latex_is_booktabs_with_everything_escaped():
     assert r"50\%\_a\&b\#\$\textasciicircum{}\textasciitilde{}\{\}\textbackslash{}x" in text
     assert [rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [True] * 3
     assert r"\begin{tabular}{lr}" in text
-    assert r"x [KiB]" in text and "% other: hires run a=b" in text
+    assert r"x [KiB]" in text
+    assert "% other: hires run a=b" in text
 
 
 def test_parquet_gives_back_types(tmp_path, made):
     path = formats.write_table(tmp_path, made[0], "parquet")
     read = pd.read_parquet(path)
     assert list(read.columns) == [column.key for column in made[0].table.columns]
-    assert read["img_per_s_median"].dtype.kind == "f" and read["ranks"].dtype.kind == "i"
+    assert read["img_per_s_median"].dtype.kind == "f"
+    assert read["ranks"].dtype.kind == "i"
     assert len(read) == len(made[0].table.rows)

@@ -123,6 +123,8 @@ def test_columns_hold_no_value_of_another_type(tmp_path):
     (run / "record.json").write_text(json.dumps(record))
     found = frames.load([run])
     row = found.runs.iloc[0]
-    assert pd.isna(row["ranks"]) and pd.isna(row["img_per_s_median"])
-    assert row["layout"] == "pp" and row["image"] == "13x10"  # what the config says
+    assert pd.isna(row["ranks"])
+    assert pd.isna(row["img_per_s_median"])
+    assert row["layout"] == "pp"
+    assert row["image"] == "13x10"
     assert len(found.memory) == 1

@@ -50,7 +50,8 @@ def hostile(tmp_path_factory):
 def test_page_holds_plots_tables_and_a_box_for_every_run(good):
     text, made = good
     seen = Seen(text)
-    assert made.num_runs == 11 and made.notes == []
+    assert made.num_runs == 11
+    assert made.notes == []
     assert sum(tag == "figure" for tag, _ in seen.tags) == 11
     assert sum(values.get("class") == "box" for _, values in seen.tags) == 11
     assert text.count("hires run parallel=") > 40
@@ -76,7 +77,8 @@ def test_page_refers_to_nothing_outside(good):
     for tag, values in Seen(text).tags:
         for key in ("src", "href", "xlink:href", "action", "data", "poster", "srcset"):
             assert str(values.get(key) or "#").startswith(WITHIN), (tag, values)
-    assert "@import" not in text and not re.search(r"url\((?!#)", text)
+    assert "@import" not in text
+    assert not re.search(r"url\((?!#)", text)
 
 
 def test_ids_are_different_and_labels_lead_to_them(good):
@@ -109,7 +111,9 @@ def test_hostile_runs_leave_the_good_one_in_all_tables(hostile):
     for path in made.files:
         if path.suffix in (".md", ".tex", ".csv"):
             kept = path.read_text(encoding="utf-8")
-            assert "\x1b" not in kept and "\u202e" not in kept and "\x00" not in kept
+            assert "\x1b" not in kept
+            assert "\u202e" not in kept
+            assert "\x00" not in kept
         if path.suffix == ".md":
             assert "<script" not in path.read_text(encoding="utf-8")
 

@@ -19,7 +19,8 @@ def test_damaged_json_is_a_note(tmp_path, data):
     path, notes = tmp_path / "record.json", []
     path.write_bytes(data)
     assert reading.read_json(path, notes) == {}
-    assert len(notes) == 1 and "record.json" in notes[0].where
+    assert len(notes) == 1
+    assert "record.json" in notes[0].where
 
 
 @pytest.mark.parametrize(

@@ -41,4 +41,5 @@ def test_every_rank_of_a_simulated_step_is_divided(name):
     lengths = {round(sum(parts.values()), 6) for parts in ranks}
     assert len(ranks) == plan.world
     # Replicas are simulated as one.
-    assert lengths - {0} and len(lengths - {0.0}) == 1
+    assert lengths - {0}
+    assert len(lengths - {0.0}) == 1
