@@ -146,6 +146,15 @@ def test_runs_are_filtered_and_opened_by_keyboard(opened):
     assert "the loss is" in boxes[0].text
 
 
+def test_link_of_a_row_opens_the_box_of_its_run(opened):
+    link = opened.one("#table-throughput tbody a")
+    box = opened.one(f"#{link.get_attribute('href').rpartition('#')[2]}")
+    assert box.get_attribute("open") is None
+    link.click()
+    assert box.get_attribute("open") is not None
+    assert link.get_attribute("title") in box.text
+
+
 def test_colours_follow_the_reader(opened):
     ground = "return getComputedStyle(document.body).backgroundColor"
     light = opened.run(ground)

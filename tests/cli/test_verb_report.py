@@ -58,6 +58,34 @@ def test_folder_that_cannot_be_written_is_named(hires, run):
     assert "--out DIR" in answer.err
 
 
+def test_points_are_those_of_whole_campaigns(hires, run):
+    report_run(Path("results"), "single")
+    points = [{"run": path.name, "overrides": []} for path in run.parent.iterdir()]
+    (run.parent / "campaign.json").write_text(json.dumps({"points": points}))
+    table = Path("report/tables/points.csv")
+    assert hires("report", "default", "--format", "csv").code == 0
+    assert table.read_text().count("done") == 2
+    # The other run of the campaign is not looked at, so nobody knows how it is; the table goes.
+    assert hires("report", str(run), "--format", "csv").code == 0
+    assert not table.exists()
+
+
+def test_campaign_of_excluded_points_alone_has_a_report(hires):
+    Path("results/none").mkdir(parents=True)
+    excluded = {"overrides": ["image=9"], "reason": "too small"}
+    Path("results/none/campaign.json").write_text(json.dumps({"excluded": [excluded]}))
+    for name in (["none"], ["results/none"], []):
+        assert hires("report", *name, "--format", "csv,html").code == 0
+        assert "too small" in Path("report/tables/points.csv").read_text()
+
+
+def test_deeply_nested_campaign_is_a_note(hires, run):
+    (run.parent / "campaign.json").write_text('{"points": ' + "[" * 100_000)
+    answer = hires("report", "--format", "csv")
+    assert answer.code == 0
+    assert "campaign.json" in answer.out
+
+
 def test_run_that_left_no_word_is_looked_after(hires):
     begin(make_run(Path("results")), pid=2**22 + 1)
     assert hires("report", "--format", "csv").code == 0

@@ -35,10 +35,13 @@ def hostile_campaign(results: Path) -> list[Path]:
 
 def _poison(run: Path, value: Any) -> None:
     """Writes a value into every place of a run that a report shows."""
+    long = value
+    value = value[:5000] if isinstance(value, str) else value
     for file in (run / "record.json", run / "a0" / "record.json", run / "a0" / "exit.json"):
         values = json.loads(file.read_text())
         for key in ("model", "layout", "precision", "cause", "reproduce", "run", "campaign"):
             values[key] = value
+        values["layout"] = long  # once is enough for what is long
         if file.name == "record.json":
             values["provenance"] = dict.fromkeys(("git", "hires", "torch", "host"), value)
             values["loss"] = {"first": value, "last": value, "finite": value}
@@ -48,7 +51,7 @@ def _poison(run: Path, value: Any) -> None:
             values |= {"state": value, "reason": value}
         file.write_text(json.dumps(values))
     config = yaml.safe_load((run / "config.yaml").read_text())
-    config["data"]["path"] = value if not isinstance(value, str) else ascii(value)[:200_000]
+    config["data"]["path"] = ascii(value) if isinstance(value, str) else value
     config[ATTACK] = 1
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     for file in (run / "a0" / "timeline.jsonl", run / "a0" / "metrics.jsonl"):

@@ -53,7 +53,7 @@ def _draw(axis: Axes, found: list[list[float]], most: float) -> QuadMesh:
     edges = np.arange(len(found) + 1) - 0.5
     image = axis.pcolormesh(edges, edges, cells, cmap="viridis_r", vmin=0, vmax=most)
     axis.invert_yaxis()
-    axis.set_aspect("equal")
+    axis.set_aspect("equal", anchor="W")
     axis.grid(False)
     ranks = range(len(found))
     step = max(1, len(found) // 8)
