@@ -92,6 +92,7 @@ def test_run_that_left_no_word_is_looked_after(hires):
     assert "lost" in Path("report/tables/failures.csv").read_text()
 
 
+@pytest.mark.slow
 def test_report_needs_no_torch(python, tmp_path):
     report_run(tmp_path / "results", "sp+gems")
     script = (

@@ -80,3 +80,15 @@ def test_parquet_gives_back_types(tmp_path, made):
     assert read["img_per_s_median"].dtype.kind == "f"
     assert read["ranks"].dtype.kind == "i"
     assert len(read) == len(made[0].table.rows)
+
+
+def test_points_without_a_result_come_first():
+    words = {"campaign": "c", "overrides": "a=1", "reproduce": "hires run a=1"}
+    states = ("done", "pending", "failed", "infeasible", "done")
+    found = frames.load([])
+    found.planned = pd.DataFrame(
+        [{**words, "run": str(n), "state": state} for n, state in enumerate(states)],
+        columns=["campaign", "run", "state", "overrides", "reason", "nearest", "reproduce"],
+    )
+    points = summaries(found)[-1].frame
+    assert list(points["run"]) == ["3", "2", "1", "0", "4"]

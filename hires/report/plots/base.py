@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SHOWN = 6
 """Runs that are drawn rank by rank."""
+MAX_LABEL = 60
+"""Characters of the name by which a run is called in captions."""
 MAX_RANKS = 64
 """Ranks of a run that are drawn one by one; more would be thinner than a line."""
 
@@ -125,5 +127,6 @@ def _labelled(frames: Frames, rows: pd.DataFrame) -> list[Shown]:
         run = frames.run(str(row["campaign"]), str(row["run"]))
         if run is not None:
             label = " ".join([row["_layout"], *(str(row[key]) for key in extra)])
+            label = label if len(label) <= MAX_LABEL else f"{label[:MAX_LABEL]}..."
             found.append(Shown(run, label, str(row["_layout"])))
     return found
