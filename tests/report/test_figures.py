@@ -52,6 +52,16 @@ def test_ranks_that_share_cores_are_told(tmp_path):
     assert "simulated ranks: up to 6 share the cores" in setting(frames.load([run]))
 
 
+def test_ranks_on_an_accelerator_are_not_marked_as_simulated(tmp_path):
+    run = report_run(tmp_path, "sp grid")
+    record = json.loads((run / "record.json").read_text())
+    record["provenance"]["hardware"]["cores"] = 2
+    for entry in record["memory"]:
+        entry["source"] = "device"
+    (run / "record.json").write_text(json.dumps(record))
+    assert setting(frames.load([run])).startswith("accelerator, 2 cores, 1 machine; ranks are")
+
+
 def test_one_run_has_its_own_plots_and_a_line_for_the_others(tmp_path):
     found = drawn(report_run(tmp_path))
     without = {name for name, plot in found.items() if plot.figure is None}
