@@ -22,6 +22,7 @@ VERBS = {
     "plan": ("hires.cli.verb_plan", "show who computes and sends what, without running it"),
     "verify": ("hires.cli.verb_verify", "compare a layout with one process, in float64"),
     "show": ("hires.cli.verb_show", "print the tables or the time line of a run"),
+    "report": ("hires.cli.verb_report", "turn runs into tables, plots and one page"),
     "status": ("hires.cli.verb_status", "show how runs are doing: state, step, speed, memory"),
     "logs": ("hires.cli.verb_logs", "print what the ranks of a run said"),
     "retry": ("hires.cli.verb_retry", "run failed and lost points again, as their next attempt"),

@@ -28,6 +28,7 @@ OPTIONS = {
     "plan": COMPOSING | {"--prove"},
     "verify": COMPOSING,
     "show": {"--help", "--json", "--results", "--timeline", "--trace"},
+    "report": {"--format", "--help", "--json", "--out", "--results", "--title"},
     "status": {"--help", "--json", "--results", "--watch"},
     "logs": {"--attempt", "--follow", "--grep", "--help", "--rank", "--results"},
     "retry": {"--help", "--results", "--set", "--state"},
@@ -122,7 +123,7 @@ def _candidates(before: list[str], current: str) -> Iterable[str]:
         "show": _runs(),
         "logs": _runs(),
     }
-    if verb in ("status", "retry", "cancel"):  # as many names as one likes
+    if verb in ("status", "retry", "cancel", "report"):  # as many names as one likes
         return _retry_values(before[-1]) or [*_campaigns(), *_runs()]
     wanted = 1 if verb != "data" or len(before) == 1 else 0
     return positional.get(verb, []) if len(before) == wanted else ()

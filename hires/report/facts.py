@@ -1,0 +1,235 @@
+"""What, where, with which versions, and what came out: the head of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hires.core.config import RunConfig, to_dict
+from hires.core.units import MIB, size
+from hires.report import reading
+from hires.report.frames import Frames, numeric
+from hires.report.reading import count, dicts, dig, spoken, text
+from hires.report.runs import Run
+from hires.report.tables import Cell, Column, Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MOST = 6
+"""Values that a line lists before it counts the rest."""
+_POINT = ["model", "image", "precision", "task", "batch"]
+HEADLINE = (
+    Column("layout", "layout"),
+    Column("point", "point"),
+    Column("ranks", "ranks", digits=0),
+    Column("img_per_s_median", "median", "img/s", digits=2),
+    Column("speedup", "beside single", "x", digits=2),
+    Column("peak_bytes_max", "fullest rank", "MiB", 1 / MIB, 1),
+    Column("runs", "complete runs", digits=0),
+)
+
+
+@dataclass(frozen=True)
+class Box:
+    """What the page says of one run."""
+
+    anchor: str
+    name: str
+    short: str
+    """The hash of the run."""
+    campaign: str
+    state: str
+    layout: str
+    summary: str
+    cause: str
+    reproduce: str
+    settings: list[tuple[str, str]]
+    """Keys that differ from the defaults."""
+    placement: list[tuple[str, str]]
+    """Rank and where it stands, ranks of one kind together."""
+
+
+def origins(frames: Frames) -> list[tuple[str, str]]:
+    """Returns what was run, where and with which versions, as lines with a name each."""
+    runs = frames.runs
+    origin = [run.provenance for run in frames.held]
+    hardware = [dig(found, "hardware") for found in origin]
+    lines = [
+        ("networks", _several(runs["model"])),
+        ("images", _several(runs["image"])),
+        ("layouts", _several(runs["layout"])),
+        ("precisions", _several(runs["precision"])),
+        ("tasks", _several(runs["task"])),
+        ("campaigns", _several(runs["campaign"])),
+        ("machines", _several(text(found.get("host"), 60) for found in origin)),
+        ("processors", _several(_processor(found) for found in hardware)),
+        ("hires", _several(_version(found) for found in origin)),
+        ("torch", _several(text(found.get("torch"), 40) for found in origin)),
+        ("Python", _several(text(found.get("python"), 40) for found in origin)),
+        ("started", _between(runs["started"])),
+    ]
+    return [(name, said) for name, said in lines if said]
+
+
+def counts(frames: Frames) -> list[tuple[str, str]]:
+    """Returns how many runs there are of each state, and the extremes, as words and numbers."""
+    states = frames.runs["state"].value_counts()
+    found = [("run" if len(frames.runs) == 1 else "runs", str(len(frames.runs)))]
+    found += [(str(state), str(number)) for state, number in states.items()]
+    planned = frames.planned
+    excluded = int((planned["state"] == "infeasible").sum())
+    if excluded:
+        found.append(("excluded", str(excluded)))
+    return found
+
+
+def headline(frames: Frames) -> Table:
+    """Returns one row a layout, all at one point as far as they were run there.
+
+    It is the point that most layouts were run at; of a layout that was not, it is its fastest one.
+    """
+    held = frames.attempts[frames.attempts["img_per_s_median"].notna()]
+    held = held.assign(layout=held["layout"].fillna("?"))
+    held = held.fillna({key: "?" for key in _POINT if key != "batch"})
+    runs = frames.runs.set_index(["campaign", "run"])
+    common = held.groupby(_POINT, dropna=False)["layout"].nunique().sort_values(kind="stable")
+    rows: list[list[Cell]] = []
+    for layout, own in held.groupby("layout", sort=False):
+        there = _at(own, common.index[-1])
+        kept = there if len(there) else own
+        medians = kept.groupby(_POINT, dropna=False)["img_per_s_median"].median()
+        best = kept.groupby(_POINT, dropna=False).get_group(medians.idxmax()).iloc[0]
+        peak = runs.loc[[(best["campaign"], best["run"])], "peak_bytes_max"].iloc[0]
+        point = " ".join(str(best[key]) for key in ("model", "image", "precision"))
+        point += f", batch {best['batch']}, {best['task']}"
+        cells: list[Any] = [layout, point, best["ranks"], medians.max()]
+        cells += [_speedup(held, best, medians.max()), peak, own["run"].nunique()]
+        rows.append([None if _is_missing(cell) else _plain(cell) for cell in cells])
+    rows.sort(key=lambda row: -float(row[3] or 0))
+    return Table("headline", "The layouts beside each other", HEADLINE, rows)
+
+
+def box(run: Run, number: int) -> Box:
+    """Returns what the page says of a run.
+
+    Args:
+        run: the run.
+        number: different for every run of a page.
+    """
+    state, reason, cause = run.end
+    record = run.record
+    rate = reading.number(dig(record, "throughput", "img_per_s", "median"))
+    peaks = [n for n in (count(e.get("peak_bytes")) for e in dicts(record.get("memory"))) if n]
+    said = [f"{rate:.2f} img/s"] if rate is not None and state == "done" else []
+    said += [f"fullest rank {size(max(peaks))}"] if peaks else []
+    ended = f"{reason}: {cause}" if reason and cause else cause or reason or ""
+    layout = text(record.get("layout"), 60) or text(dig(run.config, "parallel", "name"), 60) or "?"
+    return Box(
+        f"run-{number}",
+        run.name,
+        run.short,
+        run.campaign,
+        state,
+        layout,
+        ", ".join(said),
+        ended,
+        run.reproduce or "not recorded",
+        _settings(run),
+        _placement(record),
+    )
+
+
+def _settings(run: Run) -> list[tuple[str, str]]:
+    """Returns the keys of a config that differ from the defaults, in its own order."""
+    default = _defaults()
+    found = [(key, spoken(value)) for key, value in run.flat_config.items()]
+    return [(key, said) for key, said in found if default.get(key) != said][:80]
+
+
+def _defaults() -> dict[str, str]:
+    """Returns every key with its default."""
+    if not _KNOWN:
+        values = to_dict(RunConfig())
+        _KNOWN.update({key: spoken(value) for key, value in reading.flat(values).items()})
+    return _KNOWN
+
+
+_KNOWN: dict[str, str] = {}
+
+
+def _placement(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns who holds what; of many ranks the first ones."""
+    found = []
+    entries = dicts(record.get("memory"))
+    for entry in entries[:64]:
+        words = []
+        for key in ("replica", "stage", "tile", "shard"):
+            value = entry.get(key)
+            places = value if isinstance(value, list) else [value]
+            if any(place is not None for place in places[:4]):
+                said = " up ".join("-" if p is None else spoken(p) for p in places[:2])
+                words.append(f"{key} {said}")
+        found.append((f"rank {count(entry.get('rank'))}", ", ".join(words) or "not recorded"))
+    if len(entries) > 64:
+        found.append(("...", f"{len(entries) - 64} more ranks"))
+    return found
+
+
+def _at(held: pd.DataFrame, point: tuple[Any, ...]) -> pd.DataFrame:
+    """Returns the rows of one point."""
+    for key, value in zip(_POINT, point, strict=True):
+        held = held[(held[key] == value).fillna(False)]
+    return held
+
+
+def _speedup(held: pd.DataFrame, best: pd.Series, median: float) -> float | None:
+    """Returns how much faster a point is than one process at the same point."""
+    twins = _at(held[held["layout"] == "single"], tuple(best[key] for key in _POINT))
+    base = numeric(twins, "img_per_s_median").median() if len(twins) else None
+    return float(median / base) if base else None
+
+
+def _several(values: Iterable[Any]) -> str:
+    """Returns different values in words, in the order of the first of each."""
+    known = list(dict.fromkeys(str(v) for v in values if v is not None and not _is_missing(v)))
+    left = len(known) - _MOST
+    return ", ".join(known[:_MOST]) + (f" and {left} more" if left > 0 else "")
+
+
+def _between(values: Iterable[Any]) -> str:
+    """Returns the first and the last of some times."""
+    known = sorted(str(v)[:16].replace("T", " ") for v in values if not _is_missing(v))
+    if not known:
+        return ""
+    return f"{known[0]} UTC" if known[0] == known[-1] else f"{known[0]} to {known[-1]} UTC"
+
+
+def _processor(hardware: Any) -> str | None:
+    """Returns what a machine is, in words."""
+    name, cores = text(dig(hardware, "cpu"), 60), count(dig(hardware, "cores"))
+    memory = count(dig(hardware, "memory"))
+    said = [name or "", f"{cores} cores" if cores else "", size(memory) if memory else ""]
+    return ", ".join(word for word in said if word) or None
+
+
+def _version(provenance: dict[str, Any]) -> str | None:
+    """Returns version and commit of hires."""
+    version, git = text(provenance.get("hires"), 40), text(provenance.get("git"), 60)
+    if version is None:
+        return None
+    if git is None:
+        return version
+    return f"{version} ({git[:10]}{'-dirty' if git.endswith('-dirty') else ''})"
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether nothing is known; a frame says so in several ways."""
+    return value is None or str(value) in ("<NA>", "nan", "None")
+
+
+def _plain(value: Any) -> Cell:
+    """Returns a number of numpy as Python's own."""
+    kept: Cell = value.item() if hasattr(value, "item") else value
+    return kept

@@ -1,0 +1,138 @@
+"""What is a plot, and from what is it drawn?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hires.core.timeline import StepSpans, complete_steps
+from hires.plan.plan import Plan
+from hires.report.frames import Frames
+from hires.report.plots import style
+from hires.report.runs import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+SHOWN = 6
+"""Runs that are drawn rank by rank."""
+DEVICE = "device"
+"""What a record says measured the memory of a rank that computed on an accelerator."""
+MAX_LABEL = 60
+"""Characters of the name by which a run is called in captions."""
+MAX_RANKS = 64
+"""Ranks of a run that are drawn one by one; more would be thinner than a line."""
+
+
+@dataclass
+class Plot:
+    """A figure with what it says, or why there is none."""
+
+    name: str
+    """File name without its ending."""
+    title: str
+    figure: Figure | None = None
+    caption: str = ""
+    """What it shows, with its numbers."""
+    missing: str = ""
+    """Why there is none."""
+    wide: bool = False
+    """Whether it needs the width of a page."""
+
+
+@dataclass
+class Shown:
+    """A run that is drawn rank by rank; plan and time line are read when they are asked for."""
+
+    run: Run
+    label: str
+    """Short, and different from that of the others."""
+    layout: str
+
+    @functools.cached_property
+    def plan(self) -> Plan | None:
+        """Its plan, if it can be read and is not too large to be drawn."""
+        plan = self.run.plan()
+        return plan if plan is not None and plan.world <= MAX_RANKS else None
+
+    @functools.cached_property
+    def steps(self) -> dict[int, list[StepSpans]]:
+        """Its measured steps, by number; none if there is no time line."""
+        found = self.run.timeline() if self.plan is not None else []
+        return complete_steps(found, self.plan.world) if found and self.plan is not None else {}
+
+
+@dataclass
+class Material:
+    """Everything that plots are drawn from."""
+
+    frames: Frames
+    shown: list[Shown]
+    setting: str
+    """Where it was measured, said on every figure."""
+    benches: Sequence[dict[str, object]] = field(default_factory=list)
+
+
+def material(frames: Frames) -> Material:
+    """Returns what plots of some runs are drawn from."""
+    return Material(frames, _shown(frames), setting(frames))
+
+
+def setting(frames: Frames) -> str:
+    """Returns what kind of device was measured, as every figure says it."""
+    runs = frames.runs
+    cores = [int(n) for n in runs["cores"].dropna().unique()]
+    if not cores:
+        return "device not recorded"
+    each = f"{min(cores)} to {max(cores)} cores" if len(cores) > 1 else f"{cores[0]} cores"
+    most = runs["ranks"].max()
+    machine = "1 machine" if runs["host"].nunique() == 1 else f"{runs['host'].nunique()} machines"
+    sources = set(frames.memory["source"].dropna())
+    kinds = ["accelerator"] if DEVICE in sources else []
+    kinds += ["CPU"] if sources != {DEVICE} else []
+    said = f"{style.listed(kinds)}, {each}, {machine}"
+    crowded = runs[(runs["ranks"] > runs["cores"]).fillna(False)]
+    if len(crowded) and "CPU" in kinds:
+        said += f"; simulated ranks: up to {int(most)} share the cores"
+    elif most > 1:
+        said += "; ranks are processes of one machine" if machine == "1 machine" else ""
+    return said
+
+
+def _shown(frames: Frames) -> list[Shown]:
+    """Returns what is drawn rank by rank: of each layout one, at one point if possible."""
+    runs = frames.runs
+    done = runs[runs["state"] == "done"]
+    chosen = done if len(done) else runs
+    if not len(chosen):
+        return []
+    kept = chosen.assign(_layout=chosen["layout"].fillna("?"))
+    keys = ["model", "image", "batch", "task", "precision"]
+    counts = kept.groupby(keys, dropna=False)["_layout"].nunique().rename("_layouts")
+    kept = kept.join(counts, on=keys)
+    kept["_pixels"] = kept["height"].fillna(0) * kept["width"].fillna(0)
+    kept = kept.sort_values(
+        ["_layouts", "_pixels", "img_per_s_median"], ascending=False, na_position="last"
+    )
+    rows = kept.drop_duplicates("_layout").head(SHOWN)
+    return _labelled(frames, rows)
+
+
+def _labelled(frames: Frames, rows: pd.DataFrame) -> list[Shown]:
+    """Returns the runs of some rows, each with what tells it from the others."""
+    extra = [
+        key
+        for key in ("model", "image", "precision", "task")
+        if rows[key].nunique(dropna=False) > 1
+    ]
+    found = []
+    for row in rows.to_dict("records"):
+        run = frames.run(str(row["campaign"]), str(row["run"]))
+        if run is not None:
+            label = " ".join([row["_layout"], *(str(row[key]) for key in extra)])
+            label = label if len(label) <= MAX_LABEL else f"{label[:MAX_LABEL]}..."
+            found.append(Shown(run, label, str(row["_layout"])))
+    return found

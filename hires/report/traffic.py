@@ -1,0 +1,143 @@
+"""Which ranks say how much to each other in a step, and in messages of which size?
+
+The plan knows it exactly: nothing needs to be measured. Counts are those of
+``hires.plan.planner.totals``, found without walking every microbatch: all passes of a stage in one
+direction say the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hires.core.units import MIB
+from hires.plan.groups import held_stages, num_holders
+from hires.plan.plan import Plan, Stage
+from hires.plan.program import BYTES, inside
+
+KIB = 1024
+BOUNDS = (KIB, 16 * KIB, 256 * KIB, 4 * MIB)
+CLASSES = ("below 1 KiB", "1 to 16 KiB", "16 to 256 KiB", "256 KiB to 4 MiB", "4 MiB and more")
+"""Size classes of messages; the bounds lie between them."""
+
+
+class Flow(NamedTuple):
+    """Equal messages of one step from one rank of the first replica to another."""
+
+    source: int
+    target: int
+    kind: str
+    """``halo``, ``stage``, ``join``, ``norm``, ``reduce``, ``share``, ``loss`` or ``gradient``."""
+    num_bytes: int
+    """Of one message."""
+    messages: int
+
+
+def size_class(num_bytes: float) -> int:
+    """Returns the index of the class of a message."""
+    return sum(num_bytes >= bound for bound in BOUNDS)
+
+
+def flows(plan: Plan) -> Iterator[Flow]:
+    """Yields what the ranks of the first replica send to each other in one step.
+
+    Gradients, which are summed over replicas too, come from :func:`gradient_flows`. A gather of n
+    ranks is a message from each to every other.
+    """
+    for direction in range(plan.num_directions):
+        passes = len(plan.microbatches_of(direction))
+        ways = (False, True) if plan.training else (False,)
+        for back, stage in itertools.product(ways, plan.stages):
+            for flow in _inside(plan, stage, direction, back):
+                yield flow._replace(messages=passes * flow.messages)
+        for back in ways:
+            for flow in _between(plan, direction, back):
+                yield flow._replace(messages=passes * flow.messages)
+
+
+def gradient_flows(plan: Plan) -> Iterator[Flow]:
+    """Yields the sums of gradients over all holders of a stage, replicas included.
+
+    An all-reduce of b bytes sends at least 2 (n - 1) b / n from each of n ranks; it is drawn as if
+    each sent the same to every other.
+    """
+    if not plan.training:
+        return
+    wide = max(BYTES[plan.dtype], BYTES["float32"])
+    for stage in plan.stages:
+        ranks = [r for r in range(plan.world) if stage.index in held_stages(plan, r)]
+        share = int(2 * stage.params * wide / max(1, len(ranks)))
+        for source, target in itertools.permutations(ranks, 2):
+            yield Flow(source, target, "gradient", share, 1)
+
+
+def matrix(plan: Plan) -> list[list[float]]:
+    """Returns bytes of one step by source and target rank of the whole world."""
+    found = [[0.0] * plan.world for _ in range(plan.world)]
+    for flow in flows(plan):
+        for first in range(0, plan.world, plan.ranks_per_replica):
+            found[first + flow.source][first + flow.target] += flow.num_bytes * flow.messages
+    for flow in gradient_flows(plan):
+        found[flow.source][flow.target] += flow.num_bytes
+    return found
+
+
+def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
+    """Returns messages and bytes of one step of the whole world, by kind and size class.
+
+    The sum of one stage's gradients counts as one message from each holder.
+    """
+    messages: Counter[tuple[str, int]] = Counter()
+    total: Counter[tuple[str, int]] = Counter()
+    for flow in flows(plan):
+        key = flow.kind, size_class(flow.num_bytes)
+        messages[key] += flow.messages * plan.num_replicas
+        total[key] += flow.messages * flow.num_bytes * plan.num_replicas
+    wide = max(BYTES[plan.dtype], BYTES["float32"])
+    for stage in plan.stages if plan.training else ():
+        holders = num_holders(plan, stage.index)
+        if holders > 1:
+            key = "gradient", size_class(stage.params * wide)
+            messages[key] += holders
+            total[key] += 2 * (holders - 1) * stage.params * wide
+    return {key: (messages[key], total[key]) for key in sorted(messages)}
+
+
+def _inside(plan: Plan, stage: Stage, direction: int, back: bool) -> Iterator[Flow]:
+    """Yields what the ranks of a stage say to each other in one pass."""
+    size = BYTES[plan.dtype]
+    wide = max(size, BYTES["float32"])
+    ranks = [plan.rank_of(0, direction, stage.index, i) for i in range(stage.num_ranks)]
+    for op, way_back in inside(plan, stage, back):
+        if op.kind != "halo":
+            for source, target in itertools.permutations(ranks, 2):
+                yield Flow(source, target, op.kind, op.elements * wide, 1)
+            continue
+        images, channels, *_ = plan.graph.shape(op.value)
+        for source, target, r0, r1, c0, c1 in op.messages:
+            ends = (target, source) if way_back else (source, target)
+            pixels = (r1 - r0) * (c1 - c0)
+            num_bytes = images * channels * pixels * size
+            yield Flow(ranks[ends[0]], ranks[ends[1]], "halo", num_bytes, 1)
+
+
+def _between(plan: Plan, direction: int, back: bool) -> Iterator[Flow]:
+    """Yields what stages send to each other in one pass."""
+    size = BYTES[plan.dtype]
+    for edge in plan.edges:
+        makers, readers = plan.stages[edge.source], plan.stages[edge.target]
+        kind = "stage" if makers.num_ranks == readers.num_ranks else "join"
+        shape = plan.graph.shape(edge.value)
+        # Those of the way back are named the same way round: the maker's tile first.
+        for maker, reader, n0, n1, r0, r1, c0, c1 in edge.back if back else edge.messages:
+            rest = math.prod(shape[1:]) if edge.whole else shape[1] * (r1 - r0) * (c1 - c0)
+            images = n1 - n0 if shape else 1
+            ends = (
+                plan.rank_of(0, direction, makers.index, maker),
+                plan.rank_of(0, direction, readers.index, reader),
+            )
+            source, target = reversed(ends) if back else ends
+            yield Flow(source, target, kind, images * rest * size, 1)
