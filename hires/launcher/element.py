@@ -53,25 +53,33 @@ def main(argv: Sequence[str] | None = None, module: str = BATCH) -> int:
 
 def _run(campaign: Path, entries: Sequence[Entry], job: Allocation, module: str) -> int:
     """Runs what is left to do of an element; returns its exit code."""
-
-    def left() -> list[Entry]:
-        return [one for one in entries if is_open(campaign / one.run, one.attempt, job)]
-
-    found = left()
+    found = [one for one in entries if is_open(campaign / one.run, one.attempt, job)]
     if not found:
         _say(f"nothing is left to do for job {job.name}: its runs have ended")
         return 0
     if len(entries) > 1:
-        runs = [Packed.read(campaign / entry.run, entry.attempt, job) for entry in found]
-        code = Pack(job, runs, module).run()
-        if code != CANCELLED and left():
-            _say(f"job {job.name} is queued again: {len(left())} of its runs go on")
-            allocation.ask("scontrol", "requeue", job.name)
-        return code
+        return _run_pack(campaign, found, job, module)
     path = campaign / found[0].run
     number = number_of(rundir.frozen_folder(path), job, found[0].attempt)
     _log_to(path / slurm.LOG)
     return Attempt(path, number, job).run()
+
+
+def _run_pack(campaign: Path, entries: Sequence[Entry], job: Allocation, module: str) -> int:
+    """Runs several runs; returns the exit code of the first that failed, or 0."""
+    runs, failed = [], 0
+    for entry in entries:
+        try:
+            runs.append(Packed.read(campaign / entry.run, entry.attempt, job))
+        except HiresError as error:  # the others are as good as before
+            _say(str(error))
+            failed = error.exit_code
+    code = Pack(job, runs, module).run()
+    left = [run for run in runs if is_open(run.path, run.submitted, job)]
+    if code != CANCELLED and left:
+        _say(f"job {job.name} is queued again: {len(left)} of its runs go on")
+        allocation.ask("scontrol", "requeue", job.name)
+    return code or failed
 
 
 def is_open(path: Path, submitted: int, job: Allocation) -> bool:

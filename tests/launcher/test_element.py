@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,6 +137,15 @@ def test_run_that_fails_takes_no_other_along(submitted, cluster, monkeypatch):
     assert begins == [run.name for run in runs]
     times = [json.loads((run / "a0" / "exit.json").read_text()) for run in runs]
     assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(times))
+
+
+def test_run_whose_folder_is_gone_takes_no_other_along(submitted, cluster):
+    runs = submitted(2, pack=2)
+    shutil.rmtree(runs[0])
+    code, out = finished(runs[0].parent / "arrays" / "0")
+    assert (code, ends(runs[1:])) == (1, [["done"]])
+    assert runs[0].name in out
+    assert not (cluster / "words").exists()
 
 
 def test_pack_that_makes_way_saves_what_runs_and_goes_on_with_the_rest(submitted, cluster):
