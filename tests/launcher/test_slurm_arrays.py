@@ -119,16 +119,19 @@ def test_element_that_makes_way_goes_on_alone_as_its_next_attempt(runs):
 
 
 def test_time_limit_saves_the_running_point_of_a_pack_and_the_rest_goes_on(runs):
-    # So near its end every request to make way means the time limit.
-    limit = ["launcher.minutes=2", "launcher.signal_s=45", "launcher.requeues=1"]
+    limit = ["launcher.minutes=30", "launcher.signal_s=45", "launcher.requeues=1"]
     runs.hires("sweep", *TINY, *FIVE, *limit, "launcher.pack=2", *LONG, "seed=0,1")
     first, second = element(runs, 0)
     for attempt, then in enumerate(("goes on as its next attempt", "are used up")):
         wait_for_step(first, steps(first, 0)[-1] + 1 if attempt else 1, attempt)
         [state] = states(runs, second.name)
         assert (state["state"], "waits for its turn" in state["cause"]) == ("pending", True)
+        # So near its end every request to make way means the time limit.
+        ask("scontrol", "update", f"JobId={job_of(first)}", "TimeLimit=2")
         ask("scancel", "--batch", "--signal=USR2", job_of(first))
         end = exit_of(runs, first, attempt)
+        until(lambda: "PENDING" in ask("squeue", "--noheader", "--format=%T"), "the queue")
+        ask("scontrol", "update", f"JobId={job_of(first)}", "TimeLimit=30")
         assert (end["state"], end["reason"], then in end["cause"]) == ("failed", "timeout", True)
     assert steps(first, 1)[0] == steps(first, 0)[-1] + 1
     assert not (second / "a1").exists()
