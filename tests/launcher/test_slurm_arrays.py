@@ -195,8 +195,8 @@ def test_one_element_that_slurm_cancels_is_cancelled_and_the_others_go_on(runs):
 def test_sweep_that_waits_for_another_begins_when_that_is_done(runs):
     runs.hires("sweep", *TINY, *FIVE, "steps=30", "campaign=first", "seed=0,1")
     runs.hires("sweep", *TINY, *FIVE, "campaign=second", "seed=2", "--after", "first")
-    [waiting] = states(runs, "second")
-    assert (waiting["state"], waiting["cause"]) == ("pending", "Dependency")
+    # Slurm gives the reason when it has looked at the job for the first time.
+    until(lambda: states(runs, "second")[0]["cause"] == "Dependency", "the reason")
     out, _ = runs.hires("run", *TINY, *FIVE, "campaign=third", "--after", "second", "--json")
     runs.jobs.append(str(json.loads(out)["job"]))
     until(lambda: counts(runs) == {"done": 4}, "four runs")
