@@ -20,9 +20,11 @@ from hires.launcher.points import campaigns
 from hires.launcher.state import INFEASIBLE, RUNNING, STATES
 
 COMPOSING = {"--cfg", "--config-dir", "--help", "--json"}
+AFTER = {"--after", "--after-any"}
 OPTIONS = {
-    "run": COMPOSING | {"--again", "--dry-run", "--multirun", "--wait"},
+    "run": COMPOSING | AFTER | {"--again", "--dry-run", "--multirun", "--wait"},
     "sweep": COMPOSING
+    | AFTER
     | {"--again", "--budget-gpu-hours", "--dry-run", "--max-parallel", "--order", "--repeat"}
     | {"--where", "--zip"},
     "plan": COMPOSING | {"--prove"},

@@ -152,7 +152,7 @@ def test_silent_attempt_is_ended_by_the_next_start_of_its_job(fake_world, monkey
     slurm.note_job(run.attempt_dir, "7", None)
     records.event(run, 0, "launch_started", pid=1, host="n1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert batch._number(rundir.open_run(run), JOB, ["0"]) == 1
+    assert batch.number_of(run.path, JOB, 0) == 1
     left = json.loads((run.attempt_dir / "exit.json").read_text())
     assert (left["state"], left["reason"]) == ("failed", "node")
     assert "left no word" in left["cause"]
@@ -164,5 +164,5 @@ def test_attempt_of_another_job_is_not_ended(fake_world, monkeypatch):
     slurm.note_job(run.attempt_dir, "6", None)
     records.event(run, 0, "launch_started", pid=1, host="n1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert batch._number(rundir.open_run(run), JOB, ["0"]) == 1
+    assert batch.number_of(run.path, JOB, 0) == 1
     assert not (run.attempt_dir / "exit.json").exists()
