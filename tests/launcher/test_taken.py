@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from hires.core import records, rundir
+from hires.core import records
 from hires.launcher import batch, slurm, taken
 from hires.launcher.allocation import Allocation, Node
 from hires.launcher.places import Making, here
