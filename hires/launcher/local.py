@@ -8,20 +8,25 @@ attempt; the ``launch.sh`` of every run folder calls it.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from hires.core import log, provenance, records, rundir, units
+from hires.core import index, log, provenance, records, rundir, units
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.files import StrPath, write_atomically
+from hires.core.naming import plain
 from hires.launcher import ports
 from hires.launcher.interrupts import Interrupts
 from hires.launcher.places import Places, here
 from hires.launcher.progress import Progress
 from hires.launcher.supervisor import End, Job, OnLine, Supervisor
+
+logger = logging.getLogger(__name__)
 
 CANCELLED = 130
 """Exit code of a run that was stopped by Ctrl-C or SIGTERM, as shells have it."""
@@ -169,6 +174,7 @@ def _run(job: Job, interrupts: Interrupts) -> End:
 
 def _leave(job: Job, end: End, started: str) -> End:
     """Writes how an attempt ended; returns the end, failed if it is not whole or not written."""
+    record: dict[str, Any] = {}
     try:
         if not job.args:
             record = records.finish(job.run_dir, job.attempt, end.state, end.cause)
@@ -178,15 +184,29 @@ def _leave(job: Job, end: End, started: str) -> End:
     except Exception as error:  # a bug in making the record must not hide how the ranks ended
         end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
     try:
-        _write_exit(job, end, started)
+        values = _exit_values(end, started)
+        write_atomically(job.folder / "exit.json", json.dumps(values, indent=1) + "\n")
+        if not job.args:
+            _add_to_index(job, record, values)
     except RunError as error:
         end = _failed_too(end, str(error))
     return _blame_disk(job, end)
 
 
-def _write_exit(job: Job, end: End, started: str) -> None:
-    """Writes ``exit.json``."""
-    values = {
+def _add_to_index(job: Job, record: dict[str, Any], end: dict[str, Any]) -> None:
+    """Adds the attempt's line to the index of all results, which nobody needs to have."""
+    if job.run_dir.parent.name != job.config.campaign:
+        return  # the folder was copied: what lies two folders above is not ours to write into
+    try:
+        line = index.entry(job.run_dir, job.attempt, plain(job.config), record, end)
+        index.append(job.run_dir.parent.parent, line)
+    except HiresError as error:
+        logger.warning("%s", error)
+
+
+def _exit_values(end: End, started: str) -> dict[str, Any]:
+    """Returns what ``exit.json`` holds."""
+    return {
         "state": end.state,
         "cause": end.cause,
         "reason": end.reason,
@@ -194,7 +214,6 @@ def _write_exit(job: Job, end: End, started: str) -> None:
         "started": started,
         "ended": provenance.now(),
     }
-    write_atomically(job.folder / "exit.json", json.dumps(values, indent=1) + "\n")
 
 
 def _failed_too(end: End, why: str) -> End:
