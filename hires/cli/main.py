@@ -23,7 +23,10 @@ VERBS = {
     "verify": ("hires.cli.verb_verify", "compare a layout with one process, in float64"),
     "show": ("hires.cli.verb_show", "print the tables or the time line of a run"),
     "report": ("hires.cli.verb_report", "turn runs into tables, plots and one page"),
-    "compare": ("hires.cli.verb_compare", "is B faster or slower than A? exit code 4 if it is worse"),
+    "compare": (
+        "hires.cli.verb_compare",
+        "is B better or worse than A? exit code 4 if it is worse",
+    ),
     "export": ("hires.cli.verb_export", "write runs as CSV, or into an mlflow store"),
     "index": ("hires.cli.verb_index", "write the index of all runs anew"),
     "status": ("hires.cli.verb_status", "show how runs are doing: state, step, speed, memory"),

@@ -30,6 +30,8 @@ _MOST_STEPS = 1024
 _LEAST_BLOCKS = 4
 """Blocks are at most as long as leaves so many, where there are so many steps."""
 
+_NOTHING = "one number each: no interval"
+
 
 @dataclass(frozen=True)
 class Repeat:
@@ -77,12 +79,12 @@ def compare(
     """
     pairs = _by_seed(a, b)
     if len(pairs) > 1:
-        drawn = _of_units(pairs, rng, resamples)
-        return Estimate(float(np.mean(pairs)), _widened([drawn], rng), f"{len(pairs)} pairs of seeds")
+        widened = _widened([_of_units(pairs, rng, resamples)], rng)
+        return Estimate(float(np.mean(pairs)), widened, f"{len(pairs)} pairs of seeds")
     ratio = _centre(b) - _centre(a)
     if len(a) > 1 and len(b) > 1:
-        drawn = [_of_units(_logs(side), rng, resamples) for side in (b, a)]
-        return Estimate(ratio, _widened(drawn, rng), f"{len(a)} and {len(b)} repeats")
+        widened = _widened([_of_units(_logs(side), rng, resamples) for side in (b, a)], rng)
+        return Estimate(ratio, widened, f"{len(a)} and {len(b)} repeats")
     return _by_blocks(ratio, [b, a], rng, resamples)
 
 
@@ -102,9 +104,9 @@ def together(estimates: Sequence[Estimate]) -> Estimate:
     ratio = float(np.mean([estimate.log_ratio for estimate in estimates]))
     known = [estimate.draws for estimate in estimates if estimate.draws is not None]
     if not known:
-        return Estimate(ratio, None, "nothing")
+        return Estimate(ratio, None, _NOTHING)
     drawn = np.sum(known, axis=0) / len(estimates)
-    return Estimate(ratio, drawn, f"the {len(known)} points that have an interval")
+    return Estimate(ratio, drawn, f"all {len(estimates)} points together")
 
 
 def block_length(values: Floats) -> int:
@@ -118,7 +120,7 @@ def block_length(values: Floats) -> int:
     rho = float(centred[1:] @ centred[:-1]) / power if power > 0 else 0.0
     rho += (1 + 3 * max(rho, 0.0)) / n  # the estimate is too low for short series, by about this
     rho = min(max(rho, 0.0), 0.95)
-    wanted = (math.sqrt(6) * rho / (1 - rho**2)) ** (2 / 3) * n ** (1 / 3)
+    wanted = math.pow(math.sqrt(6) * rho / (1 - rho**2), 2 / 3) * math.pow(n, 1 / 3)
     return max(1, min(math.ceil(wanted), n // _LEAST_BLOCKS))
 
 
@@ -137,7 +139,7 @@ def _by_blocks(
 ) -> Estimate:
     """Returns an estimate by blocks of steps, if there are enough of them."""
     if any(len(repeat.values) < 2 for side in sides for repeat in side):
-        return Estimate(ratio, None, "nothing: one number each, the tolerance alone decides")
+        return Estimate(ratio, None, _NOTHING)
     lengths: list[int] = []
     drawn = [_of_steps(side, rng, resamples, lengths) for side in sides]
     few, many = min(lengths), max(lengths)

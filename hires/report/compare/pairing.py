@@ -1,0 +1,160 @@
+"""Which points of two sets of runs belong together, and what are the repeats of each?
+
+A point is a config without the keys that change nothing (``core.naming.COSMETIC``) and without the
+seed. A key of which each side has a single value, another one, is what the sides are compared
+about; it keeps no pair apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hires.core.naming import COSMETIC
+from hires.report.compare.bootstrap import Repeat
+from hires.report.compare.metrics import Metric
+from hires.report.reading import dig, spoken
+from hires.report.rows import what
+from hires.report.runs import Attempt, Run
+
+SEED = "seed"
+_COLUMNS = ("model", "image", "layout", "precision")
+_IN_COLUMNS = ("image", "parallel.name", "precision.name", "model.name", "model.depth")
+"""Keys that the first words of a label tell."""
+Key = tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Point:
+    """The runs of one config."""
+
+    runs: list[Run] = field(default_factory=list)
+
+    def attempts(self) -> list[tuple[Run, Attempt]]:
+        """Returns the complete attempts that repeat each other, in order.
+
+        Attempts of another commit or machine than the latest one are no repeats of it.
+        """
+        found = [(run, attempt) for run in self.runs for attempt in run.complete]
+        made = [(_made(attempt), pair) for pair in found for attempt in (pair[1],)]
+        latest = max(made, key=lambda entry: _ended(entry[1][1]), default=None)
+        return [pair for made_by, pair in made if latest is not None and made_by == latest[0]]
+
+    def left_out(self) -> int:
+        """Returns how many complete attempts are no repeats of the latest one."""
+        return sum(len(run.complete) for run in self.runs) - len(self.attempts())
+
+    def repeats(self, metric: Metric) -> list[Repeat]:
+        """Returns the numbers of all repeats that have any."""
+        told = [
+            Repeat(spoken(dig(run.config, SEED)), metric.values(attempt.record))
+            for run, attempt in self.attempts()
+        ]
+        return [repeat for repeat in told if repeat.values]
+
+    def trouble(self) -> tuple[str, str | None]:
+        """Returns state and cause of a run that is not done."""
+        ends = [run.end for run in self.runs if run.end[0] != "done"]
+        state, reason, cause = ends[0] if ends else ("done", None, None)
+        return state, cause or reason
+
+
+@dataclass
+class Pairing:
+    """Points of two sides."""
+
+    points: list[tuple[str, Point, Point]]
+    """Label, and what is compared."""
+    only_a: list[str]
+    only_b: list[str]
+    """Labels of points that the other side does not have."""
+    about: list[str]
+    """Keys that the sides are compared about."""
+
+
+def pair(a: Sequence[Run], b: Sequence[Run]) -> Pairing:
+    """Returns which points of two sets of runs belong together."""
+    ours, theirs = [_identity(run) for run in a], [_identity(run) for run in b]
+    about = _about(ours, theirs)
+    left, right = _points(a, ours, about), _points(b, theirs, about)
+    keys = list(dict.fromkeys([*left, *right]))
+    named = dict(zip(keys, _labels(keys, left, right), strict=True))
+    return Pairing(
+        [(named[key], left[key], right[key]) for key in left if key in right],
+        [named[key] for key in left if key not in right],
+        [named[key] for key in right if key not in left],
+        about,
+    )
+
+
+def points(runs: Sequence[Run]) -> list[tuple[str, Point]]:
+    """Returns the points of one set of runs, each with its label."""
+    return [(label, point) for label, point, _ in pair(runs, runs).points]
+
+
+def _identity(run: Run) -> dict[str, str]:
+    """Returns what a run computes and measures, as keys and words."""
+    return {
+        key: spoken(value)
+        for key, value in run.flat_config.items()
+        if key not in COSMETIC and key != SEED and not key.startswith("checkpoint.")
+    }
+
+
+def _about(a: Sequence[Mapping[str, str]], b: Sequence[Mapping[str, str]]) -> list[str]:
+    """Returns the keys of which each side has one value, and not the same."""
+    found = []
+    for key in dict.fromkeys(key for config in [*a, *b] for key in config):
+        sides = [{config.get(key) for config in side} for side in (a, b)]
+        if len(sides[0]) == len(sides[1]) == 1 and sides[0] != sides[1]:
+            found.append(key)
+    return found
+
+
+def _points(
+    runs: Sequence[Run], configs: Sequence[Mapping[str, str]], about: Iterable[str]
+) -> dict[Key, Point]:
+    """Returns the points of one side."""
+    found: dict[Key, Point] = {}
+    ignored = set(about)
+    for run, config in zip(runs, configs, strict=True):
+        key = tuple(sorted((k, v) for k, v in config.items() if k not in ignored))
+        found.setdefault(key, Point()).runs.append(run)
+    return found
+
+
+def _labels(
+    keys: Sequence[Key], left: Mapping[Key, Point], right: Mapping[Key, Point]
+) -> list[str]:
+    """Returns a name for every point that no other one has."""
+    configs = [dict(key) for key in keys]
+    every = dict.fromkeys(name for config in configs for name in config)
+    varying = [
+        name
+        for name in every
+        if name not in _IN_COLUMNS and len({config.get(name) for config in configs}) > 1
+    ]
+    found = []
+    for key, config in zip(keys, configs, strict=True):
+        sides = [side[key].runs[0] for side in (left, right) if key in side]
+        told = [what(run) for run in sides]
+        words = [_both([row.get(column) for row in told]) for column in _COLUMNS]
+        words += [f"{name}={config[name]}" for name in varying if name in config]
+        found.append(" ".join(words))
+    return found
+
+
+def _both(values: Sequence[object]) -> str:
+    """Returns a value of both sides in words, with an arrow if they are not the same."""
+    return "->".join(dict.fromkeys(str(value or "?") for value in values))
+
+
+def _made(attempt: Attempt) -> tuple[str, str]:
+    """Returns by which code and machine an attempt was made."""
+    origin = attempt.record.get("provenance")
+    return str(dig(origin, "git")), str(dig(origin, "host"))
+
+
+def _ended(attempt: Attempt) -> str:
+    """Returns when an attempt ended, as text that sorts."""
+    return str(dig(attempt.record, "provenance", "ended") or "")
