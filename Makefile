@@ -7,7 +7,7 @@ ARGS ?=
 CLUSTER ?=
 IMAGES := data/textures
 
-.PHONY: help run test test-slurm check lint bench clean
+.PHONY: help run test test-slurm test-browser check lint bench clean
 
 help:  ## show this text
 	@echo "make VERB [PYTHON=python3] [ARGS='...']"
@@ -29,8 +29,12 @@ test: $(INSTALLED)  ## run the tests; ARGS='-m slow' runs the slow ones
 test-slurm: $(INSTALLED)  ## as root: start a Slurm, test on it, stop it; CLUSTER=--accounting adds slurmdbd
 	bash scripts/test_slurm.sh $(BIN)/python "$(CLUSTER)" $(ARGS)
 
+test-browser: $(INSTALLED)  ## open the page of a report in a headless Chromium, which is installed if missing
+	sh scripts/install_browser.sh
+	$(BIN)/python -m pytest -m browser $(ARGS)
+
 check: lint  ## run ruff, mypy and the fast tests
-	$(BIN)/python -m pytest -m "not dist and not slow and not mpi and not gpu and not slurm" $(ARGS)
+	$(BIN)/python -m pytest -m "not dist and not slow and not mpi and not gpu and not slurm and not browser" $(ARGS)
 
 lint: $(INSTALLED)  ## run ruff and mypy
 	$(BIN)/ruff check .

@@ -45,9 +45,10 @@ def test_every_package_is_listed():
     assert listed == there | {"hires.conf", "hires.launch"}
 
 
-@pytest.mark.parametrize("folder", ["conf", "launch"])
+@pytest.mark.parametrize("folder", ["conf", "launch", "hires/report/page"])
 def test_every_data_file_is_shipped(folder):
-    patterns = project()["tool"]["setuptools"]["package-data"][f"hires.{folder}"]
+    package = folder.replace("/", ".") if folder.startswith("hires/") else f"hires.{folder}"
+    patterns = project()["tool"]["setuptools"]["package-data"][package]
     files = {
         p for p in (ROOT / folder).rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")
     }

@@ -36,7 +36,7 @@ def test_hires_command_is_accepted(hires, command):
     elif verb in ("doctor", "bench"):  # seconds to hours: their own tests run them
         assert rest in ([], ["layouts"])
         answer = hires("--help")
-    elif verb in ("status", "logs", "retry", "cancel"):
+    elif verb in ("status", "logs", "retry", "cancel", "report"):
         run = make_run(Path("results"))
         begin(run)
         done(run)

@@ -28,6 +28,7 @@ OPTIONS = {
     "plan": COMPOSING | {"--prove"},
     "verify": COMPOSING,
     "show": {"--diff", "--help", "--json", "--reproduce", "--results", "--timeline", "--trace"},
+    "report": {"--format", "--help", "--json", "--out", "--results", "--title"},
     "status": {"--help", "--json", "--results", "--watch"},
     "logs": {"--attempt", "--follow", "--grep", "--help", "--rank", "--results"},
     "retry": {"--help", "--results", "--set", "--state"},
@@ -120,21 +121,34 @@ def _candidates(before: list[str], current: str) -> Iterable[str]:
         inside = current.startswith(f"{EXPERIMENTS}=")
         return stored if inside else [*_overrides(current), f"{EXPERIMENTS}="]
     positional = {
-        "list": [*groups(), EXPERIMENTS, "keys", "aliases"],
+        "list": [*groups(), EXPERIMENTS, "keys", "aliases", "runs"],
         "data": ["make"],
         "bench": ["layouts"],
         "completion": list(_SCRIPTS),
         "show": _runs(),
         "logs": _runs(),
     }
-    if verb in ("status", "retry", "cancel"):  # as many names as one likes
-        return _retry_values(before[-1]) or [*_campaigns(), *_runs()]
+    if verb in ("status", "retry", "cancel", "report", "compare", "export"):  # names, many
+        return _option_values(before[-1]) or [*_campaigns(), *_runs()]
+    if verb in ("show", "list") and before[-1] in ("--diff", "--campaign", "--sort"):
+        return _option_values(before[-1])
     wanted = 1 if verb != "data" or len(before) == 1 else 0
     return positional.get(verb, []) if len(before) == wanted else ()
 
 
-def _retry_values(before: str) -> list[str]:
+def _option_values(before: str) -> list[str]:
     """Returns what can follow an option of these verbs."""
+    from hires.cli.run_rows import METRICS
+
+    known = {
+        "--metric": list(METRICS),
+        "--sort": [*METRICS, "state", "started", "model", "image", "layout", "precision"],
+        "--to": ["csv", "mlflow"],
+        "--diff": _runs(),
+        "--campaign": _campaigns(),
+    }
+    if before in known:
+        return known[before]
     if before == "--state":
         return [state for state in STATES if state not in (RUNNING, INFEASIBLE)]
     if before == "--set":

@@ -97,6 +97,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Returns the object in a JSON file; None if there is none, or half of one."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

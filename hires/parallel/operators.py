@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hires.parallel.collective import mean_over_image, share
 from hires.parallel.context import Context
-from hires.parallel.convolution import convolve
+from hires.parallel.convolution import convolve, convolve_transposed
 from hires.parallel.halo import Exchange, Frame, crop, gather_window, part
 from hires.parallel.norm import NormTiles, tiled_batch_norm
 from hires.parallel.window import Window
@@ -33,6 +33,9 @@ MEMORY_FORMATS = {
     "preserve_format": torch.preserve_format,
     "channels_last": torch.channels_last,
 }
+
+
+CONVOLUTIONS = {"conv2d": convolve, "conv_transpose2d": convolve_transposed}
 
 
 def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
@@ -193,8 +196,7 @@ def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
     name, overload = node.op.split(".", 1)
     function = getattr(getattr(torch.ops.aten, name), overload or "default")
     keyword = {a.name for a in function._schema.arguments if a.kwarg_only}
-    if node.kind == "conv2d":
-        function = convolve
+    function = CONVOLUTIONS.get(node.kind, function)
     bind = _binder(node, tensors)
 
     def run(values: Values) -> Any:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hires.parallel.context import Context
-from hires.parallel.convolution import convolve
+from hires.parallel.convolution import convolve, convolve_transposed
 from hires.parallel.halo import Borrowed, Exchange, Frame, crop, gather_window, part
 from hires.parallel.strips import Strips, strip_convolution, strips_of
 from hires.plan.graph import Node, Rect
@@ -178,7 +178,7 @@ def _counts(axis: Axis, out: tuple[int, int], with_padding: bool) -> list[int]:
 
 def _conv_transpose(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     """Transposed convolution: all that the window's pixels add to, cut to the tile's own rows."""
-    raw = torch.conv_transpose2d(
+    raw = convolve_transposed(
         x, args["weight"], None, args["stride"], 0, 0, args["groups"], args["dilation"]
     )
     pads: list[int] = []

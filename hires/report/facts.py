@@ -37,6 +37,8 @@ class Box:
 
     anchor: str
     name: str
+    short: str
+    """The hash of the run."""
     campaign: str
     state: str
     layout: str
@@ -74,7 +76,7 @@ def origins(frames: Frames) -> list[tuple[str, str]]:
 def counts(frames: Frames) -> list[tuple[str, str]]:
     """Returns how many runs there are of each state, and the extremes, as words and numbers."""
     states = frames.runs["state"].value_counts()
-    found = [("runs", str(len(frames.runs)))]
+    found = [("run" if len(frames.runs) == 1 else "runs", str(len(frames.runs)))]
     found += [(str(state), str(number)) for state, number in states.items()]
     planned = frames.planned
     excluded = int((planned["state"] == "infeasible").sum())
@@ -127,6 +129,7 @@ def box(run: Run, number: int) -> Box:
     return Box(
         f"run-{number}",
         run.name,
+        run.short,
         run.campaign,
         state,
         layout,
@@ -222,8 +225,8 @@ def _version(provenance: dict[str, Any]) -> str | None:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether nothing is known; pandas says so in several ways."""
-    return value is None or value != value or str(value) == "<NA>"
+    """Whether nothing is known; a frame says so in several ways."""
+    return value is None or str(value) in ("<NA>", "nan", "None")
 
 
 def _plain(value: Any) -> Cell:

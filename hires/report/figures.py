@@ -99,7 +99,7 @@ def inline(svg: str, name: str) -> str:
         name: of the plot; it goes before every id.
     """
     kept = _HEAD.sub("", svg)
-    kept = _ID.sub(rf"\g<1>{name}-", kept)
+    kept = _ID.sub(rf"\g<1>{name}-", kept.replace("xlink:href", "href"))
     for ours, pages in _COLOURS.items():
         kept = kept.replace(ours, pages)
     return _ROOT.sub(r'<svg \1 aria-hidden="true">', kept, count=1)

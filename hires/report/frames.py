@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hires.core.campaign import FILE
+from hires.core.campaign import FILE, SCHEMA
 from hires.report import reading, rows, traffic
 from hires.report.reading import Note, count, dicts, dig, number, spoken, text
 from hires.report.rows import Row, words_of
@@ -183,6 +183,9 @@ def add_campaign(frames: Frames, folder: Path) -> None:
     """Adds the points that the sweeps of a campaign planned."""
     values = reading.read_json(folder / FILE, frames.notes)
     name = text(folder.name, 80)
+    if values.get("schema", SCHEMA) != SCHEMA:
+        why = f"its schema is {spoken(values['schema'])}, this hires knows {SCHEMA}"
+        frames.notes.append(Note(f"{name}/{FILE}", why))
     for point in dicts(values.get("points")):
         words = words_of(point)
         row = {"campaign": name, "run": text(point.get("run"), 160), "overrides": words}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +26,8 @@ TAG = "hires.attempt"
 _BATCH = 1000
 """Metrics that one call of mlflow takes; of parameters and tags it takes a hundred."""
 _FEW = 100
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.-]|\.(?=\.)|^\.|\.$")
+"""What a name of mlflow, which becomes a file, may not hold."""
 _LONGEST = 500
 """Characters of a parameter that every version of mlflow takes."""
 
@@ -64,6 +67,7 @@ def _client(out: Path) -> Any:
     """Returns mlflow's client of a file store."""
     # Versions of mlflow that prefer a database refuse a folder unless they are told to keep to it.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves this machine unasked
     try:
         tracking = importlib.import_module("mlflow.tracking")
     except ImportError:
@@ -103,9 +107,8 @@ def _write(client: Any, run: Run, attempt: Attempt, name: str) -> None:
     started, ended = (_milliseconds(attempt.record, key) for key in ("started", "ended"))
     made = client.create_run(number_of, start_time=started, run_name=run.name)
     when = ended or started or 0
-    params = [
-        entities.Param(key, spoken(value)[:_LONGEST]) for key, value in run.flat_config.items()
-    ]
+    config = {_NO_NAME.sub("_", key)[:_FEW]: spoken(v) for key, v in run.flat_config.items()}
+    params = [entities.Param(key, value[:_LONGEST]) for key, value in config.items()]
     tags = [entities.RunTag(key, value) for key, value in _tags(run, attempt, name).items()]
     metrics = [entities.Metric(key, v, when, step) for key, v, step in _metrics(attempt.record)]
     for first in range(0, len(params), _FEW):

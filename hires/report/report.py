@@ -102,7 +102,7 @@ def write_report(
         made = Made(len(frames.held))
         tables = summaries(frames)
         _write_tables(made, tables, wish)
-        plots = _plots(frames, campaigns, wish)
+        plots = _plots(frames, paths, wish)
         _write_plots(made, plots, wish)
         made.left_out = figures.missing(plots) if plots else []
         made.notes = frames.all_notes()
@@ -112,39 +112,43 @@ def write_report(
 
 
 def _write_tables(made: Made, tables: Sequence[Summary], wish: Wish) -> None:
-    """Writes the tables that have rows."""
-    asked = wish.some(formats.FORMATS)
-    if asked:
-        make_folder(wish.out / "tables", OPTION)
-    for form in asked:
-        made.files += [
-            formats.write_table(wish.out / "tables", table, form)
-            for table in tables
-            if table.table.rows
-        ]
+    """Writes the tables that have rows; files of an earlier report that has more are removed."""
+    folder = wish.out / "tables"
+    for form in wish.some(formats.FORMATS):
+        make_folder(folder, OPTION)
+        for table in tables:
+            if table.table.rows:
+                made.files.append(formats.write_table(folder, table, form))
+            else:
+                _forget(folder / f"{table.name}.{form}")
 
 
-def _plots(frames: Frames, campaigns: Sequence[Path], wish: Wish) -> list[Plot]:
+def _plots(frames: Frames, paths: Sequence[Path], wish: Wish) -> list[Plot]:
     """Returns the plots if anybody asks for one."""
     if not wish.some(("html", *figures.FORMATS)):
         return []
     found: Material = material(frames)
-    roots = dict.fromkeys(folder.parent for folder in campaigns)
+    roots = dict.fromkeys(path.parent.parent for path in paths)
     found.benches = [b for root in roots for b in backends.read_benches(root, frames.notes)]
     return figures.draw(found)
 
 
 def _write_plots(made: Made, plots: Sequence[Plot], wish: Wish) -> None:
-    """Writes the plots that there are."""
-    asked = wish.some(figures.FORMATS)
-    if asked:
-        make_folder(wish.out / "plots", OPTION)
-    for form in asked:
-        made.files += [
-            figures.write_plot(wish.out / "plots", plot, form)
-            for plot in plots
-            if plot.figure is not None
-        ]
+    """Writes the plots that there are; files of an earlier report that has more are removed."""
+    folder = wish.out / "plots"
+    for form in wish.some(figures.FORMATS):
+        make_folder(folder, OPTION)
+        for plot in plots:
+            if plot.figure is not None:
+                made.files.append(figures.write_plot(folder, plot, form))
+            else:
+                _forget(folder / f"{plot.name}.{form}")
+
+
+def _forget(path: Path) -> None:
+    """Removes a file that would pass for one of this report."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _write_page(

@@ -194,7 +194,8 @@ def _precision_row(run: Run, best: Run) -> Row:
     """Returns the row of a run beside its reference."""
     record = run.record
     row = {**named(run), **what(run), **speed(record)}
-    row["loss_finite"] = dig(record, "loss", "finite")
+    finite = dig(record, "loss", "finite")
+    row["loss_finite"] = finite if isinstance(finite, bool) else None
     row["reference"] = None if best is run else text(best.record.get("precision"), 30)
     for part in ("first", "last"):
         here, there = (number(dig(r.record, "loss", part)) for r in (run, best))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -110,11 +111,12 @@ def _failures(frames: Frames) -> Summary:
 
 
 def _planned(frames: Frames) -> Summary:
-    """Returns the points of campaigns."""
+    """Returns the points of campaigns, those that did not come to a result first."""
+    order = frames.planned["state"].map(lambda state: _LAST if state == "done" else _FIRST[state])
     return _summary(
         "points",
         "Planned and excluded points",
-        frames.planned,
+        frames.planned.loc[order.sort_values(kind="stable").index],
         _POINTS,
         "What the sweeps planned. An infeasible point was excluded before anything started.",
         "No sweep planned these runs.",
@@ -156,6 +158,9 @@ def _objects(column: pd.Series) -> list[Cell]:
     return whole
 
 
+_LAST = 9
+_FIRST = defaultdict(lambda: 2, infeasible=0, failed=1)
+"""Order of the states of points."""
 _ALWAYS = ("run", "reproduce")
 _RUN = (Column("campaign", "campaign"), Column("run", "run"))
 _POINT = (

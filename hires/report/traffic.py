@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hires.core.units import MIB
-from hires.plan.groups import held_stages
+from hires.plan.groups import held_stages, num_holders
 from hires.plan.plan import Plan, Stage
 from hires.plan.program import BYTES, inside
 
@@ -98,7 +98,7 @@ def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
         total[key] += flow.messages * flow.num_bytes * plan.num_replicas
     wide = max(BYTES[plan.dtype], BYTES["float32"])
     for stage in plan.stages if plan.training else ():
-        holders = plan.num_replicas * stage.num_ranks * plan.num_directions
+        holders = num_holders(plan, stage.index)
         if holders > 1:
             key = "gradient", size_class(stage.params * wide)
             messages[key] += holders

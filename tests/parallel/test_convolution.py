@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hires.parallel.convolution import convolve, convolve_backward
+from hires.parallel.convolution import convolve, convolve_backward, convolve_transposed
 
 SIZES = (10, 1000, 5000, 20000, 100000, 400000, 1000000)
 
@@ -71,6 +71,25 @@ def test_output_and_gradients_are_those_of_the_same_numbers_in_float64(drawn):
         *zip(again[:2], (w.grad for w in wide), strict=True),
     ):
         assert distance(one, other) < 0.02
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([1, 3, 4]), st.integers(1, 3), st.integers(1, 16), st.integers(1, 3))
+def test_transposed_convolutions_of_narrow_maps_have_the_gradients_of_float64(k, step, rows, cols):
+    x, weight = (
+        numbers(s, i).requires_grad_() for i, s in enumerate(((8, 16, rows, cols), (16, 32, k, k)))
+    )
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    exact = torch.conv_transpose2d(*wide, None, step)
+    grad = numbers(tuple(exact.shape), 2)
+    exact.backward(grad.double())
+    leave_nan()
+    found = convolve_transposed(x, weight, None, step, 0, 0, 1, 1)
+    leave_nan()
+    found.backward(grad)
+    assert distance(found, exact) < 0.02
+    for one, other in zip((x, weight), wide, strict=True):
+        assert distance(one.grad, other.grad) < 0.02
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

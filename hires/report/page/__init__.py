@@ -24,6 +24,10 @@ MAX_BOXES = 2000
 MAX_NOTES = 200
 
 
+Places = dict[tuple[str, str], facts.Box]
+"""Boxes by campaign and run; by the run alone where a table has one campaign."""
+
+
 @dataclass(frozen=True)
 class Shown:
     """A cell as it is shown and as it is sorted."""
@@ -31,6 +35,10 @@ class Shown:
     text: str
     value: str | None = None
     """A number in full, where the text is rounded."""
+    title: str = ""
+    """A text in full, where it is shortened."""
+    anchor: str = ""
+    """Where on the page it is told more of."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,8 @@ def render(
     )
     script, css = (_own(name) for name in ("script.js", "style.css"))
     boxes = [facts.box(run, number) for number, run in enumerate(frames.held[:MAX_BOXES])]
+    places = {(box.campaign, box.name): box for box in boxes}
+    places |= {("", box.name): box for box in boxes}
     campaigns = ", ".join(dict.fromkeys(run.campaign for run in frames.held[:1000])) or "hires"
     table = facts.headline(frames)
     template = environment.get_template("page.html")
@@ -96,11 +106,11 @@ def render(
         setting=setting(frames),
         origins=facts.origins(frames),
         counts=facts.counts(frames),
-        headline=_grid(table.name, table.title, "", "No run is complete.", table),
+        headline=_grid(table, "", "No run is complete.", places),
         swatches={name: figures.page_colour(name) for name in _layouts(frames)},
         figures=[_figure(plot) for plot in plots if plot.figure is not None],
         missing=figures.missing(plots),
-        tables=[_grid(s.table.name, s.table.title, s.caption, s.missing, s.table) for s in tables],
+        tables=[_grid(s.table, s.caption, s.missing, places) for s in tables],
         boxes=boxes,
         num_boxes=len(frames.held),
         colours={box.layout: figures.page_colour(box.layout) for box in boxes},
@@ -127,13 +137,20 @@ def _figure(plot: Plot) -> Figure:
     )
 
 
-def _grid(name: str, title: str, caption: str, missing: str, table: Table) -> Grid:
+def _grid(table: Table, caption: str, missing: str, places: Places) -> Grid:
     """Returns a table as the page holds it."""
-    rows = [
-        [_shown(column, cell) for column, cell in zip(table.columns, row, strict=True)]
-        for row in table.rows[:MAX_ROWS]
-    ]
-    return Grid(name, title, caption, missing, table.columns, rows, len(table.rows))
+    keys = [column.key for column in table.columns]
+    rows = []
+    for row in table.rows[:MAX_ROWS]:
+        cells = [_shown(column, cell) for column, cell in zip(table.columns, row, strict=True)]
+        if "run" in keys:
+            campaign = str(row[keys.index("campaign")]) if "campaign" in keys else ""
+            place = keys.index("run")
+            found = places.get((campaign, cells[place].text))
+            if found is not None:
+                cells[place] = Shown(found.short, None, found.name, found.anchor)
+        rows.append(cells)
+    return Grid(table.name, table.title, caption, missing, table.columns, rows, len(table.rows))
 
 
 def _shown(column: Column, cell: Cell) -> Shown:

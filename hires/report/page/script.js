@@ -73,6 +73,18 @@
     filter(boxes, Array.from(document.querySelectorAll(".box")), status, "runs");
   }
 
+  // A link to a run opens its box.
+  const open = () => {
+    const box = location.hash.startsWith("#run-") && document.getElementById(location.hash.slice(1));
+    if (box) {
+      box.hidden = false;
+      box.open = true;
+      box.scrollIntoView();
+    }
+  };
+  addEventListener("hashchange", open);
+  open();
+
   // Paper shows everything; the screen gets back what was closed.
   let opened = [];
   addEventListener("beforeprint", () => {

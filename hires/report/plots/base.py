@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hires.core.timeline import StepSpans, complete_steps
 from hires.plan.plan import Plan
 from hires.report.frames import Frames
+from hires.report.plots import style
 from hires.report.runs import Run
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 SHOWN = 6
 """Runs that are drawn rank by rank."""
+DEVICE = "device"
+"""What a record says measured the memory of a rank that computed on an accelerator."""
+MAX_LABEL = 60
+"""Characters of the name by which a run is called in captions."""
 MAX_RANKS = 64
 """Ranks of a run that are drawn one by one; more would be thinner than a line."""
 
@@ -85,9 +90,12 @@ def setting(frames: Frames) -> str:
     each = f"{min(cores)} to {max(cores)} cores" if len(cores) > 1 else f"{cores[0]} cores"
     most = runs["ranks"].max()
     machine = "1 machine" if runs["host"].nunique() == 1 else f"{runs['host'].nunique()} machines"
-    said = f"CPU, {each}, {machine}"
+    sources = set(frames.memory["source"].dropna())
+    kinds = ["accelerator"] if DEVICE in sources else []
+    kinds += ["CPU"] if sources != {DEVICE} else []
+    said = f"{style.listed(kinds)}, {each}, {machine}"
     crowded = runs[(runs["ranks"] > runs["cores"]).fillna(False)]
-    if len(crowded):
+    if len(crowded) and "CPU" in kinds:
         said += f"; simulated ranks: up to {int(most)} share the cores"
     elif most > 1:
         said += "; ranks are processes of one machine" if machine == "1 machine" else ""
@@ -125,5 +133,6 @@ def _labelled(frames: Frames, rows: pd.DataFrame) -> list[Shown]:
         run = frames.run(str(row["campaign"]), str(row["run"]))
         if run is not None:
             label = " ".join([row["_layout"], *(str(row[key]) for key in extra)])
+            label = label if len(label) <= MAX_LABEL else f"{label[:MAX_LABEL]}..."
             found.append(Shown(run, label, str(row["_layout"])))
     return found

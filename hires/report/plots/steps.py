@@ -19,7 +19,7 @@ from hires.core.timeline import (
 )
 from hires.report import split
 from hires.report.plots import style
-from hires.report.plots.base import Material, Plot, Shown
+from hires.report.plots.base import MAX_RANKS, Material, Plot, Shown
 from hires.report.trace import planned_steps
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ _FINEST = 1 / 1500
 """Share of a step below which spans of one kind next to each other are drawn as one."""
 _NAMED = 1 / 40
 """Share of a step from which a pass has room for its name."""
+_MISSING = (
+    f"no run that is drawn kept the time line of its last steps, or all have more than {MAX_RANKS} "
+    f"ranks"
+)
 _ORDER = (FORWARD, BACKWARD, HALO, COLLECTIVE, WAIT, GRADIENTS, OPTIMISER, DATA)
 _LABELS = {**split.LABELS, WAIT: "wait for a stage"}
 
@@ -41,7 +45,7 @@ def timeline(material: Material) -> Plot:
     held = [shown for shown in material.shown if shown.steps and shown.plan is not None]
     held = sorted(held, key=_interest)[:DRAWN]
     if not held:
-        plot.missing = "no run that is drawn kept the time line of its last steps"
+        plot.missing = _MISSING
         return plot
     rows = [n for shown in held for n in (shown.plan.world if shown.plan else 1,) * 2]
     made, axes = style.figure(
@@ -69,7 +73,7 @@ def split_step(material: Material) -> Plot:
         if shown.steps and shown.plan is not None
     ]
     if not held:
-        plot.missing = "no run that is drawn kept the time line of its last steps"
+        plot.missing = _MISSING
         return plot
     names = [(shown, rank, parts) for shown, ranks in held for rank, parts in enumerate(ranks)]
     made, axes = style.figure(1, 1, 1.2 + 0.2 * len(names) + 0.1 * len(held))

@@ -11,7 +11,7 @@ from hires.report.plots.base import Material, Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.image import AxesImage
+    from matplotlib.collections import QuadMesh
 
 
 def between_ranks(material: Material) -> Plot:
@@ -33,7 +33,7 @@ def between_ranks(material: Material) -> Plot:
         axis.set_title(style.short(shown.label, 22), fontsize=8.5)
     bar = made.colorbar(image, ax=axes, shrink=0.8, aspect=18, pad=0.02)
     bar.set_label("MiB/step")
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     plot.figure = made
     said = [f"{shown.label} {size(sum(map(sum, found)))}" for shown, found in held]
     plot.caption = (
@@ -44,14 +44,16 @@ def between_ranks(material: Material) -> Plot:
     return plot
 
 
-def _draw(axis: Axes, found: list[list[float]], most: float) -> AxesImage:
+def _draw(axis: Axes, found: list[list[float]], most: float) -> QuadMesh:
     """Draws one matrix, and returns what a scale of colours belongs to."""
     import numpy as np
 
     values = np.array(found) / MIB
-    image = axis.imshow(
-        np.ma.masked_equal(values, 0), cmap="viridis_r", vmin=0, vmax=most, interpolation="nearest"
-    )
+    cells = np.ma.masked_equal(values, 0)
+    edges = np.arange(len(found) + 1) - 0.5
+    image = axis.pcolormesh(edges, edges, cells, cmap="viridis_r", vmin=0, vmax=most)
+    axis.invert_yaxis()
+    axis.set_aspect("equal", anchor="W")
     axis.grid(False)
     ranks = range(len(found))
     step = max(1, len(found) // 8)

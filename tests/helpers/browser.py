@@ -1,0 +1,136 @@
+"""A headless Chromium that tells everything: its console, its requests, and where boxes lie."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+
+CHROMIUM, DRIVER = "chromium", "chromedriver"
+_OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",  # tests may run as root, and open their own files only
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+)
+_OVERLAPS = """
+const seen = (e) => e.checkVisibility() && e.getBoundingClientRect().width > 0;
+const blocks = [...document.querySelectorAll(
+  'header h1, header .setting, header .count, nav a, h2, figure, .table-block, .box, .missing, ' +
+  '.origin div, .lead, footer div')].filter(seen);
+const found = [];
+for (const [i, a] of blocks.entries()) for (const b of blocks.slice(i + 1)) {
+  if (a.contains(b) || b.contains(a) || a.closest('nav') || b.closest('nav')) continue;
+  const p = a.getBoundingClientRect(), q = b.getBoundingClientRect();
+  const w = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+  const h = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+  const name = (e) => e.tagName + '.' + e.className;
+  if (w > 1 && h > 1) found.push(name(a) + ' / ' + name(b));
+}
+return found;
+"""
+_TEXTS = """
+const found = [];
+for (const svg of document.querySelectorAll('.plot svg')) {
+  const texts = [...svg.querySelectorAll('text')].map((t) => [t, t.getBoundingClientRect()]);
+  const box = svg.getBoundingClientRect();
+  for (const [i, [t, p]] of texts.entries()) {
+    if (p.left < box.left - 2 || p.right > box.right + 2) found.push('cut: ' + t.textContent);
+    for (const [u, q] of texts.slice(i + 1)) {
+      const w = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+      const h = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+      if (w > 0.25 * Math.min(p.width, q.width) && h > 0.4 * Math.min(p.height, q.height))
+        found.push(svg.closest('figure').id + ': ' + t.textContent + ' / ' + u.textContent);
+    }
+  }
+}
+return found;
+"""
+
+
+class Browser:
+    """One open page."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+
+    def open(self, path: Path) -> None:
+        """Opens a file; what was asked and said before is forgotten."""
+        self.console(), self.requests()
+        self.driver.get(path.absolute().as_uri())
+
+    def resize(self, width: int, *, dark: bool = False) -> None:
+        """Sets the width of the window in pixels, and what the reader prefers."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def run(self, script: str, *args: Any) -> Any:
+        """Returns what a script of the test returns in the page."""
+        return self.driver.execute_script(script, *args)  # type: ignore[no-untyped-call]
+
+    def all(self, selector: str) -> list[Any]:
+        """Returns the elements that a selector names."""
+        return list(self.driver.find_elements(By.CSS_SELECTOR, selector))
+
+    def one(self, selector: str) -> Any:
+        """Returns the first element that a selector names."""
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def console(self) -> list[str]:
+        """Returns what the console has said since it was last asked."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """Returns the addresses that were asked for since this was last asked."""
+        found = []
+        for entry in self.driver.get_log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                found.append(message["params"]["request"]["url"])
+        return found
+
+    def overlaps(self) -> list[str]:
+        """Returns the blocks of the page that lie on each other."""
+        return list(self.run(_OVERLAPS))
+
+    def clashing_texts(self) -> list[str]:
+        """Returns texts of plots that are cut off or lie on each other."""
+        return list(self.run(_TEXTS))
+
+    def screenshot(self, path: Path) -> None:
+        """Saves what the window shows as PNG."""
+        assert self.driver.save_screenshot(str(path))
+
+
+def is_installed() -> bool:
+    """Whether there is a browser, and the program that drives it."""
+    return all(map(shutil.which, (CHROMIUM, DRIVER)))
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    """Starts a browser, and ends it however the test ends."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which(CHROMIUM) or CHROMIUM
+    for word in _OPTIONS:
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(shutil.which(DRIVER))
+    driver = webdriver.Chrome(options=options, service=service)
+    try:
+        driver.set_page_load_timeout(60)
+        driver.set_script_timeout(60)
+        yield Browser(driver)
+    finally:
+        driver.quit()

@@ -1,0 +1,95 @@
+"""Complete run folders with every file of a real one, made without starting a rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from hires.core import records, rundir
+from hires.core.config import RunConfig, from_dict, to_dict
+from hires.core.timeline import FILE
+from hires.plan.plan import Plan
+from hires.plan.simulate import simulate
+from tests.helpers.simulated import unit_costs
+from tests.helpers.small_plans import LAYOUTS, config_of, plan_of
+
+MIB = 2**20
+
+
+def report_run(
+    results: Path,
+    layout: str = "single",
+    *,
+    state: str = "done",
+    step_s: float = 0.5,
+    cause: str | None = None,
+    reason: str | None = None,
+    **changes: Any,
+) -> Path:
+    """Makes a run folder with one attempt that ended.
+
+    Args:
+        results: folder of campaigns.
+        layout: one of ``small_plans.LAYOUTS``.
+        state: how it ended.
+        step_s: seconds of each step.
+        cause: why it failed.
+        reason: kind of failure.
+        changes: top keys of the config, as ``image`` and ``campaign``, and ``precision``.
+    """
+    plan = plan_of(**LAYOUTS[layout])
+    config = _config(results, layout, changes)
+    argv = ["hires", "run", f"parallel={layout.split()[0]}", f"image={config.height}"]
+    run = rundir.create(config, plan.to_dict(), argv)
+    _fill(run.attempt_dir, plan, config, step_s)
+    records.finish(run.path, run.attempt, state, cause)
+    end = {"state": state, "cause": cause, "reason": reason, "exit_codes": {}}
+    (run.attempt_dir / "exit.json").write_text(json.dumps(end))
+    return run.path
+
+
+def sized_campaign(results: Path) -> list[Path]:
+    """Makes a campaign in which every plot has something to show."""
+    made = []
+    for size in (32, 64):
+        for place, layout in enumerate(("single", "sp rows", "pp", "sp+gems")):
+            made.append(
+                report_run(results, layout, image=[size, size], step_s=0.1 * size / (place + 1))
+            )
+    made.append(report_run(results, "single", image=[64, 64], precision="bf16", step_s=3.0))
+    made.append(report_run(results, "single", image=[64, 64], precision="fp64", step_s=9.0))
+    failed = {"cause": "rank 0 failed: the loss is nan at step 2", "reason": "nan"}
+    made.append(report_run(results, "pp", state="failed", image=[96, 96], **failed))
+    return made
+
+
+def _config(results: Path, layout: str, changes: dict[str, Any]) -> RunConfig:
+    """Returns the config of a run."""
+    values = to_dict(config_of(**LAYOUTS[layout]))
+    values["parallel"]["name"] = layout.split()[0]
+    values["precision"]["name"] = changes.pop("precision", "fp32")
+    return from_dict({**values, "results": str(results), "steps": 6, **changes})
+
+
+def _fill(folder: Path, plan: Plan, config: RunConfig, step_s: float) -> None:
+    """Writes what the ranks of an attempt write."""
+    error = {"fp64": 0.0, "fp32": 1e-6, "bf16": 1e-2}[config.precision.name]
+    lines: list[dict[str, Any]] = []
+    for rank in range(plan.world):
+        known = {"params_bytes": 4 * MIB, "grads_bytes": 4 * MIB, "optimizer_bytes": 4 * MIB}
+        lines.append({"kind": "ready", "rank": rank, "rss_import_bytes": MIB, **known})
+        lines.append({"kind": "memory", "rank": rank, "peak_bytes": (20 + rank) * MIB})
+        for step in range(config.steps):
+            line = {"kind": "step", "rank": rank, "step": step, "step_s": step_s + 0.01 * step}
+            loss = 2.3 / (1 + 0.1 * step) * (1 + error)
+            lines.append({**line, "loss": loss, "data_s": 0.0})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    steps = simulate(plan, unit_costs(plan)).ranks
+    with (folder / FILE).open("w") as file:
+        for step in steps:
+            values = dataclasses.asdict(step)
+            values["spans"] = [list(span) for span in step.spans]
+            file.write(json.dumps(values) + "\n")

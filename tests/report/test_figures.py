@@ -1,0 +1,164 @@
+"""Does each plot appear where its data is, and say why where it is not?"""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from hires.report import figures, frames
+from hires.report.plots import loss, style
+from hires.report.plots.base import Shown, material, setting
+from tests.helpers.report_runs import report_run, sized_campaign
+
+ALWAYS = {"throughput_by_layout", "throughput_by_image", "throughput_by_ranks", "largest_image"}
+OF_RANKS = {"memory_per_rank", "step_split", "timeline", "traffic", "tile_grid", "loss"}
+
+
+def drawn(*paths):
+    return {p.name: p for p in figures.draw(material(frames.load(paths)))}
+
+
+@pytest.fixture(scope="module")
+def plots(tmp_path_factory):
+    return drawn(*sized_campaign(tmp_path_factory.mktemp("results")))
+
+
+def test_campaign_has_every_plot_but_that_of_a_benchmark(plots):
+    with_figure = {name for name, plot in plots.items() if plot.figure is not None}
+    assert with_figure == ALWAYS | OF_RANKS | {"precision_error"}
+    assert "hires bench simulate" in plots["links"].missing
+
+
+def test_caption_states_numbers(plots):
+    for plot in plots.values():
+        assert plot.figure is None or re.search(r"\d", plot.caption), plot.name
+    assert "bf16 1.0e-02 beside fp64" in plots["precision_error"].caption
+
+
+def test_every_figure_says_where_it_was_measured(plots):
+    for plot in plots.values():
+        if plot.figure is not None:
+            assert "CPU" in " ".join(text.get_text() for text in plot.figure.texts)
+
+
+def test_ranks_that_share_cores_are_told(tmp_path):
+    run = report_run(tmp_path, "sp grid")
+    record = json.loads((run / "record.json").read_text())
+    record["provenance"]["hardware"]["cores"] = 2
+    (run / "record.json").write_text(json.dumps(record))
+    assert "simulated ranks: up to 6 share the cores" in setting(frames.load([run]))
+
+
+def test_ranks_on_an_accelerator_are_not_marked_as_simulated(tmp_path):
+    run = report_run(tmp_path, "sp grid")
+    record = json.loads((run / "record.json").read_text())
+    record["provenance"]["hardware"]["cores"] = 2
+    for entry in record["memory"]:
+        entry["source"] = "device"
+    (run / "record.json").write_text(json.dumps(record))
+    assert setting(frames.load([run])).startswith("accelerator, 2 cores, 1 machine; ranks are")
+
+
+def test_one_run_has_its_own_plots_and_a_line_for_the_others(tmp_path):
+    found = drawn(report_run(tmp_path))
+    without = {name for name, plot in found.items() if plot.figure is None}
+    assert without == ALWAYS | {"precision_error", "traffic", "tile_grid", "links"}
+    assert all(found[name].missing for name in without)
+
+
+def test_what_is_not_recorded_is_not_drawn(tmp_path):
+    run = report_run(tmp_path, "pp")
+    (run / "a0" / "timeline.jsonl").unlink()
+    (run / "a0" / "metrics.jsonl").unlink()
+    record = json.loads((run / "record.json").read_text())
+    for entry in record["memory"]:
+        entry["peak_bytes"] = entry["predicted_bytes"] = None
+    (run / "record.json").write_text(json.dumps(record))
+    found = drawn(run)
+    for name in ("timeline", "step_split", "loss", "memory_per_rank"):
+        assert found[name].figure is None, name
+    assert found["traffic"].figure is not None  # which the plan knows
+
+
+def test_no_run_at_all_is_only_lines():
+    assert all(plot.figure is None and plot.missing for plot in drawn().values())
+
+
+def test_excluded_point_is_an_image_that_is_too_large(tmp_path):
+    run = report_run(tmp_path, image=[64, 64])
+    words = ["parallel=sp", "image=[128,256]"]
+    excluded = [{"overrides": words, "reason": "rank 0 needs more [memory.limit]"}]
+    (run.parent / "campaign.json").write_text(json.dumps({"excluded": excluded}))
+    found = frames.load([run])
+    frames.add_campaign(found, run.parent)
+    plots = {p.name: p for p in figures.draw(material(found))}
+    assert "Too large: sp 128x256." in plots["largest_image"].caption
+
+
+def test_links_of_a_benchmark_are_drawn(tmp_path):
+    found = material(frames.load([report_run(tmp_path)]))
+    link = {"latency_s": 5e-5, "bytes_per_s": 2.0**31}
+    found.benches = [{"host": "h", "network": {"near": link, "far": link}}]
+    plot = {p.name: p for p in figures.draw(found)}["links"]
+    assert plot.figure is not None
+    assert "gloo within a node (h) 50 us and 2048 MiB/s" in plot.caption
+
+
+@pytest.mark.parametrize("form", figures.FORMATS)
+def test_files_are_what_their_names_say(plots, tmp_path, form):
+    begins = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}
+    path = figures.write_plot(tmp_path, plots["loss"], form)
+    assert path.read_bytes().startswith(begins[form])
+
+
+def test_equal_runs_make_equal_files(tmp_path):
+    run = report_run(tmp_path, "sp+gems")
+    first, second = (drawn(run) for _ in range(2))
+    for name in ("timeline", "traffic", "memory_per_rank"):
+        assert figures.text_of(first[name]) == figures.text_of(second[name])
+
+
+def test_svg_of_the_page_is_sound_and_has_ids_of_its_own(plots):
+    texts = [
+        figures.inline(figures.text_of(plot), plot.name)
+        for plot in plots.values()
+        if plot.figure is not None
+    ]
+    ids = [i for text in texts for i in re.findall(r'\bid="([^"]*)"', text)]
+    assert len(ids) == len(set(ids))
+    for text in texts:
+        ET.fromstring(text)
+        targets = re.findall(r"(?:href=\"|url\()#([^\")]*)", text)
+        assert set(targets) <= set(ids)
+        assert "http:" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+        assert style.INK not in text
+        assert "currentColor" in text
+
+
+def test_layouts_differ_in_more_than_colour():
+    names = ("single", "dp", "lp", "pp", "sp", "gems", "sp+pp", "sp+gems", "sp+lp", "local_dp")
+    marks = [style.mark(name) for name in names]
+    assert len({m.marker for m in marks}) == len(names)
+    assert len({m.hatch for m in marks}) == len(names)
+    assert style.mark("sp+dp") != style.mark("sp")
+    assert style.mark("unheard") == style.mark("unheard")
+
+
+def test_long_curve_is_thinned_to_its_means():
+    steps, values = loss.thinned({step: float(step % 2) for step in range(10_000)})
+    assert len(steps) <= loss.MAX_POINTS
+    assert set(values) == {0.5}
+
+
+def test_loss_that_is_no_number_is_left_out(tmp_path):
+    run = report_run(tmp_path)
+    lines = [
+        {"kind": "step", "step": n, "loss": v} for n, v in enumerate([2.0, float("nan"), None])
+    ]
+    (run / "a0" / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    [shown] = material(frames.load([run])).shown
+    assert isinstance(shown, Shown)
+    assert loss.losses_of(shown) == {0: 2.0}
