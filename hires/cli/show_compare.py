@@ -30,7 +30,7 @@ def comparison_lines(made: Comparison) -> None:
         _print_points(result.metric, own)
         if len(own) > 1:
             print(f"overall {result.metric.name}: {_overall(result)}\n")
-    _print_differences("What else differs", [*made.config, *made.origin])
+    _print_differences("What differs", [*made.config, *made.origin])
     for note in made.notes:
         print(f"note: {note}")
 

@@ -19,6 +19,8 @@ from hires.report.compare.references import Reference
 from hires.report.compare.verdicts import WORSE, Result, Settings, judge, judge_beside, overall
 from hires.report.runs import Run
 
+_FEW = 3
+"""Repeats from which on their spread is known at least roughly."""
 _MANY = 20
 """From so many points on chance alone calls some of them different."""
 
@@ -87,7 +89,7 @@ def compare_runs(
         if labels:
             made.notes.append(f"only in {side}: {_listed(labels)}")
     made.notes += _left_out([point for _, *both in pairing.points for point in both])
-    made.notes += _by_chance(made)
+    made.notes += _few_repeats(made) + _by_chance(made)
     return made
 
 
@@ -158,6 +160,13 @@ def _left_out(found: Sequence[Point]) -> list[str]:
     if not count:
         return []
     return [f"{count} complete attempts of another commit or machine than the latest left out"]
+
+
+def _few_repeats(made: Comparison) -> list[str]:
+    """Says that two repeats tell little of how far repeats differ."""
+    if not any(1 < min(result.repeats) < _FEW for result in made.results):
+        return []
+    return [f"two repeats say little of their spread; from {_FEW} on intervals are much narrower"]
 
 
 def _by_chance(made: Comparison) -> list[str]:

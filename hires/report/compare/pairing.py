@@ -19,8 +19,6 @@ from hires.report.runs import Attempt, Run
 
 SEED = "seed"
 _COLUMNS = ("model", "image", "layout", "precision")
-_IN_COLUMNS = ("image", "parallel.name", "precision.name", "model.name", "model.depth")
-"""Keys that the first words of a label tell."""
 Key = tuple[tuple[str, str], ...]
 
 
@@ -126,22 +124,21 @@ def _points(
 def _labels(
     keys: Sequence[Key], left: Mapping[Key, Point], right: Mapping[Key, Point]
 ) -> list[str]:
-    """Returns a name for every point that no other one has."""
-    configs = [dict(key) for key in keys]
-    every = dict.fromkeys(name for config in configs for name in config)
-    varying = [
-        name
-        for name in every
-        if name not in _IN_COLUMNS and len({config.get(name) for config in configs}) > 1
-    ]
-    found = []
-    for key, config in zip(keys, configs, strict=True):
-        sides = [side[key].runs[0] for side in (left, right) if key in side]
-        told = [what(run) for run in sides]
+    """Returns a name for every point: its columns, and the keys that tell it from its likes."""
+    named: dict[str, list[Key]] = {}
+    for key in keys:
+        told = [what(side[key].runs[0]) for side in (left, right) if key in side]
         words = [_both([row.get(column) for row in told]) for column in _COLUMNS]
-        words += [f"{name}={config[name]}" for name in varying if name in config]
-        found.append(" ".join(words))
-    return found
+        named.setdefault(" ".join(words), []).append(key)
+    labels: dict[Key, str] = {}
+    for words, alike in named.items():
+        configs = [dict(key) for key in alike]
+        every = dict.fromkeys(name for config in configs for name in config)
+        apart = [n for n in every if len({config.get(n) for config in configs}) > 1]
+        for key, config in zip(alike, configs, strict=True):
+            told_apart = [f"{name}={config[name]}" for name in apart if name in config]
+            labels[key] = " ".join([words, *told_apart])
+    return [labels[key] for key in keys]
 
 
 def _both(values: Sequence[object]) -> str:
