@@ -106,25 +106,31 @@ def replace(results: Path, lines: Iterable[Values], since: Mark) -> None:
         RunError: it cannot be written.
     """
     path = results / FILE
-    text = "".join(json.dumps(line) + "\n" for line in lines)
+    whole = {_about(line): json.dumps(line) for line in lines}
     try:
         with _locked(results):
-            write_atomically(path, text + _added(path, since))
+            for text in _added(path, since):
+                with contextlib.suppress(ValueError, AttributeError, RecursionError):  # torn
+                    whole.setdefault(_about(json.loads(text)), text)
+            write_atomically(path, "".join(f"{text}\n" for text in whole.values()))
     except OSError as error:
         raise cannot_write(path, error) from error
 
 
-def _added(path: Path, since: Mark) -> str:
+def _about(line: Values) -> str:
+    """Returns which attempt a line is of."""
+    return json.dumps([line.get("campaign"), line.get("run"), line.get("attempt")])
+
+
+def _added(path: Path, since: Mark) -> list[str]:
     """Returns the lines that were appended after a moment; all of them if the file is another."""
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_ino == since.inode:
                 file.seek(since.num_bytes)
-            data = file.read()
+            return file.read().decode(errors="replace").split("\n")
     except FileNotFoundError:
-        return ""
-    text = data.decode(errors="replace")
-    return text if text.endswith("\n") or not text else f"{text}\n"
+        return []
 
 
 def _is_torn(fd: int) -> bool:

@@ -140,7 +140,7 @@ def _metrics(record: dict[str, Any]) -> list[tuple[str, float, int]]:
 
 def _tags(run: Run, attempt: Attempt, name: str) -> dict[str, str]:
     """Returns where an attempt comes from, and what makes it again."""
-    facts = origin(attempt.record.get("provenance") or {})
+    facts = origin(attempt.record.get("provenance"))
     tags = {f"hires.{key}": value for key, value in facts.items() if value}
     return {**tags, "hires.reproduce": run.reproduce or "", TAG: name}
 

@@ -66,16 +66,16 @@ def number_rows(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
     return [row for row in rows if row[1:] != (None, None)]
 
 
-def origin(provenance: Mapping[str, Any]) -> dict[str, str | None]:
-    """Returns code, versions and machine as names and words."""
+def origin(provenance: Any) -> dict[str, str | None]:
+    """Returns code, versions and machine of a record's provenance as names and words."""
     cores = count(dig(provenance, "hardware", "cores"))
     memory = count(dig(provenance, "hardware", "memory"))
     return {
-        "commit": text(provenance.get("git"), 60),
-        "hires": text(provenance.get("hires"), 40),
-        "torch": text(provenance.get("torch"), 40),
-        "python": text(provenance.get("python"), 40),
-        "host": text(provenance.get("host"), 60),
+        "commit": text(dig(provenance, "git"), 60),
+        "hires": text(dig(provenance, "hires"), 40),
+        "torch": text(dig(provenance, "torch"), 40),
+        "python": text(dig(provenance, "python"), 40),
+        "host": text(dig(provenance, "host"), 60),
         "processor": text(dig(provenance, "hardware", "cpu"), 80),
         "cores": None if cores is None else str(cores),
         "memory": None if memory is None else size(memory),
