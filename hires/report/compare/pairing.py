@@ -128,8 +128,8 @@ def _labels(
     named: dict[str, list[Key]] = {}
     for key in keys:
         told = [what(side[key].runs[0]) for side in (left, right) if key in side]
-        words = [_both([row.get(column) for row in told]) for column in _COLUMNS]
-        named.setdefault(" ".join(words), []).append(key)
+        words = " ".join(_both([row.get(column) for row in told]) for column in _COLUMNS)
+        named.setdefault(words, []).append(key)
     labels: dict[Key, str] = {}
     for words, alike in named.items():
         configs = [dict(key) for key in alike]
