@@ -54,7 +54,8 @@ def list_runs(args: Any) -> int:
     print_notes(notes)
     if args.json:
         values = [{**row.values, "path": str(row.run.path)} for row in rows]
-        print(json.dumps(values, indent=2))
+        told = [{"where": note.where, "text": note.text} for note in notes]
+        print(json.dumps({"runs": values, "notes": told}, indent=2))
     elif args.csv:
         print(to_csv(_table(rows, [Column(key, key) for key in RUN_COLUMNS])), end="")
     else:

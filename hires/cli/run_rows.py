@@ -105,7 +105,11 @@ def run_rows(said: Sequence[str], results: str) -> tuple[list[RunRow], list[Note
 
 def tell(runs: Iterable[Run]) -> None:
     """Finds out how those runs are doing that left no last word."""
-    silent = [run for run in runs if not run.record and not (run.last and run.last.exit)]
+    silent = [
+        run
+        for run in runs
+        if run.record.get("state") != "done" and not (run.last and run.last.exit)
+    ]
     if silent:
         for run, state in zip(silent, states([run.path for run in silent]), strict=True):
             run.told = (state.state, state.reason, state.cause)

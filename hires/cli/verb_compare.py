@@ -9,7 +9,7 @@ from typing import Any
 
 from hires.cli.nearest import offer
 from hires.cli.options import Parser, add_json, add_results
-from hires.core.errors import REGRESSION, ConfigError
+from hires.core.errors import REGRESSION, ConfigError, RunError
 from hires.core.launchfile import reproduce_line
 
 METRICS = ("throughput", "step_time", "memory", "loss")
@@ -27,7 +27,11 @@ _EXAMPLES = (
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints a comparison; returns 0, or 4 if anything became worse."""
+    """Prints a comparison; returns 0, or 4 if anything became worse.
+
+    Raises:
+        RunError: nothing could be compared.
+    """
     args = _parser().read(words)
     if args.write_reference is not None:
         return _write_reference(args, words)
@@ -41,7 +45,11 @@ def main(words: Sequence[str]) -> int:
         print(json.dumps(made.to_dict(), indent=2))
     else:
         comparison_lines(made)
-    return REGRESSION if made.is_worse else 0
+    if made.is_worse:
+        return REGRESSION
+    if not made.is_told:
+        raise RunError("nothing could be compared: see why in the last column")
+    return 0
 
 
 def _parser() -> Parser:

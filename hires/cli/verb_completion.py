@@ -12,6 +12,7 @@ from pathlib import Path
 from hires.cli.choices import EXPERIMENTS, experiments, groups, keys
 from hires.cli.nearest import offer
 from hires.cli.options import Parser
+from hires.cli.verb_compare import METRICS
 from hires.core.config import FITS
 from hires.core.errors import ConfigError
 from hires.core.layout import SCHEDULES
@@ -138,8 +139,6 @@ def _candidates(before: list[str], current: str) -> Iterable[str]:
 
 def _option_values(before: str) -> list[str]:
     """Returns what can follow an option of these verbs."""
-    from hires.cli.run_rows import METRICS
-
     known = {
         "--metric": list(METRICS),
         "--sort": [*METRICS, "state", "started", "model", "image", "layout", "precision"],

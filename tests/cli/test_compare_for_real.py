@@ -49,7 +49,7 @@ def test_every_attempt_is_in_the_index_and_lists_need_no_folder(runs):
     assert json.loads(hires(runs, "list", "runs", "--json")) == before
     kept = json.loads(
         hires(runs, "list", "runs", "--json", "--where", "parallel == 'sp' and throughput > 0")
-    )
+    )["runs"]
     assert [row["campaign"] for row in kept] == ["after", "before"]
 
 

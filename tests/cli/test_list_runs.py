@@ -29,7 +29,7 @@ def runs(hires):
 def listed(hires, *words):
     answer = hires("list", "runs", "--json", *words)
     assert answer.code == 0, answer.err
-    return [(row["state"], row["image"]) for row in json.loads(answer.out)]
+    return [(row["state"], row["image"]) for row in json.loads(answer.out)["runs"]]
 
 
 SMALL, LARGE, FAILED, PENDING = (
@@ -82,7 +82,7 @@ class TestRuns:
 
     def test_rows_of_which_it_makes_no_sense_are_left_out_with_a_note(self, hires):
         answer = hires("list", "runs", "--json", "--where", "image < 100")
-        assert [row["image"] for row in json.loads(answer.out)] != []
+        assert [row["image"] for row in json.loads(answer.out)["runs"]] != []
         assert "--where: 1 runs left out" in answer.err
 
     def test_sort_puts_unknown_last(self, hires):

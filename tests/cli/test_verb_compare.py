@@ -138,8 +138,9 @@ def test_campaign_of_which_nothing_has_ended(hires):
         file.unlink()
     (other / "a0").rmdir()
     answer = hires("compare", "a", "b")
-    assert answer.code == 0
+    assert answer.code == 1
     assert "no attempt is complete" in answer.out
+    assert "nothing could be compared" in answer.err
     assert hires("compare", str(other), "--write-reference", "x.yaml").code == 2
     assert run.exists()
 

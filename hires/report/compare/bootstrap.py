@@ -15,6 +15,7 @@ correction for few units after Hesterberg, "What teachers should know about the 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ _MOST_STEPS = 1024
 _LEAST_BLOCKS = 4
 """Blocks are at most as long as leaves so many, where there are so many steps."""
 
+_LARGEST = math.floor(math.log(sys.float_info.max))
 _NOTHING = "one number each: no interval"
 
 
@@ -55,7 +57,7 @@ class Estimate:
     @property
     def ratio(self) -> float:
         """B over A."""
-        return math.exp(self.log_ratio)
+        return _exp(self.log_ratio)
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
         """Returns the ends between which the ratio lies with this confidence; None if unknown."""
@@ -63,7 +65,7 @@ class Estimate:
             return None
         tail = (1 - confidence) / 2
         low, high = np.quantile(self.draws, (tail, 1 - tail))
-        return math.exp(self.log_ratio + float(low)), math.exp(self.log_ratio + float(high))
+        return _exp(self.log_ratio + float(low)), _exp(self.log_ratio + float(high))
 
 
 def compare(
@@ -200,6 +202,11 @@ def _centre(side: Sequence[Repeat]) -> float:
 def _logs(side: Sequence[Repeat]) -> Floats:
     """Returns the logarithm of the median of every repeat."""
     return np.log([np.median(repeat.values) for repeat in side])
+
+
+def _exp(logarithm: float) -> float:
+    """Returns a ratio; what is no double any more is the largest or smallest one, nearly."""
+    return math.exp(min(max(logarithm, -_LARGEST), _LARGEST))
 
 
 def _grouped(values: Floats) -> Floats:

@@ -44,6 +44,11 @@ class Comparison:
         """Whether anything became worse."""
         return any(result.status == WORSE for result in [*self.results, *self.overall])
 
+    @property
+    def is_told(self) -> bool:
+        """Whether anything could be compared."""
+        return any(result.ratio is not None for result in self.results)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
         settings = self.settings

@@ -135,3 +135,11 @@ def test_points_together_are_surer_than_one():
     each = [compare(repeats(rng, 4), repeats(rng, 4, 1.03), rng) for _ in range(30)]
     low, high = together(each).interval()
     assert 1 < low < 1.03 < high < 1.06
+
+
+def test_ratios_beyond_all_bounds_stay_numbers():
+    rng = np.random.default_rng(0)
+    tiny, huge = [Repeat("0", [1e-300])] * 2, [Repeat("0", [1e300]), Repeat("0", [1e-300])]
+    found = compare(tiny, huge, rng)
+    assert all(map(math.isfinite, (found.ratio, *found.interval())))
+    assert math.isfinite(compare(tiny[:1], huge[:1], rng).ratio)
