@@ -7,8 +7,6 @@ attempt; the ``launch.sh`` of every run folder calls it.
 
 from __future__ import annotations
 
-import json
-import logging
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,17 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hires.core import index, log, provenance, records, rundir, units
+from hires.core import log, provenance, records, rundir, units
 from hires.core.errors import PREEMPTED, HiresError, RunError
-from hires.core.files import StrPath, write_atomically
-from hires.core.naming import plain
+from hires.core.files import StrPath
 from hires.launcher import ports
 from hires.launcher.interrupts import Interrupts
+from hires.launcher.last_word import leave_word
 from hires.launcher.places import Places, here
 from hires.launcher.progress import Progress
 from hires.launcher.supervisor import End, Job, OnLine, Supervisor
-
-logger = logging.getLogger(__name__)
 
 CANCELLED = 130
 """Exit code of a run that was stopped by Ctrl-C or SIGTERM, as shells have it."""
@@ -184,24 +180,11 @@ def _leave(job: Job, end: End, started: str) -> End:
     except Exception as error:  # a bug in making the record must not hide how the ranks ended
         end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
     try:
-        values = _exit_values(end, started)
-        write_atomically(job.folder / "exit.json", json.dumps(values, indent=1) + "\n")
-        if not job.args:
-            _add_to_index(job, record, values)
+        told = None if job.args else record
+        leave_word(job.run_dir, job.attempt, _exit_values(end, started), told)
     except RunError as error:
         end = _failed_too(end, str(error))
     return _blame_disk(job, end)
-
-
-def _add_to_index(job: Job, record: dict[str, Any], end: dict[str, Any]) -> None:
-    """Adds the attempt's line to the index of all results, which nobody needs to have."""
-    if job.run_dir.parent.name != job.config.campaign:
-        return  # the folder was copied: what lies two folders above is not ours to write into
-    try:
-        line = index.entry(job.run_dir, job.attempt, plain(job.config), record, end)
-        index.append(job.run_dir.parent.parent, line)
-    except HiresError as error:
-        logger.warning("%s", error)
 
 
 def _exit_values(end: End, started: str) -> dict[str, Any]:

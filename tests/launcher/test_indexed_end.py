@@ -9,6 +9,7 @@ import pytest
 
 from hires.core import index, rundir
 from hires.launcher import local
+from hires.launcher.last_word import leave_word
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -54,3 +55,18 @@ def test_folder_that_was_copied_writes_nothing_beside_it(fake_world, launch, tmp
     shutil.copytree(run.path, copy)
     assert launch(rundir.RunDir(copy, 0, False)).state == "done"
     assert not list(tmp_path.glob("**/index.jsonl"))
+
+
+def test_end_that_the_queue_or_cancel_writes_has_a_line_too(fake_world):
+    run = fake_world("ok")
+    (run.attempt_dir / "record.json").write_text('{"state": "done", "loss": {"last": 2.0}}')
+    leave_word(run.path, 0, {"state": "lost", "cause": "its launcher was killed"}, {})
+    [line] = lines(run)
+    assert (line["exit"]["state"], line["record"]["loss"]) == ("lost", {"last": 2.0})
+
+
+def test_attempt_that_measured_nothing_has_none(fake_world):
+    run = fake_world("ok")
+    leave_word(run.path, 0, {"state": "done"}, None)
+    assert (run.attempt_dir / "exit.json").exists()
+    assert not list(run.path.parents[1].glob("index.jsonl"))
