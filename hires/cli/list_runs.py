@@ -11,9 +11,10 @@ from hires.cli.run_rows import RunRow, RunsWhere, run_rows, sorted_rows
 from hires.cli.screen import print_table
 from hires.core.errors import ConfigError
 from hires.core.units import MIB
+from hires.report.formats import safe_csv
 from hires.report.reading import Note
 from hires.report.rows import RUN_COLUMNS
-from hires.report.tables import Column, Table, to_csv
+from hires.report.tables import Column, Table
 
 _MOST_NOTES = 5
 _SHOWN = (
@@ -57,7 +58,7 @@ def list_runs(args: Any) -> int:
         told = [{"where": note.where, "text": note.text} for note in notes]
         print(json.dumps({"runs": values, "notes": told}, indent=2))
     elif args.csv:
-        print(to_csv(_table(rows, [Column(key, key) for key in RUN_COLUMNS])), end="")
+        print(safe_csv(_table(rows, [Column(key, key) for key in RUN_COLUMNS])), end="")
     else:
         _print(rows)
     return 0

@@ -55,8 +55,8 @@ def main(words: Sequence[str]) -> int:
 def _parser() -> Parser:
     """Returns the parser of the verb."""
     text = (
-        "Compare runs, campaigns or references: A is what was, B is what is. Points are paired by "
-        "config, seed apart. A point differs if the bootstrap interval of B/A leaves out 1 and "
+        "Compare runs, campaigns or references: A is what was, B is what is. Points are paired\n"
+        "by config, seed apart. A point differs if the bootstrap interval of B/A leaves out 1 and\n"
         "B/A is outside the tolerance. Exit code 4 if anything became worse."
     )
     parser = Parser("compare", text, _EXAMPLES)
@@ -76,7 +76,7 @@ def _parser() -> Parser:
         "--write-reference", metavar="FILE", help="keep what the runs came to in such a file"
     )
     parser.add_argument(
-        "--cluster", metavar="HOSTS", help="hosts that it is for, as 'node*' (default: this one's)"
+        "--cluster", metavar="HOSTS", help="hosts that it is for, as 'node*' (default: that of the runs)"
     )
     parser.add_argument("--junit", metavar="FILE", help="write JUnit's XML, for CI servers")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hires.core.files import make_folder, write_atomically
-from hires.report.formats import csv_text
+from hires.report.formats import safe_csv
 from hires.report.frames import Frames
-from hires.report.summaries import Summary, cells
+from hires.report.summaries import cells
 from hires.report.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -48,6 +47,5 @@ def write_csv(frames: Frames, out: Path) -> list[Path]:
 
 def _text(name: str, frame: pd.DataFrame) -> str:
     """Returns a frame as CSV; a text that a spreadsheet would compute gets an apostrophe."""
-    columns: Sequence[Column] = [Column(str(key), str(key)) for key in frame.columns]
-    table = Table(name, name, columns, cells(frame))
-    return csv_text(Summary(table, frame, "", ""))
+    columns = [Column(str(key), str(key)) for key in frame.columns]
+    return safe_csv(Table(name, name, columns, cells(frame)))

@@ -127,8 +127,9 @@ def judge(
         return told, None
     rng = generator(settings.seed, label, metric)
     estimate = bootstrap.compare(old, new, rng, settings.resamples)
-    values = (middle(old), middle(new))
-    return _decided(label, metric, estimate, settings, values, (len(old), len(new))), estimate
+    made = _decided(label, metric, estimate, settings)
+    repeats = (len(old), len(new))
+    return dataclasses.replace(made, a=middle(old), b=middle(new), repeats=repeats), estimate
 
 
 def judge_beside(
@@ -149,8 +150,8 @@ def judge_beside(
         return told, None
     rng = generator(settings.seed, label, metric)
     estimate = bootstrap.beside(value, new, rng, settings.resamples)
-    values = (value, middle(new))
-    return _decided(label, metric, estimate, settings, values, (0, len(new))), estimate
+    made = _decided(label, metric, estimate, settings)
+    return dataclasses.replace(made, a=value, b=middle(new), repeats=(0, len(new))), estimate
 
 
 def overall(
@@ -175,7 +176,7 @@ def overall(
         sum(ends) / len(known) for ends in zip(*((t.low, t.high) for t in known), strict=True)
     )
     settings = dataclasses.replace(settings, tolerance=Tolerance(low, high))
-    made = _decided(OVERALL, metric, bootstrap.together(estimates), settings, (None, None), (0, 0))
+    made = _decided(OVERALL, metric, bootstrap.together(estimates), settings)
     if told is None or made.status == WORSE:
         return made if told is None else dataclasses.replace(made, why=told)
     return dataclasses.replace(made, status=WORSE, verdict=worse[0].verdict, why=told)
@@ -186,14 +187,7 @@ def generator(seed: int, label: str, metric: Metric) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(f"{metric.name} {label}".encode())])
 
 
-def _decided(
-    label: str,
-    metric: Metric,
-    estimate: Estimate,
-    settings: Settings,
-    values: tuple[float | None, float | None],
-    repeats: tuple[int, int],
-) -> Result:
+def _decided(label: str, metric: Metric, estimate: Estimate, settings: Settings) -> Result:
     """Returns the verdict that an estimate leads to."""
     interval = estimate.interval(settings.confidence)
     low, high = interval or (None, None)
@@ -204,9 +198,8 @@ def _decided(
     if up or down:
         status = BETTER if up == metric.higher_is_better else WORSE
         word = metric.word(up)
-    return Result(
-        label, metric, status, word, estimate.unit, *values, repeats, ratio, low, high, tolerance
-    )
+    made = Result(label, metric, status, word, estimate.unit, tolerance=tolerance)
+    return dataclasses.replace(made, ratio=ratio, low=low, high=high)
 
 
 def _unusual(label: str, metric: Metric, point: Point, new: Sequence[Repeat]) -> Result | None:
