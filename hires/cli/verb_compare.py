@@ -76,7 +76,9 @@ def _parser() -> Parser:
         "--write-reference", metavar="FILE", help="keep what the runs came to in such a file"
     )
     parser.add_argument(
-        "--cluster", metavar="HOSTS", help="hosts that it is for, as 'node*' (default: that of the runs)"
+        "--cluster",
+        metavar="HOSTS",
+        help="hosts that it is for, as 'node*' (default: that of the runs)",
     )
     parser.add_argument("--junit", metavar="FILE", help="write JUnit's XML, for CI servers")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")

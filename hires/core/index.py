@@ -29,8 +29,8 @@ PATIENCE_S = 5.0
 """How long one waits for the lock: the end of a run must not hang on somebody who was stopped."""
 _LOCK = ".index.lock"
 _POLL_S = 0.01
-_MAX_CONFIG = 2**16
-"""Characters of a config that a line holds; a larger one is read in its folder."""
+_MAX_LINE = 2**17
+"""Characters of a line; an attempt with more to say is read in its folder."""
 _MAX_TEXT = 2000
 _FACTS = ("git", "hires", "torch", "python", "hardware", "host", "started", "ended")
 
@@ -45,12 +45,19 @@ def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) 
         record: the attempt's record; without numbers if it has none.
         end: the attempt's ``exit.json``.
     """
-    fits = len(json.dumps(config)) <= _MAX_CONFIG
     told = {key: end.get(key) for key in ("state", "reason", "cause", "started", "ended")}
     if isinstance(told["cause"], str):
         told["cause"] = told["cause"][:_MAX_TEXT]
-    line = {"schema": SCHEMA, "campaign": run.parent.name, "run": run.name, "attempt": attempt}
-    return {**line, "exit": told, "config": config if fits else None, "record": _brief(record)}
+    line: Values = {
+        "schema": SCHEMA,
+        "campaign": run.parent.name,
+        "run": run.name,
+        "attempt": attempt,
+    }
+    line |= {"exit": told, "config": config, "record": _brief(record)}
+    if len(json.dumps(line)) > _MAX_LINE:
+        line |= {"config": None, "record": {}}
+    return line
 
 
 def append(results: Path, line: Values) -> None:

@@ -130,7 +130,9 @@ def test_line_holds_what_a_list_shows_and_no_more():
     assert line["record"]["provenance"]["git"] == "abc"
     assert "samples" not in line["record"]
     assert len(json.dumps(line)) < 4000
-    assert index.entry(Path("/r/c/x"), 0, {"a": "b" * 10**6}, {}, {})["config"] is None
+    for config, record in (({"a": "b" * 10**6}, {}), ({}, {"layout": "b" * 10**6})):
+        line = index.entry(Path("/r/c/x"), 0, config, record, {})
+        assert (line["config"], line["record"]) == (None, {})  # its folder is asked
 
 
 def test_append_is_one_write_at_the_end(tmp_path):

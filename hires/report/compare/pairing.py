@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from hires.core.naming import COSMETIC
 from hires.report.compare.bootstrap import Repeat
 from hires.report.compare.metrics import Metric
-from hires.report.reading import dig, spoken
+from hires.report.reading import dig, spoken, text
 from hires.report.rows import what
 from hires.report.runs import Attempt, Run
 
 SEED = "seed"
 _COLUMNS = ("model", "image", "layout", "precision")
+_LONGEST = 160
+"""Characters of a label."""
 Key = tuple[tuple[str, str], ...]
 
 
@@ -137,7 +139,7 @@ def _labels(
         apart = [n for n in every if len({config.get(n) for config in configs}) > 1]
         for key, config in zip(alike, configs, strict=True):
             told_apart = [f"{name}={config[name]}" for name in apart if name in config]
-            labels[key] = " ".join([words, *told_apart])
+            labels[key] = text(" ".join([words, *told_apart]), _LONGEST) or "?"
     return [labels[key] for key in keys]
 
 
