@@ -7,7 +7,7 @@ ARGS ?=
 CLUSTER ?=
 IMAGES := data/textures
 
-.PHONY: help run test test-slurm test-browser check lint bench clean
+.PHONY: help run test test-mpi test-slurm test-browser check lint bench clean
 
 help:  ## show this text
 	@echo "make VERB [PYTHON=python3] [ARGS='...']"
@@ -26,6 +26,10 @@ run: $(INSTALLED)  ## write a small folder of images, train on it and print the 
 test: $(INSTALLED)  ## run the tests; ARGS='-m slow' runs the slow ones
 	$(BIN)/python -m pytest $(ARGS)
 
+test-mpi: $(INSTALLED)  ## run the tests that need an MPI; as root it installs Debian's Open MPI and MPICH first
+	bash scripts/install_mpi.sh
+	$(BIN)/python -m pytest -m mpi $(ARGS)
+
 test-slurm: $(INSTALLED)  ## as root: start a Slurm, test on it, stop it; CLUSTER=--accounting adds slurmdbd
 	bash scripts/test_slurm.sh $(BIN)/python "$(CLUSTER)" $(ARGS)
 
@@ -34,7 +38,7 @@ test-browser: $(INSTALLED)  ## open the page of a report in a headless Chromium,
 	$(BIN)/python -m pytest -m browser $(ARGS)
 
 check: lint  ## run ruff, mypy and the fast tests
-	$(BIN)/python -m pytest -m "not dist and not slow and not mpi and not gpu and not slurm and not browser" $(ARGS)
+	$(BIN)/python -m pytest -m "not dist and not slow and not wide and not mpi and not gpu and not slurm and not browser" $(ARGS)
 
 lint: $(INSTALLED)  ## run ruff and mypy
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ import torch
 from hires import comm
 from hires.core import log as logs
 from hires.core import pulse, records
+from hires.core.binding import bind
 from hires.core.config import RunConfig
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.world import World, from_environment
@@ -50,18 +51,21 @@ def main(argv: list[str] | None = None) -> int:
         logs.setup(world.rank)
         return _run(options.run_dir, world, options.verify)
     except HiresError as error:
-        log.error("%s", error)
         _tell(options.run_dir, world, error)
+        log.error("%s", error)
         return error.exit_code
     except Exception as error:
-        log.exception("rank failed")
         _tell(options.run_dir, world, error)
+        log.exception("rank failed")
         return 1
 
 
 def _run(run_dir: Path, world: World, verify: bool) -> int:
     """Runs the rank to its last record, and shows that it is alive; returns the exit code."""
+    records.require_seen(run_dir)
     config = records.read_config(run_dir)
+    binding = bind(world, config)  # before the first thread starts: it is inherited
+    records.event(run_dir, world.attempt, "rank_bound", rank=world.rank, **binding.to_dict())
     timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
     with pulse.beating(run_dir, world.attempt, world.rank, comm.doing, timeout_s):
         return _compute(run_dir, world, config, verify)

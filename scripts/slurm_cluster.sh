@@ -57,6 +57,8 @@ need_root() {
 install_packages() {
     local missing=() pair
     local wanted=(munged:munge sbatch:slurm-wlm slurmctld:slurm-wlm slurmd:slurm-wlm)
+    # Debian's Open MPI starts its processes through Slurm inside a job.
+    wanted+=(mpirun.openmpi:openmpi-bin)
     [ $accounting = no ] || wanted+=(slurmdbd:slurmdbd mariadbd:mariadb-server)
     for pair in "${wanted[@]}"; do
         command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")

@@ -108,7 +108,9 @@ def key_docs() -> dict[str, str]:
 def _bases(extra: Path | None) -> list[Path]:
     """Returns the folders of config files: ours, and ``extra`` if it is given."""
     if extra is not None and not extra.is_dir():
-        raise ConfigError(f"--config-dir {extra} is not a folder; give one with GROUP/NAME.yaml")
+        raise ConfigError(
+            f"--config-dir {extra} (or HIRES_CONF) is not a folder; give one with GROUP/NAME.yaml"
+        )
     return [conf_dir()] + ([extra] if extra else [])
 
 

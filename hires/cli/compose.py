@@ -24,6 +24,7 @@ from hires.core.config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 
 _SPOKEN = (  # how a declared type is said; the first one that its name holds
+    ("list[str]", "a list of names, as [a,b]"),
     ("list", "a list of whole numbers, as [2,2]"),
     ("dict", "keys and values, as {width:64}"),
     ("int", "a whole number"),

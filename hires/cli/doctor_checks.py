@@ -1,38 +1,48 @@
 """What does this machine have, and what would mend what is missing?
 
-Each check returns one line. torch is asked in processes of its own, so a broken torch is a line of
-the answer and not the end of it.
+Each check returns one line. What might break the process that asks, as a torch that cannot be
+loaded, is asked in a process of its own, so it is a line of the answer and not the end of it.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
+import socket
 import subprocess
 import sys
-import tempfile
+import time
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from hires.cli.choices import conf_dir
+from hires.core import network, pulse
 from hires.core.errors import HiresError
 from hires.core.provenance import collect
-from hires.core.units import gib
+from hires.core.units import gib, size
 
+OK, WARNING, FAILED = "ok", "warning", "failed"
 _TIMEOUT_S = 120
 _ROOM_BYTES = 2**30
-
-_TORCH = "import torch; print(torch.__version__, torch.get_num_threads())"
-_GLOO = """\
-import sys, datetime, torch, torch.distributed as dist
-dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]),
-                        world_size=2, timeout=datetime.timedelta(seconds=60))
-x = torch.ones(1)
-dist.all_reduce(x)
-dist.destroy_process_group()
-sys.exit(x.item() != 2)
-"""
+_PROBE_BYTES = 2**25
+"""What is written to find out how fast a folder takes it."""
+_SLOW_BYTES_PER_S = 20e6
+_SKEW_S = 5.0
+_PACKAGES = (
+    "hydra-core",
+    "omegaconf",
+    "numpy",
+    "pillow",
+    "tifffile",
+    "PyYAML",
+    "rich",
+    "safetensors",
+    "submitit",
+)
 
 
 @dataclass
@@ -41,53 +51,66 @@ class Check:
 
     name: str
     state: str
-    """``ok``, ``warn`` (works, with a limit) or ``fail`` (runs will fail)."""
+    """``ok``, ``warning`` (works, with a limit) or ``failed`` (runs will fail)."""
     text: str
     remedy: str = ""
     """What would mend it."""
+    where: str = "here"
+    """Which machine it is about: ``here``, a node, or ``job``: all nodes together."""
 
 
-def all_checks() -> list[Check]:
-    """Returns the lines of ``hires doctor``."""
-    return [_python(), _packages(), _config(), _machine(), _torch(), _gloo(), _results(), _slurm()]
+def guarded(name: str, ask: Callable[[], Check]) -> Check:
+    """Returns what a check found; one that breaks has failed, and the others go on."""
+    try:
+        return ask()
+    except (OSError, ValueError, KeyError, HiresError, subprocess.SubprocessError) as error:
+        why = f"the check itself failed: {type(error).__name__}: {error}"
+        return Check(name, FAILED, why, "mend what it says, or report it as a bug of hires")
+
+
+def machine_checks(results: Path, nodes: int) -> list[Check]:
+    """Returns the lines about this machine that need no torch.
+
+    Args:
+        results: folder of all runs.
+        nodes: machines that runs are to use.
+    """
+    return [
+        _python(),
+        _packages(),
+        _config(),
+        _machine(),
+        guarded("results", lambda: _results(results)),
+        guarded("clock", lambda: _clock(results)),
+        guarded("address", lambda: _address(nodes)),
+    ]
 
 
 def _python() -> Check:
     """Which Python this is; an older one than hires supports could not have come this far."""
     version = ".".join(str(n) for n in sys.version_info[:3])
-    return Check("python", "ok", f"{version} at {sys.executable}")
+    return Check("python", OK, f"{version} at {sys.executable}")
 
 
 def _packages() -> Check:
     """Whether everything that hires imports is installed."""
-    names = (
-        "hydra-core",
-        "omegaconf",
-        "numpy",
-        "pillow",
-        "tifffile",
-        "PyYAML",
-        "rich",
-        "safetensors",
-        "submitit",
-    )
     missing = []
-    for name in names:
+    for name in _PACKAGES:
         try:
             metadata.version(name)
         except metadata.PackageNotFoundError:
             missing.append(name)
     if not missing:
-        return Check("packages", "ok", f"all {len(names)} are installed")
-    return Check("packages", "fail", f"{', '.join(missing)} missing", "pip install hires again")
+        return Check("packages", OK, f"all {len(_PACKAGES)} are installed")
+    return Check("packages", FAILED, f"{', '.join(missing)} missing", "pip install hires again")
 
 
 def _config() -> Check:
     """Whether the config files came along with the installation."""
     try:
-        return Check("config", "ok", str(conf_dir()))
+        return Check("config", OK, str(conf_dir()))
     except HiresError as error:
-        return Check("config", "fail", str(error), "pip install hires again")
+        return Check("config", FAILED, str(error), "pip install hires again")
 
 
 def _machine() -> Check:
@@ -96,66 +119,117 @@ def _machine() -> Check:
     memory = gib(facts["memory"]) if facts["memory"] else "memory unknown"
     text = f"{facts['cores']} cores, {memory}, {facts['cpu']}"
     if facts["cores"] > 1:
-        return Check("machine", "ok", text)
-    return Check("machine", "warn", text, "ranks share one core: layouts run, but gain no speed")
+        return Check("machine", OK, text)
+    return Check("machine", WARNING, text, "ranks share one core: layouts run, but gain no speed")
 
 
-def _torch() -> Check:
-    """Whether torch can be imported."""
-    code, text = _ask([sys.executable, "-c", _TORCH])
-    if code == 0:
-        version, threads = text.split()
-        return Check("torch", "ok", f"{version}, {threads} threads in one process")
-    return Check("torch", "fail", _last(text), "pip install torch==2.13.0")
-
-
-def _gloo() -> Check:
-    """Whether two processes of this machine can talk."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", _GLOO, str(Path(folder) / "meet")]
-        second = subprocess.Popen(
-            [*command, "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            code, text = _ask([*command, "0"])
-        finally:
-            second.kill()
-            second.wait()
-    if code == 0:
-        return Check("gloo", "ok", "two processes agreed on a sum")
-    remedy = "set GLOO_SOCKET_IFNAME=lo, and let no firewall block this machine's own address"
-    return Check("gloo", "fail", _last(text), remedy)
-
-
-def _results() -> Check:
-    """Whether run folders can be written here."""
-    place = Path("results") if Path("results").is_dir() else Path()
+def _results(results: Path) -> Check:
+    """Whether run folders can be written here, how much fits, and how fast it goes."""
+    place = _existing(results)
     free = shutil.disk_usage(place).free
-    text = f"{place.absolute()}, {gib(free)} free"
-    if not os.access(place, os.W_OK):
-        return Check("results", "fail", f"{text}, not writable", "choose results=FOLDER")
+    text = f"{results.absolute()}, {gib(free)} free"
+    try:
+        rate = _write_rate(place)
+    except OSError as error:
+        text = f"{text}, not writable ({error.strerror})"
+        return Check("results", FAILED, text, "choose results=FOLDER, or free some space")
+    text += f", takes {size(rate)}/s"
     if free < _ROOM_BYTES:
-        return Check("results", "warn", text, "free some space, or choose results=FOLDER")
-    return Check("results", "ok", text)
+        return Check("results", WARNING, text, "free some space, or choose results=FOLDER")
+    if rate < _SLOW_BYTES_PER_S:
+        remedy = (
+            "checkpoints take long: save less often (checkpoint.every), or elsewhere (results=)"
+        )
+        return Check("results", WARNING, text, remedy)
+    return Check("results", OK, text)
 
 
-def _slurm() -> Check:
-    """Whether this is a login node of a Slurm cluster."""
-    where = shutil.which("sbatch")
-    return Check("slurm", "ok", where or "not here; runs start on this machine")
+def _existing(folder: Path) -> Path:
+    """Returns a folder, or the first one above it that exists."""
+    folder = folder.absolute()
+    return next(one for one in (folder, *folder.parents) if one.is_dir())
 
 
-def _ask(command: list[str]) -> tuple[int, str]:
-    """Returns exit code and output of a process."""
+def _write_rate(folder: Path) -> float:
+    """Returns how many bytes per second reach the disk of a folder.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    probe = folder / f".doctor-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    data = os.urandom(2**20)  # a disk that compresses would be praised for zeros
+    began_s = time.perf_counter()
+    try:
+        with probe.open("xb") as file:
+            for _ in range(_PROBE_BYTES // len(data)):
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return _PROBE_BYTES / (time.perf_counter() - began_s)
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _clock(results: Path) -> Check:
+    """Whether this machine's clock and that of the results' file system agree."""
+    ahead_s = pulse.file_clock(_existing(results)) - time.time()
+    text = f"the file system of the results is {abs(ahead_s):.1f} s "
+    text += "ahead of this machine" if ahead_s > 0 else "behind this machine"
+    if abs(ahead_s) < _SKEW_S:
+        return Check("clock", OK, text)
+    remedy = "set both clocks (chrony, ntpd); hires goes by the file system's own, so runs are fine"
+    return Check("clock", WARNING, text, remedy)
+
+
+def _address(nodes: int) -> Check:
+    """Where ranks meet: the address that this host's name leads to, and whether a port is free."""
+    name = socket.gethostname()
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        probe.listen(1)
+        port = probe.getsockname()[1]
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        text = f"the name of this host, {name}, leads nowhere ({error.strerror})"
+        if nodes == 1:
+            return Check("address", OK, f"{text}; ranks on one machine meet at 127.0.0.1")
+        return Check("address", FAILED, text, "add it to DNS or to /etc/hosts of all nodes")
+    text = f"{name} is {address}; port {port} is free"
+    if nodes > 1 and network.is_loopback(address):
+        remedy = "let the name lead to the network's address, or set launcher.interface=NAME"
+        return Check("address", WARNING, f"{text}; no other machine reaches that", remedy)
+    return Check("address", OK, text)
+
+
+def ask(*command: str, most_s: float = _TIMEOUT_S) -> tuple[int, str]:
+    """Returns exit code and output of a process, of one that failed its errors.
+
+    Args:
+        command: its words.
+        most_s: how long it may take, in seconds.
+    """
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=most_s,
+            check=False,
         )
+    except FileNotFoundError:
+        return 127, f"{command[0]} is not installed"
     except subprocess.TimeoutExpired:
-        return 1, f"no answer within {_TIMEOUT_S} s"
-    return done.returncode, done.stdout if done.returncode == 0 else done.stderr
+        return 124, f"no answer within {most_s:g} s"
+    return done.returncode, done.stdout if done.returncode == 0 else done.stderr or done.stdout
 
 
-def _last(text: str) -> str:
+def last(text: str) -> str:
     """Returns the last line of an output."""
     return (text.strip().splitlines() or ["it said nothing"])[-1]
+
+
+python = functools.partial(ask, sys.executable, "-c")
+"""Runs a piece of Python in a process of its own."""

@@ -7,6 +7,7 @@ Every verb has one parser. Overrides and options may stand in any order, and a m
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -74,6 +75,44 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cfg", choices=("job",), help="print the composed config as YAML and do nothing else"
     )
+    add_config_dir(parser)
+
+
+CONF = "HIRES_CONF"
+"""Environment variable that stands in for ``--config-dir``."""
+
+
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--config-dir``, for which the variable HIRES_CONF stands in."""
     parser.add_argument(
-        "--config-dir", metavar="DIR", help="a folder that adds choices, as DIR/model/mine.yaml"
+        "--config-dir",
+        metavar="DIR",
+        default=os.environ.get(CONF) or None,
+        help=f"a folder that adds choices, as DIR/model/mine.yaml or DIR/cluster/ours.yaml; else "
+        f"what the variable {CONF} names",
+    )
+
+
+def command_line(verb: str, words: Sequence[str], args: argparse.Namespace) -> list[str]:
+    """Returns what is kept as the command of a run: it needs no environment to mean the same."""
+    given = any(word.partition("=")[0] == "--config-dir" for word in words)
+    extra = () if given or not args.config_dir else ("--config-dir", args.config_dir)
+    return ["hires", verb, *words, *extra]
+
+
+def add_after(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--after`` and ``--after-any``."""
+    parser.add_argument(
+        "--after",
+        action="append",
+        default=[],
+        metavar="JOB|CAMPAIGN",
+        help="launcher=slurm: start when this is done, all of it",
+    )
+    parser.add_argument(
+        "--after-any",
+        action="append",
+        default=[],
+        metavar="JOB|CAMPAIGN",
+        help="launcher=slurm: start when this has ended, however it did",
     )

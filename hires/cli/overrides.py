@@ -28,7 +28,7 @@ def checked(words: list[str], groups: Groups) -> list[str]:
     """Returns the words as Hydra takes them, every one of them known to be usable.
 
     Text values that Hydra's grammar cannot read, as a path with spaces, come back quoted; new
-    keys of ``model.args`` get the ``++`` that Hydra wants.
+    keys of ``model.args`` and of the other :data:`_FREE` ones get the ``++`` that Hydra wants.
 
     Args:
         words: the overrides as typed.
@@ -65,9 +65,13 @@ def _checked_word(word: str, before: list[str], known: dict[str, Any], groups: G
     return _readable(f"{match['sign']}{key}={value}", known)
 
 
+_FREE = ("model.args", "cluster.options", "cluster.environment")
+"""Keys below which users choose the names."""
+
+
 def _is_free(key: str) -> bool:
-    """Whether the key belongs to the user's own network, which we cannot know."""
-    return key.startswith("model.args.")
+    """Whether the key belongs to the user's own network or cluster, which we cannot know."""
+    return key.startswith(tuple(f"{free}." for free in _FREE))
 
 
 def _check_key(key: str, known: dict[str, Any], groups: Groups) -> None:
@@ -196,7 +200,7 @@ def _readable(word: str, known: dict[str, Any]) -> str:
         )
     if parsed.is_sweep_override():
         raise ConfigError(_several(key, value, hint))
-    if _is_free(key) or key == "model.args":
+    if _is_free(key) or key in _FREE:
         return f"++{key}={value}"
     # Every key has a default, so a + has nothing to add, except a group of --config-dir.
     return f"{key}={value}" if key in known or (conf_dir() / key).is_dir() else f"+{key}={value}"

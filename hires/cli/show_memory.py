@@ -7,6 +7,8 @@ from itertools import groupby
 from typing import Any
 
 from hires.core.units import MIB, size
+from hires.plan.memory import Room
+from hires.plan.plan import Plan
 
 _WIDTH = 24
 """Characters of a full bar; all columns together fit 80."""
@@ -46,6 +48,24 @@ def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> 
     scale = f"memory.limit, {size(full)}" if limit else size(full)
     names = ", ".join(f"{letter} {name}" for _, letter, name in _PARTS)
     return [*lines, names, f"MiB, predicted; a full bar is {scale}"]
+
+
+def node_lines(room: Room, plan: Plan) -> list[str]:
+    """Returns what the ranks of each machine need together; nothing where nobody asked.
+
+    Machines side by side that need the same share a line.
+    """
+    if not plan.memory or not room.counts_nodes:
+        return []
+    has = f" of {size(room.machine_bytes)}" if room.machine_bytes is not None else ""
+    lines, first = [], 0
+    for needs, run in groupby(room.per_node(plan), key=lambda one: (len(one.ranks), one.bytes)):
+        last = first + len(list(run)) - 1
+        name = f"node {first}" if first == last else f"nodes {first}-{last}"
+        many = f"{needs[0]} rank" + ("s" if needs[0] > 1 else "")
+        lines.append(f"{name}: {many} need{'' if needs[0] > 1 else 's'} {size(needs[1])}{has}")
+        first = last + 1
+    return lines
 
 
 def bar(entry: dict[str, Any], full: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 import sys
@@ -14,30 +15,57 @@ from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.rundir import RunDir
 from hires.launcher import local, slurm, waiting
+from hires.launcher.dependency import dependency
 from hires.launcher.local import Outcome
 
 
-def prepared(config: RunConfig, run: RunDir, world: int, argv: Sequence[str]) -> list[Path]:
+def waits_for(config: RunConfig, args: argparse.Namespace) -> str | None:
+    """Returns what jobs wait for, as sbatch's ``--dependency`` has it; None: for nothing.
+
+    Args:
+        config: of a run.
+        args: of the command line, with ``--after`` and ``--after-any``.
+
+    Raises:
+        ConfigError: the launcher has no jobs, or a name is unknown.
+    """
+    if not (args.after or args.after_any):
+        return None
+    if config.launcher.name != "slurm":
+        option = "--after" if args.after else "--after-any"
+        raise ConfigError(
+            f"{option} is about Slurm jobs; add launcher=slurm, or start one command after the "
+            f"other"
+        )
+    return dependency(args.after, args.after_any, config.results)
+
+
+def prepared(config: RunConfig, run: Path, world: int, argv: Sequence[str]) -> list[Path]:
     """Writes the scripts that the launcher needs; returns all that start the run by hand.
 
     Raises:
         RunError: the run folder cannot be written.
     """
-    scripts = [run.path / "launch.sh"]
+    scripts = [run / "launch.sh"]
     if config.launcher.name == "slurm":
-        scripts.append(slurm.write_script(run.path, config, world, argv))
+        scripts.append(slurm.write_script(run, config, world, argv))
     return scripts
 
 
-def submitted(run: RunDir) -> str:
+def submitted(run: RunDir, after: str | None = None) -> str:
     """Submits a prepared run and returns the number of its job.
+
+    Args:
+        run: the run and its attempt.
+        after: what the job waits for, as :func:`waits_for` returns it.
 
     Raises:
         ConfigError: Slurm refuses the job; the attempt says so, too.
         RunError: Slurm cannot be asked.
     """
     try:
-        return slurm.submit(run.path, run.attempt)
+        options = [f"--dependency={after}"] if after else []
+        return slurm.submit(run.path, run.attempt, options)
     except (ConfigError, RunError) as error:
         local.leave(run.path, run.attempt, "failed", str(error))
         raise

@@ -22,6 +22,7 @@ from hires.cli.sweep_submit import submit_all, uses_slurm
 from hires.core import campaign, provenance, rundir
 from hires.core.errors import PlanError, RunError
 from hires.core.records import read_record
+from hires.launcher.arrays import Options
 from hires.launcher.local import CANCELLED
 from hires.launcher.queue import Ended, Limits, Result, Task, run_all
 from hires.plan.memory import machine_bytes
@@ -40,6 +41,8 @@ class Sweep:
     """The folder of ``--config-dir``."""
     options: argparse.Namespace
     """Options of the verb, those of an experiment included."""
+    after: str | None = None
+    """What its jobs wait for, as sbatch's ``--dependency`` has it."""
 
 
 def run_sweep(sweep: Sweep) -> int:
@@ -126,16 +129,18 @@ def _run(sweep: Sweep, tasks: Sequence[Task]) -> Result:
             f"machine has {cores}: ranks take turns, and their times say little of other machines",
             file=sys.stderr,
         )
-    limits = Limits(options.max_parallel, cores, machine_bytes(), options.budget_gpu_hours)
+    limits = Limits(options.max_parallel or 1, cores, machine_bytes(), options.budget_gpu_hours)
     configs = {p.path: p.config for p in sweep.points.valid if p.path and p.config}
     with SweepProgress(len(tasks), configs) as progress:
-        return run_all(tasks, limits, progress)
+        folder = campaign_folder(sweep.points)
+        return run_all(tasks, limits, progress, cancelled=lambda: campaign.is_stopped(folder))
 
 
 def _submit(sweep: Sweep, tasks: Sequence[Task], folder: Path) -> int:
     """Submits the points to Slurm; returns the exit code."""
     configs = {p.path: p.config for p in sweep.points.valid if p.path and p.config}
-    found = submit_all(tasks, configs)
+    options = Options(sweep.argv, sweep.options.max_parallel, sweep.after)
+    found = submit_all(tasks, configs, options)
     jobs = [one for one in found if one.job is not None]
     if sweep.options.json:
         points = as_json(sweep.points) | {

@@ -1,30 +1,22 @@
-"""How do the points of a sweep become Slurm jobs? Each is one, submitted as by ``hires run``."""
+"""How do the points of a sweep become Slurm jobs? As the elements of job arrays."""
 
 from __future__ import annotations
 
+import collections
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from hires.cli.submitting import submitted
-from hires.core import rundir
+from hires.core import campaign
 from hires.core.config import RunConfig
-from hires.core.errors import ConfigError, HiresError
-from hires.launcher import slurm
+from hires.core.errors import ConfigError
+from hires.launcher import arrays
+from hires.launcher.arrays import Options, Submitted, Wanted
 from hires.launcher.queue import Task
-from hires.launcher.waiting import refuse_queued
+from hires.launcher.waiting import queued
 
-
-class Submitted(NamedTuple):
-    """A point and what became of it."""
-
-    path: Path
-    """The run folder."""
-    job: str | None
-    """Number of its job; None if it was not submitted."""
-    why: str | None
-    """Why it was not."""
+_SHOWN = 5
+"""Points that are named one by one; of more only the arrays are."""
 
 
 def uses_slurm(configs: Sequence[RunConfig], repeat: int) -> bool:
@@ -50,27 +42,53 @@ def uses_slurm(configs: Sequence[RunConfig], repeat: int) -> bool:
     return names == ["slurm"]
 
 
-def submit_all(tasks: Sequence[Task], configs: Mapping[Path, RunConfig]) -> list[Submitted]:
-    """Submits frozen points as one job each, and says so; one that fails does not stop the others.
+def submit_all(
+    tasks: Sequence[Task], configs: Mapping[Path, RunConfig], options: Options
+) -> list[Submitted]:
+    """Submits frozen points, and says so; one that fails does not stop the others.
 
     Args:
         tasks: the points.
         configs: their configs, by run folder.
+        options: what holds for all of them.
     """
-    found = []
-    for task in tasks:
-        try:
-            found.append(Submitted(task.path, _submit(task, configs[task.path]), None))
-            print(f"{task.path.name}: job {found[-1].job}", file=sys.stderr)
-        except HiresError as error:
-            found.append(Submitted(task.path, None, str(error)))
-            print(f"hires: {task.path.name} was not submitted: {error}", file=sys.stderr)
-    return found
+    wanted = [Wanted(task.path, task.argv, task.ranks, configs[task.path]) for task in tasks]
+    return submit(wanted, options)
 
 
-def _submit(task: Task, config: RunConfig) -> str:
-    """Submits one point; returns the number of its job."""
-    refuse_queued(task.path)
-    run = rundir.start_attempt(task.path, task.argv)
-    slurm.write_script(run.path, config, task.ranks, task.argv)
-    return submitted(run)
+def submit(wanted: Sequence[Wanted], options: Options) -> list[Submitted]:
+    """Submits frozen runs, and says so, but those that wait or run already.
+
+    Args:
+        wanted: the runs.
+        options: what holds for all of them.
+    """
+    for folder in {run.path.parent for run in wanted}:
+        arrays.mend(folder)
+    refused = queued(run.path for run in wanted)
+    found = [Submitted(path, None, why) for path, why in refused.items()]
+    free = [run for run in wanted if run.path not in refused]
+    folders = {run.path.parent for run in free}
+    found += arrays.submit_all(free, options, lambda: any(map(campaign.is_stopped, folders)))
+    _say(found)
+    order = {run.path: number for number, run in enumerate(wanted)}
+    return sorted(found, key=lambda one: order[one.path])
+
+
+def _say(found: Sequence[Submitted]) -> None:
+    """Says which points are which jobs, and why others are none."""
+    jobs = [one for one in found if one.job is not None]
+    if len(jobs) <= _SHOWN:
+        for one in jobs:
+            print(f"{one.path.name}: job {one.job}", file=sys.stderr)
+    else:
+        arrays_of = collections.Counter(str(one.job).partition("_")[0] for one in jobs)
+        for number, count in arrays_of.items():
+            print(f"job array {number}: {count} points", file=sys.stderr)
+    reasons: dict[str, list[str]] = {}
+    for one in found:
+        if one.why is not None:
+            reasons.setdefault(one.why, []).append(one.path.name)
+    for why, names in reasons.items():
+        others = f" and {len(names) - 1} more were" if len(names) > 1 else " was"
+        print(f"hires: {names[0]}{others} not submitted: {why}", file=sys.stderr)

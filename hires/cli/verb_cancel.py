@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from hires.cli.options import Parser, add_results
+from hires.core import campaign
 from hires.core.errors import ConfigError, RunError
-from hires.launcher.cancel import cancel
+from hires.launcher.cancel import WAIT_S, cancel_all
 from hires.launcher.points import select
 from hires.launcher.state import PENDING, RUNNING, states
 
 _EXAMPLES = (
     "hires cancel 0123abcd           one run, by the beginning of its hash",
-    "hires cancel mycampaign         all runs of a campaign that wait or run",
+    "hires cancel mycampaign         all runs of a campaign that wait or run, and its sweep",
 )
+
+_POLL_S = 0.1
 
 
 def main(words: Sequence[str]) -> int:
@@ -26,14 +31,29 @@ def main(words: Sequence[str]) -> int:
     args = parser.read(words)
     if not args.names:
         raise ConfigError("name the runs or campaigns to cancel; `hires status` shows them")
-    found = states(select(args.names, args.results).paths)
+    chosen = select(args.names, args.results)
+    for folder in chosen.campaigns:
+        _stop_sweep(folder)
+    found = states(chosen.paths)
     live = [state for state in found if state.state in (PENDING, RUNNING)]
     failed = False
     # Those that wait go first: none of them begins in the place of one that was stopped.
-    for state in sorted(live or found[:1], key=lambda state: state.state != PENDING):
-        try:
-            print(f"{state.name}: {cancel(state)}")
-        except RunError as error:
+    order = sorted(live or found[:1], key=lambda state: state.state != PENDING)
+    for state, told, good in cancel_all(order):
+        if good:
+            print(f"{state.name}: {told}")
+        else:
             failed = True
-            print(f"hires: {error}", file=sys.stderr)
+            print(f"hires: {told}", file=sys.stderr)
     return RunError.exit_code if failed else 0
+
+
+def _stop_sweep(folder: Path) -> None:
+    """Tells the sweep of a campaign to start nothing more, and waits until it has stopped."""
+    if not campaign.stop(folder):
+        return
+    deadline = time.monotonic() + WAIT_S
+    while campaign.is_locked(folder) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    how = "has yet to say so" if campaign.is_locked(folder) else "has ended"
+    print(f"{folder.name}: its sweep was told to start nothing more, and {how}")

@@ -21,9 +21,11 @@ from hires.launcher.points import campaigns
 from hires.launcher.state import INFEASIBLE, RUNNING, STATES
 
 COMPOSING = {"--cfg", "--config-dir", "--help", "--json"}
+AFTER = {"--after", "--after-any"}
 OPTIONS = {
-    "run": COMPOSING | {"--again", "--dry-run", "--multirun", "--wait"},
+    "run": COMPOSING | AFTER | {"--again", "--dry-run", "--multirun", "--wait"},
     "sweep": COMPOSING
+    | AFTER
     | {"--again", "--budget-gpu-hours", "--dry-run", "--max-parallel", "--order", "--repeat"}
     | {"--where", "--zip"},
     "plan": COMPOSING | {"--prove"},
@@ -42,7 +44,7 @@ OPTIONS = {
     "index": {"--help", "--json", "--results"},
     "data": {"--classes", "--count", "--help", "--json", "--seed", "--size", "--striped"},
     "bench": {"--help"},
-    "doctor": {"--help", "--json"},
+    "doctor": {"--cfg", "--config-dir", "--help", "--json", "--nodes", "--patience"},
     "completion": {"--help"},
 }
 """Options of every verb; a test holds them against each verb's own help."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hires.cli.choices import ALIASES, EXPERIMENTS, experiments, groups, key_docs
 from hires.cli.nearest import offer
-from hires.cli.options import Parser, add_json, add_results
+from hires.cli.options import Parser, add_config_dir, add_json, add_results
 from hires.core.errors import ConfigError
 
 Listing = dict[str, dict[str, str]]
@@ -19,6 +19,7 @@ Listing = dict[str, dict[str, str]]
 _EXAMPLES = (
     "hires list                      everything",
     "hires list parallel             the layouts",
+    "hires list cluster              sites",
     "hires list experiment           stored sweeps",
     "hires list keys                 every key with its default",
     "hires list aliases              the thesis's words and ours",
@@ -33,7 +34,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "what", nargs="?", help="a group (models or model, ...), keys, aliases or runs"
     )
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder of groups that add choices")
+    add_config_dir(parser)
     _add_runs(parser)
     add_json(parser)
     args = parser.read(words)

@@ -10,10 +10,12 @@ from hires.cli.compose import compose
 from hires.cli.options import Parser, add_json, add_overrides
 from hires.cli.prepare import planned, with_classes
 from hires.cli.screen import print_config
+from hires.cli.show_memory import node_lines
 from hires.cli.show_plan import plan_lines
 from hires.cli.submitting import estimated
 from hires.core.errors import PlanError
 from hires.core.units import parse_size
+from hires.plan.memory import room_of
 from hires.plan.plan import Plan
 from hires.plan.verify import judged
 
@@ -48,7 +50,16 @@ def main(words: Sequence[str]) -> int:
         facts["proofs"] = _proofs(plan)
     if plan.ok and config.launcher.name == "slurm":
         facts["slurm"] = estimated(config, plan.world)
+    room = room_of(config)
+    if plan.memory and room.counts_nodes:
+        facts["nodes"] = [
+            {"ranks": [node.ranks[0], node.ranks[-1]], "needs_bytes": node.bytes}
+            for node in room.per_node(plan)
+        ]
     lines = plan_lines(facts, plan.timeline(), parse_size(config.memory.limit))
+    nodes = node_lines(room, plan)
+    if nodes:
+        lines += ["", "memory of a node, libraries included", *(f"  {line}" for line in nodes)]
     if "slurm" in facts:
         lines += ["", f"Slurm: {facts['slurm']}"]
     print(json.dumps(facts) if args.json else "\n".join(lines))

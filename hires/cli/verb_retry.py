@@ -11,14 +11,20 @@ from hires.cli.nearest import offer
 from hires.cli.options import Parser, add_results
 from hires.cli.rekey import with_keys
 from hires.cli.show_status import count
+from hires.cli.sweep_submit import submit
 from hires.core import records, rundir
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.rundir import RunDir
+from hires.launcher.arrays import Options, Wanted
 from hires.launcher.attempt_files import latest
+from hires.launcher.failed_nodes import to_exclude
 from hires.launcher.local import CANCELLED
 from hires.launcher.points import select
 from hires.launcher.state import INFEASIBLE, RUNNING, STATES, RunState, states
+
+Run = tuple[RunState, RunConfig]
+"""How a point ended, and the config with which it is repeated."""
 
 _NEVER = (RUNNING, INFEASIBLE)
 RETRIED = tuple(state for state in STATES if state not in _NEVER)
@@ -32,7 +38,7 @@ _EXAMPLES = (
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs points again, one after the other; returns 0 if all of them are done."""
+    """Runs points again: jobs are submitted, others run here, one after the other."""
     text = "Run points again as their next attempt: same config, same plan, same run folder."
     parser = Parser("retry", text, _EXAMPLES)
     parser.add_argument("names", nargs="*", metavar="CAMPAIGN|RUN", help="unset: all campaigns")
@@ -60,8 +66,10 @@ def main(words: Sequence[str]) -> int:
             print(count(found))
         return 0
     # All are checked before the first one starts.
-    configs = [_config(state, args.set) for state in chosen]
-    return _run_all(chosen, configs)
+    runs = [(state, _config(state, args.set)) for state in chosen]
+    jobs = [run for run in runs if _is_job(run[0])]
+    code = _submit_all(jobs, ["hires", "retry", *words]) if jobs else 0
+    return _run_all([run for run in runs if run not in jobs]) or code
 
 
 def _wanted(text: str) -> list[str]:
@@ -80,20 +88,57 @@ def _wanted(text: str) -> list[str]:
 def _config(state: RunState, changes: Sequence[str]) -> RunConfig:
     """Returns the config with which a run is repeated."""
     assert state.path is not None
-    attempt = latest(state.path)
-    if attempt is not None and attempt.job is not None:
-        raise ConfigError(
-            f"{state.name} was a job of {attempt.job.get('launcher')}; submit it again with "
-            f"`{_command(state.path)}`"
-        )
     config = records.read_config(state.path)
     return with_keys(config, changes, _command(state.path)) if changes else config
 
 
-def _run_all(chosen: Sequence[RunState], configs: Sequence[RunConfig]) -> int:
+def _is_job(state: RunState) -> bool:
+    """Whether the last attempt of a run was a job."""
+    assert state.path is not None
+    attempt = latest(state.path)
+    return attempt is not None and attempt.job is not None
+
+
+def _submit_all(runs: Sequence[Run], argv: list[str]) -> int:
+    """Submits the next attempts of points; returns 0 if all were submitted.
+
+    Args:
+        runs: how the points ended, and their configs.
+        argv: the command line as typed.
+    """
+    wanted, code = [], 0
+    for state, config in runs:
+        assert state.path is not None
+        try:
+            rundir.refreeze(state.path, config)
+            ranks = int(records.read_plan(state.path)["world"])
+        except RunError as error:
+            print(f"hires: {error}", file=sys.stderr)
+            code = RunError.exit_code
+            continue
+        wanted.append(Wanted(state.path, None, ranks, config))
+    exclude = _failed_nodes(runs)
+    if exclude:
+        print(f"not on {', '.join(exclude)}, where an attempt failed", file=sys.stderr)
+    found = submit(wanted, Options(argv, exclude=tuple(exclude)))
+    jobs = [one for one in found if one.job is not None]
+    print(f"{len(jobs)} of {len(runs)} runs submitted; `hires status` watches")
+    return code if len(jobs) == len(found) else RunError.exit_code
+
+
+def _failed_nodes(runs: Sequence[Run]) -> list[str]:
+    """Returns the nodes to stay away from."""
+    launchers = [config.launcher for _, config in runs]
+    partitions = {launcher.partition for launcher in launchers}
+    partition = partitions.pop() if len(partitions) == 1 else None
+    most = max(launcher.nodes for launcher in launchers)
+    return to_exclude([state for state, _ in runs], most, partition)
+
+
+def _run_all(chosen: Sequence[Run]) -> int:
     """Runs points one after the other; returns the exit code."""
     code = 0
-    for number, (state, config) in enumerate(zip(chosen, configs, strict=True), start=1):
+    for number, (state, config) in enumerate(chosen, start=1):
         assert state.path is not None
         try:
             run = _next(state.path, config)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from hires.cli.compose import compose
 from hires.cli.launching import explain, launched, warn_of_checkpoints
-from hires.cli.options import Parser, add_json, add_overrides
+from hires.cli.options import Parser, add_after, add_json, add_overrides, command_line
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screen import print_config, print_record
-from hires.cli.submitting import prepared, submitted, tell, waited
+from hires.cli.submitting import prepared, submitted, tell, waited, waits_for
 from hires.core.config import RunConfig
 from hires.core.errors import RunError
 from hires.core.naming import run_name
 from hires.core.records import read_record
-from hires.core.rundir import RunDir, create, open_run
+from hires.core.rundir import RunDir, create, freeze, open_run
 from hires.launcher.waiting import refuse_queued
 from hires.report.tables import write
 
@@ -51,6 +51,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--wait", action="store_true", help="launcher=slurm: wait for the job, print the tables"
     )
+    add_after(parser)
     parser.add_argument(*_MANY, action="store_true", help="take the words of `hires sweep`")
     add_json(parser)
     args = parser.read(words)
@@ -63,7 +64,8 @@ def main(words: Sequence[str]) -> int:
         print(f"complete since an earlier time: {run.path} (--again runs it anew)", file=sys.stderr)
         _print(run, args.json)
         return 0
-    return _start(config, ["hires", "run", *(w for w in words if w != "--dry-run")], args)
+    kept = [word for word in words if word != "--dry-run"]
+    return _start(config, command_line("run", kept, args), args)
 
 
 def _complete(config: RunConfig) -> RunDir | None:
@@ -84,21 +86,24 @@ def _start(config: RunConfig, argv: list[str], args: argparse.Namespace) -> int:
     """Plans, freezes and runs; returns the exit code."""
     plan = planned(config)
     require_feasible(plan)
+    after = waits_for(config, args)
     if config.launcher.name == "slurm":
         refuse_queued(_path(config))
+    if args.dry_run:
+        path = freeze(config, plan.to_dict(), argv)
+        print(f"run folder: {path}", file=sys.stderr)
+        print("\n".join(str(script) for script in prepared(config, path, plan.world, argv)))
+        return 0
     run = create(config, plan.to_dict(), argv, again=args.again)
     if run.complete:  # another process may have completed it since we looked
         _print(run, args.json)
         return 0
-    scripts = prepared(config, run, plan.world, argv)
+    prepared(config, run.path, plan.world, argv)
     print(f"run folder: {run.path}", file=sys.stderr)
-    if args.dry_run:
-        print("\n".join(str(script) for script in scripts))
-        return 0
-    if config.launcher.name == "local":
+    if config.launcher.name != "slurm":
         outcome = launched(config, run, plan.world)
     else:
-        job = submitted(run)
+        job = submitted(run, after)
         if not args.wait:
             tell(run, job, args.json)
             return 0

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.choices import groups
-from hires.cli.options import Parser, add_json, add_overrides
+from hires.cli.options import Parser, add_after, add_json, add_overrides
 from hires.cli.screen import print_config
+from hires.cli.submitting import waits_for
 from hires.cli.sweep_axes import grid_of
 from hires.cli.sweep_compose import Composer
 from hires.cli.sweep_experiment import Stored, taken_out
@@ -49,8 +50,10 @@ def main(words: Sequence[str]) -> int:
         raise ConfigError(f"--where {options.where!r} keeps none of {points.left_out} points")
     if args.cfg:
         return _print_configs(points)
-    uses_slurm([point.config for point in points.held if point.config], options.repeat)
-    sweep = Sweep(points, ["hires", "sweep", *words], args.config_dir, options)
+    configs = [point.config for point in points.held if point.config]
+    uses_slurm(configs, options.repeat)
+    after = waits_for(configs[0], options)
+    sweep = Sweep(points, ["hires", "sweep", *words], args.config_dir, options, after)
     if args.dry_run:
         return _show(sweep)
     with locked(campaign_folder(points)) as note:
@@ -80,7 +83,10 @@ def _parser() -> Parser:
         help="all attempts of a point together, or one of every point in turn",
     )
     parser.add_argument(
-        "--max-parallel", type=_count, default=1, metavar="N", help="points that run at once"
+        "--max-parallel",
+        type=_count,
+        metavar="N",
+        help="points that run at once (default: 1; launcher=slurm: as many as the cluster lets)",
     )
     parser.add_argument(
         "--budget-gpu-hours",
@@ -88,6 +94,7 @@ def _parser() -> Parser:
         metavar="H",
         help="start nothing more once ranks times hours of this command come to it",
     )
+    add_after(parser)
     parser.add_argument("--again", action="store_true", help="run what is complete already, too")
     parser.add_argument("--dry-run", action="store_true", help="plan and show, write nothing")
     add_json(parser)

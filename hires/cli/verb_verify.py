@@ -65,7 +65,7 @@ def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
         ConfigError: the launcher is not that of this machine.
         RunError: the ranks ended well without an answer.
     """
-    if config.launcher.name != "local":
+    if config.launcher.name == "slurm":
         raise ConfigError(
             f"launcher={config.launcher.name} cannot verify: the ranks run on this machine; leave "
             f"it out"

@@ -1,6 +1,7 @@
 """How do ranks talk? Every message of hires goes through these functions."""
 
 from hires.comm.runtime import (
+    PATIENCE_S,
     Group,
     Handle,
     all_gather,
@@ -19,6 +20,7 @@ from hires.comm.runtime import (
 )
 
 __all__ = [
+    "PATIENCE_S",
     "Group",
     "Handle",
     "all_gather",

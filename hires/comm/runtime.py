@@ -321,7 +321,7 @@ def largest(number: int, patient: bool = False) -> int:
     told = torch.tensor([number])
     group = _patient_group() if patient else None
     what = "an agreement of all ranks"
-    _guard(lambda: _wire.all_reduce(told, op=dist.ReduceOp.MAX, group=group), what)
+    _waiting(functools.partial(_wire.all_reduce, told, op=dist.ReduceOp.MAX, group=group), what)
     return int(told)
 
 

@@ -22,6 +22,7 @@ from hires.core.files import write_atomically
 SCHEMA = 1
 FILE = "campaign.json"
 _LOCK = ".sweep.lock"
+_STOP = ".cancel"
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,30 @@ def locked(folder: Path) -> Iterator[str | None]:
         RunError: another sweep is under way; its process is named.
     """
     with lock.held(folder / _LOCK, f"a sweep of campaign {folder.name!r}") as note:
+        (folder / _STOP).unlink(missing_ok=True)  # it was meant for an earlier sweep
         yield note
+
+
+def stop(folder: Path) -> bool:
+    """Tells the sweep of a campaign that it was cancelled; returns whether one is under way.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    if not is_locked(folder):
+        return False
+    write_atomically(folder / _STOP, "")
+    return True
+
+
+def is_stopped(folder: Path) -> bool:
+    """Whether the sweep that holds the campaign was cancelled."""
+    return (folder / _STOP).exists()
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a sweep of the campaign is under way, as far as that can be seen from here."""
+    return lock.is_held(folder / _LOCK)
 
 
 def read(folder: Path) -> Campaign:

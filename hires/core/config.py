@@ -16,6 +16,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from hires.core.cluster import ClusterConfig
 from hires.core.errors import ConfigError
 from hires.core.launching import LauncherConfig
 from hires.core.layout import ParallelConfig
@@ -254,6 +255,7 @@ class RunConfig:
     comm: CommConfig = field(default_factory=CommConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -280,6 +282,22 @@ class RunConfig:
                 f"steps={self.steps} leaves too little after measure.warmup={self.measure.warmup} "
                 f"for {self.measure.steps or 1} measured steps; use steps={counted} or more"
             )
+
+    @property
+    def mpi(self) -> str:
+        """What starts the ranks where one command starts all: ``openmpi``, ..., or ``srun``."""
+        usual = "openmpi" if self.launcher.name == "mpirun" else "srun"
+        return self.launcher.mpi or self.cluster.mpi or usual
+
+    @property
+    def srun_mpi(self) -> str:
+        """TYPE of ``srun --mpi=TYPE``."""
+        return self.launcher.srun_mpi or self.cluster.srun_mpi or "none"
+
+    @property
+    def interface(self) -> str | None:
+        """Network interface over which ranks of several nodes talk; None: it is found out."""
+        return self.launcher.interface or self.cluster.interface
 
     @property
     def loss(self) -> str:
@@ -376,6 +394,8 @@ def _checked(hint: Any, value: Any, key: str) -> Any:
 def _spoken(hint: Any) -> str:
     """Returns a type as a user would say it."""
     names = {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}
+    if "list[str]" in str(hint):
+        return "a list of names, as [a,b]"
     return names.get(hint, "a list of whole numbers, as [2,2]" if "list" in str(hint) else "keys")
 
 

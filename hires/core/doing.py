@@ -7,7 +7,9 @@ looks at the notes when nothing moves any more, and tells them in a file.
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -67,6 +69,8 @@ class Doing:
         """Communications that have ended, with the seconds they took."""
         self.recorder: Recorder | None = None
         """Knows step and action, once the rank has one."""
+        self.patience_s = 0.0
+        """A rank may stand still for so long, if that is longer than ``comm.timeout_s``."""
         self._count = 0
 
     def begin(
@@ -86,6 +90,20 @@ class Doing:
             self.last.append((now, time.perf_counter() - now.begin_s))
             self._count += 1
         self.now = outer
+
+    @contextlib.contextmanager
+    def patiently(self, most_s: float) -> Iterator[None]:
+        """Lets the rank stand still for longer while the block runs: it is at large files.
+
+        Args:
+            most_s: how long at most, in seconds.
+        """
+        self.patience_s = most_s
+        try:
+            yield
+        finally:
+            self._count += 1  # a move: what follows has the usual time
+            self.patience_s = 0.0
 
     def mark(self) -> tuple[Any, ...]:
         """Returns something that changes with every communication, action and step."""

@@ -26,6 +26,10 @@ class LossError(RunError):
     """The loss is no number any more."""
 
 
+class ParityError(RunError):
+    """A layout does not compute what one process computes."""
+
+
 class CommError(RunError):
     """Ranks could not talk to each other, or not within ``comm.timeout_s``."""
 

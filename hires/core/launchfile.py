@@ -1,6 +1,6 @@
 """Which line and which script start a run again?
 
-``launch.sh`` of a run folder is ``launch/<launcher>.sh`` with this machine's values filled in, each
+``launch.sh`` of a run folder is a file of ``launch/`` with this machine's values filled in, each
 quoted for the shell; ``launch/job.sh`` is what hires writes into the script of a Slurm job. The
 templates ship in the wheel as the data package ``hires.launch``.
 """
@@ -16,6 +16,8 @@ from importlib import resources
 from pathlib import Path
 
 import hires
+from hires.core import dialects
+from hires.core.config import RunConfig
 
 
 def reproduce_line(argv: Sequence[str]) -> str:
@@ -26,13 +28,19 @@ def reproduce_line(argv: Sequence[str]) -> str:
     return shlex.join(["hires", *words])
 
 
-def render(argv: Sequence[str], template: str = "local.sh", run: Path | None = None) -> str:
+def render(
+    argv: Sequence[str],
+    template: str = "local.sh",
+    run: Path | None = None,
+    starter: Sequence[str] = (),
+) -> str:
     """Returns the text of a script for a run that ``argv`` started from the current folder.
 
     Args:
         argv: the command line as typed.
         template: name of a file in ``launch/``.
         run: the run folder, for scripts that are executed from a copy elsewhere.
+        starter: the command that starts all ranks, if one does.
     """
     values = {
         # A line break inside an argument would end the comment and run as a command.
@@ -41,8 +49,46 @@ def render(argv: Sequence[str], template: str = "local.sh", run: Path | None = N
         "PYTHON": shlex.quote(sys.executable),
         "PYTHONPATH": shlex.quote(os.environ.get("PYTHONPATH", "")),
         "RUN": shlex.quote(str(run or ".")),
+        "STARTER": shlex.join(starter),
     }
     return re.sub(r"@([A-Z]+)@", lambda match: values[match[1]], _template(template))
+
+
+def launch_script(config: RunConfig, argv: Sequence[str]) -> str:
+    """Returns the text of a run's ``launch.sh``.
+
+    Args:
+        config: the frozen config.
+        argv: the command line as typed.
+    """
+    if config.launcher.name == "slurm":
+        return render(argv, "slurm.sh")
+    if dialects.starts_itself(config):
+        starter = dialects.starter(config, dialects.hosts_of(config, config.parallel.num_ranks))
+        return render(argv, "mpirun.sh", starter=starter.words)
+    return render(argv, "local.sh")
+
+
+def job_setup(config: RunConfig, argv: Sequence[str], run: Path) -> list[str]:
+    """Returns the lines of a Slurm job's script before its supervisor starts.
+
+    Args:
+        config: the frozen config.
+        argv: the command line as typed.
+        run: the run folder, absolute.
+    """
+    modules = [shlex.quote(name) for name in config.cluster.modules]
+    return [
+        *(_MODULES if modules else ()),
+        *(f"module load {module} || exit 67" for module in modules),
+        *render(argv, "job.sh", run).rstrip("\n").split("\n"),
+    ]
+
+
+_MODULES = (
+    "# What cluster.modules names; a shell that is no login shell may not know the command yet.",
+    "command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile",
+)
 
 
 def _template(name: str) -> str:

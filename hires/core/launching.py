@@ -1,18 +1,21 @@
-"""What can be configured about starting the ranks: on this machine, or as a Slurm job?
+"""What can be configured about starting the ranks: on this machine, under an MPI, or under Slurm?
 
-This section of the config stands alone because the ``slurm`` launcher has keys of its own; what
-they mean to Slurm is in :mod:`hires.launcher.slurm`.
+This section of the config stands alone because launchers have keys of their own; what they mean to
+Slurm is in :mod:`hires.launcher.slurm`, and to each MPI in :mod:`hires.core.dialects`.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from hires.core.cluster import MPIS
 from hires.core.errors import ConfigError
-from hires.core.values import Checks, at_least, one_of
+from hires.core.values import Checks, at_least, check_word, one_of
 
-LAUNCHERS = ("local", "slurm")
+LAUNCHERS = ("local", "mpirun", "torchrun", "slurm")
+BINDINGS = ("auto", "none")
 
 
 @dataclass
@@ -20,12 +23,32 @@ class LauncherConfig:
     """``launcher=NAME``: what starts the ranks."""
 
     name: str = "local"
-    """``local``: one process per rank on this machine. ``slurm``: one Slurm job, whose ranks are
-    spread evenly over ``nodes``, consecutive ranks together."""
+    """``local``: one process per rank on this machine. ``mpirun``: one command of an MPI starts all
+    ranks, on this machine or on ``hosts``. ``torchrun``: torch's own does, on this machine.
+    ``slurm``: one Slurm job, whose ranks are spread evenly over ``nodes``, consecutive ranks
+    together."""
     threads: int = 1
     """Compute threads of every rank; as many cores a rank are asked of Slurm."""
     max_ranks: int = 64
-    """``local``: most processes on this machine; a larger world is refused."""
+    """Most processes on this machine; a larger world is refused."""
+    bind: str = "auto"
+    """``auto``: the cores of a machine are shared out to its ranks, evenly and side by side, and
+    each keeps to its own. Not if they are too few for the threads of all; nor, on this machine, if
+    nothing is to spare for the threads that read and send. ``none``: no rank keeps to any."""
+    mpi: str | None = None
+    """``mpirun``, ``slurm``: what starts the ranks: ``openmpi`` (its mpirun), ``mpich``
+    (mpiexec.hydra), ``mvapich`` (mpirun_rsh) or ``srun``. Unset: ``cluster.mpi``, else openmpi, or
+    srun for slurm."""
+    srun_mpi: str | None = None
+    """TYPE of ``srun --mpi=TYPE``, which serves an MPI inside the ranks; with any but ``none`` one
+    srun starts all ranks. Unset: ``cluster.srun_mpi``, else none."""
+    mpirun: str | None = None
+    """``mpirun``, ``slurm``: the program, if it goes by another name or lies elsewhere."""
+    mpi_options: list[str] = field(default_factory=list)
+    """``mpirun``, ``slurm``: further words for it, as ``[--mca,btl_tcp_if_include,ib0]``."""
+    hosts: list[str] = field(default_factory=list)
+    """``mpirun``: machines over which the ranks are spread evenly, this one first, which it reaches
+    by ssh without a password; empty: only this one."""
     port: int = 0
     """Rendezvous port; 0: a free one is chosen, in a Slurm job one that follows from its number."""
     nodes: int = 1
@@ -37,7 +60,11 @@ class LauncherConfig:
     qos: str | None = None
     """``slurm``: quality of service; unset: the cluster's default."""
     minutes: int = 60
-    """``slurm``: time limit of the job."""
+    """``slurm``: time limit of the job; with ``pack`` of all its points together."""
+    pack: int = 1
+    """``slurm``: points of a sweep that share one job. They run one after the other, and side by
+    side as far as their ranks times ``threads`` fit on the nodes. The job is sized for the largest
+    of them, and points that differ only in their number of ranks may share one."""
     signal_s: int = 120
     """``slurm``: seconds before the time limit at which the ranks are told to make way (SIGUSR2);
     then the job is queued again and goes on as the run's next attempt. Slurm may tell them up to a
@@ -47,18 +74,25 @@ class LauncherConfig:
     other_code: bool = False
     """``slurm``: whether a job may run with another version or commit of hires than planned it."""
     interface: str | None = None
-    """``slurm``: network interface over which ranks of several nodes talk, as ``ib0``; unset: the
-    one that leads to the first node."""
+    """Network interface over which ranks of several nodes talk, as ``ib0``; unset:
+    ``cluster.interface``, else the one that leads to another node."""
 
     def __post_init__(self) -> None:
         check = Checks()
         check(one_of, "launcher", self.name, LAUNCHERS)
         for key, low in (("threads", 1), ("max_ranks", 1), ("nodes", 1), ("minutes", 1)):
             check(at_least, f"launcher.{key}", getattr(self, key), low)
+        check(at_least, "launcher.pack", self.pack, 1)
         check(at_least, "launcher.signal_s", self.signal_s, 10)
         check(at_least, "launcher.requeues", self.requeues, 0)
-        for key in ("partition", "account", "qos", "interface"):
-            check(_check_word, f"launcher.{key}", getattr(self, key))
+        check(one_of, "launcher.bind", self.bind, BINDINGS)
+        if self.mpi is not None:
+            check(one_of, "launcher.mpi", self.mpi, MPIS)
+        for key in ("partition", "account", "qos", "interface", "srun_mpi", "mpirun"):
+            check(check_word, f"launcher.{key}", getattr(self, key))
+        for host in self.hosts:
+            check(_check_host, host)
+        check(self._check_hosts)
         check.done()
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"launcher.port={self.port} must be 0 (any free port) to 65535")
@@ -68,13 +102,33 @@ class LauncherConfig:
                 f"{self.minutes}, which are {60 * self.minutes} seconds"
             )
 
+    def _check_hosts(self) -> None:
+        """Refuses machines for a launcher that does not go there."""
+        if self.hosts and self.name != "mpirun":
+            raise ConfigError(
+                f"launcher.hosts={','.join(self.hosts)} is for launcher=mpirun, not "
+                f"launcher={self.name}"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines over which the ranks are spread."""
+        return self.nodes if self.name == "slurm" else max(1, len(self.hosts))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all ranks run on this machine."""
+        return self.name in ("local", "torchrun") or (
+            self.name == "mpirun" and not self.hosts and self.mpi != "srun"
+        )
+
     @property
     def offered_ranks(self) -> int:
         """Most ranks that the launcher offers; what a cluster has is for Slurm to say."""
-        return self.max_ranks if self.name == "local" else sys.maxsize
+        return self.max_ranks if self.is_here else sys.maxsize
 
 
-def _check_word(key: str, value: str | None) -> None:
-    """Refuses text that no line of a job script can hold."""
-    if value is not None and (not value or not value.isprintable()):
-        raise ConfigError(f"{key}={value!r} must be a name on one line, or null")
+def _check_host(name: str) -> None:
+    """Refuses what no command line of an MPI could take for a machine."""
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
+        raise ConfigError(f"launcher.hosts has {name!r}, which is no name or address of a machine")

@@ -47,6 +47,16 @@ def held(path: Path, what: str) -> Iterator[str | None]:
             path.unlink(missing_ok=True)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds a lock, as far as that can be seen from here.
+
+    Args:
+        path: the lock file.
+    """
+    holder = _holder(path)
+    return holder is not None and not _is_dead(holder)
+
+
 def _take(path: Path, mine: dict[str, Any], what: str) -> str | None:
     """Makes the lock file; returns what is to be said if a dead process had left one."""
     made = path.with_name(f"{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")

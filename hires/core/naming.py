@@ -11,6 +11,7 @@ import json
 import re
 from typing import Any
 
+from hires.core.cluster import HERE
 from hires.core.config import ModelConfig, RunConfig, to_dict
 from hires.core.errors import ConfigError
 
@@ -25,10 +26,14 @@ COSMETIC = (
     "launcher.account",
     "launcher.qos",
     "launcher.minutes",
+    "launcher.pack",
     "launcher.signal_s",
     "launcher.requeues",
     "launcher.other_code",
     "launcher.interface",
+    "launcher.mpirun",
+    "launcher.mpi_options",
+    "launcher.hosts",
     "comm.timeout_s",
     "memory.limit",
     "checkpoint.every",
@@ -36,6 +41,9 @@ COSMETIC = (
 )
 """Keys that say where a run is kept, how it is started or whether, not what it is. So does
 ``checkpoint.resume``, unless it names another run, whose parameters this one begins with."""
+
+LATER: dict[str, Any] = {"launcher.bind": "auto", "launcher.mpi": None, "launcher.srun_mpi": None}
+"""Keys that came later, with the value at which they say nothing: runs keep their names."""
 
 _MAX_PART = 48
 
@@ -76,18 +84,32 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
     """Returns a config, as plain values, without its cosmetic keys."""
     kept: dict[str, Any] = json.loads(json.dumps(values))
     for key in COSMETIC:
-        *groups, last = key.split(".")
-        inner: Any = kept
-        for group in groups:
-            inner = inner.get(group)
-            if not isinstance(inner, dict):
-                break
-        else:
-            inner.pop(last, None)
+        _drop(kept, key)
+    for key, nothing in LATER.items():
+        _drop(kept, key, nothing)
+    # Of a cluster its name: what it has and wants says how a run is started, not what it is.
+    cluster = kept.pop("cluster", None)
+    if isinstance(cluster, dict) and cluster.get("name", HERE) != HERE:
+        kept["cluster"] = cluster["name"]
     saving = kept.get("checkpoint")
     if isinstance(saving, dict) and saving.get("resume", "auto") in ("auto", "never"):
         del kept["checkpoint"]  # all of it: runs are called as before there were checkpoints
     return kept
+
+
+_ANY = object()
+
+
+def _drop(values: dict[str, Any], key: str, value: Any = _ANY) -> None:
+    """Removes a dotted key from plain values, if it is there and has that value."""
+    *groups, last = key.split(".")
+    inner: Any = values
+    for group in groups:
+        inner = inner.get(group)
+        if not isinstance(inner, dict):
+            return
+    if value is _ANY or inner.get(last, _ANY) == value:
+        inner.pop(last, None)
 
 
 def plain(config: RunConfig) -> dict[str, Any]:

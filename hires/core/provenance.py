@@ -66,6 +66,7 @@ def _git(folder: Path, *args: str) -> str | None:
     return done.stdout.strip()
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     """Returns the version of an installed package without importing it."""
     try:
@@ -74,6 +75,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@functools.cache
 def _cpu_name() -> str:
     """Returns the processor's name, or its architecture where the system does not tell."""
     with contextlib.suppress(OSError):

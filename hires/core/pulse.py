@@ -7,7 +7,8 @@
 
 Files work across machines, where signals do not. SIGUSR1 makes the interpreter itself write the
 stacks, even if a thread that never comes back holds up all others. A rank that finds itself stuck
-says ``rank_stuck`` in ``events.jsonl``; what becomes of the run is up to who started it.
+says ``rank_stuck`` in ``events.jsonl``; what becomes of the run is up to who started it. Once the
+attempt has an ``exit.json`` it is over for everybody: a rank that is still there ends at once.
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ class Pulse:
         self._moved_s = self._idle_s = self._seen_s = time.perf_counter()
         self._cpu_s = time.process_time()
         self._told = False
+        self._end_file = self.folder / "exit.json"
+        self._may_end = not self._end_file.exists()
 
     def __enter__(self) -> Pulse:
         """Beats for the first time, when signals are safe; then the thread takes over."""
@@ -163,6 +166,7 @@ class Pulse:
                     beat_s = time.monotonic()
                     os.utime(alive_file(self.folder, self.rank))
                 self._look()
+                self._end_if_over()
                 if not answered and _question(self.folder).exists():
                     answered = True
                     self._answer()
@@ -180,13 +184,23 @@ class Pulse:
         # Whoever computes may take as long as it likes, until somebody waits for it too long.
         waits = self.doing.now is not None
         still_s = now_s - (self._moved_s if waits else self._idle_s)
-        if self._told or still_s < self.timeout_s or not (waits or self.doing.in_step):
+        most_s = max(self.timeout_s, self.doing.patience_s)
+        if self._told or still_s < most_s or not (waits or self.doing.in_step):
             return
         self._told = True
         standing = self._standing()
         told = {"step": standing.step, "action": standing.action, "what": standing.what}
         told["since_s"] = round(standing.since_s, 3)
         records.event(self.run_dir, self.attempt, "rank_stuck", rank=self.rank, **told)
+
+    def _end_if_over(self) -> None:
+        """Ends this process if its attempt was ended without it.
+
+        A cluster gives up a node that does not answer, and the run goes on elsewhere, in the same
+        folder; what still runs on the node would write into it, too.
+        """
+        if self._may_end and self._end_file.exists():
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _answer(self) -> None:
         """Tells what the rank is at, and writes its stacks unless the signal did it."""

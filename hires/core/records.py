@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ import yaml
 
 from hires.core import provenance, summary
 from hires.core.config import RunConfig, from_dict
-from hires.core.errors import RunError
-from hires.core.files import StrPath, append_line, write_atomically
+from hires.core.errors import ConfigError, RunError
+from hires.core.files import OPTION, StrPath, append_line, write_atomically
+from hires.core.naming import SCHEMA
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +32,20 @@ STATES = ("done", "failed", "cancelled")
 def attempt_dir(run_dir: StrPath, attempt: int) -> Path:
     """Returns the folder of one attempt of a run."""
     return Path(run_dir) / f"a{attempt}"
+
+
+def require_seen(run_dir: StrPath) -> None:
+    """Refuses to go on where a run folder cannot be seen, as on another node of a cluster.
+
+    Raises:
+        RunError: names the node and what would work.
+    """
+    if not (Path(run_dir) / "config.yaml").is_file():
+        node = os.environ.get("SLURMD_NODENAME") or platform.node()
+        raise RunError(
+            f"node {node} does not see {run_dir}: keep runs on a file system that all nodes mount "
+            f"at the same place, with {OPTION}"
+        )
 
 
 def append(path: StrPath, line: dict[str, Any]) -> None:
@@ -90,7 +107,10 @@ def read_config(run_dir: StrPath) -> RunConfig:
         values = yaml.load(_read(path), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise RunError(f"{path} is damaged ({error}); run the experiment again") from None
-    return from_dict(values)
+    try:
+        return from_dict(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path} is of another hires, or was edited: {error}") from None
 
 
 def read_plan(run_dir: StrPath) -> dict[str, Any]:
@@ -106,10 +126,23 @@ def read_record(run_dir: StrPath) -> dict[str, Any] | None:
     """Returns the record of a run folder, or None if no attempt has ended yet.
 
     Raises:
-        RunError: it cannot be read.
+        RunError: it cannot be read, or another version of hires wrote it.
     """
     path = Path(run_dir) / "record.json"
-    return _read_json(path) if path.exists() else None
+    if not path.exists():
+        return None
+    record = _read_json(path)
+    if record.get("schema", SCHEMA) != SCHEMA:
+        raise RunError(f"{path}: {other_schema(record)}")
+    return record
+
+
+def other_schema(record: dict[str, Any]) -> str:
+    """Returns what to say of a record that another version of hires wrote."""
+    return (
+        f"it has schema {record.get('schema')!r} and this hires reads {SCHEMA}: read it with the "
+        f"hires that made it, or run the experiment again"
+    )
 
 
 def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None) -> dict[str, Any]:
@@ -139,6 +172,7 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
             plan=read_plan(run_dir),
             env=_read_json(folder / "env.json") if (folder / "env.json").exists() else {},
             lines=lines,
+            events=read_lines(folder / "events.jsonl"),
             earlier=_steps_before(run_dir, attempt, lines),
         ),
         state,

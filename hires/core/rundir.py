@@ -1,6 +1,6 @@
 """Where does a run live, and how is its folder made so that no two runs get in each other's way?
 
-    results/<campaign>/<slug>-<hash8>/   config.yaml plan.json launch.sh record.json
+    results/<campaign>/<slug>-<hash8>/   config.yaml plan.json launch.sh planned.json record.json
     a<attempt>/                          env.json logs/ metrics.jsonl events.jsonl exit.json
 
 A folder is built beside its place and renamed into it, so it is whole from the first moment on,
@@ -35,6 +35,9 @@ from hires.core.errors import RunError
 from hires.core.files import StrPath, cannot_write, make_folder, write_atomically
 from hires.core.naming import identity, plain, run_name
 from hires.core.records import attempt_dir, read_lines, read_record
+
+PLANNED = "planned.json"
+"""Of a run that was frozen without an attempt: what ``env.json`` says of one."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ def create(
 def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path:
     """Makes or refreshes the folder of a run that is to start later, and returns it, absolute.
 
-    It gets no attempt: a run without one is pending. A run that is under way is left as it is.
+    It gets no attempt: a run without one is pending. A run that is under way is left as it is. Who
+    planned it, and how it is made again, stands in ``planned.json``.
 
     Args:
         config: the resolved config; it is frozen as ``config.yaml``.
@@ -107,20 +111,22 @@ def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path
     """
     path = Path(config.results).absolute() / config.campaign / run_name(config)
     files = _frozen_files(config, plan, argv)
-    if _build(path, files, None):
+    told = {PLANNED: json.dumps(_env(argv, launchfile.reproduce_line(argv)), indent=1) + "\n"}
+    if _build(path, files | told, None):
         return path
     _check_same_config(path, config)
     if _running(path) is None:
         _refresh(path, files)
+        _write_files(path, told)
     return path
 
 
-def start_attempt(path: StrPath, argv: Sequence[str]) -> RunDir:
+def start_attempt(path: StrPath, argv: Sequence[str] | None) -> RunDir:
     """Returns a frozen run with a fresh attempt.
 
     Args:
         path: a folder that :func:`freeze` made.
-        argv: the command line that makes this run alone.
+        argv: the command line that makes this run alone; None: that of the first attempt holds.
 
     Raises:
         RunError: the run is under way on this machine, or the folder cannot be written.
@@ -134,11 +140,16 @@ def done_attempts(path: StrPath) -> list[int]:
     """Returns the attempts of a run that completed it, in order; none if there is no run."""
     path = Path(path)
     found = {_done_attempt(path)} - {None}
-    for attempt in _attempts(path):
+    for attempt in attempt_numbers(path):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             text = (attempt_dir(path, attempt) / "exit.json").read_text(encoding="utf-8")
             found |= {attempt} if json.loads(text)["state"] == "done" else set()
     return sorted(attempt for attempt in found if attempt is not None)
+
+
+def is_complete(path: StrPath) -> bool:
+    """Whether some attempt completed a run."""
+    return _done_attempt(Path(path)) is not None
 
 
 def frozen_folder(path: StrPath) -> Path:
@@ -160,7 +171,7 @@ def open_run(path: StrPath) -> RunDir:
         RunError: there is no run folder at ``path``, or the run is pending.
     """
     path = frozen_folder(path)
-    attempts = _attempts(path)
+    attempts = attempt_numbers(path)
     if not attempts:
         raise RunError(
             f"{path} is pending: no attempt has started; sweep its campaign again, or start it "
@@ -220,7 +231,7 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
     """
     path = Path(path)
     reproduce = _first_reproduce(path) if argv is None else launchfile.reproduce_line(argv)
-    number = max(_attempts(path), default=-1) + 1
+    number = max(attempt_numbers(path), default=-1) + 1
     while True:
         folder = attempt_dir(path, number)
         try:
@@ -236,6 +247,15 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return number
+
+
+def attempt_numbers(path: StrPath) -> list[int]:
+    """Returns the numbers of a run's attempts, in order; none if there is no run."""
+    try:
+        names = [entry.name for entry in Path(path).iterdir()]
+    except OSError:
+        return []
+    return sorted(int(name[1:]) for name in names if re.fullmatch(r"a(0|[1-9]\d*)", name))
 
 
 def refreeze(path: StrPath, config: RunConfig) -> None:
@@ -266,7 +286,7 @@ def _frozen_files(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) 
     return {
         "config.yaml": _config_text(config),
         "plan.json": json.dumps(plan, indent=1) + "\n",
-        "launch.sh": launchfile.render(argv, f"{config.launcher.name}.sh"),
+        "launch.sh": launchfile.launch_script(config, argv),
     }
 
 
@@ -323,7 +343,7 @@ def _refresh(path: Path, files: dict[str, str]) -> None:
             old = None
         if old == text:
             continue
-        attempts = _attempts(path)
+        attempts = attempt_numbers(path)
         if old is not None and attempts and not name.endswith(".sh"):
             kept = attempt_dir(path, attempts[-1]) / name
             if not kept.exists():
@@ -344,7 +364,7 @@ def _refuse_running(path: Path) -> None:
     """Refuses a second start of a run whose latest attempt still runs on this machine."""
     pid = _running(path)
     if pid is not None:
-        attempt = max(_attempts(path))
+        attempt = max(attempt_numbers(path))
         raise RunError(
             f"{path.name} runs already as attempt a{attempt} (process {pid}); wait for "
             f"it, stop it, or start this one with another campaign=NAME"
@@ -353,7 +373,7 @@ def _refuse_running(path: Path) -> None:
 
 def _running(path: Path) -> int | None:
     """Returns the process that runs the latest attempt on this machine, if there is one."""
-    attempts = _attempts(path)
+    attempts = attempt_numbers(path)
     if not attempts:
         return None
     folder = attempt_dir(path, max(attempts))
@@ -391,31 +411,28 @@ def _check_same_config(path: Path, config: RunConfig) -> None:
         )
 
 
-def _attempts(path: Path) -> list[int]:
-    """Returns the numbers of a run folder's attempts."""
-    try:
-        names = [entry.name for entry in path.iterdir()]
-    except OSError:
-        return []
-    return sorted(int(name[1:]) for name in names if re.fullmatch(r"a(0|[1-9]\d*)", name))
-
-
 def _fill_attempt(folder: Path, argv: Sequence[str] | None, reproduce: str | None) -> None:
     """Writes what an attempt knows before it starts."""
     make_folder(folder / "logs")
-    env = {
+    text = json.dumps(_env(argv, reproduce), indent=1) + "\n"
+    write_atomically(folder / "env.json", text)
+
+
+def _env(argv: Sequence[str] | None, reproduce: str | None) -> dict[str, Any]:
+    """Returns what is known before anything starts."""
+    return {
         "started": provenance.now(),
         "argv": None if argv is None else list(argv),
         "reproduce": reproduce,
         "provenance": provenance.collect(),
     }
-    write_atomically(folder / "env.json", json.dumps(env, indent=1) + "\n")
 
 
 def _first_reproduce(path: Path) -> str | None:
-    """Returns the line that reproduces the run, as its first attempt wrote it down."""
-    try:
-        env = json.loads((attempt_dir(path, 0) / "env.json").read_text(encoding="utf-8"))
-        return str(env["reproduce"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    """Returns the line that reproduces the run, as its first attempt or its planner wrote it."""
+    for file in (attempt_dir(path, 0) / "env.json", path / PLANNED):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(file.read_text(encoding="utf-8"))["reproduce"]
+            if found is not None:
+                return str(found)
+    return None

@@ -44,6 +44,8 @@ class Attempt:
     """The attempt's ``env.json``."""
     lines: Sequence[Line]
     """The attempt's ``metrics.jsonl``."""
+    events: Sequence[Line] = ()
+    """The attempt's ``events.jsonl``."""
     earlier: Earlier = field(default_factory=lambda: Earlier([], 0))
     """What it goes on with."""
 
@@ -95,7 +97,7 @@ def build(attempt: Attempt, state: str, cause: str | None) -> dict[str, Any]:
         "layout": config.parallel.name,
         "model": model_label(config.model),
         "image": list(config.image),
-        "provenance": _provenance(attempt.env),
+        "provenance": {**_provenance(attempt.env), "ranks": _bindings(attempt)},
         "reproduce": attempt.env.get("reproduce"),
     }
 
@@ -255,6 +257,13 @@ _MEMORY_KEYS = (
     "grads_bytes",
     "optimizer_bytes",
 )
+
+
+def _bindings(attempt: Attempt) -> list[Line]:
+    """Returns on which host, cores and devices each rank ran, as far as it told, by rank."""
+    told = {line["rank"]: line for line in attempt.events if line.get("event") == "rank_bound"}
+    keys = ("rank", "host", "local_rank", "threads", "cores", "bound", "devices")
+    return [{key: told[rank].get(key) for key in keys} for rank in sorted(told)]
 
 
 def _provenance(env: dict[str, Any]) -> dict[str, Any]:

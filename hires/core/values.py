@@ -40,3 +40,9 @@ def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
     """Refuses a name that is not among the choices."""
     if value not in choices:
         raise ConfigError(f"{key}={value!r} is unknown; choose one of {', '.join(choices)}")
+
+
+def check_word(key: str, value: str | None) -> None:
+    """Refuses text that no line of a job script can hold."""
+    if value is not None and (not value or not value.isprintable()):
+        raise ConfigError(f"{key}={value!r} must be a name on one line, or null")

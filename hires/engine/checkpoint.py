@@ -89,7 +89,15 @@ class Saver:
             self.save(step)
 
     def save(self, step: int) -> bool:
-        """Saves the state after so many steps; returns whether there is a checkpoint now."""
+        """Saves the state after so many steps; returns whether there is a checkpoint now.
+
+        Disks may be slow, so no rank counts as stuck meanwhile, whether it writes or waits.
+        """
+        with comm.doing.patiently(comm.PATIENCE_S):
+            return self._save(step)
+
+    def _save(self, step: int) -> bool:
+        """Saves the state; all ranks come here, and leave, together."""
         began_s = time.perf_counter()
         path = checkpoints.place(self.run_dir, step)
         for doing, part in self._parts.items():
@@ -103,6 +111,7 @@ class Saver:
                 return False
         self._last = step
         self._clean()
+        comm.largest(0, patient=True)  # to remove files may take as long as to write them
         if self._leads:
             taken_s = time.perf_counter() - began_s
             num_bytes = checkpoints.read(path).num_bytes

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hires.comm import barrier
 from hires.core import records
 from hires.core.config import RunConfig
+from hires.core.errors import ParityError
 from hires.core.files import write_atomically
 from hires.data.source import open_data
 from hires.engine.build import (
@@ -41,7 +42,11 @@ Tensors = dict[str, Tensor]
 
 
 def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
-    """Runs and compares one step of one rank; rank 0 writes ``verify.json`` into ``attempt``."""
+    """Runs and compares one step of one rank; rank 0 writes ``verify.json`` into ``attempt``.
+
+    Raises:
+        ParityError: on rank 0, if the layout does not compute what one process computes.
+    """
     rank = engine.context.rank
     held = _layout_step(engine)
     reference_file = attempt / "reference.pt"
@@ -60,6 +65,11 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
         answer = summary(records.read_lines(attempt / "verify.jsonl"), wanted)
         write_atomically(attempt / "verify.json", json.dumps(answer))
     engine.loader.close()
+    if rank == 0 and not answer["ok"]:
+        raise ParityError(
+            f"the layout differs from one process by {answer['max_rel_err']:.2e}, allowed is "
+            f"{TOLERANCE:.0e}: {_worst(answer['errors'])}"
+        )
 
 
 def summary(lines: list[dict[str, Any]], wanted: list[str]) -> dict[str, Any]:
@@ -83,6 +93,15 @@ def summary(lines: list[dict[str, Any]], wanted: list[str]) -> dict[str, Any]:
             worst[name.split("/")[0]] = float("inf")
     largest = max(error for error in worst.values() if error is not None)
     return {"ok": largest <= TOLERANCE, "max_rel_err": largest, "errors": worst}
+
+
+def _worst(errors: dict[str, float | None]) -> str:
+    """Returns the kinds that differ too much, in words."""
+    return ", ".join(
+        f"{kind.replace('_', ' ')} {error:.2e}"
+        for kind, error in errors.items()
+        if error is not None and not error <= TOLERANCE
+    )
 
 
 def reference_step(config: RunConfig) -> Tensors:

@@ -1,18 +1,20 @@
 """What has Slurm given this job: which nodes, and how do their ranks reach each other?
 
 Asked inside the job, by the supervisor. Every rank is started by an ``srun`` of its own that names
-its node; the ranks of a node share all that the job has there.
+its node, or all by one command of an MPI; the ranks of a node share all that the job has there.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hires.core import network
+from hires.core import dialects, network
+from hires.core.cluster import spread as spread  # others ask for it here, too
 from hires.core.config import RunConfig
 from hires.core.errors import RunError
 from hires.launcher.places import LOOPBACK, Making, Place, Places, loopback
@@ -58,30 +60,50 @@ class Allocation:
     nodes: tuple[Node, ...]
     """In Slurm's order; the batch step, and with it this process, runs on the first."""
 
+    @property
+    def name(self) -> str:
+        """As Slurm calls it: ``123``, or ``123_4``.
+
+        The number of an array's last element is also that of the whole array, so that this alone
+        means the element.
+        """
+        return self.job if self.array is None else f"{self.array[0]}_{self.array[1]}"
+
     def places(self, num_ranks: int, config: RunConfig) -> Places:
         """Returns where the ranks of a world run: evenly over the nodes, neighbours together.
 
         Raises:
             RunError: the nodes cannot reach this one.
         """
-        address, interface = self._meeting(config.launcher.interface)
-        ranks = [
-            Place(local, size, (*_SRUN, f"--nodelist={node.name}"), node.name)
-            for node, size in zip(self.nodes, spread(num_ranks, len(self.nodes)), strict=False)
-            for local in range(size)
-        ]
+        address, interface = self._meeting(config)
         # This process runs where rank 0 does, so any port that is free here will do.
         ports = (config.launcher.port,) if config.launcher.port else (job_port(self.job), 0, 0)
-        return Places(ranks, ports, address, interface, relayed=True)
+        sizes = spread(num_ranks, len(self.nodes))
+        together = config.mpi != "srun" or config.srun_mpi != "none"
+        ranks = [
+            Place(local, size, () if together else _srun(node), node.name)
+            for node, size in zip(self.nodes, sizes, strict=False)
+            for local in range(size)
+        ]
+        places = Places(ranks, ports, address, interface, relayed=True)
+        if not together:
+            return places
+        hosts = [
+            dialects.Host(node.name, size) for node, size in zip(self.nodes, sizes, strict=False)
+        ]
+        starter = dialects.starter(config, hosts, in_slurm=True)
+        return dataclasses.replace(places, starter=starter)
 
-    def _meeting(self, interface: str | None) -> tuple[str, str | None]:
+    def _meeting(self, config: RunConfig) -> tuple[str, str | None]:
         """Returns where the ranks meet, and the interface that all of them use if it is known."""
+        interface = config.interface
         if interface is not None:
             try:
                 return network.address_of(interface), interface
             except OSError as error:
+                key = "launcher" if config.launcher.interface else "cluster"
                 raise RunError(
-                    f"launcher.interface={interface} has no IPv4 address on node "
+                    f"{key}.interface={interface} has no IPv4 address on node "
                     f"{self.nodes[0].name} ({error.strerror}); name another one, or leave it out"
                 ) from None
         if len({node.host for node in self.nodes}) == 1:
@@ -96,14 +118,23 @@ class Allocation:
         return address, None
 
 
-def spread(num_ranks: int, num_nodes: int) -> list[int]:
-    """Returns how many ranks each node has; the first ones have one more if need be.
+def _srun(node: Node) -> tuple[str, ...]:
+    """Returns the words that start one rank on a node."""
+    return (*_SRUN, f"--nodelist={node.name}")
 
-    >>> spread(5, 2)
-    [3, 2]
+
+def cores(job: Allocation, environ: Mapping[str, str] | None = None) -> list[int]:
+    """Returns how many cores a job has on each of its nodes; none where Slurm does not say.
+
+    >>> nodes = (Node("a", "a", "a"), Node("b", "b", "b"), Node("c", "c", "c"))
+    >>> cores(Allocation("7", None, nodes), {"SLURM_JOB_CPUS_PER_NODE": "3,2(x2)"})
+    [3, 2, 2]
     """
-    least, more = divmod(num_ranks, num_nodes)
-    return [least + (node < more) for node in range(num_nodes) if least or node < more]
+    environ = os.environ if environ is None else environ
+    text = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    counts = [int(count) for count, times in found for _ in range(int(times or 1))]
+    return counts if len(counts) == len(job.nodes) else [0] * len(job.nodes)
 
 
 def job_port(job: str) -> int:
@@ -150,16 +181,18 @@ _END_S = 5
 """Kept for the supervisor's own end."""
 
 
-def ask(*command: str) -> str:
+def ask(*command: str, most_s: float = _ASK_TIMEOUT_S) -> str:
     """Returns what one of Slurm's commands prints.
+
+    Args:
+        command: its words.
+        most_s: how long it may take, in seconds.
 
     Raises:
         RunError: it failed, is not installed, or does not answer.
     """
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=most_s, check=True)
     except subprocess.CalledProcessError as error:
         why = " ".join(str(error.stderr).split()) or f"exit code {error.returncode}"
         raise RunError(f"{command[0]} failed: {why}") from None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from hires.launcher.crew import Member
 from hires.launcher.processes import RankProcess, last_lines
 
 
@@ -25,16 +26,17 @@ class Failure:
     tail: list[str]
     """The last lines of its log."""
     reason: str | None = None
-    """``oom``, ``nan``, ``hang``, or None where nothing proves one of them."""
+    """``oom``, ``nan``, ``hang``, ``parity``, or None where nothing proves one of them."""
 
 
 _NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc", "MemoryError")
 _SIGKILL = " (by `kill -9`, or the system ran out of memory)"
+_KINDS = {"LossError": "nan", "ParityError": "parity"}
 _TOO_LATE = ("timed out", "took over", "timeout")
 
 
 def first_failure(
-    ranks: Sequence[RankProcess],
+    ranks: Sequence[Member | RankProcess],
     failed: Iterable[int],
     events: Iterable[dict[str, Any]],
     oom: str | None = None,
@@ -60,15 +62,15 @@ def first_failure(
 
 
 def _reason(
-    rank: RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
+    rank: Member | RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
 ) -> str | None:
     """Returns the kind of failure, if something proves it."""
     if told is None and rank.code == -signal.SIGKILL:
         return "oom" if oom else None
     kind = "" if told is None else str(told.get("type"))
     text = " ".join(tail[-3:]) if told is None else f"{kind}: {told.get('text')}"
-    if kind == "LossError":
-        return "nan"
+    if kind in _KINDS:
+        return _KINDS[kind]
     if any(words in text for words in _NO_MEMORY):
         return "oom"
     if kind == "CommError" and any(words in text.lower() for words in _TOO_LATE):
@@ -76,7 +78,7 @@ def _reason(
     return None
 
 
-def _order(rank: RankProcess, told: dict[str, Any] | None) -> tuple[int, float, float]:
+def _order(rank: Member | RankProcess, told: dict[str, Any] | None) -> tuple[int, float, float]:
     """Returns what sorts causes before consequences, then earlier before later."""
     if told is not None:
         when = datetime.fromisoformat(told["time"]).timestamp()
@@ -92,7 +94,7 @@ def _order(rank: RankProcess, told: dict[str, Any] | None) -> tuple[int, float, 
 
 
 def _cause(
-    rank: RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
+    rank: Member | RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
 ) -> str:
     """Returns why a rank failed, in words."""
     if told is not None and told.get("text"):

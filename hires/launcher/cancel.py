@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hires.core import provenance
 from hires.core.errors import RunError
 from hires.core.records import attempt_dir
 from hires.launcher import scheduler, whois
-from hires.launcher.attempt_files import launched_by, read_json
+from hires.launcher.attempt_files import last_number, launched_by, read_json
 from hires.launcher.last_word import leave_word
 from hires.launcher.scheduler import Job
 from hires.launcher.state import PENDING, RUNNING, RunState
@@ -26,32 +26,129 @@ from hires.launcher.state import PENDING, RUNNING, RunState
 WAIT_S = 15.0
 """How long a launcher may take to stop its ranks and say so."""
 _POLL_S = 0.05
+_REQUEST = "cancel"
+"""File in an attempt's folder by which one of several runs that share a job is told to end."""
 
 
-def cancel(state: RunState, cancel_job: Callable[[Job], None] = scheduler.cancel) -> str:
-    """Stops a run; returns what was done about it, in words.
+def cancel_all(
+    states: Sequence[RunState], cancel_jobs: Callable[[list[Job]], None] = scheduler.cancel
+) -> Iterator[tuple[RunState, str, bool]]:
+    """Stops runs; yields each with what was done about it, in words, and whether that worked.
 
     Args:
-        state: how the run is doing.
-        cancel_job: cancels a scheduler's job.
+        states: how the runs are doing.
+        cancel_jobs: cancels a scheduler's jobs.
+    """
+    live = [state for state in states if _is_live(state)]
+    jobs = {id(state): _job(state) for state in live}
+    whole = _whole_jobs(live, jobs)
+    try:
+        if whole:
+            cancel_jobs(list(whole.values()))
+        why = None
+    except RunError as error:
+        why = str(error)
+    for state in states:
+        job = jobs.get(id(state))
+        try:
+            if job is None:
+                yield state, _cancel_here(state), True
+            elif scheduler.job_name(job) not in whole:
+                yield state, _ask(state, job), True
+            elif why is not None:
+                yield state, why, False
+            else:
+                yield state, _cancelled(state, job), True
+        except RunError as error:
+            yield state, str(error), False
+
+
+def is_asked(folder: Path) -> bool:
+    """Whether an attempt that shares its job with others was told to end.
+
+    Args:
+        folder: of the attempt.
+    """
+    return (folder / _REQUEST).exists()
+
+
+def _is_live(state: RunState) -> bool:
+    """Whether a run waits or runs, and was begun."""
+    known = state.path is not None and state.attempt is not None
+    return known and state.state in (PENDING, RUNNING)
+
+
+def _folder(state: RunState) -> Path:
+    """Returns the folder of the attempt that is under way."""
+    assert state.path is not None
+    assert state.attempt is not None
+    return attempt_dir(state.path, state.attempt)
+
+
+def _job(state: RunState) -> Job | None:
+    """Returns the job of a run, if it has one."""
+    return read_json(_folder(state) / "job.json")
+
+
+def _whole_jobs(states: Sequence[RunState], jobs: dict[int, Job | None]) -> dict[str, Job]:
+    """Returns the jobs, by name, that serve no other run which is under way."""
+    runs: dict[str, list[Path]] = {}
+    found: dict[str, Job] = {}
+    for state in states:
+        job = jobs[id(state)]
+        if job is not None and state.path is not None:
+            found[scheduler.job_name(job)] = job
+            runs.setdefault(scheduler.job_name(job), []).append(state.path)
+    return {
+        name: job
+        for name, job in found.items()
+        if len(runs[name]) >= (job.get("pack") or 1)
+        or all(path in runs[name] for path in _mates(runs[name][0], job))
+    }
+
+
+def _mates(run: Path, job: Job) -> Iterator[Path]:
+    """Yields the runs of a campaign that share a job and have not ended."""
+    for folder in run.parent.iterdir():
+        number = last_number(folder)
+        if number is not None:
+            last = attempt_dir(folder, number)
+            theirs = read_json(last / "job.json")
+            same = theirs is not None and scheduler.job_name(theirs) == scheduler.job_name(job)
+            if same and not (last / "exit.json").exists():
+                yield folder
+
+
+def _cancelled(state: RunState, job: Job) -> str:
+    """Returns what to say of a run whose job was cancelled, and writes its end if nobody will."""
+    name = scheduler.job_name(job)
+    if state.state == PENDING:
+        _write_end(_folder(state), f"job {name} was cancelled while it waited")
+    return f"job {name} was cancelled"
+
+
+def _ask(state: RunState, job: Job) -> str:
+    """Tells one of several runs that share a job to end; returns that in words."""
+    folder, name = _folder(state), scheduler.job_name(job)
+    write_atomically(folder / _REQUEST, "")
+    if state.state == PENDING:
+        _write_end(folder, f"cancelled while it waited for its turn in job {name}")
+        return f"will not be begun; the other runs of job {name} go on"
+    return f"was told to end; the other runs of job {name} go on"
+
+
+def _cancel_here(state: RunState) -> str:
+    """Stops a run that is no job; returns what was done about it.
 
     Raises:
         RunError: it runs and cannot be stopped from here.
     """
-    if state.state not in (PENDING, RUNNING) or state.path is None or state.attempt is None:
+    if not _is_live(state):
         return f"is {state.state}; there is nothing to cancel"
-    folder = attempt_dir(state.path, state.attempt)
-    job = read_json(folder / "job.json")
-    if job is not None:
-        cancel_job(job)
-        name = scheduler.job_name(job)
-        if state.state == PENDING:
-            _write_end(folder, f"job {name} was cancelled while it waited")
-        return f"job {name} was cancelled"
-    launched = launched_by(folder)
+    launched = launched_by(_folder(state))
     if launched is None:
         return "was not started yet; there is nothing to cancel"
-    return _stop(launched, folder)
+    return _stop(launched, _folder(state))
 
 
 def _write_end(folder: Path, cause: str) -> None:

@@ -55,7 +55,16 @@ class Interrupts:
         if number == signal.SIGUSR2:
             self.requests += 1
             return
-        name = signal.Signals(number).name
-        self.name = self.name or _SPOKEN.get(name, name)
-        self.number = signal.Signals(number)
+        self.hear(signal.Signals(number))
+
+    def hear(self, number: signal.Signals, name: str | None = None) -> None:
+        """Counts a signal that ends a run.
+
+        Args:
+            number: the signal.
+            name: as a person would call it; unset: its own name.
+        """
+        name = name or _SPOKEN.get(number.name, number.name)
+        self.name = self.name or name
+        self.number = number
         self.count += 1

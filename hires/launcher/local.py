@@ -1,8 +1,9 @@
 """How does a run start on this machine, and what is left of it when it ends?
 
 :func:`launch` starts one process per rank, waits, and leaves ``exit.json`` and ``record.json``
-behind, however it ends. ``python -m hires.launcher.local RUN_DIR`` does the same by hand with a new
-attempt; the ``launch.sh`` of every run folder calls it.
+behind, however it ends. ``python -m hires.launcher.local RUN_DIR`` does the same by hand with a
+new attempt; the ``launch.sh`` of every run folder calls it, and may say after ``--`` which command
+is to start the ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from hires.core import log, provenance, records, rundir, units
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.files import StrPath
-from hires.launcher import ports
+from hires.launcher import hosts, ports
 from hires.launcher.interrupts import Interrupts
 from hires.launcher.last_word import leave_word
 from hires.launcher.places import Places, here
@@ -87,7 +88,7 @@ def launch(
     run_dir = Path(run_dir).absolute()
     config = records.read_config(run_dir)
     world = int(records.read_plan(run_dir)["world"])
-    places = here(world, config.launcher.port) if places is None else places
+    places = hosts.places(world, config) if places is None else places
     job = Job(run_dir, attempt, config, world, module, args, on_line, places)
     started = provenance.now()
     with Interrupts() as interrupts:
@@ -101,14 +102,17 @@ def launch(
     return Outcome(end.state, end.cause, end.exit_codes, end.tail, end.failed_rank, end.reason)
 
 
-def leave(run_dir: StrPath, attempt: int, state: str, cause: str) -> None:
-    """Writes ``exit.json`` and ``record.json`` of an attempt whose ranks were never started.
+def leave(
+    run_dir: StrPath, attempt: int, state: str, cause: str, reason: str | None = None
+) -> None:
+    """Writes ``exit.json`` and ``record.json`` of an attempt whose own launcher cannot.
 
     Args:
         run_dir: the run folder.
         attempt: the attempt.
         state: ``failed`` or ``cancelled``.
         cause: why, in one paragraph.
+        reason: the same in one word; unset: of a failure ``launch``, its ranks were not started.
 
     Raises:
         RunError: the run folder cannot be read.
@@ -118,15 +122,15 @@ def leave(run_dir: StrPath, attempt: int, state: str, cause: str) -> None:
     world = int(records.read_plan(run_dir)["world"])
     places = here(world, config.launcher.port)
     job = Job(run_dir, attempt, config, world, "", (), None, places)
-    reason = "launch" if state == "failed" else None
+    reason = reason or ("launch" if state == "failed" else None)
     _leave(job, End(state, cause, reason), provenance.now())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Launches a run folder by hand, as a new attempt, and returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    if len(words) != 1 or words[0] in ("-h", "--help"):
-        _say("usage: python -m hires.launcher.local RUN_DIR")
+    if len(words) < 1 or words[0] in ("-h", "--help") or words[1:2] not in ([], ["--"]):
+        _say("usage: python -m hires.launcher.local RUN_DIR [-- COMMAND THAT STARTS ALL RANKS]")
         return 0 if words in (["-h"], ["--help"]) else 2
     log.setup()
     try:
@@ -135,7 +139,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, plan = records.read_config(path), records.read_plan(path)
         progress = Progress(int(plan["world"]), config.batch, config.steps)
         _say(f"{path.name}: attempt {attempt}, {plan['world']} ranks")
-        outcome = launch(path, attempt, on_line=lambda line: _say_step(progress, line))
+        places = hosts.places(int(plan["world"]), config, words[2:])
+        outcome = launch(
+            path, attempt, on_line=lambda line: _say_step(progress, line), places=places
+        )
     except HiresError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hires.core.dialects import Starter
 from hires.core.world import World
 
 LOOPBACK = "127.0.0.1"
@@ -37,7 +38,7 @@ class Making:
     """Why ranks are asked to make way before they are done."""
 
     reason: str = "preempted"
-    """As ``exit.json`` has it: ``preempted`` or ``timeout``."""
+    """As ``exit.json`` has it: ``preempted``, ``timeout`` or ``node``."""
     cause: str = "it made way for others (SIGUSR2)"
     then: str = "start it again and it goes on there"
     """What comes next."""
@@ -60,8 +61,13 @@ class Places:
     relayed: bool = False
     """Whether the prefix starts a program that starts the rank, and passes on signals and how the
     rank ended, a signal as 128 plus its number."""
+    starter: Starter | None = None
+    """The one command that starts all ranks; unset: each is started with its place's prefix."""
     making_way: Callable[[], Making] = Making
     """Asked when SIGUSR2 arrives."""
+    stopped: Callable[[], Making | None] = lambda: None
+    """Asked when SIGTERM arrives, here or at a rank: was it a scheduler that needs the machine for
+    something else? None: somebody wants the run to end."""
 
     def world(self, rank: int, port: int, attempt: int) -> World:
         """Returns one rank's view of all."""

@@ -28,6 +28,8 @@ class Selection:
     """Their folders, absolute, each once."""
     planned: list[RunState] = field(default_factory=list)
     """Points without a folder."""
+    campaigns: list[Path] = field(default_factory=list)
+    """Folders of the campaigns that were meant as a whole, absolute."""
 
 
 def select(names: Sequence[str], results: StrPath = "results") -> Selection:
@@ -47,7 +49,8 @@ def select(names: Sequence[str], results: StrPath = "results") -> Selection:
         parts = [of_campaign(folder) for folder in campaigns(results)]
     paths = [path for part in parts for path in part.paths]
     planned = [point for part in parts for point in part.planned]
-    return Selection(list(dict.fromkeys(paths)), list(dict.fromkeys(planned)))
+    folders = dict.fromkeys(folder for part in parts for folder in part.campaigns)
+    return Selection(list(dict.fromkeys(paths)), list(dict.fromkeys(planned)), list(folders))
 
 
 def campaigns(results: StrPath = "results") -> list[Path]:
@@ -62,7 +65,8 @@ def campaigns(results: StrPath = "results") -> list[Path]:
 def of_campaign(folder: Path) -> Selection:
     """Returns all points of a campaign."""
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    found = Selection([folder / name for name in names if (folder / name / "config.yaml").exists()])
+    paths = [folder / name for name in names if (folder / name / "config.yaml").exists()]
+    found = Selection(paths, campaigns=[folder])
     there = {path.name for path in found.paths}
     values = read_json(folder / FILE) or {}
     for point in _dicts(values.get("points")):

@@ -117,6 +117,18 @@ def ask(ranks: Iterable[RankProcess]) -> None:
                 os.kill(rank.process.pid, signal.SIGUSR2)
 
 
+def pass_on(rank: RankProcess, number: signal.Signals) -> None:
+    """Sends one signal to a rank that this process started, as the functions above would."""
+    if rank.code is not None:
+        return
+    if number in (signal.SIGTERM, signal.SIGKILL):
+        _signal_group(rank, number)
+        _signal_group(rank, signal.SIGCONT)  # a stopped process sees no SIGTERM
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(rank.process.pid, number)
+
+
 def kill(ranks: Sequence[RankProcess]) -> None:
     """Ends all ranks at once and waits for them."""
     for rank in ranks:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -127,7 +127,11 @@ class _Running:
 
 
 def run_all(
-    tasks: Sequence[Task], limits: Limits, watcher: Watcher, module: str | None = None
+    tasks: Sequence[Task],
+    limits: Limits,
+    watcher: Watcher,
+    module: str | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Runs the tasks in order and returns what became of them; no process is left then.
 
@@ -138,9 +142,11 @@ def run_all(
         limits: how much of the machine they may use.
         watcher: is told what happens.
         module: the Python module that every rank runs, if it is not hires' own.
+        cancelled: asked again and again; if it is true all ends, as after Ctrl-C.
     """
     with Interrupts() as interrupts:
-        return Queue(tasks, limits, watcher, module).run(interrupts)
+        queue = Queue(tasks, limits, watcher, module)
+        return queue.run(interrupts, cancelled)
 
 
 class Queue:
@@ -156,12 +162,14 @@ class Queue:
         self._watcher = watcher
         self._module = module
 
-    def run(self, interrupts: Interrupts) -> Result:
+    def run(self, interrupts: Interrupts, cancelled: Callable[[], bool] = lambda: False) -> Result:
         """Returns what became of the tasks."""
         why = None
         try:
             while self.running or (self.waiting and why is None):
                 self._collect()
+                if not interrupts.count and cancelled():
+                    interrupts.hear(signal.SIGTERM, "hires cancel")
                 if interrupts.count:
                     why = f"stopped by {interrupts.name}"
                     self._pass_on(interrupts)

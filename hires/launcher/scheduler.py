@@ -1,15 +1,18 @@
 """What does Slurm know about the jobs of a campaign? Its own tools are asked, without a shell.
 
 ``squeue`` tells of jobs that wait, run, or ended lately; ``sacct`` of those that ended long ago,
-where the site keeps accounts; ``scontrol`` of single jobs that neither lists. A tool that is
-missing or fails is no answer at all, and no answer is never taken for "the job is gone".
+where the site keeps accounts; ``scontrol`` of those that neither lists. Arrays are asked about by
+their number alone, so one call of ``squeue`` serves thousands of elements; those that wait come
+back together, as ``5-9``. A tool that is missing or fails is no answer at all, and no answer is
+never taken for "the job is gone".
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +23,10 @@ PENDING, RUNNING, ENDED, GONE, UNKNOWN = "pending", "running", "ended", "gone", 
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _TIMEOUT_S = 30.0
-_AT_ONCE = 400
-"""Numbers of jobs on one command line."""
+_AT_ONCE = 8000
+"""Numbers of jobs on one command line, a word of which Linux lets have 128 KiB."""
 _SINGLE = 32
-"""Jobs about which ``scontrol`` is asked, one by one, at most."""
+"""Jobs and arrays about which ``scontrol`` is asked, one by one, at most."""
 _MISSING = ("Invalid job id", "not found")
 """Slurm's words for a job that it does not know, as an element of an array that was cancelled
 while it waited."""
@@ -52,96 +55,174 @@ def job_name(job: Job) -> str:
     return f"{job['job']}" if index is None else f"{job['job']}_{index}"
 
 
+def job_of(name: str) -> Job:
+    """Returns a job that is named as :func:`job_name` does, as far as that says."""
+    job, _, index = name.partition("_")
+    return {"job": job, "index": int(index) if index else None}
+
+
 def ask_slurm(jobs: Iterable[Job]) -> dict[str, Answer]:
     """Returns what Slurm says of each job, by its name."""
-    names = list(dict.fromkeys(job_name(job) for job in jobs))
+    names: dict[str, list[str]] = {}
+    for job in jobs:
+        names.setdefault(str(job["job"]), []).append(job_name(job))
+    numbers = list(names)
     answers: dict[str, Answer] = {}
-    for first in range(0, len(names), _AT_ONCE):
-        answers.update(_ask_some(names[first : first + _AT_ONCE]))
+    for first in range(0, len(numbers), _AT_ONCE):
+        some = {number: names[number] for number in numbers[first : first + _AT_ONCE]}
+        answers.update(_ask_some(some))
     return answers
 
 
-def cancel(job: Job) -> None:
-    """Cancels one job.
+def is_unknown(name: str) -> bool:
+    """Whether Slurm answers that it knows nothing of a job, an array or an element."""
+    number, _, index = name.partition("_")
+    found, why = _squeue([number])
+    if why is None:
+        found = found or _sacct([number])
+        told = found or _scontrol(number)
+        return not isinstance(told, str) and (name not in told if index else not told)
+    return False
+
+
+def cancel(jobs: Iterable[Job]) -> None:
+    """Cancels jobs and elements of arrays, with as few calls as the command line allows.
 
     Raises:
         RunError: Slurm refused, or its tools are not here.
     """
-    done = _run("scancel", job_name(job))
-    if isinstance(done, str):
-        raise RunError(f"job {job_name(job)} cannot be cancelled: {done}")
-    if done.returncode:
-        raise RunError(f"job {job_name(job)} cannot be cancelled: {_said(done)}")
+    indices: dict[str, set[int | None]] = {}
+    for job in jobs:
+        indices.setdefault(str(job["job"]), set()).add(job.get("index"))
+    words = [word for job, found in indices.items() for word in _words_of(job, found)]
+    for first in range(0, len(words), _AT_ONCE):
+        some = words[first : first + _AT_ONCE]
+        done = _run("scancel", *some)
+        told = f"job{'s' if len(some) > 1 else ''} {', '.join(some[:3])}"
+        told += f" and {len(some) - 3} more" if len(some) > 3 else ""
+        if isinstance(done, str):
+            raise RunError(f"{told} cannot be cancelled: {done}")
+        if done.returncode:
+            raise RunError(f"{told} cannot be cancelled: {_said(done)}")
 
 
-def _ask_some(names: Sequence[str]) -> dict[str, Answer]:
-    """Returns what Slurm says of a handful of jobs."""
-    found, why = _squeue(names)
+def _words_of(job: str, indices: set[int | None]) -> Iterator[str]:
+    """Yields how scancel is told a job, or some elements of an array; ``123_[0-4,7]``."""
+    if None in indices:
+        yield job
+        return
+    ranges: list[list[int]] = []
+    for index in sorted(index for index in indices if index is not None):
+        if ranges and index == ranges[-1][1] + 1:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in ranges]
+    for first in range(0, len(texts), _RANGES):
+        text = ",".join(texts[first : first + _RANGES])
+        yield f"{job}_{text}" if text.isdecimal() else f"{job}_[{text}]"
+
+
+_RANGES = 500
+"""Ranges of elements in one word for scancel."""
+
+
+def _ask_some(names: dict[str, list[str]]) -> dict[str, Answer]:
+    """Returns what Slurm says of a handful of jobs, whose names are given by their numbers."""
+    found, why = _squeue(list(names))
+    wanted = [name for some in names.values() for name in some]
     if why is not None:
-        return {name: Answer(UNKNOWN, why) for name in names}
-    missing = [name for name in names if name not in found]
+        return {name: Answer(UNKNOWN, why) for name in wanted}
+    missing = _missing(names, found)
     if missing:
-        found.update(_sacct(missing))
-    for name in [name for name in missing if name not in found][:_SINGLE]:
-        found[name] = _scontrol(name)
-    return {name: found.get(name, Answer(GONE)) for name in names}
+        found = {**_sacct(missing), **found}
+    for number in _missing(names, found)[:_SINGLE]:
+        told = _scontrol(number)
+        if isinstance(told, str):
+            told = dict.fromkeys(names[number], Answer(UNKNOWN, told))
+        found = {**told, **found}
+    return {name: found.get(name, Answer(GONE)) for name in wanted}
 
 
-def _squeue(names: Sequence[str]) -> tuple[dict[str, Answer], str | None]:
+def _missing(names: dict[str, list[str]], found: dict[str, Answer]) -> list[str]:
+    """Returns the numbers of jobs and arrays of which some name was not found."""
+    return [number for number, some in names.items() if any(name not in found for name in some)]
+
+
+def _squeue(numbers: Sequence[str]) -> tuple[dict[str, Answer], str | None]:
     """Returns the jobs that squeue lists, and why it did not answer if it did not."""
     done = _run(
         "squeue",
         "--noheader",
-        "--array",
         "--states=all",
-        f"--jobs={','.join(names)}",
+        f"--jobs={','.join(numbers)}",
         "--format=%F|%K|%T|%S|%r",
     )
     if isinstance(done, str):
         return {}, done
     if done.returncode and not _is_missing(done):
         return {}, _said(done)
-    found = {}
+    found: dict[str, Answer] = {}
     for line in done.stdout.splitlines():
         parts = line.strip().split("|", 4)
         if len(parts) == 5:
             job, index, state, start, reason = parts
-            name = job if index in _NOTHING else f"{job}_{index}"
-            found[name] = _answer(state, reason, start)
+            answer = _answer(state, reason, start)
+            found.update((name, answer) for name in _names(job, index))
     return found, None
 
 
-def _sacct(names: Sequence[str]) -> dict[str, Answer]:
+def _names(job: str, index: str) -> Iterator[str]:
+    """Yields the names of a job, or of all elements that ``4`` or ``5-9,12-20:2%3`` means."""
+    text = index.strip("[]").partition("%")[0]
+    if text in _NOTHING:
+        yield job
+        return
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if found is not None:
+            first, last, step = found.groups()
+            for number in range(int(first), int(last or first) + 1, int(step or 1)):
+                yield f"{job}_{number}"
+
+
+def _sacct(numbers: Sequence[str]) -> dict[str, Answer]:
     """Returns the jobs that the accounts list; none where there are no accounts."""
     done = _run(
         "sacct",
         "--noheader",
         "--parsable2",
         "--allocations",
-        f"--jobs={','.join(names)}",
+        f"--jobs={','.join(numbers)}",
         "--format=JobID,State,Reason",
     )
     if isinstance(done, str) or done.returncode:
         return {}
-    found = {}
+    found: dict[str, Answer] = {}
     for line in done.stdout.splitlines():
         parts = line.strip().split("|", 2)
-        if len(parts) == 3 and parts[0] in names:
-            found[parts[0]] = _answer(parts[1], parts[2], "")
+        if len(parts) == 3:
+            answer = _answer(parts[1], parts[2], "")
+            job, _, index = parts[0].partition("_")
+            found.update((name, answer) for name in _names(job, index))
     return found
 
 
-def _scontrol(name: str) -> Answer:
-    """Returns what scontrol says of one job."""
-    done = _run("scontrol", "--oneliner", "show", "job", name)
+def _scontrol(number: str) -> dict[str, Answer] | str:
+    """Returns what scontrol says of a job or an array, or in words why it says nothing."""
+    done = _run("scontrol", "--oneliner", "show", "job", number)
     if isinstance(done, str):
-        return Answer(UNKNOWN, done)
+        return done
     if done.returncode:
-        return Answer(GONE) if _is_missing(done) else Answer(UNKNOWN, _said(done))
-    words = (word.partition("=") for word in done.stdout.split())
-    fields = {key: value for key, equals, value in words if equals}
-    state = fields.get("JobState", "")
-    return _answer(state, fields.get("Reason", ""), fields.get("StartTime", ""))
+        return {} if _is_missing(done) else _said(done)
+    found: dict[str, Answer] = {}
+    for line in done.stdout.splitlines():
+        words = (word.partition("=") for word in line.split())
+        fields = {key: value for key, equals, value in words if equals}
+        reason, start = fields.get("Reason", ""), fields.get("StartTime", "")
+        answer = _answer(fields.get("JobState", ""), reason, start)
+        found.update((name, answer) for name in _names(number, fields.get("ArrayTaskId", "")))
+    return found
 
 
 def _answer(state: str, reason: str, start: str) -> Answer:
@@ -158,6 +239,7 @@ def _answer(state: str, reason: str, start: str) -> Answer:
 def _run(*command: str) -> subprocess.CompletedProcess[str] | str:
     """Returns what a tool answered, or in words why it could not be asked."""
     environ = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    environ["SLURM_BITSTR_LEN"] = "0"  # or lists of elements would be cut after 64 characters
     try:
         return subprocess.run(
             command,

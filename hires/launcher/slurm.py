@@ -1,9 +1,10 @@
 """How does a run become a Slurm job, and what is said if Slurm refuses it?
 
 A run is one job: ``job.sbatch`` in its folder, which can be submitted by hand, too. Its batch step
-runs one supervisor (:mod:`hires.launcher.batch`) that starts the ranks. submitit writes the script
-and reads what sbatch answers; its pickles are not used, because all that a job needs is in the run
-folder.
+runs one supervisor (:mod:`hires.launcher.batch`) that starts the ranks. Many runs are the elements
+of a job array (:mod:`hires.launcher.arrays`), whose script differs in few lines. submitit writes
+the script and reads what sbatch answers; its pickles are not used, because all that a job needs is
+in the run folder.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hires.core import launchfile, provenance
+from hires.core.cluster import spread
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.files import write_atomically
@@ -27,40 +30,73 @@ from hires.launcher import allocation
 SCRIPT = "job.sbatch"
 LOG = "job.log"
 """What the job's own step says, below the run folder."""
-GOES_ON = ("timeout", "preempted")
+GOES_ON = ("timeout", "preempted", "node")
 """Reasons of an attempt that ended so that its job may start again."""
 
 _TIMEOUT_S = 120
 
 
-def script(run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]) -> str:
-    """Returns the text of a run's ``job.sbatch``.
+@dataclass(frozen=True)
+class Elements:
+    """What the script of a job array says that the one of a job does not."""
+
+    count: int
+    """How many elements it has."""
+    limit: int | None = None
+    """Most elements that run at once; None: as many as the cluster lets."""
+    exclude: Sequence[str] = ()
+    """Nodes that none may run on."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What runs on the first node of a job."""
+
+    module: str = "hires.launcher.batch"
+    """Python module; it gets the folder of the script, and what words the script was given."""
+    elements: Elements | None = None
+    """Of a job array; None: it is one job."""
+
+
+SUPERVISE = Step()
+"""One run is supervised."""
+
+
+def script(
+    run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str], step: Step = SUPERVISE
+) -> str:
+    """Returns the text of a ``job.sbatch``.
 
     Args:
-        run: the run folder, absolute.
-        config: the frozen config.
+        run: the run folder, or that of the array; absolute.
+        config: the frozen config, of an array that of any of its points.
         num_ranks: ranks of the world.
         argv: the command line as typed.
+        step: what it runs.
     """
     from submitit.slurm.slurm import _make_sbatch_string
 
     launcher = config.launcher
-    sizes = allocation.spread(num_ranks, launcher.nodes)
+    elements = step.elements
+    sizes = spread(num_ranks, launcher.nodes)
+    name = run.name if elements is None else f"{config.campaign}-{run.name}"
     parameters: dict[str, Any] = {
         # A folder that was renamed may have a name that no line of options can hold.
-        "job_name": re.sub(r"[^A-Za-z0-9._+-]+", "_", run.name),
+        "job_name": re.sub(r"[^A-Za-z0-9._+-]+", "_", name),
         "nodes": launcher.nodes,
         "ntasks_per_node": max(sizes),
         "cpus_per_task": launcher.threads,
         "time": launcher.minutes,
-        "partition": launcher.partition,
-        "account": launcher.account,
+        "partition": launcher.partition or config.cluster.partition,
+        "account": launcher.account or config.cluster.account,
         "qos": launcher.qos,
         "wckey": None,
         "stderr_to_stdout": True,
         "use_srun": False,
-        "setup": launchfile.render(argv, "job.sh", run).rstrip("\n").split("\n"),
+        "setup": launchfile.job_setup(config, argv, run),
         "additional_parameters": {
+            **config.cluster.options,
+            **_array(elements),
             "ntasks": num_ranks,
             "requeue": True,
             "signal": f"B:USR2@{launcher.signal_s}",
@@ -68,23 +104,56 @@ def script(run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]) ->
             "output": "/dev/null",
         },
     }
-    supervisor = f'exec {shlex.quote(sys.executable)} -u -m hires.launcher.batch "$run_dir" "$@"'
+    supervisor = f'exec {shlex.quote(sys.executable)} -u -m {step.module} "$run_dir" "$@"'
     return _make_sbatch_string(command=supervisor, folder="/dev", **parameters)
 
 
-def write_script(run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]) -> Path:
-    """Writes ``job.sbatch`` into a run folder and returns its path.
+def _array(elements: Elements | None) -> dict[str, str]:
+    """Returns the options that make a job an array."""
+    if elements is None:
+        return {}
+    limit = "" if elements.limit is None else f"%{elements.limit}"
+    exclude = {"exclude": ",".join(elements.exclude)} if elements.exclude else {}
+    return {"array": f"0-{elements.count - 1}{limit}", **exclude}
+
+
+def write_script(
+    run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str], step: Step = SUPERVISE
+) -> Path:
+    """Writes ``job.sbatch`` into a folder and returns its path; the arguments are :func:`script`'s.
 
     Raises:
         RunError: it cannot be written.
     """
     path = run / SCRIPT
-    write_atomically(path, script(run, config, num_ranks, argv))
+    write_atomically(path, script(run, config, num_ranks, argv, step))
     return path
 
 
-def submit(run: Path, attempt: int) -> str:
+def submit(run: Path, attempt: int, options: Sequence[str] = ()) -> str:
     """Submits ``job.sbatch`` for an attempt, writes its ``job.json``, and returns the job's number.
+
+    Args:
+        run: the run folder.
+        attempt: number of an attempt that was not launched yet.
+        options: more options for sbatch.
+
+    Raises:
+        ConfigError: Slurm refuses an option, whose line is shown.
+        RunError: Slurm is not here, or does not answer.
+    """
+    job = sbatch(run / SCRIPT, options, str(attempt))
+    note_job(run / f"a{attempt}", job, None)
+    return job
+
+
+def sbatch(path: Path, options: Sequence[str] = (), *words: str) -> str:
+    """Submits a script and returns the number of the job or array.
+
+    Args:
+        path: the script.
+        options: more options for sbatch.
+        words: arguments of the script.
 
     Raises:
         ConfigError: Slurm refuses an option, whose line is shown.
@@ -92,12 +161,9 @@ def submit(run: Path, attempt: int) -> str:
     """
     from submitit.slurm.slurm import SlurmExecutor
 
-    path = run / SCRIPT
-    answer = _sbatch("--parsable", str(path), str(attempt), script=path)
+    answer = _sbatch("--parsable", *options, str(path), *words, script=path)
     number = answer.strip().split(";")[0]
-    job = SlurmExecutor._get_job_id_from_submission_command(f"job {number}")
-    note_job(run / f"a{attempt}", job, None)
-    return job
+    return SlurmExecutor._get_job_id_from_submission_command(f"job {number}")
 
 
 def start_estimate(script: Path) -> str:
@@ -110,15 +176,17 @@ def start_estimate(script: Path) -> str:
     return _sbatch("--test-only", str(script), script=script).removeprefix("sbatch: ").strip()
 
 
-def note_job(attempt: Path, job: str, index: int | None) -> None:
+def note_job(attempt: Path, job: str, index: int | None, pack: int = 1) -> None:
     """Writes ``job.json``: what the scheduler knows an attempt by.
 
     Args:
         attempt: folder of the attempt.
         job: number of the job, or of the array.
         index: of the array's element, if it is one.
+        pack: how many runs share the element.
     """
-    values = {"launcher": "slurm", "job": job, "index": index, "submitted": provenance.now()}
+    values: dict[str, Any] = {"launcher": "slurm", "job": job, "index": index}
+    values |= {"submitted": provenance.now()} | ({"pack": pack} if pack > 1 else {})
     write_atomically(attempt / "job.json", json.dumps(values) + "\n")
 
 
@@ -169,8 +237,11 @@ def _refusal(message: str, script: Path) -> ConfigError | RunError:
 
 # What sbatch says, and the options that it may mean; the first that matches counts.
 _CAUSES = (
+    ("dependency", "after"),
+    ("node name", "exclude"),
     ("account", "account"),
     ("qos", "qos"),
+    ("array", "array"),
     ("partition", "partition"),
     ("time limit|--time|deadline", "time"),
     ("signal", "signal"),
@@ -178,6 +249,9 @@ _CAUSES = (
     ("node count|node configuration|--nodes", "nodes|ntasks-per-node|cpus-per-task"),
 )
 _KEYS = {
+    "after": "--after: give the number of a job that Slurm knows, or a campaign",
+    "exclude": "the nodes; these do not exist any more, so run the points with `hires sweep`",
+    "array": "--max-parallel, or sweep fewer points at once",
     "time": "launcher.minutes",
     "signal": "launcher.signal_s",
     "qos": "launcher.qos",

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hires.core import pulse
-from hires.core.records import attempt_dir
+from hires.core.naming import SCHEMA
+from hires.core.records import attempt_dir, other_schema
+from hires.core.rundir import attempt_numbers
 from hires.launcher import scheduler, whois
 from hires.launcher.attempt_files import Attempt, Clock, latest, read_json
 from hires.launcher.progress_ends import read_ends
@@ -47,7 +49,7 @@ _ENDS: dict[str, tuple[str, str | None]] = {
 """What Slurm's words for an end mean, if the attempt itself left none."""
 _QUEUED_AGAIN = ("preempted", "timeout", "node")
 """Reasons after which a scheduler may start the same job again, as the run's next attempt."""
-_NUMBER = re.compile(r"^(steps|batch): (\d+)$", re.MULTILINE)
+_NUMBER = re.compile(r"^(?:(steps|batch)|  (requeues)): (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,19 @@ def _may_live(attempt: Attempt) -> bool:
     return attempt.exit is None or attempt.exit.get("reason") in _QUEUED_AGAIN
 
 
+def _is_used_up(attempt: Attempt) -> bool:
+    """Whether a run that shares its job reached the time limit so often that only others go on."""
+    job, end = attempt.job or {}, attempt.exit or {}
+    if job.get("pack", 1) == 1 or end.get("reason") != "timeout":
+        return False
+    ends = 0
+    for number in attempt_numbers(attempt.path):
+        folder = attempt_dir(attempt.path, number)
+        same = (read_json(folder / "job.json") or {}).get("job") == job.get("job")
+        ends += same and (read_json(folder / "exit.json") or {}).get("reason") == "timeout"
+    return ends > _numbers(attempt.path).get("requeues", 0)
+
+
 def _is_doubtful(state: RunState) -> bool:
     """Whether a run looks lost for the first time."""
     if state.state != LOST or state.path is None or state.attempt is None:
@@ -148,7 +163,8 @@ def _judged(
     name = None if attempt.job is None else scheduler.job_name(attempt.job)
     answer = answers.get(name or "", Answer(scheduler.UNKNOWN))
     if attempt.exit is not None:
-        if _may_live(attempt) and answer.state in (scheduler.PENDING, scheduler.RUNNING):
+        lives = answer.state in (scheduler.PENDING, scheduler.RUNNING)
+        if _may_live(attempt) and lives and not _is_used_up(attempt):
             why = f"queued again after {attempt.exit['reason']}"
             cause = f"{why} ({answer.reason})" if answer.reason else why
             return replace(state, cause=cause, expected=answer.expected, job=name)
@@ -200,6 +216,8 @@ def _as_job(state: RunState, attempt: Attempt, answer: Answer, clock: Clock) -> 
     if answer.state == scheduler.PENDING:
         return replace(state, cause=answer.reason, expected=answer.expected)
     if answer.state == scheduler.RUNNING:
+        if not began and (attempt.job or {}).get("pack", 1) > 1:
+            return replace(state, cause=f"waits for its turn in job {state.job}, which runs")
         return replace(state, state=RUNNING, cause=None if beats or not began else _silent(age_s))
     if answer.state == scheduler.ENDED and answer.reason in _ENDS:
         known, reason = _ENDS[answer.reason]
@@ -249,6 +267,8 @@ def _from_record(state: RunState) -> RunState:
     """Adds the numbers of a run that is done."""
     assert state.path is not None
     record = read_json(state.path / "record.json") or {}
+    if record.get("schema", SCHEMA) != SCHEMA:
+        return replace(state, cause=f"its record is not read: {other_schema(record)}")
     rates = (record.get("throughput") or {}).get("img_per_s") or {}
     peaks = [rank.get("peak_bytes") or 0 for rank in record.get("memory") or []]
     peak = max(peaks, default=0) or None
@@ -256,8 +276,8 @@ def _from_record(state: RunState) -> RunState:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Returns steps and batch of a frozen config; to parse all of it would take milliseconds."""
+    """Returns some numbers of a frozen config; to parse all of it would take milliseconds."""
     with contextlib.suppress(OSError):
         text = (path / "config.yaml").read_text(encoding="utf-8", errors="replace")
-        return {key: int(value) for key, value in _NUMBER.findall(text)}
+        return {key or other: int(value) for key, other, value in _NUMBER.findall(text)}
     return {}

@@ -8,11 +8,9 @@ to make way goes on to the ranks, which save their state and end by themselves.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,14 @@ from typing import Any
 from hires.core import records
 from hires.core.config import RunConfig
 from hires.core.errors import PREEMPTED, RunError
-from hires.core.world import World
-from hires.launcher import blame, ports, processes, watchdog, whois
+from hires.launcher import blame, crew, ports, watchdog, whois
+from hires.launcher.attempt_files import read_json
 from hires.launcher.interrupts import Interrupts
 from hires.launcher.memory_end import OomCount
 from hires.launcher.places import Making, Places
+from hires.launcher.processes import RankProcess
 from hires.launcher.progress import MetricsTail
+from hires.launcher.together import Together
 
 OnLine = Callable[[dict[str, Any]], None]
 
@@ -89,11 +89,20 @@ class Supervisor:
         self.job = job
         self.port = port
         self.interrupts = interrupts
-        self.ranks: list[processes.RankProcess] = []
+        self._crew = self._crew_of_job()
         self._tail = MetricsTail(job.folder / "metrics.jsonl")
         self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s)
         self._oom = OomCount()
         self._events_before = len(records.read_lines(job.folder / "events.jsonl"))
+        self._end = job.folder / "exit.json"
+        self._looks_for_end = not self._end.exists()
+        self._looked_s = 0.0
+        self._complete = False
+
+    @property
+    def ranks(self) -> Sequence[crew.Member | RankProcess]:
+        """What is known of each rank."""
+        return self._crew.ranks
 
     def run(self) -> End:
         """Returns how it ended, when no process of it is left.
@@ -103,30 +112,21 @@ class Supervisor:
         """
         self._note("launch_started", port=self.port, **whois.myself())
         try:
-            for rank in range(self.job.world):
-                self._start(rank)
-                if self.interrupts.count:
-                    break
+            self._crew.begin(lambda: self.interrupts.count > 0)
             end = self._watch()
             self._feed()
         finally:
-            processes.kill(self.ranks)
+            self._crew.kill()
         end.exit_codes = {r.rank: r.code for r in self.ranks if r.code is not None}
         return end
 
-    def _start(self, rank: int) -> None:
-        """Starts one rank."""
+    def _crew_of_job(self) -> crew.Crew:
+        """Returns the ranks, which are not started yet."""
         job = self.job
-        log = job.folder / "logs" / f"rank{rank:04d}.log"
-        log.unlink(missing_ok=True)  # of a start whose port was taken
-        places = job.places
-        words = [sys.executable, "-m", job.module, str(job.run_dir), *job.args]
-        command = [*places.ranks[rank].prefix, *words]
-        world = places.world(rank, self.port, job.attempt)
-        environ = rank_environment(os.environ, world, job.config.launcher.threads, places.interface)
-        self.ranks.append(processes.start(rank, command, environ, log, places.relayed))
-        node = {"node": places.ranks[rank].node} if places.ranks[rank].node else {}
-        self._note("rank_started", rank=rank, pid=self.ranks[-1].process.pid, **node)
+        where = (job.run_dir, job.attempt, job.folder, job.config)
+        start = crew.Start(*where, job.module, job.args, job.places, self.port, self._note)
+        starter = job.places.starter
+        return crew.Apart(start) if starter is None else Together(start, starter)
 
     def _watch(self) -> End:
         """Waits until all ranks are done, one fails or somebody interrupts."""
@@ -139,25 +139,43 @@ class Supervisor:
             if codes - {None, 0, PREEMPTED} or codes == {0, PREEMPTED}:
                 return self._fail()
             if codes == {0}:
-                return End("done")
+                return self._all_ended()
             if codes == {PREEMPTED}:
                 return self._made_way(self.job.places.making_way())
             if self.interrupts.requests:
                 return self._make_way()
+            closed = self._closed()
+            if closed is not None:
+                return closed
             if self._watchdog.look({rank.rank for rank in self.ranks if rank.code is not None}):
                 return self._hang()
             time.sleep(POLL_S)
 
+    def _all_ended(self) -> End:
+        """Returns the end of a world whose ranks, or what stands for them, all ended well.
+
+        srun does so, too, when Slurm has given its node up.
+        """
+        self._feed()
+        if self.job.places.relayed and not self._complete:
+            taken = self.job.places.stopped()
+            if taken is not None:
+                return self._made_way(taken)
+        return End("done")
+
     def _cancel(self) -> End:
         """Stops all ranks because somebody interrupted; a second interrupt does not wait."""
         self._note("stopping", why=self.interrupts.name)
-        processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 1)
+        self._crew.stop(GRACE_S, lambda: self.interrupts.count > 1)
+        taken = self.job.places.stopped() if self.interrupts.number == signal.SIGTERM else None
+        if taken is not None:
+            return self._made_way(taken)
         return End("cancelled", f"stopped by {self.interrupts.name}")
 
     def _make_way(self) -> End:
         """Passes a request to make way on to the ranks, and waits until they have."""
         self._note("asked_to_make_way")
-        processes.ask(self.ranks)
+        self._crew.ask()
         making = self.job.places.making_way()
         self._wait(making.patience_s, lambda: any(not _makes_way(rank) for rank in self.ranks))
         if self.interrupts.count:
@@ -166,7 +184,7 @@ class Supervisor:
             self._wait(SETTLE_S)  # a neighbour of one that died of the signal has failed, too
             if not any(rank.code == -signal.SIGUSR2 for rank in self.ranks):
                 return self._fail()
-        processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
+        self._crew.stop(GRACE_S, lambda: self.interrupts.count > 0)
         return End("done") if all(rank.code == 0 for rank in self.ranks) else self._made_way(making)
 
     def _made_way(self, making: Making) -> End:
@@ -175,31 +193,55 @@ class Supervisor:
         done = f" after {told[-1]['step']} of {self.job.config.steps} steps" if told else ""
         return End("failed", f"{making.cause}{done}; {making.then}", making.reason)
 
+    def _closed(self) -> End | None:
+        """Stops all ranks if somebody else has written the end of this attempt.
+
+        Slurm gives up a node that does not answer, and starts its job again elsewhere, though
+        everything on the node may still run: two attempts at once would be in each other's way.
+        """
+        now_s = time.monotonic()
+        if not self._looks_for_end or now_s - self._looked_s < watchdog.LOOK_S:
+            return None
+        self._looked_s = now_s
+        said = read_json(self._end)
+        if said is None:
+            return None
+        self._note("stopping", why="somebody else has ended this attempt")
+        self._crew.stop(GRACE_S, lambda: self.interrupts.count > 0)
+        return End(str(said.get("state")), said.get("cause"), said.get("reason"))
+
     def _hang(self) -> End:
         """Finds out what the ranks are at, then stops them, because nothing moves any more."""
-        pids = {rank.rank: rank.process.pid for rank in self.ranks if rank.code is None}
         job = self.job
         found = watchdog.investigate(
-            job.run_dir, job.attempt, pids, lambda: self.interrupts.count > 0
+            job.run_dir, job.attempt, self._crew.pids(), lambda: self.interrupts.count > 0
         )
         self._note("stopping", why="hang", cause=found.cause)
-        processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
+        self._crew.stop(GRACE_S, lambda: self.interrupts.count > 0)
         cause = f"{found.cause}; stopped after comm.timeout_s={job.config.comm.timeout_s:g} s"
         return End("failed", cause, "hang", found.rank)
 
     def _fail(self) -> End:
         """Stops all ranks because one failed, and finds the one that began it."""
         self._wait(SETTLE_S)
-        if any(rank.code == -signal.SIGTERM for rank in self.ranks) and self.job.places.relayed:
+        taken = self.job.places.stopped() if self.job.places.relayed else None
+        if taken is not None:  # the scheduler has ended the ranks, and has not told this process
+            self._note("stopping", why=taken.cause)
+            self._crew.stop(GRACE_S, lambda: self.interrupts.count > 0)
+            return self._made_way(taken)
+        told = self._crew.broken or any(rank.code == -signal.SIGTERM for rank in self.ranks)
+        if told and self.job.places.relayed:
             # Who ends a whole job tells the ranks and this process, in any order.
             self._wait(TOLD_S, ended=False)
         if self.interrupts.count and all(rank.code in STOPPED for rank in self.ranks):
             return self._cancel()
+        if self._crew.broken and all(rank.code in STOPPED for rank in self.ranks):
+            return self._break(self._crew.broken)
         # Who made way is to blame only if nobody else is.
         failed = [rank.rank for rank in self.ranks if rank.code not in (None, 0, PREEMPTED)]
         failed = failed or [rank.rank for rank in self.ranks if rank.code]
         self._note("stopping", why="a rank failed", failed=failed)
-        processes.stop(self.ranks, GRACE_S, lambda: self.interrupts.count > 0)
+        self._crew.stop(GRACE_S, lambda: self.interrupts.count > 0)
         failure = blame.first_failure(self.ranks, failed, self._events(), self._oom.rose())
         self._feed()
         reason = failure.reason or (None if self._tail.seen else "launch")
@@ -207,6 +249,12 @@ class Supervisor:
         return End(
             "failed", failure.cause, reason, failure.rank, failure.tail, port_taken=port_taken
         )
+
+    def _break(self, why: str) -> End:
+        """Returns the end of a world whose ranks did nothing wrong: what started them did."""
+        self._note("stopping", why=why)
+        self._feed()
+        return End("failed", why, None if self._tail.seen else "launch")
 
     def _events(self) -> list[dict[str, Any]]:
         """Returns what was noted since this start."""
@@ -232,12 +280,13 @@ class Supervisor:
 
     def _poll(self) -> None:
         """Notes which ranks have ended."""
-        for rank in processes.poll(self.ranks):
+        for rank in self._crew.poll():
             self._note("rank_exited", rank=rank.rank, code=rank.code)
 
     def _feed(self) -> None:
         """Passes on what the ranks have recorded meanwhile."""
         for line in self._tail.read():
+            self._complete = self._complete or line.get("kind") == "done"
             if self.job.on_line is not None:
                 self.job.on_line(line)
 
@@ -247,28 +296,6 @@ class Supervisor:
             records.event(self.job.run_dir, self.job.attempt, event, **fields)
 
 
-def _makes_way(rank: processes.RankProcess) -> bool:
+def _makes_way(rank: crew.Member | RankProcess) -> bool:
     """Whether a rank still runs, or ended as one does that was asked to make way."""
     return rank.code in MADE_WAY
-
-
-def rank_environment(
-    base: Mapping[str, str], world: World, threads: int, interface: str | None
-) -> dict[str, str]:
-    """Returns the environment of a rank.
-
-    Args:
-        base: what it inherits.
-        world: which rank it is.
-        threads: its compute threads.
-        interface: network interface of its messages, unless ``base`` names one; None: it finds out.
-    """
-    # Under torchrun these tell torch that somebody else hosts the meeting point: nobody would.
-    environ = {k: v for k, v in base.items() if not k.startswith("TORCHELASTIC_")}
-    environ |= world.to_environment()
-    environ |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environ["PYTHONUNBUFFERED"] = "1"  # or the last lines of a killed rank would be lost
-    environ.setdefault("PYTHONFAULTHANDLER", "1")
-    if interface is not None:
-        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return environ

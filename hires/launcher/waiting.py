@@ -8,15 +8,16 @@ was cancelled or is lost. No answer, or a single empty one, is no verdict.
 from __future__ import annotations
 
 import json
-import subprocess
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hires.core import records
+from hires.core import records, rundir
 from hires.core.errors import RunError
 from hires.core.rundir import RunDir
-from hires.launcher import local, slurm
+from hires.launcher import local, scheduler, slurm
+from hires.launcher.attempt_files import read_json
 from hires.launcher.local import Outcome
 from hires.launcher.progress import MetricsTail
 from hires.launcher.supervisor import OnLine
@@ -25,55 +26,51 @@ LOOK_S = 0.5
 """How often the run folder is looked at."""
 ASK_S = 5.0
 """How often Slurm is asked."""
-GONE = "GONE"
-"""State of a job that Slurm has forgotten."""
-
-_OVER = (
-    GONE,
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "REVOKED",
-    "TIMEOUT",
-)
+_REASONS = {
+    "BOOT_FAIL": "node",
+    "DEADLINE": "timeout",
+    "NODE_FAIL": "node",
+    "OUT_OF_MEMORY": "oom",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "timeout",
+}
+"""Why a job that left no word ended, where its state tells."""
 _VERDICTS = 2
 """Equal answers in a row that make a verdict."""
 
 
-def queue_state(job: str) -> str | None:
-    """Returns a job's state in Slurm's words, :data:`GONE`, or None if Slurm gives no answer."""
-    command = ["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode != 0:
-        return GONE if "Invalid job id" in done.stderr else None
-    return (done.stdout.split() or [GONE])[0]
-
-
 def refuse_queued(run: Path) -> None:
-    """Refuses a second submission of a run whose job waits or runs.
+    """Refuses a second submission of a run whose job waits, runs, or was queued again.
 
     Raises:
         RunError: names the job.
     """
-    for number in reversed(_attempts(run)):
-        folder = records.attempt_dir(run, number)
-        job = slurm.read_job(folder)
-        if job is None or (folder / "exit.json").exists():
-            continue
-        state = queue_state(job)
-        if state is not None and state not in _OVER:
-            raise RunError(
-                f"{run.name} is job {job} already ({state.lower()}); wait for it, stop it with "
+    for text in queued([run]).values():
+        raise RunError(text)
+
+
+def queued(runs: Iterable[Path]) -> dict[Path, str]:
+    """Returns why runs must not be submitted now: a job of each waits, runs or starts again."""
+    jobs = {(run, slurm.read_job(folder)) for run in runs for folder in _unfinished(run)}
+    answers = scheduler.ask_slurm(scheduler.job_of(job) for _, job in jobs if job is not None)
+    found = {}
+    for run, job in sorted(jobs, key=str):
+        answer = answers.get(job or "")
+        if answer is not None and answer.state in (scheduler.PENDING, scheduler.RUNNING):
+            found[run] = (
+                f"{run.name} is job {job} already ({answer.state}); wait for it, stop it with "
                 f"`scancel {job}`, or start this one with another campaign=NAME"
             )
+    return found
+
+
+def _unfinished(run: Path) -> Iterator[Path]:
+    """Yields the folders of attempts that are jobs and left no word, or go on as another."""
+    for number in rundir.attempt_numbers(run):
+        folder = records.attempt_dir(run, number)
+        end = read_json(folder / "exit.json")
+        if (folder / "job.json").exists() and (end is None or end.get("reason") in slurm.GOES_ON):
+            yield folder
 
 
 class Waiting:
@@ -107,7 +104,7 @@ class Waiting:
         for line in self._tail.read():
             if self.on_line is not None:
                 self.on_line(line)
-        for number in _attempts(self.run.path):
+        for number in rundir.attempt_numbers(self.run.path):
             folder = records.attempt_dir(self.run, number)
             if number > self.attempt and slurm.read_job(folder) == self.job:
                 self.attempt, self._answers = number, []
@@ -126,10 +123,10 @@ class Waiting:
         """Whether Slurm has said often enough that the job has ended."""
         if time.monotonic() - self._asked_s >= ASK_S:
             self._asked_s = time.monotonic()
-            state = queue_state(self.job)
-            if state in _OVER:
-                self._answers.append(state)
-            elif state is not None:
+            [answer] = scheduler.ask_slurm([scheduler.job_of(self.job)]).values()
+            if answer.state in (scheduler.ENDED, scheduler.GONE):
+                self._answers.append(answer.reason or "forgotten")
+            elif answer.state != scheduler.UNKNOWN:
                 self._answers.clear()
         return len(self._answers) >= _VERDICTS
 
@@ -140,17 +137,15 @@ class Waiting:
             cause = f"job {self.job} was cancelled before it could tell"
             local.leave(self.run.path, self.attempt, "cancelled", cause)
             return Outcome("cancelled", cause, {}, [])
+        if state in _REASONS:
+            cause = f"job {self.job} ended with {state} before it could tell"
+            local.leave(self.run.path, self.attempt, "failed", cause, _REASONS[state])
+            return Outcome("failed", cause, {}, [], None, _REASONS[state])
         cause = (
             f"job {self.job} ended ({state.lower()}) and left no word: its supervisor was killed, "
             f"or its node does not see {self.run.path}; `scontrol show job {self.job}` may say more"
         )
         return Outcome("lost", cause, {}, [])
-
-
-def _attempts(run: Path) -> list[int]:
-    """Returns the numbers of a run's attempts, in order."""
-    names = (path.name[1:] for path in run.glob("a[0-9]*"))
-    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def _outcome(values: dict[str, Any]) -> Outcome:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hires.core.cluster import spread
 from hires.core.config import RunConfig
 from hires.core.units import parse_size, size
 from hires.plan.edges import Box, held_by
@@ -61,47 +62,81 @@ class Room:
     rank_bytes: int | None
     """For each rank: ``memory.limit``; None if it is not set."""
     machine_bytes: int | None
-    """For all ranks of the local launcher together; None if nobody knows."""
+    """For all ranks of one machine together; None if nobody knows."""
+    nodes: int = 1
+    """Machines over which the ranks are spread evenly, consecutive ranks together."""
+    source: str | None = None
+    """The key that says ``machine_bytes``; None: this machine does."""
 
     @property
     def shared(self) -> bool:
         """Whether the ranks share the memory of the machine, so that their sum counts."""
         return self.rank_bytes is None
 
+    @property
+    def counts_nodes(self) -> bool:
+        """Whether there is more to say of the machines than of this one."""
+        return self.nodes > 1 or self.source is not None
+
     def needed(self, plan: Plan) -> int:
-        """Returns the bytes that count: of the largest rank, or of all with their libraries."""
-        peaks = [entry["peak_bytes"] for entry in plan.memory]
+        """Returns the bytes that count: of the largest rank, or of the fullest machine."""
         if not self.shared:
-            return max(peaks)
-        return plan.num_replicas * (sum(peaks) + LIBRARIES_BYTES * len(peaks))
+            return max(entry["peak_bytes"] for entry in plan.memory)
+        return max(node.bytes for node in self.per_node(plan))
+
+    def per_node(self, plan: Plan) -> list[NodeNeed]:
+        """Returns what the ranks of each machine need together, with their libraries."""
+        peaks = [entry["peak_bytes"] for entry in plan.memory]
+        found, first = [], 0
+        for count in spread(plan.world, self.nodes):
+            ranks = range(first, first + count)
+            # Replicas are equal, so the plan holds the ranks of one.
+            need = sum(peaks[rank % len(peaks)] for rank in ranks) + LIBRARIES_BYTES * count
+            found.append(NodeNeed(ranks, need))
+            first += count
+        return found
 
     def shortage(self, config: RunConfig, plan: Plan) -> str | None:
         """Returns what does not fit, in words, or None if everything does."""
         peaks = [entry["peak_bytes"] for entry in plan.memory]
         rank = max(range(len(peaks)), key=lambda r: peaks[r])
-        if self.rank_bytes is not None:
-            if peaks[rank] <= self.rank_bytes:
-                return None
+        if self.rank_bytes is not None and peaks[rank] > self.rank_bytes:
             return (
                 f"rank {rank} needs {size(peaks[rank])}, predicted, which is more than "
                 f"memory.limit={config.memory.limit}"
             )
-        total = self.needed(plan)
-        if self.machine_bytes is None or total <= self.machine_bytes:
+        node = max(self.per_node(plan), key=lambda one: one.bytes)
+        if self.machine_bytes is None or node.bytes <= self.machine_bytes:
             return None
-        many = f"{plan.world} ranks on this machine need {size(total)}, predicted"
-        most = f"most of all rank {rank} with {size(peaks[rank])}" if plan.world > 1 else ""
-        return (
-            f"{many}{', ' + most if most else ''}, which is more than its memory of "
-            f"{size(self.machine_bytes)}"
-        )
+        rank = max(node.ranks, key=lambda r: peaks[r % len(peaks)])
+        largest = size(peaks[rank % len(peaks)])
+        most = f", most of all rank {rank} with {largest}" if len(node.ranks) > 1 else ""
+        there = "this machine" if self.source is None else "one node"
+        has = "its memory of " if self.source is None else f"{self.source}="
+        has += size(self.machine_bytes) if self.source is None else str(config.cluster.memory)
+        many = f"{len(node.ranks)} ranks on {there} need {size(node.bytes)}, predicted"
+        return f"{many}{most}, which is more than {has}"
+
+
+@dataclass(frozen=True)
+class NodeNeed:
+    """What the ranks of one machine need."""
+
+    ranks: range
+    bytes: int
 
 
 def room_of(config: RunConfig) -> Room:
     """Returns how much memory the ranks of a run may need."""
-    own = parse_size(config.memory.limit)
-    elsewhere = config.launcher.name != "local"  # this machine's memory says nothing about a node's
-    return Room(own, None if own is not None or elsewhere else machine_bytes())
+    own, nodes = parse_size(config.memory.limit), config.launcher.num_nodes
+    told = config.cluster.memory_bytes
+    if own is not None:  # a node of a site is no larger for that
+        return Room(own, told, nodes, None if told is None else "cluster.memory")
+    here = machine_bytes() if config.launcher.is_here else None
+    if told is not None and (here is None or told <= here):
+        return Room(None, told, nodes, "cluster.memory")
+    # This machine's memory says nothing about another's.
+    return Room(None, here, nodes)
 
 
 def machine_bytes() -> int | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
+from hires.core.cluster import spread
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.layout import ParallelConfig
@@ -15,15 +17,17 @@ from hires.plan.plan import Finding
 def offered(config: RunConfig) -> list[Finding]:
     """Returns an error if a layout has more ranks than the launcher, with what would fit.
 
-    Nor may a job have nodes on which no rank would run.
+    Nor may there be machines on which no rank would run, or fewer cores than the ranks of one ask.
     """
     most, ranks = config.launcher.offered_ranks, config.parallel.num_ranks
-    nodes = config.launcher.nodes
-    if config.launcher.name == "slurm" and nodes > ranks:
-        text = f"launcher.nodes={nodes} is more than the ranks of the layout; use at most {ranks}"
-        return [Finding("error", "launcher.nodes", text)]
+    nodes = config.launcher.num_nodes
+    if nodes > ranks:
+        key = "launcher.nodes" if config.launcher.name == "slurm" else "launcher.hosts"
+        given = f"{key}={nodes}" if key == "launcher.nodes" else f"{key} names {nodes}, which"
+        text = f"{given} is more than the ranks of the layout; use at most {ranks}"
+        return [Finding("error", key, text)]
     if ranks <= most:
-        return []
+        return _cores(config)
     fitting = [change for change in (_replicas(config), _stages(config), _tiles(config)) if change]
     remedy = (
         f"use {' or '.join(fitting)}"
@@ -31,10 +35,32 @@ def offered(config: RunConfig) -> list[Finding]:
         else "none of replicas, stages and tiles is enough alone: lower two of them"
     )
     text = (
-        f"the layout has {ranks} ranks, but launcher=local offers {most} on a machine; {remedy}, "
+        f"the layout has {ranks} ranks, but launcher={config.launcher.name} offers "
+        f"{most} on a machine; {remedy}, "
         f"or allow them with launcher.max_ranks={ranks}"
     )
     return [Finding("error", "launcher.max_ranks", text)]
+
+
+def _cores(config: RunConfig) -> list[Finding]:
+    """Returns an error if a job asks for more cores of a node than the cluster's nodes have."""
+    cores, threads = config.cluster.cores, config.launcher.threads
+    if config.launcher.name != "slurm" or cores is None:
+        return []
+    ranks = config.parallel.num_ranks
+    most = max(spread(ranks, config.launcher.nodes))
+    if most * threads <= cores:
+        return []
+    fitting = []
+    if cores >= threads:
+        fitting.append(f"launcher.nodes={math.ceil(ranks / (cores // threads))}")
+    if cores >= most:
+        fitting.append(f"launcher.threads={cores // most}")
+    text = (
+        f"{most} ranks of {threads} threads on a node need {most * threads} cores, but "
+        f"cluster.cores={cores}; use {' or '.join(fitting) or 'fewer ranks'}"
+    )
+    return [Finding("error", "cluster.cores", text)]
 
 
 def _replicas(config: RunConfig) -> str:

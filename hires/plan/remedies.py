@@ -7,7 +7,9 @@ is used. Nothing is guessed: every rung that is named was planned and predicted.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,7 +38,7 @@ class Change:
     text: str
     """The overrides, as a user would type them."""
     keys: dict[str, dict[str, Any]]
-    """The keys of ``parallel`` or ``memory`` that it sets."""
+    """The keys of ``parallel``, ``memory`` or ``launcher`` that it sets."""
     stages: int = 0
     """Stages that it asks for, if that is what it changes."""
 
@@ -99,23 +101,19 @@ class Search:
             return None
         if not self._possible(config) or (plan := self._predict(config)) is None:
             return None
-        fits = self._room.shortage(config, plan) is None
-        words = f"{change.text} ({self._needs(plan)})"
+        room = dataclasses.replace(self._room, nodes=config.launcher.num_nodes)
+        fits = room.shortage(config, plan) is None
+        words = f"{change.text} ({_needs(room, plan)})"
         self.trials.append(Trial(change, words, plan.world, fits))
         return self.trials[-1]
 
     def _possible(self, config: RunConfig) -> bool:
         """Whether the ranks are offered and their libraries alone fit, which costs no time."""
-        ranks = config.parallel.num_ranks
+        ranks, nodes = config.parallel.num_ranks, config.launcher.num_nodes
         most = self._room.machine_bytes
-        if most is not None and ranks * LIBRARIES_BYTES > most:
+        if most is not None and math.ceil(ranks / nodes) * LIBRARIES_BYTES > most:
             return False
         return ranks <= config.launcher.offered_ranks
-
-    def _needs(self, plan: Plan) -> str:
-        """Returns what a plan needs of what there is too little of, in words."""
-        needed = size(self._room.needed(plan))
-        return f"{needed} in all" if self._room.shared else needed
 
     def _nearest(self, trial: Trial) -> Trial:
         """Returns the number of stages nearest to the config's that fits, while there is time.
@@ -136,18 +134,36 @@ class Search:
         return trial
 
 
+def _needs(room: Room, plan: Plan) -> str:
+    """Returns what a plan needs of what there is too little of, in words."""
+    where = " on a node" if room.source else " in all"
+    return f"{size(room.needed(plan))}{where if room.shared else ''}"
+
+
 def ladders(config: RunConfig, num_layers: int, room: Room) -> list[list[Change]]:
     """Returns single changes that lower the memory, each ladder from near to far.
 
     First what leaves the ranks as they are, by how little it slows them down. Where a rank needs
     too much, more ranks follow. Where all of them together do, fewer ranks go before all but
-    recomputation: each needs its libraries, whatever it holds.
+    recomputation: each needs its libraries, whatever it holds; more nodes, where a job may have
+    them, go first.
     """
     microbatches, checkpoints = _microbatches(config), [[kind] for kind in _checkpoints(config)]
     if not room.shared:
         return [microbatches, *checkpoints, _more_stages(config, num_layers), _more_tiles(config)]
     fewer = [_fewer_replicas(config), _fewer_tiles(config), _fewer_stages(config)]
-    return [*checkpoints[:1], *fewer, microbatches, *checkpoints[1:]]
+    nodes = [more] if (more := _more_nodes(config)) else []
+    return [*nodes, *checkpoints[:1], *fewer, microbatches, *checkpoints[1:]]
+
+
+def _more_nodes(config: RunConfig) -> list[Change]:
+    """Returns twice as many nodes each time, up to one for each rank."""
+    launcher, ranks = config.launcher, config.parallel.num_ranks
+    if launcher.name != "slurm":
+        return []
+    many = itertools.takewhile(lambda n: n < 2 * ranks, _doubled(launcher.nodes))
+    counts = sorted({min(count, ranks) for count in many} - {launcher.nodes})
+    return [Change(f"launcher.nodes={n}", {"launcher": {"nodes": n}}) for n in counts]
 
 
 def _microbatches(config: RunConfig) -> list[Change]:

@@ -14,7 +14,7 @@ from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import Event, events
 
-BARRIER, RENDEZVOUS = "a barrier", "the rendezvous"
+OF_ALL = ("a barrier", "the rendezvous", "an agreement")
 """How the waits of all ranks together begin."""
 
 
@@ -124,7 +124,7 @@ def _wait(plan: Plan, told: Mapping[int, Standing], here: Standing, world: int) 
     what = here.what if event is None else event.what
     if here.peer >= 0 and not here.ranks:
         return Wait(here.rank, what, [here.peer], here.since_s)
-    members = here.ranks or (range(world) if here.what.startswith((BARRIER, RENDEZVOUS)) else [])
+    members = here.ranks or (range(world) if here.what.startswith(OF_ALL) else [])
     return Wait(here.rank, what, [r for r in members if not _same(here, told, r)], here.since_s)
 
 

@@ -99,7 +99,7 @@ def test_config_dir_adds_choices(tmp_path):
 
 
 def test_missing_config_dir_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no-such is not a folder"):
+    with pytest.raises(ConfigError, match=r"no-such \(or HIRES_CONF\) is not a folder"):
         compose([], str(tmp_path / "no-such"))
 
 
@@ -119,3 +119,22 @@ def test_broken_choice_of_a_user_is_one_paragraph(tmp_path: Path, text: str, rea
         compose(["parallel=mine"], str(tmp_path))
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_cluster_of_the_users_folder_is_a_choice_and_its_keys_can_be_changed(tmp_path):
+    (tmp_path / "cluster").mkdir()
+    text = 'name: ours\nmodules: [gcc/12]\noptions: {mem: 0, comment: "it\'s $(x)"}\n'
+    (tmp_path / "cluster" / "ours.yaml").write_text(text)
+    made = compose(["cluster=ours"], str(tmp_path)).cluster
+    assert (made.name, made.modules) == ("ours", ["gcc/12"])
+    assert made.options == {"mem": 0, "comment": "it's $(x)"}
+    words = ["cluster=ours", "cluster.options.mem=4G", "cluster.environment.NCCL_DEBUG=INFO"]
+    made = compose([*words, "cluster.modules=[a,b]"], str(tmp_path)).cluster
+    assert made.options["mem"] == "4G"
+    assert made.environment == {"NCCL_DEBUG": "INFO"}
+    assert made.modules == ["a", "b"]
+
+
+def test_list_of_names_is_asked_for_as_such():
+    with pytest.raises(ConfigError, match=r"launcher.hosts must be a list of names, as \[a,b\]"):
+        compose(["launcher=mpirun", "launcher.hosts=n1"])

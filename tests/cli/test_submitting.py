@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.core import rundir
 from hires.launcher import waiting
 from tests.cli.conftest import SMALL
 
@@ -29,7 +30,7 @@ def cluster(tmp_path, monkeypatch):
         (folder / name).chmod(0o755)
 
     command("sbatch", f'printf "%s|" "$@" >> {folder}/words; echo 7')
-    command("squeue", "echo PENDING")
+    command("squeue", "echo '7|N/A|PENDING|N/A|Priority'")
     return command
 
 
@@ -74,8 +75,36 @@ def test_dry_run_needs_no_slurm(hires, monkeypatch, tmp_path):
 def test_dry_run_on_this_machine_writes_its_script(hires, fake_ranks):
     answer = hires("run", *SMALL, "--dry-run")
     assert answer.out.splitlines() == [str(only_run() / "launch.sh")]
-    assert not (only_run() / "a0" / "exit.json").exists()
+    assert not (only_run() / "a0").exists()
+    assert "no attempt was begun" in hires("status").out
     assert hires("run", *SMALL).code == 0
+    assert (only_run() / "a0" / "exit.json").exists()
+
+
+def test_attempt_by_hand_after_a_dry_run_knows_what_makes_the_run(hires, fake_ranks):
+    hires("run", *SMALL, "--dry-run", "seed=7")
+    run = only_run()
+    assert rundir.next_attempt(run) == 0
+    env = json.loads((run / "a0" / "env.json").read_text())
+    assert (env["argv"], env["reproduce"].split()[-1]) == (None, "seed=7")
+    planned = json.loads((run / "planned.json").read_text())
+    assert planned["argv"][-1] == "seed=7"
+    assert planned["provenance"] == env["provenance"]
+
+
+def test_job_may_wait_for_another(hires, cluster, tmp_path):
+    cluster("squeue", "case $* in *jobs=5*) echo '5|N/A|RUNNING|N/A|None' ;; esac")
+    hires("run", *SMALL, *SLURM, "--after", "5", "--after-any", "5")
+    words = (tmp_path / "commands/words").read_text().split("|")
+    assert words[1] == "--dependency=afterok:5,afterany:5"
+
+
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_only_jobs_wait_for_others(hires, verb):
+    answer = hires(verb, *SMALL, "--after", "5")
+    assert answer.code == 2
+    assert "--after is about Slurm jobs; add launcher=slurm" in answer.err
+    assert not Path("results").exists()
 
 
 def test_waiting_ends_as_the_run_does(hires, cluster):

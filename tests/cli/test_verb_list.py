@@ -51,3 +51,16 @@ def test_config_dir_is_listed_too(hires, tmp_path):
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "mine" / "model" / "hourglass.yaml").write_text("# My U-Net\nname: custom\n")
     assert "hourglass         My U-Net" in hires("list", "models", "--config-dir", "mine").out
+
+
+def test_folder_of_the_variable_is_listed_unless_an_option_names_another(
+    hires, tmp_path, monkeypatch
+):
+    for name in ("ours", "theirs"):
+        (tmp_path / name / "cluster").mkdir(parents=True)
+        (tmp_path / name / "cluster" / f"{name}.yaml").write_text("# A site\nname: x\n")
+    monkeypatch.setenv("HIRES_CONF", str(tmp_path / "ours"))
+    assert "\n  ours " in hires("list", "cluster").out
+    text = hires("list", "cluster", "--config-dir", "theirs").out
+    assert "\n  theirs " in text
+    assert "\n  ours " not in text

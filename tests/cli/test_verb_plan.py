@@ -81,3 +81,18 @@ def test_plan_that_could_not_be_made_has_no_proof(hires):
     answer = hires("plan", *SMALL, "parallel=pp", "parallel.microbatches=3", "--prove", "--json")
     assert answer.code == 3
     assert json.loads(answer.out)["proofs"] == []
+
+
+def test_memory_is_told_for_every_node(hires):
+    words = ("plan", *SMALL, "parallel=sp", "parallel.tiles=[3,1]", "launcher=mpirun")
+    words = (*words, "launcher.hosts=[a,b]", "cluster.memory=1GiB")
+    lines = hires(*words).out.splitlines()
+    start = lines.index("memory of a node, libraries included")
+    assert lines[start + 1].strip() == "node 0: 2 ranks need 642.0 MiB of 1.0 GiB"
+    assert lines[start + 2].strip() == "node 1: 1 rank needs 321.0 MiB of 1.0 GiB"
+    facts = json.loads(hires(*words, "--json").out)
+    assert [node["ranks"] for node in facts["nodes"]] == [[0, 1], [2, 2]]
+    answer = hires(*words[:-1], "cluster.memory=400MiB")
+    assert answer.code == 3
+    assert "2 ranks on one node need 642.0 MiB" in answer.out
+    assert "cluster.memory=400MiB" in answer.out

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hires.core import records
 from hires.launcher import state
 from tests.cli.conftest import SMALL
 from tests.helpers.run_folders import submitted
@@ -113,11 +114,57 @@ def test_wrong_states_are_refused(hires, runs, states, told):
     assert (answer.code, told in answer.err) == (2, True)
 
 
-def test_job_of_a_scheduler_is_not_started_here(hires, runs):
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Stand-ins for Slurm's commands: every job is number 9, and node2 is down."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    gone = "echo Invalid job id >&2; exit 1"
+    nodes = "printf 'node1 idle\\nnode2 down*\\nnode3 mixed\\n'"
+    tools = {"sbatch": "echo 9", "squeue": gone, "scontrol": gone, "sacct": gone, "sinfo": nodes}
+    for name, text in tools.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+
+def script(run) -> str:
+    return (run.parent / "arrays" / "0" / "job.sbatch").read_text()
+
+
+def test_job_is_submitted_as_the_next_attempt_of_the_same_point(hires, runs, cluster):
     submitted(runs["failed"])
+    answer = hires("retry", "--set", "launcher.minutes=7")
+    assert (answer.code, answer.out) == (0, "1 of 1 runs submitted; `hires status` watches\n")
+    told = json.loads((runs["failed"] / "a1" / "job.json").read_text())
+    assert (told["job"], told["index"]) == ("9", 0)
+    assert "#SBATCH --time=7\n" in script(runs["failed"])
+    assert "--exclude" not in script(runs["failed"])
+    first, second = (
+        json.loads((runs["failed"] / f"a{n}" / "env.json").read_text()) for n in (0, 1)
+    )
+    assert second["reproduce"] == first["reproduce"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "excluded"),
+    [
+        (["node1", "node2"], "node2"),  # the one that Slurm says is down
+        (["node1"], "node1"),  # none is down, and others are left
+        (["node1", "node3"], None),  # none is down, and no other would be left
+    ],
+)
+def test_nodes_that_failed_are_excluded(hires, runs, cluster, nodes, excluded):
+    run = runs["failed"]
+    submitted(run)
+    for rank, node in enumerate(nodes):
+        records.event(run, 0, "rank_started", rank=rank, node=node)
+    end = json.loads((run / "a0" / "exit.json").read_text())
+    (run / "a0" / "exit.json").write_text(json.dumps({**end, "reason": "node"}))
     answer = hires("retry")
-    assert answer.code == 2
-    assert "was a job of slurm; submit it again with `hires run" in answer.err
+    assert answer.code == 0
+    assert (f"#SBATCH --exclude={excluded}\n" in script(run)) == (excluded is not None)
+    assert (f"not on {excluded}, where" in answer.err) == (excluded is not None)
 
 
 def test_help_has_examples(hires, capsys):

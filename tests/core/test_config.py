@@ -47,7 +47,7 @@ def test_defaults_are_not_shared():
 @pytest.mark.parametrize(
     ("key", "choices"),
     [
-        ("imagee", "batch, campaign, checkpoint, comm, data, image"),
+        ("imagee", "batch, campaign, checkpoint, cluster, comm, data, image"),
         ("parallel.tile", "balance, directions, halo, local_dp, microbatches, name"),
     ],
 )

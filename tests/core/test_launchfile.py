@@ -6,6 +6,7 @@ import pytest
 
 from hires.core import launchfile, rundir
 from hires.core.config import RunConfig
+from hires.core.launching import LauncherConfig
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,35 @@ def test_launch_script_runs_launcher_then_tables(tmp_path, monkeypatch):
         f"{odd}|{odd}/lib|-m|hires.report.tables|{run.path}|",
     ]
     assert not list(odd.glob("oops"))
+
+
+ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r\"&"
+
+
+def test_launch_script_of_an_mpi_shows_its_command_and_runs_no_name(tmp_path, monkeypatch):
+    """Every text that a user can give stands in the script, which is executed."""
+    python = tmp_path / "py thon"
+    python.write_text('#!/bin/sh\nprintf "%s|" "$@"; echo\n')
+    python.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PYTHONPATH", ODD)
+    options = [f"--x={ODD}", "$HOME", "*"]
+    launcher = LauncherConfig(
+        name="mpirun", mpi="mpich", mpirun="/opt/it's $(touch oops)/mpirun", mpi_options=options
+    )
+    results = str(tmp_path / "it's; touch oops")
+    config = RunConfig(results=results, campaign=ODD.replace("/", ""), launcher=launcher)
+    run = rundir.create(config, {"world": 1}, ["hires", "run", f"campaign={ODD}"])
+    command = ["sh", str(run.path / "launch.sh")]
+    environ = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=environ, capture_output=True, check=False)
+    assert done.stderr == b""
+    words = [launcher.mpirun, "-n", "1", "-bind-to", "none", "-genvall", "-hosts", "localhost:1"]
+    agent = [*options, str(python), "-m", "hires.launcher.agent"]
+    supervisor = ["-m", "hires.launcher.local", str(run.path), "--", *words, *agent, "\n"]
+    assert done.stdout.decode().startswith("|".join(supervisor))
+    assert not list(tmp_path.rglob("oops*"))
 
 
 def test_launch_script_stops_when_the_run_fails(tmp_path, monkeypatch):

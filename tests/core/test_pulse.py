@@ -78,6 +78,18 @@ def test_rank_that_sleeps_in_an_action_says_so_and_one_that_computes_does_not(ru
     assert stuck(run)[0]["action"] == "F0"
 
 
+def test_rank_at_a_large_file_may_take_longer_and_has_the_usual_time_afterwards(run):
+    doing = Doing()
+    doing.recorder = Recorder()
+    with pulse.beating(run, 0, 0, doing, timeout_s=0.2):
+        doing.recorder.begin_step()
+        with doing.patiently(60.0):
+            time.sleep(1.0)
+            assert stuck(run) == []
+        until(lambda: stuck(run), pause_s=0.3)
+    assert stuck(run)[0]["since_s"] < 1.0
+
+
 def test_rank_that_prepares_may_take_its_time(run):
     with pulse.beating(run, 0, 0, Doing(), timeout_s=0.1):
         time.sleep(0.5)
@@ -96,6 +108,23 @@ def test_answer_and_stacks_come_when_somebody_asks(run):
     assert (told["rank"], told["what"]) == (2, "an all-gather among ranks [1, 2]")
     assert told["last"][0].startswith("a send to rank 1 (")
     assert "test_pulse.py" in pulse.stacks_file(run / "a0", 2).read_text()
+
+
+def test_rank_whose_attempt_was_ended_without_it_ends(run):
+    script = (
+        "import sys, time\n"
+        "from hires.core import pulse\n"
+        "from hires.core.doing import Doing\n"
+        "with pulse.beating(sys.argv[1], 0, 0, Doing(), 60.0):\n"
+        "    print('beats', flush=True)\n"
+        "    time.sleep(50)\n"
+    )
+    command = [sys.executable, "-c", script, str(run)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as rank:
+        rank.stdout.readline()
+        (run / "a0" / "exit.json").write_text("{}")
+        assert rank.wait(30) == -signal.SIGTERM
 
 
 def test_errors_of_the_block_come_through_as_they_are(run):

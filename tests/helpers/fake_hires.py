@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from hires.cli import launching, prepare
+from hires.cli import launching, prepare, sweep_run, verb_sweep
 from hires.cli.main import main
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory
@@ -28,6 +28,7 @@ class Process(contextlib.nullcontext):
 
 
 if __name__ == "__main__":
-    prepare.TorchProcess = Process
+    prepare.TorchProcess = verb_sweep.TorchProcess = Process
     launching.launch = functools.partial(launching.launch, module="tests.helpers.fake_rank")
+    sweep_run.run_all = functools.partial(sweep_run.run_all, module="tests.helpers.fake_rank")
     sys.exit(main(sys.argv[2:]))

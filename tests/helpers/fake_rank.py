@@ -8,8 +8,8 @@ taken), late (fails, then takes its time), way (makes way when SIGUSR2 asks for 
 with a code then), saver, breaker, ignorer, finisher (asked by SIGUSR2 to make way they save, fail,
 do nothing and finish), listener (dies of SIGUSR2),
 nan (its loss is no number), lost (fails after a step), picky TEXT
-(fails if the run's name holds the text), orphan (kills its launcher, once), interrupt N (sends
-Ctrl-C to process N, then hangs).
+(fails if the run's name holds the text), once N (hangs in the first attempt of seed N), orphan
+(kills its launcher, once), interrupt N (sends Ctrl-C to process N, then hangs).
 """
 
 import contextlib
@@ -189,6 +189,12 @@ def picky(here, run_dir, argument):
     ok(here, run_dir, "")
 
 
+def once(here, run_dir, argument):
+    if here.attempt == 0 and records.read_config(run_dir).seed == int(argument):
+        time.sleep(60)
+    ok(here, run_dir, "")
+
+
 def orphan(here, run_dir, argument):
     with contextlib.suppress(FileExistsError):
         (run_dir.parent / "killed").touch(exist_ok=False)
@@ -243,6 +249,7 @@ _BEHAVIOURS = {
     "listener": listener,
     "way": way,
     "picky": picky,
+    "once": once,
     "orphan": orphan,
     "interrupt": interrupt,
 }

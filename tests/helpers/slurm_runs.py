@@ -17,6 +17,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = ["model=preact_resnet", "model.n=1", "image=[37,33]", "batch=4", "steps=4"]
 FIVE = ["parallel=sp+lp", "parallel.tiles=[2,2]", "launcher=slurm", "launcher.nodes=2"]
 """Four tiles and a stage behind them, on both nodes."""
+TWO = ["parallel=sp", "parallel.tiles=[2,1]", "launcher=slurm", "launcher.nodes=2"]
+"""One rank on each node."""
 LONG = ["steps=100000"]
 PATIENCE_S = 90
 
@@ -30,9 +32,9 @@ def ask(*command: str) -> str:
     return done.stdout.strip()
 
 
-def until(answer: Callable[[], T], what: str) -> T:
+def until(answer: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
     """Returns the answer as soon as it is true."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         found = answer()
         if found:
@@ -72,9 +74,9 @@ class Runs:
             finally:
                 process.kill()
 
-    def submit(self, *words: str) -> str:
-        """Submits a tiny run of five ranks and returns its job."""
-        out, _ = self.hires("run", *TINY, *FIVE, *words, "--json")
+    def submit(self, *words: str, layout: list[str] = FIVE) -> str:
+        """Submits a tiny run, by default of five ranks, and returns its job."""
+        out, _ = self.hires("run", *TINY, *layout, *words, "--json")
         self.jobs.append(str(json.loads(out)["job"]))
         return self.jobs[-1]
 
@@ -114,6 +116,28 @@ class Runs:
         lines = (self.run / f"a{attempt}" / "metrics.jsonl").read_text().splitlines()
         found = [line for line in map(json.loads, lines) if line["kind"] == "step"]
         return [line["step"] for line in found if line["rank"] == 0]
+
+    def done_once(self, attempts: int) -> list[int]:
+        """Checks that a run is done, in so many attempts and with every step counted once.
+
+        Returns:
+            The step at which every attempt began.
+        """
+        last = attempts - 1
+        assert self.exit(last)["state"] == "done"
+        record = self.record()
+        assert (record["state"], record["attempt"]) == ("done", last)
+        numbers = sorted(int(path.name[1:]) for path in self.run.glob("a[0-9]*"))
+        assert numbers == list(range(attempts))
+        begins = [self.steps(attempt)[0] for attempt in numbers]
+        # An attempt goes on where the one before was saved; what that did later does not count.
+        kept = [step for step in self.steps(0) if attempts == 1 or step < begins[1]]
+        for attempt in numbers[1:]:
+            upto = begins[attempt + 1] if attempt < last else None
+            kept += [s for s in self.steps(attempt) if upto is None or s < upto]
+        assert kept == list(range(len(kept)))
+        assert len(record["samples"]) == len(self.steps(last))
+        return begins
 
     def record(self) -> dict[str, Any]:
         """Returns the record of the run."""

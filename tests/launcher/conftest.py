@@ -1,6 +1,7 @@
 import functools
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from hires.core import records, rundir
 from hires.core.config import LauncherConfig, MeasureConfig, RunConfig
 from hires.launcher import local
+from tests.helpers.slurm_runs import Runs, ask
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,20 +19,32 @@ def fake_world(tmp_path, monkeypatch):
     """Returns a function that makes a run folder whose ranks behave as told."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'helpers'}")
 
-    def make(*behaviours, steps=3, port=0):
+    def make(*behaviours, steps=3, port=0, campaign="default", **launcher):
         told = {str(rank): behaviour for rank, behaviour in enumerate(behaviours)}
         monkeypatch.setenv("FAKE_RANKS", json.dumps(told))
         config = RunConfig(
             steps=steps,
             batch=6,
+            campaign=campaign,
             results=str(tmp_path / "results"),
             measure=MeasureConfig(warmup=1),
-            launcher=LauncherConfig(port=port),
+            launcher=LauncherConfig(port=port, **launcher),
         )
         plan = {"world": len(behaviours), "totals": {"messages": 7}}
         return rundir.create(config, plan, ["hires", "run", "seed=0"])
 
     return make
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    """Starts runs in an empty folder; nothing of them is left in the queue afterwards."""
+    assert ask("sinfo", "--noheader", "--format=%D", "--partition=debug") == "2"
+    made = Runs(tmp_path)
+    try:
+        yield made
+    finally:
+        made.end()
 
 
 @pytest.fixture

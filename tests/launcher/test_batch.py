@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core import records
+from hires.core import records, rundir
 from hires.launcher import allocation, batch, local, slurm
 from hires.launcher.allocation import Allocation, Node
 
@@ -26,7 +27,7 @@ def cluster(tmp_path, monkeypatch):
     folder.mkdir()
     scripts = {
         "srun": 'while case $1 in -*) ;; *) false ;; esac; do shift; done; exec "$@"',
-        "scontrol": f'echo "$@" >> {folder}/words',
+        "scontrol": f'case "$1" in requeue) echo "$@" >> {folder}/words ;; esac',
         "squeue": f"cat {folder}/left",
     }
     for name, text in scripts.items():
@@ -140,6 +141,21 @@ def test_plan_of_another_hires_is_refused(fake_world, cluster):
     values = exit_of(run, 0)
     assert (values["state"], values["reason"]) == ("failed", "launch")
     assert "planned by hires 0.0.1 (abc), but this node has" in str(values["cause"])
+
+
+def test_frozen_run_without_an_attempt_is_run_by_hand(fake_world, cluster):
+    run = fake_world("ok")
+    shutil.rmtree(run.attempt_dir)
+    assert batch.main([str(run.path)]) == 0
+    assert exit_of(run, 0)["state"] == "done"
+
+
+def test_planner_of_a_run_that_was_only_frozen_counts_if_it_is_the_latest(fake_world, cluster):
+    run = fake_world("ok")
+    planned_by_another(run)
+    config = records.read_config(run.path)
+    rundir.freeze(config, {"world": 1, "totals": {"messages": 7}}, ["hires", "run"])
+    assert batch.main([str(run.path)]) == 0
 
 
 def test_plan_of_another_hires_may_be_allowed(fake_world, cluster, capfd):

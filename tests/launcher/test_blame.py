@@ -87,6 +87,7 @@ def test_last_lines_of_a_long_log(tmp_path):
     ("kind", "text", "reason"),
     [
         ("LossError", "the loss is nan at step 3", "nan"),
+        ("ParityError", "the layout differs from one process by 2e-3", "parity"),
         ("RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 TB", "oom"),
         ("MemoryError", "", "oom"),
         ("CommError", "a receive from rank 1 failed: Timed out waiting 90000ms", "hang"),

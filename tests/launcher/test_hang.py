@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -13,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from hires.core import records, rundir
-from hires.core.config import CommConfig, MeasureConfig, ModelConfig, RunConfig, TaskConfig
+from hires.core.config import (
+    CheckpointConfig,
+    CommConfig,
+    MeasureConfig,
+    ModelConfig,
+    RunConfig,
+    TaskConfig,
+)
+from hires.core.launching import LauncherConfig
 from hires.core.layout import ParallelConfig
 from hires.core.rundir import RunDir
 from hires.launcher import local, watchdog
@@ -24,9 +33,13 @@ from .conftest import ROOT, alive, events, rank_pids
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
+needs_mpirun = pytest.mark.skipif(
+    shutil.which("mpirun.openmpi") is None, reason="there is no Open MPI; make test-mpi installs it"
+)
+
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> RunDir:
     """A run of two tiles whose ranks give up after three seconds without progress."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     config = RunConfig(
@@ -38,6 +51,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         comm=CommConfig(timeout_s=3.0),
         measure=MeasureConfig(warmup=1),
         task=TaskConfig(lr=0.0),
+        launcher=LauncherConfig(name=getattr(request, "param", "local")),
         results=str(tmp_path / "results"),
     )
     plan = make_plan(config, trace_config(config))
@@ -52,17 +66,23 @@ def page_of(run: RunDir) -> str:
     return (run.attempt_dir / watchdog.FILE).read_text()
 
 
-def test_stopped_rank_is_named_with_the_message_that_is_missing(run):
-    def stop_rank_1():
+def stop_rank_1(run: RunDir) -> None:
+    """Stops the process of rank 1 after its third step."""
+
+    def stop():
         while not any(
             line["kind"] == "step" and line["step"] > 2
             for line in records.read_lines(run.attempt_dir / "metrics.jsonl")
         ):
             time.sleep(0.05)
-        os.kill(rank_pids(run)[1], signal.SIGSTOP)
+        [pid] = [line["pid"] for line in events(run, "rank_started") if line["rank"] == 1]
+        os.kill(pid, signal.SIGSTOP)
 
-    thread = threading.Thread(target=stop_rank_1, daemon=True)
-    thread.start()
+    threading.Thread(target=stop, daemon=True).start()
+
+
+def test_stopped_rank_is_named_with_the_message_that_is_missing(run):
+    stop_rank_1(run)
     outcome = local.launch(run, run.attempt)
     assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "hang", 1)
     assert "rank 1 does not answer: its process is stopped (by SIGSTOP" in outcome.cause
@@ -74,6 +94,20 @@ def test_stopped_rank_is_named_with_the_message_that_is_missing(run):
     assert "rank 0 waits for" in page
     assert "what every rank is at" in page
     assert "runtime.py" in page.split("Python stacks")[1]
+    assert not alive(rank_pids(run))
+
+
+@pytest.mark.parametrize(
+    "run",
+    ["torchrun", pytest.param("mpirun", marks=[pytest.mark.mpi, needs_mpirun])],
+    indirect=True,
+)
+def test_stopped_rank_that_one_command_started_is_named_too(run):
+    stop_rank_1(run)
+    outcome = local.launch(run, run.attempt)
+    assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "hang", 1)
+    assert "rank 1 does not answer: its process is stopped (by SIGSTOP" in outcome.cause
+    assert "Python stacks" in page_of(run)
     assert not alive(rank_pids(run))
 
 
@@ -97,6 +131,18 @@ def test_one_rank_that_sleeps_alone_is_found_too(run, monkeypatch, tmp_path):
     outcome = local.launch(alone, 0, module="tests.helpers.sleepy_rank")
     assert outcome.reason == "hang"
     assert events(alone, "rank_stuck")[0]["action"] == "B0"
+
+
+def test_save_that_takes_longer_than_the_timeout_is_no_hang(run, monkeypatch):
+    monkeypatch.setenv("SLOW_S", "5")
+    config = records.read_config(run)
+    config = replace(config, steps=3, checkpoint=CheckpointConfig(every=2), campaign="slow")
+    slow = rundir.create(config, records.read_plan(run), ["hires", "run"])
+    outcome = local.launch(slow, 0, module="tests.helpers.slow_saver")
+    assert (outcome.state, outcome.cause) == ("done", None)
+    [saved] = events(slow, "checkpoint_saved")
+    assert saved["save_s"] > config.comm.timeout_s
+    assert not events(slow, "rank_stuck")
 
 
 def test_silent_heart_is_noticed_by_the_watchers_own_clock(tmp_path, monkeypatch):

@@ -163,7 +163,7 @@ def test_nothing_starts_once_the_budget_is_used_up(make):
 def test_run_that_is_under_way_elsewhere_is_told_and_left_alone(make, monkeypatch):
     tasks = [make(seed) for seed in range(2)]
     monkeypatch.setattr(rundir, "_running", lambda path: 7 if path == tasks[0].path else None)
-    monkeypatch.setattr(rundir, "_attempts", lambda path: [0])
+    monkeypatch.setattr(rundir, "attempt_numbers", lambda path: [0])
     result = run_all(tasks[:1], Limits(), Watcher(), "fake_rank")
     assert states(result) == [(None, "failed")]
     assert "runs already as attempt a0 (process 7)" in result.ended[0].cause

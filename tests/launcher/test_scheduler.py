@@ -46,7 +46,7 @@ def test_waiting_and_running_jobs(slurm):
         "12": Answer("pending", "Resources", "2031-02-03T04:05:06"),
         "13_4": Answer("running"),
     }
-    assert "--jobs=12,13_4" in slurm.words("squeue")
+    assert "--jobs=12,13" in slurm.words("squeue")
 
 
 def test_reason_may_hold_bars_and_an_unknown_start_is_none(slurm):
@@ -102,17 +102,49 @@ def test_tool_that_hangs_is_no_answer(slurm, monkeypatch, tmp_path):
     assert "did not answer within" in ask_slurm(JOBS[:1])["12"].reason
 
 
-def test_many_jobs_are_asked_in_few_calls(slurm):
+def test_squeue_is_called_once_for_all_jobs(slurm):
     slurm("squeue", "".join(f"{n}|N/A|RUNNING|N/A|None\n" for n in range(1500)))
     answers = ask_slurm({"job": str(n), "index": None} for n in range(1500))
     assert {answer.state for answer in answers.values()} == {"running"}
     calls = [word for word in slurm.words("squeue") if word.startswith("--jobs=")]
-    assert len(calls) == 4
+    assert len(calls) == 1
+
+
+def test_elements_that_wait_are_understood_where_slurm_lists_them_together(slurm):
+    lines = ("9|3|RUNNING|N/A|None", "9|5-9,12-20:4%2|PENDING|N/A|JobArrayTaskLimit")
+    slurm("squeue", "\n".join(lines) + "\n")
+    jobs = [{"job": "9", "index": n} for n in (3, 5, 9, 12, 16, 20)]
+    answers = ask_slurm(jobs)
+    assert answers.pop("9_3") == Answer("running")
+    assert set(answers) == {"9_5", "9_9", "9_12", "9_16", "9_20"}
+    assert set(answers.values()) == {Answer("pending", "JobArrayTaskLimit")}
+    assert slurm.words("squeue")[-2] == "--jobs=9"
+
+
+def test_element_that_neither_squeue_nor_the_accounts_list_is_asked_for_by_its_array(slurm):
+    slurm("squeue", "9|3|RUNNING|N/A|None\n")
+    slurm("sacct", code=1)
+    told = "JobId=10 ArrayJobId=9 ArrayTaskId=4-5%1 JobState=CANCELLED Reason=None"
+    slurm("scontrol", f"JobId=11 ArrayJobId=9 ArrayTaskId=3 JobState=FAILED Reason=x\n{told}\n")
+    answers = ask_slurm({"job": "9", "index": n} for n in (3, 4, 6))
+    assert answers == {
+        "9_3": Answer("running"),
+        "9_4": Answer("ended", "CANCELLED"),
+        "9_6": Answer("gone"),
+    }
+    assert slurm.words("scontrol") == ["--oneliner", "show", "job", "9"]
+
+
+def test_many_elements_are_cancelled_in_one_call(slurm):
+    slurm("scancel")
+    jobs = [{"job": "9", "index": n} for n in (7, 0, 1, 2)]
+    cancel([*jobs, {"job": "12", "index": None}])
+    assert slurm.words("scancel") == ["9_[0-2,7]", "12"]
 
 
 def test_cancel_is_one_word_whatever_the_job_is_called(slurm):
     slurm("scancel")
-    cancel({"job": "12; touch evil", "index": None})
+    cancel([{"job": "12; touch evil", "index": None}])
     assert slurm.words("scancel") == ["12; touch evil"]
     assert not Path("evil").exists()
 
@@ -120,4 +152,4 @@ def test_cancel_is_one_word_whatever_the_job_is_called(slurm):
 def test_refused_cancel_tells_slurms_own_words(slurm):
     slurm("scancel", err="scancel: error: Kill job error on job id 12: Access denied\n", code=1)
     with pytest.raises(RunError, match=r"job 12 cannot be cancelled: .* Access denied"):
-        cancel(json.loads('{"job": "12", "index": null}'))
+        cancel([json.loads('{"job": "12", "index": null}')])

@@ -6,31 +6,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from hires.core import network
-from tests.helpers.slurm_runs import FIVE, LONG, TINY, Runs, ask, until
+from tests.helpers.slurm_runs import FIVE, LONG, TINY, TWO, ask, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Runs]:
-    """Starts runs in an empty folder; nothing of them is left in the queue afterwards."""
-    assert ask("sinfo", "--noheader", "--format=%D", "--partition=debug") == "2"
-    made = Runs(tmp_path)
-    try:
-        yield made
-    finally:
-        made.end()
 
 
 def test_five_ranks_on_two_nodes_end_in_tables(runs):
@@ -69,7 +54,7 @@ def test_ranks_meet_over_a_named_network(runs):
     usable = [name for name in names if name != "lo" and _has_address(name)]
     if not usable:
         pytest.skip("this machine has no network but the loopback")
-    runs.hires("run", *TINY, *FIVE, f"launcher.interface={usable[0]}", "--wait")
+    runs.hires("run", *TINY, *TWO, f"launcher.interface={usable[0]}", "--wait")
     assert runs.record()["state"] == "done"
 
 
@@ -81,7 +66,7 @@ def _has_address(interface: str) -> bool:
 
 
 def test_interface_that_does_not_exist_ends_the_attempt_with_its_reason(runs):
-    _, err = runs.hires("run", *TINY, *FIVE, "launcher.interface=ib7", "--wait", code=1)
+    _, err = runs.hires("run", *TINY, *TWO, "launcher.interface=ib7", "--wait", code=1)
     assert "launcher.interface=ib7 has no IPv4 address on node node1" in err
     values = runs.exit()
     assert (values["state"], values["reason"]) == ("failed", "launch")
@@ -105,7 +90,7 @@ def test_account_that_does_not_exist_is_refused_with_its_line_and_the_others(run
     assert "#SBATCH --account=nope" in err
     offered = err.partition("launcher.account may be one of ")[2]
     assert set(offered.strip().split(", ")) == {"hires", "root"}
-    runs.hires("run", *TINY, *FIVE, "launcher.account=hires", "--wait")
+    runs.hires("run", *TINY, *TWO, "launcher.account=hires", "--wait")
 
 
 def test_more_cores_than_the_nodes_have_are_refused_with_the_keys(runs):
@@ -115,21 +100,8 @@ def test_more_cores_than_the_nodes_have_are_refused_with_the_keys(runs):
     assert "launcher.threads" in err
 
 
-def test_killed_rank_is_named_and_takes_the_others_down(runs):
-    runs.submit(*LONG)
-    runs.wait_for_step(1)
-    os.kill(runs.rank_pids()[3], signal.SIGKILL)
-    values = runs.exit()
-    assert values["state"] == "failed"
-    assert "rank 3 was killed by SIGKILL" in values["cause"]
-    assert values["exit_codes"]["3"] == -signal.SIGKILL
-    assert runs.record()["state"] == "failed"
-    until(lambda: not runs.rank_pids(), "the end of all ranks")
-    assert not (runs.run / "a1").exists()
-
-
 def test_cancelled_job_leaves_a_cancelled_run(runs):
-    job = runs.submit(*LONG)
+    job = runs.submit(*LONG, layout=TWO)
     runs.wait_for_step(1)
     ask("scancel", job)
     values = runs.exit()
@@ -140,14 +112,14 @@ def test_cancelled_job_leaves_a_cancelled_run(runs):
 
 
 def test_run_that_is_queued_is_not_submitted_twice(runs):
-    job = runs.submit(*LONG)
-    _, err = runs.hires("run", *TINY, *FIVE, *LONG, code=1)
+    job = runs.submit(*LONG, layout=TWO)
+    _, err = runs.hires("run", *TINY, *TWO, *LONG, code=1)
     assert f"is job {job} already" in err
     assert f"scancel {job}" in err
 
 
 def test_job_that_makes_way_goes_on_as_the_next_attempt(runs):
-    job = runs.submit("steps=60")
+    job = runs.submit("steps=60", layout=TWO)
     runs.wait_for_step(3)
     ask("scancel", "--batch", "--signal=USR2", job)
     first = runs.exit(0)
@@ -161,20 +133,9 @@ def test_job_that_makes_way_goes_on_as_the_next_attempt(runs):
     assert runs.steps(0) + runs.steps(1) == list(range(60))
 
 
-def test_killed_supervisor_leaves_no_rank_and_who_waits_is_told(runs):
-    with runs.background("run", *TINY, *FIVE, *LONG, "--wait") as waiting:
-        runs.wait_for_step(1)
-        os.kill(runs.events("launch_started")[0]["pid"], signal.SIGKILL)
-        until(lambda: not runs.rank_pids(), "the end of all ranks")
-        _, err = waiting.communicate(timeout=60)
-    assert waiting.returncode == 1
-    assert "the run is lost: job" in err
-    assert not (runs.run / "a0" / "exit.json").exists()
-
-
 def test_odd_names_are_names_and_no_commands(runs):
     odd = "it's $(touch oops) `touch oops`; touch oops\ntouch oops #\"&"
-    runs.hires("run", *TINY, *FIVE, f"campaign={_quoted(odd)}", "--wait")
+    runs.hires("run", *TINY, *TWO, f"campaign={_quoted(odd)}", "--wait")
     assert runs.run.parent.name == odd
     job = ask("sbatch", "--parsable", str(runs.run / "job.sbatch"))  # by hand: a new attempt
     runs.jobs.append(job)
@@ -199,7 +160,7 @@ def _quoted(text: str) -> str:
 
 def test_time_limit_queues_the_job_again_as_often_as_allowed(runs):
     words = ["launcher.minutes=1", "launcher.signal_s=45", "launcher.requeues=1"]
-    runs.submit(*LONG, *words)
+    runs.submit(*LONG, *words, layout=TWO)
     first, second = runs.exit(0), runs.exit(1)
     assert (first["state"], first["reason"]) == ("failed", "timeout")
     assert "goes on as its next attempt" in first["cause"]
@@ -209,11 +170,11 @@ def test_time_limit_queues_the_job_again_as_often_as_allowed(runs):
 
 
 def test_preempted_job_goes_on_when_the_nodes_are_free_again(runs):
-    runs.submit("steps=60", "launcher.partition=scav")
+    runs.submit("steps=60", "launcher.partition=scav", layout=TWO)
     runs.wait_for_step(3)
     # All cores of both nodes for a job that is worth more.
     command = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null"]
-    runs.jobs.append(ask(*command, "--partition=debug", "--wrap=sleep 15"))
+    runs.jobs.append(ask(*command, "--partition=debug", "--wrap=sleep 1"))
     first = runs.exit(0)
     assert (first["state"], first["reason"]) == ("failed", "preempted")
     assert runs.exit(1)["state"] == "done"

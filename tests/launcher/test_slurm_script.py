@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hires.core import launchfile
+from hires.core.cluster import ClusterConfig
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.launching import LauncherConfig
@@ -99,13 +100,15 @@ def run(tmp_path, monkeypatch) -> Path:
     return odd / "run"
 
 
-def bash(script: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def bash(
+    script: Path, *words: str, cwd: Path = Path("/"), **environ: str
+) -> subprocess.CompletedProcess[str]:
     """Runs a copy of a script, as Slurm does."""
     copy = script.parents[2] / "slurm_script"
     copy.write_bytes(script.read_bytes())
     return subprocess.run(
         ["bash", str(copy), *words],
-        cwd="/",
+        cwd=cwd,
         env={"PATH": "/usr/bin:/bin", **environ},
         capture_output=True,
         text=True,
@@ -119,6 +122,35 @@ def test_script_starts_the_supervisor_whatever_the_names(run, tmp_path):
     odd = run.parent
     said = (run / "job.log").read_bytes().decode()
     assert said == f"{odd}|{odd}/lib|-u|-m|hires.launcher.batch|{run}|7|\n"
+    assert not list(tmp_path.rglob("oops*"))
+
+
+def test_script_speaks_for_the_cluster_unless_the_launcher_does(tmp_path):
+    cluster = ClusterConfig(
+        partition="gpu",
+        account="them",
+        options={"gres": "gpu:4", "exclusive": True, "mem": 0, "comment": "it's $(touch oops); #x"},
+    )
+    config = RunConfig(launcher=LauncherConfig(name="slurm", account="us"), cluster=cluster)
+    found = options(slurm.script(tmp_path, config, 1, []))
+    assert (found["partition"], found["account"]) == ("gpu", "us")
+    assert (found["gres"], found["exclusive"], found["mem"]) == ("gpu:4", "", "0")
+    assert found["comment"] == "it's $(touch oops); #x"
+
+
+def test_script_loads_the_modules_and_stops_without_them(run, tmp_path):
+    odd = "it's $(touch oops) `touch oops`; touch oops"
+    cluster = ClusterConfig(modules=["gcc/12", odd])
+    config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
+    slurm.write_script(run, config, 1, [])
+    profile = tmp_path / "profile"
+    profile.write_text('module() { printf "%s|" "$@" >>loaded; [ "$2" != "$BAD" ]; }\n')
+    environ = {"BASH_ENV": str(profile)}
+    home = tmp_path / "home"
+    home.mkdir()
+    assert bash(run / "job.sbatch", cwd=home, **environ).returncode == 0
+    assert (home / "loaded").read_text() == f"load|gcc/12|load|{odd}|"
+    assert bash(run / "job.sbatch", cwd=home, **environ, BAD="gcc/12").returncode == 67
     assert not list(tmp_path.rglob("oops*"))
 
 

@@ -250,3 +250,31 @@ def test_states_come_in_the_order_of_their_runs(tmp_path):
 def test_this_process_lives_and_its_machine_is_here():
     assert whois.lives(whois.myself()) is True
     assert whois.lives({"host": socket.gethostname(), "pid": 1}) is None  # of an older hires
+
+
+def shared(run: Path, attempt: int = 0) -> Path:
+    """Submits an attempt that shares its job with another run."""
+    folder = submitted(run, attempt, job="7", index=0)
+    told = json.loads((folder / "job.json").read_text())
+    (folder / "job.json").write_text(json.dumps({**told, "pack": 2}))
+    return folder
+
+
+def test_run_that_shares_a_running_job_waits_for_its_turn(run):
+    shared(run)
+    found = state_of(run, says(Answer(scheduler.RUNNING)))
+    assert (found.state, found.cause) == (
+        "pending",
+        "waits for its turn in job 7_0, which runs",
+    )
+    begin(run)
+    assert state_of(run, says(Answer(scheduler.RUNNING))).state == "running"
+
+
+def test_run_whose_time_limits_are_used_up_has_failed_though_its_job_goes_on(run):
+    with (run / "config.yaml").open("a") as file:
+        file.write("launcher:\n  requeues: 1\n")
+    for attempt, expected in enumerate(("pending", "failed")):
+        shared(run, attempt)
+        end(begin(run, attempt), "failed", reason="timeout")
+        assert state_of(run, says(Answer(scheduler.RUNNING))).state == expected

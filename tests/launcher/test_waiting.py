@@ -13,6 +13,9 @@ from hires.core.errors import RunError
 from hires.launcher import slurm, waiting
 
 FORGOTTEN = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
+PENDING = "echo '7|N/A|PENDING|N/A|Priority'"
+RUNNING = "echo '7|N/A|RUNNING|N/A|None'"
+FAILED = "echo '7|N/A|FAILED|N/A|NonZeroExitCode'"
 SILENT = 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1'
 
 
@@ -22,6 +25,9 @@ def squeue(tmp_path, monkeypatch):
     folder = tmp_path / "commands"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    for name in ("scontrol", "sacct"):  # they know no more than squeue does
+        (folder / name).write_text(f"#!/bin/sh\n{FORGOTTEN}\n")
+        (folder / name).chmod(0o755)
     monkeypatch.setattr(waiting, "ASK_S", 0.05)
     monkeypatch.setattr(waiting, "LOOK_S", 0.01)
 
@@ -58,7 +64,7 @@ def later(what) -> None:
 
 
 def test_exit_of_the_attempt_is_the_end(run, squeue):
-    squeue("echo RUNNING")
+    squeue(RUNNING)
     lines: list[dict[str, object]] = []
     records.append(run.attempt_dir / "metrics.jsonl", {"kind": "step", "rank": 0})
     later(lambda: end(run, 0, "failed"))
@@ -67,9 +73,9 @@ def test_exit_of_the_attempt_is_the_end(run, squeue):
     assert lines == [{"kind": "step", "rank": 0}]
 
 
-@pytest.mark.parametrize("reason", ["timeout", "preempted"])
+@pytest.mark.parametrize("reason", ["timeout", "preempted", "node"])
 def test_job_that_starts_again_is_followed_into_its_next_attempt(run, squeue, reason):
-    squeue("echo PENDING")
+    squeue(PENDING)
     end(run, 0, "failed", reason)
     lines: list[dict[str, object]] = []
 
@@ -85,21 +91,21 @@ def test_job_that_starts_again_is_followed_into_its_next_attempt(run, squeue, re
 
 
 def test_job_that_made_way_for_good_is_over_when_slurm_says_so(run, squeue):
-    squeue("echo RUNNING", "echo FAILED")
+    squeue(RUNNING, FAILED)
     end(run, 0, "failed", "timeout")
     assert waiting.Waiting(run, "7").wait().reason == "timeout"
 
 
-@pytest.mark.parametrize("last", ["echo FAILED", FORGOTTEN, "true"])
+@pytest.mark.parametrize("last", [FAILED, FORGOTTEN, "true"])
 def test_job_that_leaves_no_word_is_lost(run, squeue, last):
-    squeue("echo PENDING", last)
+    squeue(PENDING, last)
     outcome = waiting.Waiting(run, "7").wait()
     assert (outcome.state, outcome.exit_code) == ("lost", 1)
     assert f"its node does not see {run.path}" in outcome.cause
 
 
 def test_job_that_was_cancelled_before_it_started_is_noted(run, squeue):
-    squeue("echo PENDING", "echo CANCELLED")
+    squeue(PENDING, "echo '7|N/A|CANCELLED|N/A|None'")
     assert waiting.Waiting(run, "7").wait().state == "cancelled"
     values = json.loads((run.attempt_dir / "exit.json").read_text())
     assert (values["state"], values["exit_codes"]) == ("cancelled", {})
@@ -108,7 +114,7 @@ def test_job_that_was_cancelled_before_it_started_is_noted(run, squeue):
 
 @pytest.mark.parametrize("odd", ["true", SILENT, FORGOTTEN])
 def test_one_odd_answer_is_no_verdict(run, squeue, odd):
-    squeue("echo RUNNING", odd, "echo RUNNING")
+    squeue(RUNNING, odd, RUNNING)
     later(lambda: end(run, 0, "done"))
     assert waiting.Waiting(run, "7").wait().state == "done"
 
@@ -120,21 +126,43 @@ def test_slurm_that_does_not_answer_is_no_verdict(run, squeue):
 
 
 def test_run_whose_job_is_queued_is_refused(run, squeue):
-    squeue("echo PENDING")
+    squeue(PENDING)
     with pytest.raises(RunError, match=r"is job 7 already \(pending\).*scancel 7"):
         waiting.refuse_queued(run.path)
 
 
-@pytest.mark.parametrize("answer", ["echo FAILED", FORGOTTEN, SILENT])
+@pytest.mark.parametrize("answer", [FAILED, FORGOTTEN, SILENT])
 def test_run_whose_job_is_gone_may_be_submitted(run, squeue, answer):
     squeue(answer)
     waiting.refuse_queued(run.path)
     end(run, 0, "failed")
-    squeue("echo RUNNING")  # of another job by now
+    squeue(RUNNING)  # of another job by now
     waiting.refuse_queued(run.path)
     waiting.refuse_queued(run.path / "none")
 
 
-def test_machine_without_slurm_gives_no_answer(run, monkeypatch, tmp_path):
+def test_run_whose_job_was_queued_again_is_refused(run, squeue):
+    # It ended, and still would have run twice at once: by its old job and by the new one.
+    end(run, 0, "failed", "preempted")
+    squeue(PENDING)
+    with pytest.raises(RunError, match=r"is job 7 already \(pending\)"):
+        waiting.refuse_queued(run.path)
+    squeue(FAILED)
+    waiting.refuse_queued(run.path)
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [("NODE_FAIL", "node"), ("TIMEOUT", "timeout"), ("OUT_OF_MEMORY", "oom")],
+)
+def test_job_that_leaves_no_word_has_the_reason_that_slurm_tells(run, squeue, word, reason):
+    squeue(RUNNING, f"echo '7|N/A|{word}|N/A|None'")
+    outcome = waiting.Waiting(run, "7").wait()
+    assert (outcome.state, outcome.reason) == ("failed", reason)
+    left = json.loads((run.attempt_dir / "exit.json").read_text())
+    assert (left["state"], left["reason"]) == ("failed", reason)
+
+
+def test_machine_without_slurm_may_submit_what_nobody_can_ask_about(run, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert waiting.queue_state("7") is None
+    waiting.refuse_queued(run.path)

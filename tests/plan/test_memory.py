@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from hires.core.cluster import ClusterConfig
 from hires.core.config import MemoryConfig, RunConfig, from_dict
+from hires.core.launching import LauncherConfig
 from hires.core.units import MIB
 from hires.nets.trace import trace
+from hires.plan import memory
 from hires.plan.memory import (
     LIBRARIES_BYTES,
     RankMemory,
@@ -12,6 +15,7 @@ from hires.plan.memory import (
     likeness,
     memory_finding,
     representatives,
+    room_of,
 )
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
@@ -44,6 +48,55 @@ def test_machine_holds_all_ranks_together_with_their_libraries():
     assert text is not None
     assert text.startswith("4 ranks on this machine need 1.5 GiB, predicted, most of all rank 1")
     assert Room(None, None).shortage(RunConfig(), plan) is None
+
+
+def test_each_node_of_a_job_holds_its_own_ranks():
+    plan = plan_of(stages=3, replicas=2)
+    plan.memory = [entry(50 * MIB), entry(70 * MIB), entry(10 * MIB)]
+    launcher = LauncherConfig(name="slurm", nodes=2)
+    fullest = 130 * MIB + 3 * LIBRARIES_BYTES
+    config = RunConfig(launcher=launcher, cluster=ClusterConfig(memory=fullest))
+    room = room_of(config)
+    needs = [(list(node.ranks), node.bytes) for node in room.per_node(plan)]
+    assert needs == [([0, 1, 2], fullest), ([3, 4, 5], fullest)]
+    assert room.shortage(config, plan) is None
+    config = RunConfig(launcher=launcher, cluster=ClusterConfig(memory="1GiB"))
+    plan.memory[1] = entry(140 * MIB)
+    text = room_of(config).shortage(config, plan)
+    assert text is not None
+    assert text.startswith("3 ranks on one node need 1.1 GiB, predicted, most of all rank 1 with")
+    assert text.endswith("which is more than cluster.memory=1GiB")
+
+
+def test_uneven_nodes_are_judged_by_the_fullest():
+    plan = plan_of(stages=5)
+    plan.memory = [entry(10 * MIB)] * 3 + [entry(300 * MIB)] * 2
+    config = RunConfig(launcher=LauncherConfig(name="slurm", nodes=2))
+    first, second = room_of(config).per_node(plan)
+    assert first.bytes == 30 * MIB + 3 * LIBRARIES_BYTES
+    assert second.bytes == room_of(config).needed(plan) == 600 * MIB + 2 * LIBRARIES_BYTES
+    # Nothing is known of the nodes, and this machine's memory says nothing about them.
+    assert room_of(config).shortage(config, plan) is None
+
+
+def test_node_counts_beside_the_limit_of_a_rank():
+    plan = plan_of(stages=2)
+    plan.memory = [entry(50 * MIB), entry(70 * MIB)]
+    cluster = ClusterConfig(memory="500MiB")
+    config = RunConfig(cluster=cluster, memory=MemoryConfig(limit="100MiB"))
+    assert "cluster.memory=500MiB" in str(room_of(config).shortage(config, plan))
+    config = RunConfig(memory=MemoryConfig(limit="100MiB"))
+    assert room_of(config).shortage(config, plan) is None
+
+
+def test_this_machine_counts_where_the_ranks_run_on_it(monkeypatch):
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 8 * MIB)
+    large = ClusterConfig(memory="1GiB")
+    assert room_of(RunConfig(cluster=large)).machine_bytes == 8 * MIB
+    mpirun = LauncherConfig(name="mpirun")
+    assert room_of(RunConfig(launcher=mpirun)).machine_bytes == 8 * MIB
+    small = ClusterConfig(memory="4MiB")
+    assert room_of(RunConfig(cluster=small)).machine_bytes == 4 * MIB
 
 
 def test_finding_names_what_would_fit_or_what_was_tried():

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from hires.core.cluster import ClusterConfig
 from hires.core.config import RunConfig, from_dict
+from hires.core.launching import LauncherConfig
+from hires.core.layout import ParallelConfig
 from hires.plan.offered import offered
+from hires.plan.plan import Finding
 
 
 def config_of(batch: int = 640, **parallel: Any) -> RunConfig:
@@ -86,3 +90,27 @@ def test_every_advice_is_a_layout_that_is_offered():
     for words in remedy(96, **keys).removeprefix("use ").split(" or "):
         key, value = words.removeprefix("parallel.").split("=")
         assert offered(config_of(96, **keys | {key: json.loads(value)})) == []
+
+
+def job(cores: int | None, threads: int = 2, nodes: int = 2, ranks: int = 8) -> list[Finding]:
+    launcher = LauncherConfig(name="slurm", nodes=nodes, threads=threads)
+    keys = {"parallel": ParallelConfig(replicas=ranks), "batch": ranks}
+    return offered(RunConfig(launcher=launcher, cluster=ClusterConfig(cores=cores), **keys))
+
+
+def test_job_that_asks_for_more_cores_than_a_node_has_is_refused_with_what_would_do():
+    assert job(None) == job(8) == []
+    [finding] = job(7)
+    assert (finding.severity, finding.key) == ("error", "cluster.cores")
+    assert finding.text == (
+        "4 ranks of 2 threads on a node need 8 cores, but cluster.cores=7; use launcher.nodes=3 or "
+        "launcher.threads=1"
+    )
+    assert job(7, nodes=3) == job(7, threads=1) == []
+    assert job(1)[0].text.endswith("cluster.cores=1; use fewer ranks")
+
+
+def test_hosts_without_a_rank_are_refused():
+    launcher = LauncherConfig(name="mpirun", hosts=["a", "b"])
+    [finding] = offered(RunConfig(launcher=launcher))
+    assert finding.text.startswith("launcher.hosts names 2, which is more than the ranks")

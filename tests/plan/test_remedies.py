@@ -117,6 +117,13 @@ def test_machine_that_is_too_small_for_all_ranks_is_offered_fewer_of_them():
     assert found == ["parallel.replicas=4 (1.3 GiB in all)"]
 
 
+def test_more_nodes_are_offered_to_a_job_whose_nodes_are_too_small():
+    room = Room(None, 2 * (LIBRARIES_BYTES + MIB), 2, "cluster.memory")
+    keys = {"parallel": {"stages": 6}, "launcher": {"name": "slurm", "nodes": 2}}
+    found, _, _ = search(from_dict({"batch": 1, **keys}), room, lambda p: MIB)
+    assert found[0] == "launcher.nodes=4 (642.0 MiB on a node)"
+
+
 def test_fewer_stages_are_bisected_back_to_the_most_that_fit():
     room = Room(None, 7 * (LIBRARIES_BYTES + MIB))
     config = from_dict({"batch": 1, "parallel": {"stages": 12}})

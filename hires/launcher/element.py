@@ -1,0 +1,131 @@
+"""The supervisor of one element of a job array: ``python -m hires.launcher.element ARRAY_DIR``.
+
+``arrays/N/job.sbatch`` runs it on the element's first node. It looks up its runs in the array's
+list. One run is supervised by this very process; several share the element, see
+:mod:`hires.launcher.pack`. What a run has to say goes to the ``job.log`` in its own folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hires.core import log, records, rundir
+from hires.core.errors import HiresError, RunError
+from hires.launcher import allocation, arrays, cancel, slurm
+from hires.launcher.allocation import Allocation
+from hires.launcher.arrays import Entry
+from hires.launcher.attempt_files import read_json
+from hires.launcher.batch import Attempt, is_fresh, number_of, timeouts
+from hires.launcher.local import CANCELLED
+from hires.launcher.pack import Pack, Packed
+
+BATCH = "hires.launcher.batch"
+"""Python module that supervises one of several runs."""
+
+
+def main(argv: Sequence[str] | None = None, module: str = BATCH) -> int:
+    """Runs an element; returns its exit code.
+
+    Args:
+        argv: folder of the array and, where this job is no array, the index of the element.
+        module: the Python module that supervises one of several runs.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    if len(words) not in (1, 2) or not all(word.isdecimal() for word in words[1:]):
+        _say("usage: python -m hires.launcher.element ARRAY_DIR [INDEX]")
+        return 2
+    log.setup()
+    try:
+        job = allocation.current()
+        if not words[1:] and job.array is None:
+            raise RunError("this is no job array: name the element, as `sbatch job.sbatch 4`")
+        index = int(words[1]) if words[1:] or job.array is None else job.array[1]
+        folder = Path(words[0]).absolute()
+        entries = arrays.read_element(folder, index)
+        return _run(folder.parent.parent, entries, job, module)
+    except HiresError as error:
+        _say(str(error))
+        return error.exit_code
+
+
+def _run(campaign: Path, entries: Sequence[Entry], job: Allocation, module: str) -> int:
+    """Runs what is left to do of an element; returns its exit code."""
+    found = [one for one in entries if is_open(campaign / one.run, one.attempt, job)]
+    if not found:
+        _say(f"nothing is left to do for job {job.name}: its runs have ended")
+        return 0
+    if len(entries) > 1:
+        return _run_pack(campaign, found, job, module)
+    path = campaign / found[0].run
+    number = number_of(rundir.frozen_folder(path), job, found[0].attempt)
+    _log_to(path / slurm.LOG)
+    return Attempt(path, number, job).run()
+
+
+def _run_pack(campaign: Path, entries: Sequence[Entry], job: Allocation, module: str) -> int:
+    """Runs several runs; returns the exit code of the first that failed, or 0."""
+    runs, failed = [], 0
+    for entry in entries:
+        try:
+            runs.append(Packed.read(campaign / entry.run, entry.attempt, job))
+        except HiresError as error:  # the others are as good as before
+            _say(str(error))
+            failed = error.exit_code
+    code = Pack(job, runs, module).run()
+    left = [run for run in runs if is_open(run.path, run.submitted, job)]
+    if code != CANCELLED and left:
+        _say(f"job {job.name} is queued again: {len(left)} of its runs go on")
+        allocation.ask("scontrol", "requeue", job.name)
+    return code or failed
+
+
+def is_open(path: Path, submitted: int, job: Allocation) -> bool:
+    """Whether a run of this job still has something to do.
+
+    That is so if it was never begun, left no word, or made way and may go on. What was stopped with
+    the whole job has something to do, too: after the failure of a node Slurm starts the job again.
+    What was submitted by hand runs what is not complete.
+
+    Args:
+        path: the run folder.
+        submitted: the attempt that was submitted.
+        job: this job.
+    """
+    own = [n for n in rundir.attempt_numbers(path) if slurm.read_job(_folder(path, n)) == job.name]
+    if not own:
+        return is_fresh(path, submitted) or not rundir.is_complete(path)
+    end = read_json(_folder(path, own[-1]) / "exit.json")
+    if end is None:
+        return True
+    if end.get("state") == "cancelled":
+        return not cancel.is_asked(_folder(path, own[-1]))
+    if end.get("reason") == "timeout":
+        used = timeouts(path, job, own[-1] + 1)
+        return used <= records.read_config(path).launcher.requeues
+    return end.get("reason") in slurm.GOES_ON
+
+
+def _folder(path: Path, number: int) -> Path:
+    """Returns the folder of an attempt."""
+    return records.attempt_dir(path, number)
+
+
+def _log_to(path: Path) -> None:
+    """Sends all further output of this process and its children to a file."""
+    sys.stdout.flush()
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def _say(text: str) -> None:
+    """Writes a line to the array's log."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+#!/bin/sh
+# Starts this run again, as a new attempt beside the earlier ones: sh launch.sh
+# It was made by: @COMMAND@
+set -eu
+
+run_dir=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+python=@PYTHON@
+pythonpath=@PYTHONPATH@
+
+# Relative paths of the config (data.path, a network of your own) count from this folder.
+cd -- @FOLDER@
+if [ -n "$pythonpath" ]; then
+    export PYTHONPATH="$pythonpath${PYTHONPATH:+:$PYTHONPATH}"
+fi
+
+# One supervisor, which runs the command after -- and adds the run folder and the attempt to it. The
+# command starts an agent for every rank, which starts the rank; its options may be changed here.
+# Ctrl-C stops them all. Logs, metrics and record are in $run_dir.
+"$python" -m hires.launcher.local "$run_dir" -- \
+    @STARTER@
+# The tables on screen, and as CSV and Markdown in $run_dir.
+"$python" -m hires.report.tables "$run_dir"

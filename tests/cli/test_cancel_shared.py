@@ -1,0 +1,115 @@
+"""Does ``hires cancel`` stop whole campaigns: arrays in one call, shared jobs, and the sweep?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hires.launcher import state
+from tests.helpers.run_folders import begin, end, make_run, submitted
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = "resnet18-64x64-single-fp32-"
+pytestmark = pytest.mark.timeout(120)
+
+SWEEP = """
+import functools, sys
+from hires.cli import main, sweep_run
+sweep_run.run_all = functools.partial(sweep_run.run_all, module="tests.helpers.fake_rank")
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Array 7 of four elements, of which the first runs; returns what scancel was told."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    tools = {
+        "squeue": "printf '7|0|RUNNING|N/A|None\\n7|1-3|PENDING|N/A|Priority\\n'",
+        "scancel": f'echo "$@" >> {folder}/said',
+    }
+    for name, text in tools.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(state, "AGAIN_S", 0.01)
+    said = folder / "said"
+    return lambda: said.read_text().splitlines() if said.exists() else []
+
+
+def packed(results: Path, number: int, index: int, pack: int) -> Path:
+    """Makes a run that shares an element with others."""
+    run = make_run(results, f"{RUN}{number}")
+    folder = submitted(run, job="7", index=index)
+    told = json.loads((folder / "job.json").read_text())
+    (folder / "job.json").write_text(json.dumps({**told, "pack": pack}))
+    return run
+
+
+def test_all_elements_of_a_campaign_are_cancelled_in_one_call(hires, tmp_path, slurm):
+    runs = [make_run(tmp_path / "results", f"{RUN}{n}") for n in range(4)]
+    for index, run in enumerate(runs):
+        submitted(run, job="7", index=index)
+    begin(runs[0])
+    answer = hires("cancel", "default")
+    assert (answer.code, slurm()) == (0, ["7_[0-3]"])
+    assert answer.out.count("was cancelled") == 4
+    ends = [json.loads((run / "a0" / "exit.json").read_text())["state"] for run in runs[1:]]
+    assert ends == ["cancelled"] * 3
+    assert not (runs[0] / "a0" / "exit.json").exists()  # its supervisor writes its own
+
+
+def test_run_that_shares_its_job_is_cancelled_without_the_others(hires, tmp_path, slurm):
+    runs = [packed(tmp_path / "results", n, index=0, pack=3) for n in range(3)]
+    begin(runs[0])
+    end(begin(runs[2]), "done")
+    for run in runs[:2]:
+        answer = hires("cancel", run.name)
+        assert "the other runs of job 7_0 go on" in answer.out if run is runs[0] else True
+    assert (runs[0] / "a0" / "cancel").exists()
+    assert json.loads((runs[1] / "a0" / "exit.json").read_text())["state"] == "cancelled"
+    assert slurm() == []
+
+
+def test_shared_job_is_cancelled_when_none_of_its_runs_is_to_go_on(hires, tmp_path, slurm):
+    runs = [packed(tmp_path / "results", n, index=0, pack=3) for n in range(3)]
+    begin(runs[0])
+    end(begin(runs[2]), "done")
+    hires("cancel", "default")
+    assert slurm() == ["7_0"]
+    assert not (runs[0] / "a0" / "cancel").exists()
+
+
+def test_sweep_on_this_machine_starts_nothing_more(tmp_path, hires):
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "FAKE_RANKS": '{"0": "hang"}'}
+    words = ["model=preact_resnet", "model.n=1", "image=32", "batch=4", "steps=3", "seed=0,1,2"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SWEEP, "sweep", *words],
+        cwd=tmp_path,
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            while not list(Path("results").glob("*/*/a0/logs/rank0000.log")):
+                assert process.poll() is None
+                time.sleep(0.05)
+            answer = hires("cancel", "default")
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "2 attempts are pending (stopped by hires cancel)" in err
+    assert "its sweep was told to start nothing more, and has ended" in answer.out
+    assert answer.code == 0
+    [path] = Path("results").glob("*/*/a0/exit.json")
+    assert json.loads(path.read_text())["state"] == "cancelled"

@@ -1,0 +1,21 @@
+"""The supervisors of a Slurm job with ranks that need no torch, see fake_rank.py.
+
+``python -m tests.helpers.fake_batch element ARRAY_DIR`` is an element of an array, anything else
+the supervisor of one run.
+"""
+
+import functools
+import sys
+
+from hires.launcher import batch, element, local
+
+
+def main(words):
+    batch.launch = functools.partial(local.launch, module="fake_rank")
+    if words[0] == "element":
+        return element.main(words[1:], module="tests.helpers.fake_batch")
+    return batch.main(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

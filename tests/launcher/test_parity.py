@@ -1,0 +1,39 @@
+"""A layout that computes something else fails its run folder with the reason: real ranks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hires.core import rundir
+from hires.core.config import ModelConfig, PrecisionConfig, RunConfig
+from hires.core.layout import ParallelConfig
+from hires.launcher import local
+from hires.nets.trace import trace_config
+from hires.plan.planner import make_plan
+
+from .conftest import ROOT
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+
+
+def test_verification_that_differs_ends_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    config = RunConfig(
+        image=[37, 33],
+        batch=2,
+        model=ModelConfig("preact_resnet", n=1, classes=10),
+        parallel=ParallelConfig(name="sp", tiles=[2, 1]),
+        precision=PrecisionConfig("fp64"),
+        results=str(tmp_path),
+    )
+    plan = make_plan(config, trace_config(config))
+    run = rundir.create(config, plan.to_dict(), ["hires", "verify"])
+    outcome = local.launch(run, 0, args=("--verify",), module="tests.helpers.wrong_rank")
+    assert (outcome.state, outcome.reason) == ("failed", "parity")
+    assert "the layout differs from one process by" in outcome.cause
+    assert "parameters" in outcome.cause
+    left = json.loads((run.attempt_dir / "exit.json").read_text())
+    assert (left["state"], left["reason"]) == ("failed", "parity")
+    assert json.loads((run.attempt_dir / "verify.json").read_text())["ok"] is False

@@ -1,0 +1,254 @@
+"""Do sweeps go through a real Slurm as job arrays, and is each point run once and to its end?
+
+`make test-slurm` starts the Slurm, whose two nodes are this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.slurm_runs import FIVE, LONG, REPOSITORY, TINY, Runs, ask, until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    """Starts runs in an empty folder; nothing of them is left in the queue afterwards."""
+    assert ask("sinfo", "--noheader", "--format=%D", "--partition=debug") == "2"
+    made = Runs(tmp_path)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def states(runs: Runs, *words: str) -> list[dict]:
+    """Returns what ``hires status`` says of all runs."""
+    return list(json.loads(runs.hires("status", *words, "--json")[0])["runs"])
+
+
+def counts(runs: Runs) -> dict[str, int]:
+    """Returns how many runs are in which state."""
+    return dict(Counter(run["state"] for run in states(runs)))
+
+
+def element(runs: Runs, index: int, array: int = 0) -> list[Path]:
+    """Returns the run folders of an element."""
+    [path] = runs.folder.glob(f"results/*/arrays/{array}/points.jsonl")
+    entries = json.loads(path.read_text().splitlines()[index])
+    return [path.parents[2] / entry["run"] for entry in entries]
+
+
+def job_of(run: Path, attempt: int = 0) -> str:
+    """Returns the job of an attempt as Slurm names it."""
+    told = json.loads((run / f"a{attempt}" / "job.json").read_text())
+    return f"{told['job']}_{told['index']}"
+
+
+def exit_of(runs: Runs, run: Path, attempt: int = 0) -> dict:
+    """Returns the ``exit.json`` of an attempt once it is there."""
+    path = run / f"a{attempt}" / "exit.json"
+    until(path.exists, f"{path}; the log: {runs.log()}")
+    return dict(json.loads(path.read_text()))
+
+
+def wait_for_step(run: Path, step: int, attempt: int = 0) -> None:
+    """Returns when rank 0 has recorded a step."""
+    path, words = run / f"a{attempt}" / "metrics.jsonl", f'"rank": 0, "step": {step},'
+    until(lambda: path.exists() and words in path.read_text(), f"step {step} of {run.name}")
+
+
+def steps(run: Path, attempt: int) -> list[int]:
+    """Returns the steps that rank 0 did in an attempt."""
+    lines = map(json.loads, (run / f"a{attempt}" / "metrics.jsonl").read_text().splitlines())
+    return [line["step"] for line in lines if line["kind"] == "step" and line["rank"] == 0]
+
+
+def test_eight_points_over_two_nodes_as_one_array(runs):
+    """Two layouts, two precisions, two sizes; five ranks on both nodes for each point."""
+    points = ["parallel=sp+gems,sp+pp", "precision=fp32,bf16", "image=64,96"]
+    sizes = ["model=resnet18", "batch=4", "steps=4", "parallel.tiles=[2,2]", "parallel.stages=2"]
+    where = ["launcher=slurm", "launcher.nodes=2"]
+    _, err = runs.hires("sweep", *points, *sizes, *where, "--max-parallel", "2")
+    assert "job array" in err
+    assert len(list(runs.folder.glob("results/default/arrays/*"))) == 1
+    seen: set[str] = set()
+
+    def all_done() -> bool:
+        found = states(runs)
+        assert len(found) == 8
+        assert sum(run["state"] == "running" for run in found) <= 2
+        seen.update(run["state"] for run in found)
+        return all(run["state"] == "done" for run in found)
+
+    until(all_done, "eight runs", patience_s=200)
+    assert {"pending", "running", "done"} <= seen
+    for path in runs.folder.glob("results/default/*/a0/events.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        started = Counter(line["node"] for line in lines if line["event"] == "rank_started")
+        assert started == {"node1": 3, "node2": 2}
+    out, _ = runs.hires("sweep", *points, *sizes, *where)
+    assert "0 to run, 8 complete" in out
+    for words in ("Throughput", "Memory", "sp+gems", "sp+pp", "bf16", "96x96"):
+        assert words in out
+
+
+def test_element_that_makes_way_goes_on_alone_as_its_next_attempt(runs):
+    """Also the last element, whose job has the number of the whole array."""
+    runs.hires("sweep", *TINY, *FIVE, "steps=60", "seed=0,1")
+    first, last = element(runs, 0)[0], element(runs, 1)[0]
+    wait_for_step(last, 3)
+    ask("scancel", "--batch", "--signal=USR2", job_of(last))
+    end = exit_of(runs, last)
+    assert (end["state"], end["reason"]) == ("failed", "preempted")
+    assert exit_of(runs, last, 1)["state"] == "done"
+    assert exit_of(runs, first)["state"] == "done"
+    assert not (first / "a1").exists()
+    assert job_of(last, 1) == job_of(last)
+    assert steps(last, 0) + steps(last, 1) == list(range(60))
+
+
+def test_time_limit_saves_the_running_point_of_a_pack_and_the_rest_goes_on(runs):
+    limit = ["launcher.minutes=30", "launcher.signal_s=45", "launcher.requeues=1"]
+    runs.hires("sweep", *TINY, *FIVE, *limit, "launcher.pack=2", *LONG, "seed=0,1")
+    first, second = element(runs, 0)
+    for attempt, then in enumerate(("goes on as its next attempt", "are used up")):
+        wait_for_step(first, steps(first, 0)[-1] + 1 if attempt else 1, attempt)
+        [state] = states(runs, second.name)
+        assert (state["state"], "waits for its turn" in state["cause"]) == ("pending", True)
+        # So near its end every request to make way means the time limit.
+        ask("scontrol", "update", f"JobId={job_of(first)}", "TimeLimit=2")
+        ask("scancel", "--batch", "--signal=USR2", job_of(first))
+        end = exit_of(runs, first, attempt)
+        until(lambda: "PENDING" in ask("squeue", "--noheader", "--format=%T"), "the queue")
+        ask("scontrol", "update", f"JobId={job_of(first)}", "TimeLimit=30")
+        assert (end["state"], end["reason"], then in end["cause"]) == ("failed", "timeout", True)
+    assert steps(first, 1)[0] == steps(first, 0)[-1] + 1
+    assert not (second / "a1").exists()
+    wait_for_step(second, 1)
+    assert job_of(second) == job_of(first) == job_of(first, 1)
+    runs.hires("cancel", "default")
+    assert exit_of(runs, second)["state"] == "cancelled"
+    assert counts(runs) == {"cancelled": 1, "failed": 1}
+
+
+def test_packed_points_run_side_by_side_where_the_job_has_room(runs):
+    two = ["parallel=sp", "launcher=slurm", "launcher.pack=2"]
+    # The job is sized for four ranks, so both points of two ranks fit.
+    runs.hires("sweep", *TINY, *two, "parallel.tiles=[2,2],[2,1],[1,2]", "steps=40")
+    ends = {run: exit_of(runs, run) for run in [*element(runs, 0), *element(runs, 1)]}
+    assert {end["state"] for end in ends.values()} == {"done"}
+    assert len(element(runs, 1)) == 1
+
+
+def test_killed_supervisor_fails_its_element_and_no_other_and_it_is_retried(runs):
+    runs.hires("sweep", *TINY, *FIVE, "steps=50", "seed=0,1,2", "--max-parallel", "1")
+    first = element(runs, 0)[0]
+    wait_for_step(first, 1)
+    started = [json.loads(line) for line in (first / "a0/events.jsonl").read_text().splitlines()]
+    os.kill(
+        next(line["pid"] for line in started if line["event"] == "launch_started"), signal.SIGKILL
+    )
+    others = [element(runs, 1)[0], element(runs, 2)[0]]
+    assert [exit_of(runs, run)["state"] for run in others] == ["done", "done"]
+    assert not any((run / "a1").exists() for run in [first, *others])
+    until(
+        lambda: counts(runs) == {"lost": 1, "done": 2} or counts(runs) == {"failed": 1, "done": 2},
+        "a verdict",
+    )
+    out, _ = runs.hires("retry")
+    assert "1 of 1 runs submitted" in out
+    assert exit_of(runs, first, 1)["state"] == "done"
+    assert counts(runs) == {"done": 3}
+
+
+def test_campaign_is_cancelled_as_a_whole(runs):
+    runs.hires("sweep", *TINY, *FIVE, *LONG, "seed=range(12)", "--max-parallel", "1")
+    wait_for_step(element(runs, 0)[0], 1)
+    found = {run["job"]: run for run in states(runs)}
+    assert sum(run["state"] == "running" for run in found.values()) == 1
+    waiting = [run for run in found.values() if run["state"] == "pending"]
+    assert {run["cause"] for run in waiting} == {"JobArrayTaskLimit"}
+    runs.hires("cancel", "default")
+    assert exit_of(runs, element(runs, 0)[0])["state"] == "cancelled"
+    assert counts(runs) == {"cancelled": 12}
+    until(lambda: not ask("squeue", "--noheader"), "an empty queue")
+
+
+def test_one_element_that_slurm_cancels_is_cancelled_and_the_others_go_on(runs):
+    runs.hires("sweep", *TINY, *FIVE, "seed=0,1,2", "--max-parallel", "1")
+    ask("scancel", job_of(element(runs, 2)[0]))
+    assert exit_of(runs, element(runs, 1)[0])["state"] == "done"
+    until(lambda: counts(runs) in ({"done": 2, "cancelled": 1}, {"done": 2, "lost": 1}), "an end")
+
+
+def test_sweep_that_waits_for_another_begins_when_that_has_ended(runs):
+    runs.hires("sweep", *TINY, *FIVE, *LONG, "campaign=first", "seed=0,1")
+    runs.hires("sweep", *TINY, *FIVE, "campaign=second", "seed=2", "--after-any", "first")
+    # Slurm gives the reason when it has looked at the job for the first time.
+    until(lambda: states(runs, "second")[0]["cause"] == "Dependency", "the reason")
+    out, _ = runs.hires("run", *TINY, *FIVE, "campaign=third", "--after", "second", "--json")
+    runs.jobs.append(str(json.loads(out)["job"]))
+    assert counts(runs).get("done") is None
+    runs.hires("cancel", "first")
+    until(lambda: counts(runs) == {"cancelled": 2, "done": 2}, "four runs")
+    [second] = runs.folder.glob("results/second/*/a0/exit.json")
+    [third] = runs.folder.glob("results/third/*/a0/exit.json")
+    assert json.loads(second.read_text())["ended"] < json.loads(third.read_text())["started"]
+
+
+def test_job_that_slurm_does_not_know_is_no_dependency(runs):
+    # Slurm itself would take it for one that has ended well.
+    _, err = runs.hires("sweep", *TINY, *FIVE, "seed=0,1", "--after", "99999999", code=2)
+    assert "--after 99999999: Slurm knows no such job" in err
+    assert not (runs.folder / "results").exists()
+
+
+@pytest.mark.parametrize("key", ["launcher.partition=nope", "launcher.threads=999"])
+def test_refused_array_shows_the_line_of_its_script(runs, key):
+    _, err = runs.hires("sweep", *TINY, *FIVE, "seed=0,1", key, code=1)
+    assert "/arrays/0/job.sbatch is: #SBATCH --" in err
+    assert err.count("sbatch refused the job") == 1
+    assert counts(runs) == {"failed": 2}
+
+
+def test_partition_that_is_closed_is_told(runs):
+    ask("scontrol", "update", "partition=scav", "state=inactive")
+    try:
+        words = ("seed=0,1", "launcher.partition=scav")
+        _, err = runs.hires("sweep", *TINY, *FIVE, *words, code=1)
+    finally:
+        ask("scontrol", "update", "partition=scav", "state=up")
+    assert "job.sbatch is: #SBATCH --partition=scav" in err
+    assert "may be one of debug, scav (inactive)" in err
+
+
+def test_array_is_submitted_again_by_hand_for_what_is_not_complete(runs):
+    runs.hires("sweep", *TINY, *FIVE, "seed=0,1")
+    [first, second] = [element(runs, index)[0] for index in (0, 1)]
+    assert exit_of(runs, first)["state"] == exit_of(runs, second)["state"] == "done"
+    script = next(runs.folder.glob("results/default/arrays/0/job.sbatch"))
+    (second / "record.json").unlink()  # as if it had not ended well
+    runs.jobs.append(ask("sbatch", "--parsable", str(script)))
+    assert exit_of(runs, second, 1)["state"] == "done"
+    assert not (first / "a1").exists()
+
+
+def test_many_points_are_planned_submitted_asked_about_and_cancelled(runs):
+    words = [str(REPOSITORY / "scripts" / "measure_sweep.py"), "--points", "24", "--run", "2"]
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "arrays of [24] elements, 24 points" in done.stdout
+    assert "plan and submit: " in done.stdout

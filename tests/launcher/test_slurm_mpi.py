@@ -1,0 +1,135 @@
+"""Do the ranks of a Slurm job start under an MPI as well, over both nodes, with all guarantees?"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections import Counter
+
+import pytest
+
+from tests.helpers.slurm_runs import FIVE, LONG, TINY, ask, until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+OPENMPI = "launcher.mpi=openmpi"
+MPIS = {
+    "openmpi": ("mpirun.openmpi", [OPENMPI]),
+    "mpich": ("mpiexec.hydra", ["launcher.mpi=mpich"]),
+    "srun with pmi2": ("srun", ["launcher.srun_mpi=pmi2"]),
+}
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_five_ranks_on_two_nodes_end_in_tables(runs, mpi):
+    program, words = MPIS[mpi]
+    if shutil.which(program) is None:
+        pytest.skip(f"there is no {program} here; make test-mpi installs it")
+    out, _ = runs.hires("run", *TINY, *FIVE, *words, "--wait")
+    assert "Throughput" in out
+    record = runs.record()
+    assert (record["state"], record["world"], record["throughput"]["samples"]) == ("done", 5, 2)
+    [started] = runs.events("starter_started")
+    assert os.path.basename(started["command"][0]) == program  # noqa: PTH119
+    where = Counter(line["node"] for line in runs.events("rank_started"))
+    assert where == {"node1": 3, "node2": 2}
+    # What the MPI itself says of the nodes: three ranks on one, two on the other.
+    places = [(rank["rank"], rank["local_rank"]) for rank in record["provenance"]["ranks"]]
+    assert places == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
+    assert runs.exit()["exit_codes"] == {str(rank): 0 for rank in range(5)}
+    assert ask("squeue", "--noheader") == ""
+
+
+def test_losses_are_those_of_ranks_that_srun_starts(runs):
+    def losses(campaign: str, *words: str) -> list[float]:
+        words = ("precision=fp64", f"campaign={campaign}", *words, "--wait")
+        runs.hires("run", *TINY, *FIVE, *words)
+        [path] = runs.folder.glob(f"results/{campaign}/*/a0/metrics.jsonl")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return [line["loss"] for line in lines if line["kind"] == "step" and line["rank"] == 4]
+
+    assert losses("mpi", OPENMPI) == pytest.approx(losses("srun"), rel=1e-10)
+
+
+def test_killed_rank_is_named_and_takes_the_others_down(runs):
+    runs.submit(*LONG, OPENMPI)
+    runs.wait_for_step(1)
+    os.kill(runs.rank_pids()[3], signal.SIGKILL)
+    values = runs.exit()
+    assert values["state"] == "failed"
+    assert "rank 3 was killed by SIGKILL" in values["cause"]
+    assert values["exit_codes"]["3"] == -signal.SIGKILL
+    until(lambda: not runs.rank_pids(), "the end of all ranks")
+
+
+def test_killed_mpirun_is_named_and_leaves_no_rank(runs):
+    runs.submit(*LONG, OPENMPI)
+    runs.wait_for_step(1)
+    os.kill(runs.events("starter_started")[0]["pid"], signal.SIGKILL)
+    values = runs.exit()
+    assert values["state"] == "failed"
+    assert "SIGKILL" in values["cause"]
+    until(lambda: not runs.rank_pids(), "the end of all ranks")
+
+
+def test_cancelled_job_leaves_a_cancelled_run(runs):
+    job = runs.submit(*LONG, OPENMPI)
+    runs.wait_for_step(1)
+    ask("scancel", job)
+    values = runs.exit()
+    assert (values["state"], values["cause"]) == ("cancelled", "stopped by SIGTERM")
+    until(lambda: not runs.rank_pids(), "the end of all ranks")
+
+
+def test_job_that_makes_way_goes_on_as_the_next_attempt(runs):
+    job = runs.submit("steps=60", OPENMPI)
+    runs.wait_for_step(3)
+    ask("scancel", "--batch", "--signal=USR2", job)
+    first = runs.exit(0)
+    assert (first["state"], first["reason"]) == ("failed", "preempted")
+    assert runs.exit(1)["state"] == "done"
+    assert runs.steps(0) + runs.steps(1) == list(range(60))
+
+
+def test_killed_supervisor_leaves_no_rank(runs):
+    runs.submit(*LONG, OPENMPI)
+    runs.wait_for_step(1)
+    os.kill(runs.events("launch_started")[0]["pid"], signal.SIGKILL)
+    until(lambda: not runs.rank_pids(), "the end of all ranks")
+    assert not (runs.run / "a0" / "exit.json").exists()
+
+
+def test_odd_names_are_names_and_no_commands(runs):
+    odd = "it's $(touch oops) `touch oops`; touch oops\\ntouch oops #&"
+    runs.hires("run", *TINY, *FIVE, OPENMPI, f'campaign="{odd}"', "--wait")
+    assert runs.record()["state"] == "done"
+    job = ask("sbatch", "--parsable", str(runs.run / "job.sbatch"))  # by hand: a new attempt
+    runs.jobs.append(job)
+    assert runs.exit(1)["state"] == "done"
+    assert not list(runs.folder.rglob("oops*"))
+
+
+def test_program_that_is_missing_ends_the_attempt_with_its_reason(runs):
+    words = ("launcher.mpi=mvapich", "launcher.mpirun=no such mpirun_rsh")
+    _, err = runs.hires("run", *TINY, *FIVE, *words, "--wait", code=1)
+    assert "there is no no such mpirun_rsh here" in err
+    values = runs.exit()
+    assert (values["state"], values["reason"]) == ("failed", "launch")
+
+
+def test_options_of_a_cluster_are_words_and_no_commands(runs):
+    """Slurm itself reads the script: the options arrive as they were written."""
+    odd = "it's $(touch oops) `touch oops`; touch oops #\"&"
+    folder = runs.folder / "conf" / "cluster"
+    folder.mkdir(parents=True)
+    facts = {"name": "ours", "partition": "scav", "options": {"comment": odd, "exclusive": True}}
+    (folder / "ours.yaml").write_text(json.dumps(facts))
+    job = runs.submit("--config-dir", "conf", "cluster=ours", *LONG, OPENMPI)
+    runs.wait_for_step(1)
+    told = ask("scontrol", "show", "job", job, "--oneliner")
+    assert "Partition=scav" in told
+    assert f"Comment={odd}" in told
+    assert "OverSubscribe=NO" in told
+    assert not list(runs.folder.rglob("oops*"))
