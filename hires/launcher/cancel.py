@@ -16,6 +16,7 @@ from typing import Any
 
 from hires.core import provenance
 from hires.core.errors import RunError
+from hires.core.files import write_atomically
 from hires.core.records import attempt_dir
 from hires.launcher import scheduler, whois
 from hires.launcher.attempt_files import last_number, launched_by, read_json
