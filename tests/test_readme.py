@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from hires.cli.choices import groups, keys
-from hires.cli.main import INTERRUPTED, VERBS
-from hires.core.errors import PREEMPTED, ConfigError, PlanError, RunError
+from hires.cli.main import INTERRUPTED, VERBS, main
+from hires.core.errors import PREEMPTED, REGRESSION, ConfigError, PlanError, RunError
+from tests.helpers.compared_runs import compared_run
 from tests.helpers.run_folders import begin, done, make_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,11 +42,23 @@ def test_hires_command_is_accepted(hires, command):
         begin(run)
         done(run)
         answer = hires(verb, *rest)
+    elif verb in ("compare", "show", "list", "index", "export"):
+        written_campaigns()
+        answer = hires(verb, *rest)
     elif verb == "data":
         answer = hires(verb, *rest, "--count", "4", "--size", "16")
     else:
         answer = hires(verb, *rest)
     assert answer.code == 0, answer.err
+
+
+def written_campaigns() -> None:
+    """Makes two campaigns and their references, and runs by the names that the README has."""
+    for campaign, name in (("before", "0123abcd"), ("after", "4567cdef")):
+        run = compared_run(Path("results"), [[0.5, 0.5, 0.5]] * 3, campaign=campaign)
+        run.rename(run.with_name(f"resnet50-{name}"))
+    write = ["--write-reference", "results/reference.yaml"]
+    assert main(["compare", "before", *write]) == 0
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
@@ -74,6 +87,7 @@ def test_exit_codes_are_those_of_the_errors():
     assert "bad config" in rows[str(ConfigError.exit_code)]
     assert "infeasible plan" in rows[str(PlanError.exit_code)]
     assert rows[str(INTERRUPTED)] == "interrupted"
+    assert "became worse" in rows[str(REGRESSION)]
     assert "SIGUSR2" in rows[str(PREEMPTED)]
 
 

@@ -2,7 +2,7 @@
 
 Only argparse is imported here: a verb's module is imported when the verb is used, so that
 ``hires --help`` and ``hires list`` answer at once. Exit codes: 0 ok, 1 run failed, 2 bad config,
-3 infeasible plan, 75 saved to go on later, 130 interrupted.
+3 infeasible plan, 4 worse than what it was compared to, 75 saved to go on later, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ VERBS = {
     "verify": ("hires.cli.verb_verify", "compare a layout with one process, in float64"),
     "show": ("hires.cli.verb_show", "print the tables or the time line of a run"),
     "report": ("hires.cli.verb_report", "turn runs into tables, plots and one page"),
+    "compare": (
+        "hires.cli.verb_compare",
+        "is B better or worse than A? exit code 4 if it is worse",
+    ),
+    "export": ("hires.cli.verb_export", "write runs as CSV, or into an mlflow store"),
+    "index": ("hires.cli.verb_index", "write the index of all runs anew"),
     "status": ("hires.cli.verb_status", "show how runs are doing: state, step, speed, memory"),
     "logs": ("hires.cli.verb_logs", "print what the ranks of a run said"),
     "retry": ("hires.cli.verb_retry", "run failed and lost points again, as their next attempt"),
     "cancel": ("hires.cli.verb_cancel", "stop runs"),
-    "list": ("hires.cli.verb_list", "list models, layouts, keys and other choices"),
+    "list": ("hires.cli.verb_list", "list models, layouts, keys and other choices, or runs"),
     "data": ("hires.cli.verb_data", "make a folder of labelled images"),
     "bench": ("hires.cli.verb_bench", "measure layouts beside torch's own"),
     "doctor": ("hires.cli.verb_doctor", "check what this machine has"),
@@ -50,7 +56,8 @@ examples:
   hires plan parallel=pp image=512             look at it first
   hires list parallel                          what can be chosen
 
-`hires VERB --help` says more. Exit codes: 0 ok, 1 run failed, 2 bad config, 3 infeasible plan."""
+`hires VERB --help` says more. Exit codes: 0 ok, 1 run failed, 2 bad config, 3 infeasible plan,
+4 worse than what it was compared to."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from hires.cli.choices import EXPERIMENTS, experiments, groups, keys
 from hires.cli.nearest import offer
 from hires.cli.options import Parser
+from hires.cli.verb_compare import METRICS
 from hires.core.config import FITS
 from hires.core.errors import ConfigError
 from hires.core.layout import SCHEDULES
@@ -29,13 +30,18 @@ OPTIONS = {
     | {"--where", "--zip"},
     "plan": COMPOSING | {"--prove"},
     "verify": COMPOSING,
-    "show": {"--help", "--json", "--results", "--timeline", "--trace"},
+    "show": {"--diff", "--help", "--json", "--reproduce", "--results", "--timeline", "--trace"},
     "report": {"--format", "--help", "--json", "--out", "--results", "--title"},
     "status": {"--help", "--json", "--results", "--watch"},
     "logs": {"--attempt", "--follow", "--grep", "--help", "--rank", "--results"},
     "retry": {"--help", "--results", "--set", "--state"},
     "cancel": {"--help", "--results"},
-    "list": {"--config-dir", "--help", "--json"},
+    "list": {"--campaign", "--config-dir", "--csv", "--help", "--json", "--results", "--sort"}
+    | {"--where"},
+    "compare": {"--cluster", "--help", "--json", "--junit", "--metric", "--reference"}
+    | {"--resamples", "--results", "--seed", "--tolerance", "--write-reference"},
+    "export": {"--help", "--json", "--out", "--results", "--to"},
+    "index": {"--help", "--json", "--results"},
     "data": {"--classes", "--count", "--help", "--json", "--seed", "--size", "--striped"},
     "bench": {"--help"},
     "doctor": {"--cfg", "--config-dir", "--help", "--json", "--nodes", "--patience"},
@@ -118,21 +124,32 @@ def _candidates(before: list[str], current: str) -> Iterable[str]:
         inside = current.startswith(f"{EXPERIMENTS}=")
         return stored if inside else [*_overrides(current), f"{EXPERIMENTS}="]
     positional = {
-        "list": [*groups(), EXPERIMENTS, "keys", "aliases"],
+        "list": [*groups(), EXPERIMENTS, "keys", "aliases", "runs"],
         "data": ["make"],
         "bench": ["layouts"],
         "completion": list(_SCRIPTS),
         "show": _runs(),
         "logs": _runs(),
     }
-    if verb in ("status", "retry", "cancel", "report"):  # as many names as one likes
-        return _retry_values(before[-1]) or [*_campaigns(), *_runs()]
+    if verb in ("status", "retry", "cancel", "report", "compare", "export"):  # names, many
+        return _option_values(before[-1]) or [*_campaigns(), *_runs()]
+    if verb in ("show", "list") and before[-1] in ("--diff", "--campaign", "--sort"):
+        return _option_values(before[-1])
     wanted = 1 if verb != "data" or len(before) == 1 else 0
     return positional.get(verb, []) if len(before) == wanted else ()
 
 
-def _retry_values(before: str) -> list[str]:
+def _option_values(before: str) -> list[str]:
     """Returns what can follow an option of these verbs."""
+    known = {
+        "--metric": list(METRICS),
+        "--sort": [*METRICS, "state", "started", "model", "image", "layout", "precision"],
+        "--to": ["csv", "mlflow"],
+        "--diff": _runs(),
+        "--campaign": _campaigns(),
+    }
+    if before in known:
+        return known[before]
     if before == "--state":
         return [state for state in STATES if state not in (RUNNING, INFEASIBLE)]
     if before == "--set":

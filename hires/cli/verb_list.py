@@ -1,6 +1,6 @@
-"""``hires list``: what can be chosen?
+"""``hires list``: what can be chosen, and which runs are there?
 
-Reads folder names and dataclasses only, so that it answers at once.
+Choices are read from folder names and dataclasses only, so that it answers at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hires.cli.choices import ALIASES, EXPERIMENTS, experiments, groups, key_docs
 from hires.cli.nearest import offer
-from hires.cli.options import Parser, add_config_dir, add_json
+from hires.cli.options import Parser, add_config_dir, add_json, add_results
 from hires.core.errors import ConfigError
 
 Listing = dict[str, dict[str, str]]
@@ -23,19 +23,46 @@ _EXAMPLES = (
     "hires list experiment           stored sweeps",
     "hires list keys                 every key with its default",
     "hires list aliases              the thesis's words and ours",
+    "hires list runs --where 'precision == \"bf16\" and throughput > 10' --sort=-throughput",
 )
+RUNS = "runs"
 
 
 def main(words: Sequence[str]) -> int:
     """Prints choices as text or JSON; returns 0."""
     parser = Parser("list", "List what can be chosen, one line each.", _EXAMPLES)
-    parser.add_argument("what", nargs="?", help="a group (models or model, ...), keys or aliases")
+    parser.add_argument(
+        "what", nargs="?", help="a group (models or model, ...), keys, aliases or runs"
+    )
     add_config_dir(parser)
+    _add_runs(parser)
     add_json(parser)
     args = parser.read(words)
+    if args.what == RUNS:
+        from hires.cli.list_runs import list_runs
+
+        return list_runs(args)
+    for option in ("where", "campaign", "sort", "csv"):
+        if getattr(args, option):
+            raise ConfigError(f"--{option} is for runs: hires list runs --{option} ...")
     listing = _chosen(_listing(args.config_dir), args.what)
     print(json.dumps(listing, indent=2) if args.json else _text(listing))
     return 0
+
+
+def _add_runs(parser: Parser) -> None:
+    """Adds the options of ``list runs``."""
+    runs = parser.add_argument_group("options of `hires list runs`")
+    runs.add_argument(
+        "--where",
+        metavar="EXPR",
+        help="runs of which it is true: keys, groups, throughput (img/s), step_time (s), memory "
+        "(bytes of the fullest rank), loss, state, reason, host, git, ...",
+    )
+    runs.add_argument("--campaign", metavar="NAME", help="runs of one campaign")
+    runs.add_argument("--sort", metavar="NAME", help="by any of these; --sort=-NAME: descending")
+    runs.add_argument("--csv", action="store_true", help="print all columns as CSV")
+    add_results(parser)
 
 
 def _listing(config_dir: str | None) -> Listing:
@@ -54,7 +81,7 @@ def _chosen(listing: Listing, what: str | None) -> Listing:
         return listing
     names = {f"{name}s": name for name in listing} | {name: name for name in listing}
     if what not in names:
-        raise ConfigError(f"nothing to list under {what!r}; {offer(what, listing)}")
+        raise ConfigError(f"nothing to list under {what!r}; {offer(what, [*listing, RUNS])}")
     return {names[what]: listing[names[what]]}
 
 

@@ -1,4 +1,4 @@
-"""``hires show RUN``: what came out of a run, and what did its ranks do when?"""
+"""``hires show RUN``: what came out of a run, what did its ranks do, how does it come again?"""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 from hires.cli.options import Parser, add_json
 from hires.cli.screen import print_record
+from hires.cli.show_plan import placement_lines
 from hires.core import checkpoints
 from hires.core.errors import ConfigError, RunError
 from hires.core.records import attempt_dir, read_plan, read_record
-from hires.core.rundir import RunDir, find
+from hires.core.rundir import RunDir, find, locate
 from hires.core.timeline import StepSpans, read
 from hires.core.units import size
 
@@ -20,9 +21,12 @@ _EXAMPLES = (
     "hires show results/default/resnet50-224x224-single-fp32-0123abcd",
     "hires show 0123abcd                      the beginning of the hash is enough",
     "hires show 0123abcd --json               record.json",
+    "hires show 0123abcd --reproduce          the line that makes it again, and what differs now",
+    "hires show 0123abcd --diff 4567cdef      config, versions, machine and numbers of two runs",
     "hires show 0123abcd --timeline           what every rank did in a step, planned and measured",
     "hires show 0123abcd --trace trace.json   the same for https://ui.perfetto.dev",
 )
+_INDENT = "  "
 
 
 def main(words: Sequence[str]) -> int:
@@ -34,8 +38,14 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--trace", metavar="FILE", help="write the last steps in Chrome's trace format"
     )
+    parser.add_argument(
+        "--reproduce", action="store_true", help="print what makes it again, and what differs now"
+    )
+    parser.add_argument("--diff", metavar="OTHER", help="print in what another run differs")
     add_json(parser)
     args = parser.read(words)
+    if args.reproduce or args.diff is not None:
+        return _show_other(args)
     if args.json and args.timeline:
         raise ConfigError(
             "--json prints the record and --timeline a drawing; for the time line as data use "
@@ -59,7 +69,46 @@ def main(words: Sequence[str]) -> int:
         for line in [*_resumed_line(record), *_checkpoint_lines(run)]:
             print(line)
         print_record(record)
+        print()
+        _print_layout(run)
     return 0
+
+
+def _show_other(args: Any) -> int:
+    """Prints what makes a run again, or in what another one differs."""
+    from hires.cli import show_run
+
+    if args.timeline or args.trace is not None or (args.reproduce and args.diff is not None):
+        raise ConfigError("--reproduce, --diff, --timeline and --trace exclude each other")
+    path = locate(args.run, args.results)
+    if args.reproduce:
+        return show_run.reproduce(path, args.json)
+    return show_run.diff(path, locate(args.diff, args.results), args.json)
+
+
+def _print_layout(run: RunDir) -> None:
+    """Prints placement and time line of a run as far as they are there."""
+    from hires.report.drawn import timeline_lines
+    from hires.report.runs import read_run
+
+    held = read_run(run.path)
+    plan = held.plan()
+    if plan is not None:
+        print("\n".join(["placement (ranks)", *_indented(placement_lines(plan.to_dict()))]))
+        steps = held.timeline()
+        if steps:
+            width = shutil.get_terminal_size().columns
+            lines = timeline_lines(plan, steps, width - len(_INDENT))
+            print("\n".join(["", "time line of a step", *_indented(lines)]))
+        else:
+            print("\nno time line was recorded")
+    for note in held.notes:
+        print(f"note: {note.where}: {note.text}")
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    """Returns lines that stand below a title."""
+    return [f"{_INDENT}{line}".rstrip() for line in lines]
 
 
 def _resumed_line(record: dict[str, Any]) -> list[str]:

@@ -8,6 +8,9 @@ PREEMPTED = 75
 """Exit code of ranks and launchers that were asked to make way (SIGUSR2), once the state is saved:
 start the same run again and it goes on. It is EX_TEMPFAIL of sysexits.h: try again later."""
 
+REGRESSION = 4
+"""Exit code of a comparison in which something became worse."""
+
 
 class HiresError(Exception):
     """An error that is explained in one paragraph, without a traceback."""

@@ -7,7 +7,6 @@ and leaves ``exit.json``, as after Ctrl-C. Nobody else is ever signalled.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -21,6 +20,7 @@ from hires.core.files import write_atomically
 from hires.core.records import attempt_dir
 from hires.launcher import scheduler, whois
 from hires.launcher.attempt_files import last_number, launched_by, read_json
+from hires.launcher.last_word import leave_word
 from hires.launcher.scheduler import Job
 from hires.launcher.state import PENDING, RUNNING, RunState
 
@@ -159,8 +159,7 @@ def _write_end(folder: Path, cause: str) -> None:
     """
     now = provenance.now()
     end: dict[str, Any] = {"state": "cancelled", "cause": cause, "reason": None, "exit_codes": {}}
-    text = json.dumps({**end, "started": None, "ended": now}, indent=1)
-    write_atomically(folder / "exit.json", text + "\n")
+    leave_word(folder.parent, int(folder.name[1:]), {**end, "started": None, "ended": now}, {})
 
 
 def _stop(launched: dict[str, Any], folder: Path) -> str:

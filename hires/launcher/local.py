@@ -8,18 +8,19 @@ is to start the ranks.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hires.core import log, provenance, records, rundir, units
 from hires.core.errors import PREEMPTED, HiresError, RunError
-from hires.core.files import StrPath, write_atomically
+from hires.core.files import StrPath
 from hires.launcher import hosts, ports
 from hires.launcher.interrupts import Interrupts
+from hires.launcher.last_word import leave_word
 from hires.launcher.places import Places, here
 from hires.launcher.progress import Progress
 from hires.launcher.supervisor import End, Job, OnLine, Supervisor
@@ -176,6 +177,7 @@ def _run(job: Job, interrupts: Interrupts) -> End:
 
 def _leave(job: Job, end: End, started: str) -> End:
     """Writes how an attempt ended; returns the end, failed if it is not whole or not written."""
+    record: dict[str, Any] = {}
     try:
         if not job.args:
             record = records.finish(job.run_dir, job.attempt, end.state, end.cause)
@@ -185,15 +187,16 @@ def _leave(job: Job, end: End, started: str) -> End:
     except Exception as error:  # a bug in making the record must not hide how the ranks ended
         end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
     try:
-        _write_exit(job, end, started)
+        told = None if job.args else record
+        leave_word(job.run_dir, job.attempt, _exit_values(end, started), told)
     except RunError as error:
         end = _failed_too(end, str(error))
     return _blame_disk(job, end)
 
 
-def _write_exit(job: Job, end: End, started: str) -> None:
-    """Writes ``exit.json``."""
-    values = {
+def _exit_values(end: End, started: str) -> dict[str, Any]:
+    """Returns what ``exit.json`` holds."""
+    return {
         "state": end.state,
         "cause": end.cause,
         "reason": end.reason,
@@ -201,7 +204,6 @@ def _write_exit(job: Job, end: End, started: str) -> None:
         "started": started,
         "ended": provenance.now(),
     }
-    write_atomically(job.folder / "exit.json", json.dumps(values, indent=1) + "\n")
 
 
 def _failed_too(end: End, why: str) -> End:

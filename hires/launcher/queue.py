@@ -22,8 +22,9 @@ from typing import Any, Protocol
 
 from hires.core import provenance, records, rundir
 from hires.core.errors import RunError
-from hires.core.files import cannot_write, write_atomically
+from hires.core.files import cannot_write
 from hires.launcher.interrupts import Interrupts
+from hires.launcher.last_word import leave_word
 from hires.launcher.processes import die_with
 from hires.launcher.progress import MetricsTail
 
@@ -285,7 +286,7 @@ def _end_of(run: _Running, code: int) -> Ended:
     values = {"state": state, "cause": cause, "exit_codes": {}, "reason": None}
     values |= {"started": run.started, "ended": provenance.now()}
     with contextlib.suppress(RunError):  # on a full disk the end is still told on screen
-        write_atomically(folder / "exit.json", json.dumps(values, indent=1) + "\n")
+        leave_word(run.task.path, run.attempt, values, {})
     return Ended(run.task, run.attempt, state, cause, run.wall_s)
 
 

@@ -48,7 +48,12 @@ def csv_text(summary: Summary) -> str:
 
     A text that a spreadsheet would compute gets an apostrophe in front.
     """
-    return to_csv(_mapped(summary.table, lambda t: f"'{t}" if t.startswith(_FORMULA) else t))
+    return safe_csv(summary.table)
+
+
+def safe_csv(table: Table) -> str:
+    """Returns a table as CSV in which no text is a formula."""
+    return to_csv(_mapped(table, lambda t: f"'{t}" if t.startswith(_FORMULA) else t))
 
 
 def markdown_text(summary: Summary) -> str:

@@ -166,10 +166,7 @@ class Frames:
     def _complete(self) -> Iterable[tuple[Run, Attempt]]:
         """Yields the complete attempts; a run of before attempts kept records has one."""
         for run in self.held:
-            done = [a for a in run.attempts if a.record.get("state") == "done"]
-            if not done and run.record.get("state") == "done":
-                done = [Attempt(run.shown, {}, {}, run.record)]
-            yield from ((run, attempt) for attempt in done)
+            yield from ((run, attempt) for attempt in run.complete)
 
 
 def load(paths: Sequence[Path], told: Mapping[Path, Any] | None = None) -> Frames:

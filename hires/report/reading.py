@@ -29,6 +29,7 @@ MAX_BYTES = {
     "metrics.jsonl": 128 * MIB,
     "timeline.jsonl": 128 * MIB,
     "campaign.json": 64 * MIB,
+    "index.jsonl": 512 * MIB,
 }
 """Larger files are not read: whatever they hold, no report of this size is useful."""
 MAX_TEXT = 2000

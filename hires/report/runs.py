@@ -77,6 +77,14 @@ class Run:
         return self.attempts[-1] if self.attempts else None
 
     @property
+    def complete(self) -> list[Attempt]:
+        """The complete attempts; a run of before attempts kept records has one."""
+        done = [attempt for attempt in self.attempts if attempt.record.get("state") == "done"]
+        if not done and self.record.get("state") == "done":
+            done = [Attempt(self.shown, {}, {}, self.record)]
+        return done
+
+    @property
     def shown(self) -> int:
         """Number of the attempt that the record is of, or of the last one."""
         found = reading.count(self.record.get("attempt"))

@@ -80,6 +80,19 @@ def test_campaigns_runs_and_what_options_of_retry_take(hires):
     assert "comm.timeout_s=" in offered(hires, "retry", "--set", "comm")
 
 
+def test_what_verbs_of_results_take(hires):
+    Path("results/mine/one-0123abcd").mkdir(parents=True)
+    Path("results/mine/one-0123abcd/config.yaml").touch()
+    for verb in ("compare", "export"):
+        assert offered(hires, verb, "mine", "") == ["mine", "results/mine/one-0123abcd"]
+    assert offered(hires, "compare", "--metric", "m") == ["memory"]
+    assert offered(hires, "export", "--to", "") == ["csv", "mlflow"]
+    assert offered(hires, "show", "x", "--diff", "") == ["results/mine/one-0123abcd"]
+    assert offered(hires, "list", "runs", "--campaign", "") == ["mine"]
+    assert "runs" in offered(hires, "list", "")
+    assert offered(hires, "compare", "--jun") == ["--junit"]
+
+
 @pytest.mark.parametrize(
     ("line", "replies"),
     [

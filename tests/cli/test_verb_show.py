@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,82 @@ def test_run_that_went_on_says_where(hires, run):
     record["resumed"] = {"step": 2, "checkpoint": "/other/step000002", "attempt": None}
     (run / "record.json").write_text(json.dumps(record))
     assert "it went on at step 2 from /other/step000002\n" in hires("show", str(run)).out
+
+
+def test_tables_placement_and_time_line_are_shown(hires, timed):
+    answer = hires("show", str(timed))
+    assert answer.code == 0, answer.err
+    parts = ("Throughput", "Memory", "again: hires run", "placement (ranks)\n  stage 0\n  [ 0 ]")
+    places = [answer.out.index(part) for part in (*parts, "time line of a step", "measured, step")]
+    assert places == sorted(places)
+
+
+def test_what_cannot_be_shown_is_told(hires, run):
+    assert "no time line was recorded" in hires("show", str(run)).out
+    (run / "plan.json").write_text('{"world": "x"}')
+    answer = hires("show", str(run))
+    assert answer.code == 0
+    assert "plan.json: cannot be read" in answer.out
+    assert "Throughput" in answer.out
+
+
+def test_reproduce_prints_the_line_and_what_differs_now(hires, run):
+    answer = hires("show", str(run), "--reproduce")
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines()[0] == f"hires run {' '.join(SMALL)} parallel=sp"
+    assert "commit, versions and machine are as they were" in answer.out
+    record = json.loads((run / "record.json").read_text())
+    record["provenance"] |= {"git": "0123456789abcdef", "torch": "1.0", "host": "elsewhere"}
+    record["reproduce"] = "hires run 'image=[3,4]'; touch made $(touch made)"
+    (run / "record.json").write_text(json.dumps(record))
+    answer = hires("show", str(run), "--reproduce")
+    words = shlex.split(answer.out.splitlines()[0])
+    assert words == ["hires", "run", "image=[3,4];", "touch", "made", "$(touch", "made)"]
+    assert "'image=[3,4];'" in answer.out
+    assert "'$(touch'" in answer.out
+    table = [line.split()[0] for line in answer.out.splitlines() if line.startswith(" ")]
+    told = [word for word in table if word.isalpha() and word != "then"]
+    assert told == ["commit", "torch", "host"]
+    assert "git checkout 0123456789abcdef" in answer.out
+    made = json.loads(hires("show", str(run), "--reproduce", "--json").out)
+    assert [change["what"] for change in made["changed"]] == ["commit", "torch", "host"]
+
+
+def test_reproduce_of_a_run_that_knows_nothing(hires, run):
+    (run / "record.json").write_text("{}")
+    (run / "a0" / "env.json").write_text("[]")
+    answer = hires("show", str(run), "--reproduce")
+    assert (answer.code, answer.out) == (0, "no line is recorded that makes it again\n")
+
+
+def test_line_that_is_no_shell_line_is_one_word(hires, run):
+    record = json.loads((run / "record.json").read_text())
+    (run / "record.json").write_text(json.dumps({**record, "reproduce": "hires 'run; x"}))
+    line = hires("show", str(run), "--reproduce").out.splitlines()[0]
+    assert shlex.split(line) == ["hires 'run; x"]
+
+
+def test_diff_of_two_runs(hires, run):
+    assert hires("run", *SMALL, "parallel=sp", "seed=7").code == 0
+    [other] = [
+        path.parent for path in Path("results").glob("*/*/config.yaml") if path.parent != run
+    ]
+    answer = hires("show", str(run), "--diff", other.name)
+    assert answer.code == 0, answer.err
+    assert re.search(r"^ seed +0 +7$", answer.out, re.MULTILINE)
+    assert "parallel.tiles" not in answer.out
+    assert "Code, versions and machine: no difference" in answer.out
+    assert re.search(r"throughput \[img/s\] +5.3333 +5.3333 +1.000$", answer.out, re.MULTILINE)
+    told = json.loads(hires("show", str(run), "--diff", other.name, "--json").out)
+    assert told["config"] == [{"what": "seed", "a": "0", "b": "7"}]
+    assert told["numbers"][0]["a"] == pytest.approx(16 / 3)
+
+
+@pytest.mark.parametrize(
+    "words", [["--reproduce", "--timeline"], ["--reproduce", "--diff", "x"], ["--diff", "nothing"]]
+)
+def test_mistakes_with_diff_and_reproduce(hires, run, words):
+    assert hires("show", str(run), *words).code in (1, 2)
 
 
 def test_help_has_an_example(hires, capsys):

@@ -1,0 +1,137 @@
+"""Which runs are there, as rows with a value for every name that a person may ask for?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hires.cli.choices import groups, keys
+from hires.cli.expression import Expression
+from hires.cli.nearest import offer
+from hires.core.errors import ConfigError
+from hires.launcher.points import select
+from hires.launcher.state import states
+from hires.report.indexed import runs_of
+from hires.report.reading import Note, dig
+from hires.report.rows import RUN_COLUMNS, Row, run_row
+from hires.report.runs import Run
+
+METRICS = {
+    "throughput": "img_per_s_median",
+    "step_time": "step_s_median",
+    "memory": "peak_bytes_max",
+    "loss": "loss_last",
+}
+"""Short names of numbers: images per second, seconds, bytes of the fullest rank, last loss."""
+_GROUPS = {"parallel": "layout", "precision": "precision", "task": "task", "model": "model"}
+"""Groups of the config whose choice is a column."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run as a row."""
+
+    run: Run
+    values: Row
+    """By column, as ``rows.RUN_COLUMNS`` has them."""
+
+    def value(self, name: str) -> Any:
+        """Returns what a name stands for; None if the run does not know it."""
+        name = METRICS.get(name, _GROUPS.get(name, name))
+        if name == "image":
+            height, width = self.values.get("height"), self.values.get("width")
+            return height if height == width else [height, width]
+        if name in self.values:
+            return self.values[name]
+        if name in groups():
+            return dig(self.run.config, name, "name")
+        return dig(self.run.config, *name.split("."))
+
+
+class RunsWhere(Expression):
+    """An expression that is true or false of a run."""
+
+    def __init__(self, text: str) -> None:
+        """Takes the expression.
+
+        Raises:
+            ConfigError: it is no expression, or names what no run has.
+        """
+        super().__init__(text, {*names(), "model.args."}, gaps=True)
+
+    def kept(self, rows: Sequence[RunRow]) -> tuple[list[RunRow], list[Note]]:
+        """Returns the rows of which it is true, and a note if it made no sense of some.
+
+        Raises:
+            ConfigError: it made no sense of any row.
+        """
+        found, wrong = [], []
+        for row in rows:
+            try:
+                if self.truth(row.value):
+                    found.append(row)
+            except ConfigError as error:
+                wrong.append(error)
+        if wrong and len(wrong) == len(rows):
+            raise wrong[0]
+        told = f"{len(wrong)} runs left out, as the first: {wrong[0]}" if wrong else ""
+        return found, [Note("--where", told)] if told else []
+
+
+def names() -> set[str]:
+    """Returns every name that a run has a value for."""
+    named = {group for group in groups() if f"{group}.name" in keys()}
+    return {*keys(), *named, *METRICS, *RUN_COLUMNS}
+
+
+def run_rows(said: Sequence[str], results: str) -> tuple[list[RunRow], list[Note]]:
+    """Returns the rows of the runs that some names mean; all if there are none.
+
+    Args:
+        said: names of campaigns and runs.
+        results: folder of all campaigns.
+
+    Raises:
+        ConfigError: a name is neither a campaign nor a run.
+    """
+    paths = select(said, results).paths
+    listed = runs_of(Path(results), paths)
+    tell(listed.runs)
+    notes = [*listed.notes, *(note for run in listed.runs for note in run.notes)]
+    return [RunRow(run, run_row(run)) for run in listed.runs], notes
+
+
+def tell(runs: Iterable[Run]) -> None:
+    """Finds out how those runs are doing that left no last word."""
+    silent = [
+        run
+        for run in runs
+        if run.record.get("state") != "done" and not (run.last and run.last.exit)
+    ]
+    if silent:
+        for run, state in zip(silent, states([run.path for run in silent]), strict=True):
+            run.told = (state.state, state.reason, state.cause)
+
+
+def sorted_rows(rows: Sequence[RunRow], key: str) -> list[RunRow]:
+    """Returns rows in the order of a name, descending behind a ``-``; what is unknown comes last.
+
+    Raises:
+        ConfigError: no run has a value of this name.
+    """
+    name = key.removeprefix("-")
+    if name not in names():
+        raise ConfigError(f"--sort {name!r} is no name of a run; {offer(name, sorted(names()))}")
+    known = [(row, row.value(name)) for row in rows]
+    held = [(row, value) for row, value in known if value is not None]
+    held.sort(key=lambda pair: _order(pair[1]), reverse=key.startswith("-"))
+    return [row for row, _ in held] + [row for row, value in known if value is None]
+
+
+def _order(value: Any) -> tuple[int, Any]:
+    """Returns by what a value is sorted: numbers, then everything else as text."""
+    if isinstance(value, (int, float)):
+        return 0, value
+    return 1, str(value)

@@ -1,0 +1,47 @@
+"""How is it written down that an attempt has ended? In its folder first, then in the index."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from hires.core import index, records
+from hires.core.errors import HiresError
+from hires.core.files import write_atomically
+from hires.core.naming import plain
+
+log = logging.getLogger(__name__)
+
+
+def leave_word(run: Path, attempt: int, end: dict[str, Any], record: dict[str, Any] | None) -> None:
+    """Writes ``exit.json`` of an attempt, and its line in the index of all results.
+
+    Args:
+        run: the run folder.
+        attempt: which of its attempts.
+        end: what ``exit.json`` holds.
+        record: of the attempt, empty if it has none; None: the attempt measured nothing that
+            belongs into a list of runs.
+
+    Raises:
+        RunError: ``exit.json`` cannot be written.
+    """
+    text = json.dumps(end, indent=1) + "\n"
+    write_atomically(records.attempt_dir(run, attempt) / "exit.json", text)
+    if record is not None:
+        _add_to_index(run, attempt, end, record)
+
+
+def _add_to_index(run: Path, attempt: int, end: dict[str, Any], record: dict[str, Any]) -> None:
+    """Adds the line of an attempt; a list finds the run without it, so no error stops anybody."""
+    try:
+        config = records.read_config(run)
+        if run.parent.name != config.campaign:
+            return  # the folder was copied: what lies two folders above is not ours to write into
+        # Rank 0 may have written a record before the launcher that should have was killed.
+        record = record or records.read_record(records.attempt_dir(run, attempt)) or {}
+        index.append(run.parent.parent, index.entry(run, attempt, plain(config), record, end))
+    except HiresError as error:
+        log.warning("%s", error)

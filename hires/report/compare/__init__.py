@@ -1,0 +1,1 @@
+"""Is one set of runs better or worse than another?"""

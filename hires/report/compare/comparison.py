@@ -1,0 +1,192 @@
+"""How does B do beside A, or beside references? All points, all metrics, and what differs else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hires.core.errors import ConfigError
+from hires.report.compare.bootstrap import Estimate
+from hires.report.compare.differences import (
+    Difference,
+    config_differences,
+    origin_differences,
+)
+from hires.report.compare.metrics import Metric
+from hires.report.compare.pairing import Point, pair, points
+from hires.report.compare.references import Reference
+from hires.report.compare.verdicts import WORSE, Result, Settings, judge, judge_beside, overall
+from hires.report.runs import Run
+
+_FEW = 3
+"""Repeats from which on their spread is known at least roughly."""
+_MANY = 20
+"""From so many points on chance alone calls some of them different."""
+
+
+@dataclass
+class Comparison:
+    """Everything that a comparison found."""
+
+    names: tuple[str, str]
+    settings: Settings
+    results: list[Result] = field(default_factory=list)
+    """One for every point and metric."""
+    overall: list[Result] = field(default_factory=list)
+    """One for every metric."""
+    config: list[Difference] = field(default_factory=list)
+    origin: list[Difference] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether anything became worse."""
+        return any(result.status == WORSE for result in [*self.results, *self.overall])
+
+    @property
+    def is_told(self) -> bool:
+        """Whether anything could be compared."""
+        return any(result.ratio is not None for result in self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values."""
+        settings = self.settings
+        return {
+            "a": self.names[0],
+            "b": self.names[1],
+            "regression": self.is_worse,
+            "confidence": settings.confidence,
+            "resamples": settings.resamples,
+            "seed": settings.seed,
+            "overall": [result.to_dict() for result in self.overall],
+            "points": [result.to_dict() for result in self.results],
+            "config": [vars(difference) for difference in self.config],
+            "origin": [vars(difference) for difference in self.origin],
+            "notes": self.notes,
+        }
+
+
+def compare_runs(
+    names: tuple[str, str],
+    a: Sequence[Run],
+    b: Sequence[Run],
+    metrics: Sequence[Metric],
+    settings: Settings,
+) -> Comparison:
+    """Returns how the runs of B do beside those of A.
+
+    Raises:
+        ConfigError: they share no point.
+    """
+    pairing = pair(a, b)
+    if not pairing.points:
+        raise ConfigError(
+            f"{names[0]} and {names[1]} share no point: their configs differ in keys that have "
+            f"several values on a side; name runs or campaigns that differ in one thing"
+        )
+    made = Comparison(names, settings)
+    for metric in metrics:
+        judged = [judge(label, metric, old, new, settings) for label, old, new in pairing.points]
+        _add(made, metric, judged)
+    made.config, made.origin = config_differences(a, b), origin_differences(a, b)
+    for side, labels in zip(names, (pairing.only_a, pairing.only_b), strict=True):
+        if labels:
+            made.notes.append(f"only in {side}: {_listed(labels)}")
+    made.notes += _left_out([point for _, *both in pairing.points for point in both])
+    made.notes += _few_repeats(made) + _by_chance(made)
+    return made
+
+
+def compare_references(
+    names: tuple[str, str],
+    references: Sequence[Reference],
+    runs: Sequence[Run],
+    metrics: Sequence[Metric] | None,
+    settings: Settings,
+) -> Comparison:
+    """Returns how runs do beside references, each with its own tolerance.
+
+    Args:
+        names: of the references and of the runs.
+        references: what should be.
+        runs: what is.
+        metrics: which ones; None: all that the references have.
+        settings: seed and draws.
+
+    Raises:
+        ConfigError: no reference fits any run.
+    """
+    made = Comparison(names, settings)
+    found = points(runs)
+    without: list[str] = []
+    asked = list({r.metric.name: r.metric for r in references}.values())
+    for metric in asked if metrics is None else metrics:
+        judged = []
+        for label, point in found:
+            fit = _first(references, metric, point)
+            if fit is None:
+                without.append(f"{metric.name} of {label}")
+                continue
+            own = Settings(fit.tolerance, settings.seed, settings.resamples, settings.confidence)
+            judged.append(judge_beside(label, metric, fit.value, point, own))
+        if judged:
+            _add(made, metric, judged)
+    if not made.results:
+        raise ConfigError(
+            f"no reference of {names[0]} fits a run of {names[1]}: cluster, point and metric must; "
+            f"the first run is {found[0][0] if found else 'missing'}"
+        )
+    if without:
+        made.notes.append(f"no reference for {_listed(without)}")
+    made.notes += _left_out([point for _, point in found])
+    return made
+
+
+def _add(
+    made: Comparison, metric: Metric, judged: Sequence[tuple[Result, Estimate | None]]
+) -> None:
+    """Adds what was found of a metric."""
+    results = [result for result, _ in judged]
+    estimates = [estimate for _, estimate in judged if estimate is not None]
+    made.results += results
+    made.overall.append(overall(metric, results, estimates, made.settings))
+
+
+def _first(references: Sequence[Reference], metric: Metric, point: Point) -> Reference | None:
+    """Returns the first reference that fits a point."""
+    own = [reference for reference in references if reference.metric is metric]
+    return next((r for r in own if any(r.fits(run) for run in point.runs)), None)
+
+
+def _left_out(found: Sequence[Point]) -> list[str]:
+    """Says how many attempts were made by other code or machines than the latest ones."""
+    count = sum(point.left_out() for point in found)
+    if not count:
+        return []
+    return [f"{count} complete attempts of another commit or machine than the latest left out"]
+
+
+def _few_repeats(made: Comparison) -> list[str]:
+    """Says that two repeats tell little of how far repeats differ."""
+    if not any(1 < min(result.repeats) < _FEW for result in made.results):
+        return []
+    return [f"two repeats say little of their spread; from {_FEW} on intervals are much narrower"]
+
+
+def _by_chance(made: Comparison) -> list[str]:
+    """Says how many of many points look different by chance."""
+    judged = [result for result in made.results if result.low is not None]
+    if len(judged) < _MANY:
+        return []
+    share = 1 - made.settings.confidence
+    return [
+        f"of {len(judged)} equal points about {share * len(judged):.0f} would be found different "
+        f"by chance; the tolerance keeps small ones out, repeats keep out more"
+    ]
+
+
+def _listed(labels: Sequence[str], most: int = 4) -> str:
+    """Returns labels in words, of many the first ones."""
+    left = len(labels) - most
+    return "; ".join(labels[:most]) + (f"; and {left} more" if left > 0 else "")

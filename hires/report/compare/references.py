@@ -1,0 +1,215 @@
+"""What should a run come to on this machine? A YAML file with values and tolerances says so.
+
+References:
+    - metric: throughput          # throughput, step_time, memory or loss
+      value: 12.5
+      unit: img/s
+      tolerance: [-5%, +15%]      # of the value: below, above
+      cluster: node*              # host, as the run recorded it; unset: any
+      point: {model: resnet18, image: 64x64, layout: sp, batch: 4}
+
+``point`` holds columns of a run (``rows.RUN_COLUMNS``) and keys of its config; a run fits if all of
+them are equal. Of several references that fit a run the first one counts.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hires.core.config import RunConfig, to_dict
+from hires.core.errors import ConfigError
+from hires.core.files import write_atomically
+from hires.core.naming import COSMETIC
+from hires.report import reading
+from hires.report.compare.metrics import METRICS, Metric
+from hires.report.compare.pairing import SEED, Point
+from hires.report.compare.verdicts import Tolerance, parse_tolerance
+from hires.report.reading import number, spoken
+from hires.report.rows import Row, what
+from hires.report.runs import Run
+
+ENDINGS = (".yaml", ".yml")
+OPTION = "--write-reference FILE"
+_KEYS = ("metric", "value", "unit", "tolerance", "cluster", "point")
+_COLUMNS = ("model", "image", "layout", "precision", "task", "batch", "ranks")
+"""Columns that name a point in a file that is written."""
+_TOLD = ("image", "batch", "task.name", "parallel.name", "precision.name", "model.name")
+"""Keys that the columns tell already."""
+_NO_MATTER = ("steps", "measure.warmup", "measure.steps")
+"""Keys that change how often something is measured, and what the last loss is."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one metric should be."""
+
+    metric: Metric
+    value: float
+    """In the base unit of the metric."""
+    tolerance: Tolerance
+    point: Mapping[str, str]
+    """Columns and keys, with their values in words."""
+    cluster: str = "*"
+
+    def fits(self, run: Run) -> bool:
+        """Whether it is about a run."""
+        host = reading.text(run.provenance.get("host"), 200) or ""
+        if not fnmatch.fnmatchcase(host, self.cluster):
+            return False
+        known: Row = {**run.flat_config, **what(run)}
+        return all(_alike(known.get(key), said) for key, said in self.point.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what the file holds."""
+        metric, tolerance = self.metric, self.tolerance
+        value = metric.shown(self.value)
+        return {
+            "metric": metric.name,
+            "value": float(f"{value:.6g}"),
+            "unit": metric.unit,
+            "tolerance": [f"{100 * tolerance.low:+g}%", f"{100 * tolerance.high:+g}%"],
+            "cluster": self.cluster,
+            "point": {key: _typed(said) for key, said in self.point.items()},
+        }
+
+
+def is_reference(name: str) -> bool:
+    """Whether a word on the command line names a file of references."""
+    return name.endswith(ENDINGS) and not Path(name).is_dir()
+
+
+def read(path: Path) -> list[Reference]:
+    """Returns the references of a file.
+
+    Raises:
+        ConfigError: it cannot be read, or an entry makes no sense; the entry is named.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ConfigError(f"{path} cannot be read: {why}") from None
+    entries = values.get("references") if isinstance(values, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{path} holds no list `references:`; see {OPTION}")
+    return [_reference(entry, f"{path}, entry {n}") for n, entry in enumerate(entries, start=1)]
+
+
+def from_point(point: Point, metric: Metric, value: float, tolerance: Tolerance) -> Reference:
+    """Returns what a point came to as what it should come to.
+
+    Args:
+        point: complete runs of one config.
+        metric: which number.
+        value: of the point, in the base unit.
+        tolerance: how far others may be off.
+    """
+    run = point.attempts()[0][0]
+    host = reading.text(run.provenance.get("host"), 200) or "*"
+    return Reference(metric, value, tolerance, _named(run, metric), host)
+
+
+def write(path: Path, references: Sequence[Reference], made_by: str) -> int:
+    """Writes references into a file; those that it held about other points and clusters stay.
+
+    Args:
+        path: the file; it is made if it is not there.
+        references: what to write.
+        made_by: the command line.
+
+    Returns:
+        How many references the file holds now.
+
+    Raises:
+        ConfigError: the file holds something else.
+        RunError: it cannot be written.
+    """
+    kept = {_about(r): r for r in read(path)} if path.exists() else {}
+    kept.update({_about(reference): reference for reference in references})
+    entries = [reference.to_dict() for reference in kept.values()]
+    text = yaml.safe_dump({"references": entries}, sort_keys=False, default_flow_style=None)
+    head = f"# Written by: {' '.join(made_by.splitlines())}\n"
+    write_atomically(path, head + text, option=OPTION)
+    return len(entries)
+
+
+def _about(reference: Reference) -> tuple[Any, ...]:
+    """Returns what two references share that cannot both be true."""
+    point = tuple(sorted(reference.point.items()))
+    return reference.metric.name, reference.cluster, point
+
+
+def _named(run: Run, metric: Metric) -> dict[str, str]:
+    """Returns columns and keys that name a run: those that differ from the defaults, too."""
+    told = _TOLD if metric.name == "loss" else (*_TOLD, *_NO_MATTER)
+    row = what(run)
+    named = {key: spoken(row[key]) for key in _COLUMNS if row.get(key) is not None}
+    defaults = {k: spoken(v) for k, v in reading.flat(to_dict(RunConfig())).items()}
+    for key, value in run.flat_config.items():
+        kept = key not in (*COSMETIC, *told, SEED) and not key.startswith("checkpoint.")
+        if kept and defaults.get(key) != spoken(value):
+            named[key] = spoken(value)
+    return named
+
+
+def _reference(entry: Any, where: str) -> Reference:
+    """Returns one entry of a file."""
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where} holds no keys; it needs metric, value, unit and tolerance")
+    unknown = [str(key) for key in entry if key not in _KEYS]
+    if unknown:
+        raise ConfigError(f"{where} has the unknown key {unknown[0]!r}; use {', '.join(_KEYS)}")
+    metric = METRICS.get(str(entry.get("metric")))
+    if metric is None:
+        names = ", ".join(METRICS)
+        raise ConfigError(f"{where} has metric {entry.get('metric')!r}; choose one of {names}")
+    unit = str(entry.get("unit", metric.unit))
+    if unit not in metric.units:
+        names = ", ".join(metric.units)
+        raise ConfigError(f"{where} has unit {unit!r}; {metric.name} is in {names}")
+    value = number(entry.get("value"))
+    if value is None or value <= 0:
+        raise ConfigError(f"{where} has value {entry.get('value')!r}; it must be above 0")
+    point = entry.get("point") or {}
+    if not isinstance(point, dict):
+        raise ConfigError(f"{where} has point {point!r}; write it as {{layout: sp, batch: 4}}")
+    filters = {str(key): spoken(said) for key, said in point.items()}
+    tolerance = _tolerance(entry.get("tolerance"), where)
+    cluster = str(entry.get("cluster") or "*")
+    return Reference(metric, value * metric.units[unit], tolerance, filters, cluster)
+
+
+def _tolerance(said: Any, where: str) -> Tolerance:
+    """Returns a tolerance, a list of two or one for both ways."""
+    text = ",".join(str(part) for part in said) if isinstance(said, list) else str(said)
+    try:
+        return parse_tolerance(text)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _typed(said: str) -> Any:
+    """Returns a value as one would type it in YAML: a number without quotes."""
+    try:
+        value = yaml.safe_load(said)
+    except yaml.YAMLError:
+        return said
+    return value if spoken(value) == said else said
+
+
+def _alike(held: Any, said: str) -> bool:
+    """Whether a run has a value; an image may be said as 64, 64x64 or [64,64]."""
+    if held is None:
+        return said == "null"
+    words = spoken(held)
+    height, times, width = words.partition("x")
+    if times and height.isdigit() and width.isdigit():
+        square = height == width
+        return said in (words, f"[{height},{width}]", *([height] if square else []))
+    return said == words

@@ -1,0 +1,69 @@
+"""Do the verbs that read many runs survive folders of somebody who means harm?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.helpers.hostile import hostile_campaign
+
+UNSEEN = set("\x00\x1b\r\u202e\u2028\ud800")
+
+
+@pytest.fixture
+def hostile(hires):
+    return hostile_campaign(Path("results"))
+
+
+def harmless(answer, *codes):
+    assert answer.code in codes, answer.err
+    assert "Traceback" not in answer.err
+    assert not UNSEEN & set(answer.out + answer.err)
+    assert len(answer.out) < 2_000_000
+    return answer
+
+
+def test_lists_and_index(hires, hostile):
+    count = len(json.loads(harmless(hires("list", "runs", "--json"), 0).out)["runs"])
+    assert count >= len(hostile) - 1
+    harmless(hires("index"), 0)
+    assert (Path("results") / "index.jsonl").stat().st_size < 2_000_000
+    again = json.loads(harmless(hires("list", "runs", "--json"), 0).out)
+    assert len(again["runs"]) == count
+    harmless(hires("list", "runs", "--where", "loss > 0 or layout == 'sp'"), 0)
+    for key in ("throughput", "-loss", "model", "image", "state", "data.path"):
+        harmless(hires("list", "runs", f"--sort={key}"), 0)
+    harmless(hires("list", "runs", "--csv"), 0)
+
+
+def test_compare(hires, hostile):
+    campaign = hostile[0].parent
+    shutil.copytree(campaign, campaign.with_name("other"), symlinks=True, ignore=_pipes)
+    for metrics in ("throughput,step_time", "memory,loss"):
+        words = ("compare", campaign.name, "other", "--metric", metrics)
+        harmless(hires(*words, "--junit", "x.xml"), 0, 1, 4)
+        ElementTree.parse("x.xml")
+        told = hires(*words, "--json")
+        json.loads(told.out, parse_constant=lambda name: pytest.fail(name))
+    words = ("compare", campaign.name, "--metric", "throughput,memory")
+    harmless(hires(*words, "--write-reference", "ref.yaml"), 0)
+    harmless(hires(*words, "--reference", "ref.yaml"), 0, 1, 4)
+
+
+def test_show_and_export(hires, hostile):
+    for run in hostile[1:]:
+        harmless(hires("show", str(hostile[0]), "--diff", str(run)), 0, 1)
+        harmless(hires("show", str(run), "--reproduce"), 0, 1)
+    harmless(hires("export", "--to", "csv", "--out", "out"), 0)
+    text = Path("out/runs.csv").read_text()
+    assert not UNSEEN & set(text)
+
+
+def _pipes(folder, names):
+    """Names what cannot be copied."""
+    return [name for name in names if not (Path(folder) / name).is_dir()
+            and not (Path(folder) / name).is_file()]  # fmt: skip

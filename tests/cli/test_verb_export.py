@@ -1,0 +1,87 @@
+"""Does ``hires export`` write what other tools read?"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from hires.report.mlflow_export import TAG
+from tests.helpers.compared_runs import compared_run, failed_run
+
+RESULTS = Path("results")
+STEPS = [0.5, 0.5, 0.25]
+
+
+@pytest.fixture
+def runs(hires):
+    """Two attempts of a run, and a run that failed."""
+    compared_run(RESULTS, [STEPS, STEPS], campaign="a")
+    failed_run(RESULTS, "=cmd|' /C calc'!A0", campaign="b")
+
+
+def rows(name):
+    with Path("out", f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.usefixtures("runs")
+def test_csv_holds_runs_attempts_steps_and_configs(hires):
+    answer = hires("export", "--to", "csv", "--out", "out")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("2 runs, ")
+    assert [row["state"] for row in rows("runs")] == ["done", "failed"]
+    assert [float(row["step_s_median"]) for row in rows("attempts")] == [0.5, 0.5]
+    assert [row["counted"] for row in rows("samples")] == ["no", "yes", "yes", "yes"] * 2
+    assert rows("configs")[0]["parallel.tiles"] == "[1,1]"
+    assert rows("failures")[0]["cause"].startswith("'=cmd")  # no formula in a spreadsheet
+
+
+@pytest.mark.usefixtures("runs")
+def test_some_runs_are_chosen_by_name(hires):
+    assert hires("export", "--to", "csv", "--out", "out", "b").code == 0
+    assert len(rows("runs")) == 1
+
+
+@pytest.mark.usefixtures("runs")
+def test_mlflow_that_is_not_installed_is_named(hires, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
+    answer = hires("export", "--to", "mlflow", "--out", "out")
+    assert answer.code == 2
+    assert "pip install 'hires[mlflow]'" in answer.err
+    assert not Path("out").exists()
+
+
+def test_mistakes(hires):
+    assert hires("export", "--to", "csv", "--out", "out").code == 2
+    assert hires("export", "--out", "out").code == 2
+    answer = hires("export", "--to", "csb", "--out", "out")
+    assert (answer.code, "did you mean csv" in answer.err) == (2, True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is an extra")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("runs")
+def test_mlflow_finds_what_was_written(hires):
+    words = ("export", "--to", "mlflow", "--out", "out")
+    answer = hires(*words)
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("2 complete attempts written")
+    assert hires(*words).out.startswith("0 complete attempts written into out, 2 were there")
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=Path("out").absolute().as_uri())
+    held = client.search_runs([client.get_experiment_by_name("a").experiment_id])
+    assert {run.data.tags[TAG].rpartition("/")[2] for run in held} == {"a0", "a1"}
+    data = held[0].data
+    assert data.params["parallel.tiles"] == "[1,1]"
+    assert data.metrics["step_s_median"] == 0.5
+    assert data.tags["hires.host"] == "node1"
+    history = client.get_metric_history(held[0].info.run_id, "step_s")
+    assert [(metric.step, metric.value) for metric in history] == [
+        (0, 9.0), (1, 0.5), (2, 0.5), (3, 0.25),
+    ]  # fmt: skip
