@@ -11,6 +11,8 @@ from hires.cli.nearest import offer
 from hires.cli.options import Parser, add_json, add_results
 from hires.core.campaign import FILE
 from hires.core.errors import ConfigError
+from hires.core.records import attempt_dir
+from hires.core.rundir import attempt_numbers
 from hires.launcher.points import campaigns, of_campaign, select
 from hires.launcher.state import states
 
@@ -103,5 +105,6 @@ def _told(paths: Sequence[Path]) -> dict[Path, tuple[str, str | None, str | None
 
 
 def _has_end(path: Path) -> bool:
-    """Whether the files of a run say how it ended."""
-    return (path / "record.json").exists() or any(path.glob("a*/exit.json"))
+    """Whether the last attempt of a run says how it ended; earlier ones may have failed."""
+    numbers = attempt_numbers(path)
+    return bool(numbers) and (attempt_dir(path, numbers[-1]) / "exit.json").exists()

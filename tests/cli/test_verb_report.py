@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.report_runs import report_run
-from tests.helpers.run_folders import begin, make_run
+from tests.helpers.run_folders import begin, end, make_run
 
 
 @pytest.fixture
@@ -90,6 +91,15 @@ def test_run_that_left_no_word_is_looked_after(hires):
     begin(make_run(Path("results")), pid=2**22 + 1)
     assert hires("report", "--format", "csv").code == 0
     assert "lost" in Path("report/tables/failures.csv").read_text()
+
+
+def test_run_that_is_tried_again_is_no_failure_yet(hires):
+    run = make_run(Path("results"))
+    end(begin(run), "failed", reason="nan", cause="the loss is nan")
+    begin(run, 1)
+    assert hires("report", "--format", "csv").code == 0
+    [row] = csv.DictReader(Path("report/tables/failures.csv").read_text().splitlines())
+    assert (row["state"], row["attempt"], row["reason"]) == ("running", "0", "nan")
 
 
 @pytest.mark.slow
