@@ -295,6 +295,11 @@ class RunConfig:
         return self.launcher.srun_mpi or self.cluster.srun_mpi or "none"
 
     @property
+    def partition(self) -> str | None:
+        """Partition of its jobs; None: the default one of Slurm."""
+        return self.launcher.partition or self.cluster.partition
+
+    @property
     def interface(self) -> str | None:
         """Network interface over which ranks of several nodes talk; None: it is found out."""
         return self.launcher.interface or self.cluster.interface

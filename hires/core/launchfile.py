@@ -51,7 +51,8 @@ def render(
         "RUN": shlex.quote(str(run or ".")),
         "STARTER": shlex.join(starter),
     }
-    return re.sub(r"@([A-Z]+)@", lambda match: values[match[1]], _template(template))
+    known = "|".join(values)
+    return re.sub(rf"@({known})@", lambda match: values[match[1]], _template(template))
 
 
 def launch_script(config: RunConfig, argv: Sequence[str]) -> str:
@@ -77,18 +78,30 @@ def job_setup(config: RunConfig, argv: Sequence[str], run: Path) -> list[str]:
         argv: the command line as typed.
         run: the run folder, absolute.
     """
-    modules = [shlex.quote(name) for name in config.cluster.modules]
+    lines = render(argv, "job.sh", run).rstrip("\n").split("\n")
+    place = lines.index("@MODULES@")
+    return [*lines[:place], *_modules(config.cluster.modules), *lines[place + 1 :]]
+
+
+def _modules(names: Sequence[str]) -> list[str]:
+    """Returns the lines that load environment modules.
+
+    The supervisor starts without a module, too, because it can write down which one is missing.
+    """
+    if not names:
+        return []
     return [
-        *(_MODULES if modules else ()),
-        *(f"module load {module} || exit 67" for module in modules),
-        *render(argv, "job.sh", run).rstrip("\n").split("\n"),
+        "# What cluster.modules names; a shell that is no login shell may not know the command yet.",
+        "command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile",
+        *(
+            f"module load {quoted} || export {REFUSED}=${{{REFUSED}-{quoted}}}"
+            for quoted in map(shlex.quote, names)
+        ),
     ]
 
 
-_MODULES = (
-    "# What cluster.modules names; a shell that is no login shell may not know the command yet.",
-    "command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile",
-)
+REFUSED = "HIRES_REFUSED_MODULE"
+"""Variable that names the first module which did not load; the supervisor reads it."""
 
 
 def _template(name: str) -> str:

@@ -95,6 +95,7 @@ class Attempt:
                 _say(progress.text(step))
 
         try:
+            allocation.refuse_without_module()
             self._refuse_other_code()
             places = self.job.places(self.world, self.config)
         except RunError as error:

@@ -15,7 +15,7 @@ from hires.core.cluster import ClusterConfig
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.launching import LauncherConfig
-from hires.launcher import slurm
+from hires.launcher import sbatch, slurm
 
 ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r#SBATCH --x \"&"
 
@@ -203,6 +203,43 @@ def test_submission_is_noted_in_the_attempt(tmp_path, path):
 
 
 @pytest.mark.parametrize(
+    "answer",
+    [
+        "Welcome, 9 jobs of yours wait\\n41\\n",
+        "7\\n41;big\\nGood luck\\n",
+        "Submitted batch job 41\\nBye\\n",
+        "Submitted batch job 41 on cluster big\\n",
+    ],
+)
+def test_banner_of_a_site_hides_no_job(tmp_path, path, answer):
+    run = submitted(tmp_path)
+    command(path, "sbatch", f"printf '{answer}'")
+    assert slurm.submit(run, 0) == "41"
+    assert slurm.read_job(run / "a0") == "41"
+
+
+def test_answer_without_a_job_is_shown(tmp_path, path):
+    run = submitted(tmp_path)
+    command(path, "sbatch", "echo 'the moon is full'")
+    with pytest.raises(RunError, match="names no number; it said: the moon is full"):
+        slurm.submit(run, 0)
+
+
+def test_nodes_that_the_site_excludes_stay_excluded_when_others_are(tmp_path):
+    cluster = ClusterConfig(options={"exclude": "n[1-2],n3"})
+    config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
+    step = slurm.Step(elements=slurm.Elements(2, exclude=("n3", "n4")))
+    assert options(slurm.script(tmp_path, config, 1, [], step))["exclude"] == "n[1-2],n3,n4"
+
+
+def test_job_waits_for_what_the_site_wants_and_for_more():
+    cluster = ClusterConfig(options={"dependency": "singleton"})
+    config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
+    assert slurm.after(config, None) == []
+    assert slurm.after(config, "afterok:3", None) == ["--dependency=singleton,afterok:3"]
+
+
+@pytest.mark.parametrize(
     ("message", "line", "remedy"),
     [
         ("invalid partition specified: x", "--partition=x", "may be one of long, closed (inact)"),
@@ -226,6 +263,23 @@ def test_refusal_shows_the_line_and_what_would_do(tmp_path, path, message, line,
     assert text.startswith(f"sbatch refused the job: {message}; ")
     assert f"line {number} of {run}/job.sbatch is: #SBATCH {line}" in text
     assert remedy in text
+
+
+def test_refusal_shows_what_the_site_asks_for_and_a_check_has_no_layout(tmp_path, path):
+    run = tmp_path / "run"
+    (run / "a0").mkdir(parents=True)
+    cluster = ClusterConfig(options={"exclude": "n2", "comment": "x"})
+    slurm.write_script(run, RunConfig(launcher=LauncherConfig("slurm"), cluster=cluster), 2, [])
+    message = "sbatch: error: Requested node configuration is not available"
+    command(path, "sbatch", f"echo '{message}' >&2; exit 1")
+    with pytest.raises(sbatch.RefusedError) as caught:
+        slurm.submit(run, 0)
+    assert "job.sbatch is: #SBATCH --exclude=n2" in caught.value.why
+    assert "comment" not in caught.value.why
+    keys = "cluster.options.exclude, launcher.nodes"
+    remedy = f"change {keys}, launcher.threads or the layout's ranks"
+    assert str(caught.value) == f"{caught.value.why}; {remedy}"
+    assert caught.value.remedy(besides=sbatch.RANKS) == f"change {keys} or launcher.threads"
 
 
 def test_refusal_for_another_reason_names_the_script(tmp_path, path):
