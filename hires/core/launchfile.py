@@ -33,6 +33,7 @@ def render(
     template: str = "local.sh",
     run: Path | None = None,
     starter: Sequence[str] = (),
+    modules: Sequence[str] = (),
 ) -> str:
     """Returns the text of a script for a run that ``argv`` started from the current folder.
 
@@ -41,6 +42,7 @@ def render(
         template: name of a file in ``launch/``.
         run: the run folder, for scripts that are executed from a copy elsewhere.
         starter: the command that starts all ranks, if one does.
+        modules: the lines that load environment modules.
     """
     values = {
         # A line break inside an argument would end the comment and run as a command.
@@ -50,9 +52,9 @@ def render(
         "PYTHONPATH": shlex.quote(os.environ.get("PYTHONPATH", "")),
         "RUN": shlex.quote(str(run or ".")),
         "STARTER": shlex.join(starter),
+        "MODULES": "\n".join(modules),
     }
-    known = "|".join(values)
-    return re.sub(rf"@({known})@", lambda match: values[match[1]], _template(template))
+    return re.sub(r"@([A-Z]+)@", lambda match: values[match[1]], _template(template))
 
 
 def launch_script(config: RunConfig, argv: Sequence[str]) -> str:
@@ -78,9 +80,8 @@ def job_setup(config: RunConfig, argv: Sequence[str], run: Path) -> list[str]:
         argv: the command line as typed.
         run: the run folder, absolute.
     """
-    lines = render(argv, "job.sh", run).rstrip("\n").split("\n")
-    place = lines.index("@MODULES@")
-    return [*lines[:place], *_modules(config.cluster.modules), *lines[place + 1 :]]
+    modules = _modules(config.cluster.modules)
+    return render(argv, "job.sh", run, modules=modules).rstrip("\n").split("\n")
 
 
 def _modules(names: Sequence[str]) -> list[str]:
@@ -91,15 +92,18 @@ def _modules(names: Sequence[str]) -> list[str]:
     if not names:
         return []
     return [
-        "# What cluster.modules names; a shell that is no login shell may not know the command yet.",
+        "# cluster.modules; a shell that is no login shell may not know the command yet.",
         "command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile",
+        f"unset {REFUSED}",
         *(
-            f"module load {quoted} || export {REFUSED}=${{{REFUSED}-{quoted}}}"
+            f'[ -n "${REFUSED}" ] || module load {quoted} || export {REFUSED}={quoted}'
             for quoted in map(shlex.quote, names)
         ),
     ]
 
 
+NO_FOLDER = 66
+"""Exit code of a job whose node does not see the run folder, so that nothing can be written."""
 REFUSED = "HIRES_REFUSED_MODULE"
 """Variable that names the first module which did not load; the supervisor reads it."""
 

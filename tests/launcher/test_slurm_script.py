@@ -76,6 +76,14 @@ def test_text_that_fits_no_line_is_refused(key, value):
         config(**{key: value})
 
 
+def test_time_limit_of_more_than_a_year_is_refused():
+    assert config(minutes=525600).launcher.minutes == 525600
+    with pytest.raises(
+        ConfigError, match=r"launcher\.minutes=525601 must be at most 525600, which"
+    ):
+        config(minutes=525601)
+
+
 def test_options_stand_before_anything_that_names_can_reach(tmp_path):
     """Slurm reads no option below the first command, whatever a name holds."""
     run = tmp_path / f"run {ODD}".replace("/", "")
@@ -138,19 +146,28 @@ def test_script_speaks_for_the_cluster_unless_the_launcher_does(tmp_path):
     assert found["comment"] == "it's $(touch oops); #x"
 
 
-def test_script_loads_the_modules_and_stops_without_them(run, tmp_path):
+def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(run, tmp_path):
     odd = "it's $(touch oops) `touch oops`; touch oops"
     cluster = ClusterConfig(modules=["gcc/12", odd])
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
     slurm.write_script(run, config, 1, [])
     profile = tmp_path / "profile"
-    profile.write_text('module() { printf "%s|" "$@" >>loaded; [ "$2" != "$BAD" ]; }\n')
-    environ = {"BASH_ENV": str(profile)}
-    home = tmp_path / "home"
-    home.mkdir()
-    assert bash(run / "job.sbatch", cwd=home, **environ).returncode == 0
-    assert (home / "loaded").read_text() == f"load|gcc/12|load|{odd}|"
-    assert bash(run / "job.sbatch", cwd=home, **environ, BAD="gcc/12").returncode == 67
+    profile.write_text(
+        'module() { printf "%s|" "$@" >>"$HOME/loaded"; [ "$2" != "$BAD" ] || ! echo no "$2"; }\n'
+    )
+    tell = 'printf "missing: %s" "$HIRES_REFUSED_MODULE"'
+    command(run.parent, "py thon", tell)
+    environ = {"BASH_ENV": str(profile), "HOME": str(tmp_path), "HIRES_REFUSED_MODULE": "old"}
+    for bad, loaded, told in (
+        ("", f"load|gcc/12|load|{odd}|", "missing: "),
+        (odd, f"load|gcc/12|load|{odd}|", f"no {odd}\nmissing: {odd}"),
+        ("gcc/12", "load|gcc/12|", "no gcc/12\nmissing: gcc/12"),
+    ):
+        (run / "job.log").unlink(missing_ok=True)
+        (tmp_path / "loaded").unlink(missing_ok=True)
+        assert bash(run / "job.sbatch", **environ, BAD=bad).returncode == 0
+        assert (tmp_path / "loaded").read_text() == loaded
+        assert (run / "job.log").read_text() == told
     assert not list(tmp_path.rglob("oops*"))
 
 
