@@ -104,8 +104,9 @@ def yaml_words(error: yaml.YAMLError, path: Path | None = None) -> str:
     if "'\\t'" in problem:
         remedy = "indent with spaces, not with a tab"
     elif "flow" in context:
-        earlier = begin is not None and begin.line < mark.line
-        where_open = f"line {begin.line + 1} opens" if earlier else "is open there"
+        where_open = "is open there"
+        if begin is not None and begin.line < mark.line:
+            where_open = f"line {begin.line + 1} opens"
         remedy = f"close the bracket or brace that {where_open}"
     elif "quoted scalar" in context:
         remedy = f"close the quote that line {(begin or mark).line + 1} opens"
