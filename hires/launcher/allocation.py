@@ -133,8 +133,8 @@ def refuse_without_module() -> None:
     name = os.environ.get(launchfile.REFUSED)
     if name is not None:
         raise RunError(
-            f"`module load {name}` failed on {socket.gethostname()}: job.log, of a sweep that in "
-            f"the array's folder, holds what it said; see `module avail` there, and change "
+            f"`module load {name}` failed on {socket.gethostname()}: job.log (of an array "
+            f"that in its folder) holds what it said; see `module avail` there, and change "
             f"cluster.modules"
         )
 
