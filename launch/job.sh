@@ -5,6 +5,7 @@ run_dir=@RUN@
 pythonpath=@PYTHONPATH@
 # Exit code 66: this node does not see the run folder, which must lie where all nodes do.
 cd -- "$run_dir" && exec >>job.log 2>&1 || exit 66
+@MODULES@
 # Relative paths of the config (data.path, a network of your own) count from this folder.
 cd -- @FOLDER@ || exit 66
 if [ -n "$pythonpath" ]; then

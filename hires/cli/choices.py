@@ -144,6 +144,6 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 def _summary(path: Path) -> str:
     """Returns the comment on the first line of a YAML file, or nothing."""
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         first = file.readline().strip()
     return first.lstrip("# ") if first.startswith("#") else ""

@@ -20,6 +20,7 @@ from yaml import YAMLError
 
 from hires.cli.choices import conf_dir, groups, keys
 from hires.cli.overrides import checked
+from hires.cli.own_files import check_chosen, file_of, yaml_words
 from hires.core.config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 
@@ -58,23 +59,29 @@ def composed(overrides: list[str], config_dir: str | None = None) -> dict[str, A
         ConfigError: an override is misspelt or has the wrong type.
     """
     extra = Path(config_dir).expanduser().absolute() if config_dir else None
-    words = checked(overrides, groups(extra))
+    choices = groups(extra)
+    words = checked(overrides, choices)
     if extra is not None:
+        check_chosen(words, extra, choices)
         words.append(f"hydra.searchpath=['file://{extra}']")
-    values = _composed(words)
+    values = _composed(words, extra)
     make_absolute(values)
     return values
 
 
-def _composed(words: list[str]) -> dict[str, Any]:
+def _composed(words: list[str], extra: Path | None) -> dict[str, Any]:
     """Returns the plain values that Hydra makes of checked overrides."""
     ConfigStore.instance().store(name="schema", node=RunConfig)
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
             made = hydra_compose("config", overrides=words)
         return cast("dict[str, Any]", OmegaConf.to_container(made, resolve=True))
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(_explained(error, words)) from error
+    except YAMLError as error:
+        raise ConfigError(yaml_words(error)) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        path = file_of(str(error), extra)
+        told = _explained(error, words)
+        raise ConfigError(f"{path}: {told}" if path is not None else told) from error
 
 
 def make_absolute(values: dict[str, Any]) -> None:
@@ -94,14 +101,15 @@ def make_absolute(values: dict[str, Any]) -> None:
 def _explained(error: Exception, words: list[str]) -> str:
     """Returns what Hydra or OmegaConf complain about, in our words where they can be known."""
     cause: BaseException = error.__cause__ or error
-    key = str(getattr(cause, "full_key", "") or "")
+    named = re.search(r"full_key: (\S+)", str(cause))
+    key = str(getattr(cause, "full_key", "") or (named[1] if named else ""))
     field = re.sub(r"\[.*", "", key)
     hint = str(keys().get(field, ""))
     spoken = next((text for name, text in _SPOKEN if name in hint), None)
     if spoken is None or isinstance(cause, InterpolationResolutionError):
         return _plain(cause, words)
     word = next((w for w in words if w.lstrip("+").startswith(f"{field}=")), None)
-    return f"{word or key} has the wrong type: {field} must be {spoken}"
+    return f"{word or key} has the wrong type: {field if word else 'it'} must be {spoken}"
 
 
 def _plain(cause: BaseException, words: list[str]) -> str:

@@ -22,7 +22,7 @@ from hires.core.config import RunConfig
 from hires.core.errors import HiresError
 from hires.core.files import make_folder, write_atomically
 from hires.core.naming import plain
-from hires.launcher import checkup, scheduler, slurm
+from hires.launcher import checkup, sbatch, scheduler, slurm
 from hires.launcher.attempt_files import read_json
 
 LOOK_S = 0.5
@@ -46,6 +46,9 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
     folder = Path(config.results).absolute() / f".doctor-{uuid.uuid4().hex[:8]}"
     try:
         job = _submitted(folder, config, argv)
+    except sbatch.RefusedError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return [Check("job", FAILED, error.why, error.remedy(besides=sbatch.RANKS), "job")]
     except HiresError as error:
         shutil.rmtree(folder, ignore_errors=True)
         return [Check("job", FAILED, str(error), "mend what Slurm says", "job")]

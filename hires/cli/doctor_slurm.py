@@ -54,21 +54,24 @@ def _accounting(facts: dict[str, str]) -> Check:
 
 def _nodes(config: RunConfig) -> Check:
     """Whether there are as many nodes as wanted."""
-    launcher, words = config.launcher, []
-    if launcher.partition is not None:
-        words = [f"--partition={launcher.partition}"]
+    wanted, words = config.launcher.nodes, []
+    if config.partition is not None:
+        words = [f"--partition={config.partition}"]
     code, text = ask("sinfo", "--noheader", "--Node", "--format=%N|%P|%t", *words, most_s=60)
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
     if code:
         return Check("nodes", WARNING, f"sinfo says: {last(text)}", "`scontrol ping` says more")
     if not words and any(row[1].endswith("*") for row in rows):
         rows = [row for row in rows if row[1].endswith("*")]
-    partition = rows[0][1].rstrip("*") if rows else launcher.partition
+    partition = rows[0][1].rstrip("*") if rows else config.partition
     names = {row[0] for row in rows}
     up = {row[0] for row in rows if _UP.match(row[2])}
     told = f"{len(up)} of {len(names)} nodes of partition {partition} are up"
-    if launcher.nodes <= len(up):
+    if wanted <= len(up):
         return Check("nodes", OK, told)
+    if wanted > len(names):
+        told = f"partition {partition} has {len(names)} nodes in all, and {wanted} are wanted"
+        fewer = f"--nodes {len(names)} (launcher.nodes) or less, or " if names else ""
+        return Check("nodes", FAILED, told, f"use {fewer}another launcher.partition")
     remedy = "`sinfo -R` says why nodes are down; choose another launcher.partition or fewer nodes"
-    state = WARNING if launcher.nodes <= len(names) else FAILED
-    return Check("nodes", state, f"{told}, {launcher.nodes} are wanted", remedy)
+    return Check("nodes", WARNING, f"{told}, {wanted} are wanted", remedy)

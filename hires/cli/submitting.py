@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.progress import StepProgress
+from hires.core import records
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.rundir import RunDir
-from hires.launcher import local, slurm, waiting
+from hires.launcher import local, sbatch, slurm, waiting
 from hires.launcher.dependency import dependency
 from hires.launcher.local import Outcome
 
@@ -64,8 +65,8 @@ def submitted(run: RunDir, after: str | None = None) -> str:
         RunError: Slurm cannot be asked.
     """
     try:
-        options = [f"--dependency={after}"] if after else []
-        return slurm.submit(run.path, run.attempt, options)
+        config = records.read_config(run.path)
+        return slurm.submit(run.path, run.attempt, slurm.after(config, after))
     except (ConfigError, RunError) as error:
         local.leave(run.path, run.attempt, "failed", str(error))
         raise
@@ -80,7 +81,7 @@ def estimated(config: RunConfig, world: int) -> str:
     with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
         script = slurm.write_script(Path(folder), config, world, ["hires", "run"])
         try:
-            return slurm.start_estimate(script)
+            return sbatch.start_estimate(script)
         except ConfigError:
             raise
         except RunError as error:

@@ -22,6 +22,7 @@ import yaml
 
 from hires.cli.choices import experiments
 from hires.cli.nearest import offer
+from hires.cli.own_files import yaml_words
 from hires.core.errors import ConfigError
 
 KEY = "experiment"
@@ -79,7 +80,9 @@ def _read(path: Path) -> Stored:
     """Returns what an experiment's file holds."""
     try:
         held = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except yaml.YAMLError as error:
+        raise ConfigError(yaml_words(error, path)) from None
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(held, dict):
         raise ConfigError(f"{path} must hold overrides: [model=resnet18, parallel=sp,pp]")

@@ -128,10 +128,9 @@ def _submit_all(runs: Sequence[Run], argv: list[str]) -> int:
 
 def _failed_nodes(runs: Sequence[Run]) -> list[str]:
     """Returns the nodes to stay away from."""
-    launchers = [config.launcher for _, config in runs]
-    partitions = {launcher.partition for launcher in launchers}
+    partitions = {config.partition for _, config in runs}
     partition = partitions.pop() if len(partitions) == 1 else None
-    most = max(launcher.nodes for launcher in launchers)
+    most = max(config.launcher.nodes for _, config in runs)
     return to_exclude([state for state, _ in runs], most, partition)
 
 

@@ -112,6 +112,15 @@ def found(run_dir: StrPath) -> tuple[list[Checkpoint], list[str]]:
     return sorted(whole, key=lambda c: (c.attempt, c.step), reverse=True), damaged
 
 
+def saved_step(run_dir: StrPath) -> int:
+    """Returns after how many steps a run was last saved; 0: it never was.
+
+    Only names are read: who lists a thousand runs looks into no checkpoint.
+    """
+    names = (path.name.removeprefix("step") for path in _folders(run_dir))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
 def candidates(run_dir: StrPath, config: RunConfig) -> tuple[list[Checkpoint], list[str]]:
     """Returns the checkpoints at which an attempt begins, the best first; none: at step 0.
 

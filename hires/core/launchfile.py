@@ -33,6 +33,7 @@ def render(
     template: str = "local.sh",
     run: Path | None = None,
     starter: Sequence[str] = (),
+    modules: Sequence[str] = (),
 ) -> str:
     """Returns the text of a script for a run that ``argv`` started from the current folder.
 
@@ -41,6 +42,7 @@ def render(
         template: name of a file in ``launch/``.
         run: the run folder, for scripts that are executed from a copy elsewhere.
         starter: the command that starts all ranks, if one does.
+        modules: the lines that load environment modules.
     """
     values = {
         # A line break inside an argument would end the comment and run as a command.
@@ -50,6 +52,7 @@ def render(
         "PYTHONPATH": shlex.quote(os.environ.get("PYTHONPATH", "")),
         "RUN": shlex.quote(str(run or ".")),
         "STARTER": shlex.join(starter),
+        "MODULES": "\n".join(modules),
     }
     return re.sub(r"@([A-Z]+)@", lambda match: values[match[1]], _template(template))
 
@@ -77,18 +80,32 @@ def job_setup(config: RunConfig, argv: Sequence[str], run: Path) -> list[str]:
         argv: the command line as typed.
         run: the run folder, absolute.
     """
-    modules = [shlex.quote(name) for name in config.cluster.modules]
+    modules = _modules(config.cluster.modules)
+    return render(argv, "job.sh", run, modules=modules).rstrip("\n").split("\n")
+
+
+def _modules(names: Sequence[str]) -> list[str]:
+    """Returns the lines that load environment modules.
+
+    The supervisor starts without a module, too, because it can write down which one is missing.
+    """
+    if not names:
+        return []
     return [
-        *(_MODULES if modules else ()),
-        *(f"module load {module} || exit 67" for module in modules),
-        *render(argv, "job.sh", run).rstrip("\n").split("\n"),
+        "# cluster.modules; a shell that is no login shell may not know the command yet.",
+        "command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile",
+        f"unset {REFUSED}",
+        *(
+            f'[ -n "${REFUSED}" ] || module load {quoted} || export {REFUSED}={quoted}'
+            for quoted in map(shlex.quote, names)
+        ),
     ]
 
 
-_MODULES = (
-    "# What cluster.modules names; a shell that is no login shell may not know the command yet.",
-    "command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile",
-)
+NO_FOLDER = 66
+"""Exit code of a job whose node does not see the run folder, so that nothing can be written."""
+REFUSED = "HIRES_REFUSED_MODULE"
+"""Variable that names the first module which did not load; the supervisor reads it."""
 
 
 def _template(name: str) -> str:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 from hires.core.cluster import MPIS
 from hires.core.errors import ConfigError
-from hires.core.values import Checks, at_least, check_word, one_of
+from hires.core.values import Checks, at_least, at_most, check_word, one_of
 
 LAUNCHERS = ("local", "mpirun", "torchrun", "slurm")
 BINDINGS = ("auto", "none")
+YEAR_MINUTES = 365 * 24 * 60
+"""Longest time limit of a job; Slurm takes larger numbers for something else, or for no limit."""
 
 
 @dataclass
@@ -82,6 +84,7 @@ class LauncherConfig:
         check(one_of, "launcher", self.name, LAUNCHERS)
         for key, low in (("threads", 1), ("max_ranks", 1), ("nodes", 1), ("minutes", 1)):
             check(at_least, f"launcher.{key}", getattr(self, key), low)
+        check(at_most, "launcher.minutes", self.minutes, YEAR_MINUTES, ", which is a year")
         check(at_least, "launcher.pack", self.pack, 1)
         check(at_least, "launcher.signal_s", self.signal_s, 10)
         check(at_least, "launcher.requeues", self.requeues, 0)

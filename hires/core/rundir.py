@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import socket
 import uuid
@@ -29,15 +28,17 @@ from typing import Any
 
 import yaml
 
-from hires.core import launchfile, provenance
+from hires.core import launchfile
+from hires.core.attempts import PLANNED as PLANNED  # others ask for these here, too
+from hires.core.attempts import attempt_numbers as attempt_numbers
+from hires.core.attempts import environment
+from hires.core.attempts import next_attempt as next_attempt
+from hires.core.attempts import reproduce_line_of as reproduce_line_of
 from hires.core.config import RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, RunError
 from hires.core.files import StrPath, cannot_write, make_folder, write_atomically
 from hires.core.naming import identity, plain, run_name
 from hires.core.records import attempt_dir, read_lines, read_record
-
-PLANNED = "planned.json"
-"""Of a run that was frozen without an attempt: what ``env.json`` says of one."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path
     """
     path = Path(config.results).absolute() / config.campaign / run_name(config)
     files = _frozen_files(config, plan, argv)
-    told = {PLANNED: json.dumps(_env(argv, launchfile.reproduce_line(argv)), indent=1) + "\n"}
+    told = {
+        PLANNED: json.dumps(environment(argv, launchfile.reproduce_line(argv)), indent=1) + "\n"
+    }
     if _build(path, files | told, None):
         return path
     _check_same_config(path, config)
@@ -187,7 +190,8 @@ def find(name: str, results: StrPath = "results") -> RunDir:
     """Returns the run that a person means by a path, a folder name or the beginning of a hash.
 
     Raises:
-        RunError: no run, or more than one, goes by this name.
+        ConfigError: no run, or more than one, goes by this name.
+        RunError: the run is pending.
     """
     return open_run(locate(name, results))
 
@@ -196,7 +200,7 @@ def locate(name: str, results: StrPath = "results") -> Path:
     """Returns the folder of the run that :func:`find` means, whether or not it has an attempt.
 
     Raises:
-        RunError: no run, or more than one, goes by this name.
+        ConfigError: no run, or more than one, goes by this name.
     """
     if (Path(name) / "config.yaml").is_file():
         return Path(name).absolute()
@@ -211,51 +215,13 @@ def locate(name: str, results: StrPath = "results") -> Path:
             return match[0].absolute()
         if match:
             several = ", ".join(str(f) for f in match[:5])
-            raise RunError(f"{name!r} may be any of {len(match)} runs: give one path of {several}")
-    raise RunError(
+            raise ConfigError(
+                f"{name!r} may be any of {len(match)} runs: give one path of {several}"
+            )
+    raise ConfigError(
         f"there is no run {name!r}: give the path of a run folder, or its name or hash if it is "
         f"under {results}/"
     )
-
-
-def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
-    """Makes the folder of a new attempt, ``env.json`` included, and returns its number.
-
-    Args:
-        path: the run folder.
-        argv: the command line as typed; unset: this is an attempt by hand, which is reproduced by
-            the command of the first attempt.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
-    path = Path(path)
-    reproduce = _first_reproduce(path) if argv is None else launchfile.reproduce_line(argv)
-    number = max(attempt_numbers(path), default=-1) + 1
-    while True:
-        folder = attempt_dir(path, number)
-        try:
-            folder.mkdir()
-            break
-        except FileExistsError:  # another process took this number
-            number += 1
-        except OSError as error:
-            raise cannot_write(folder, error) from error
-    try:
-        _fill_attempt(folder, argv, reproduce)
-    except RunError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return number
-
-
-def attempt_numbers(path: StrPath) -> list[int]:
-    """Returns the numbers of a run's attempts, in order; none if there is no run."""
-    try:
-        names = [entry.name for entry in Path(path).iterdir()]
-    except OSError:
-        return []
-    return sorted(int(name[1:]) for name in names if re.fullmatch(r"a(0|[1-9]\d*)", name))
 
 
 def refreeze(path: StrPath, config: RunConfig) -> None:
@@ -268,11 +234,6 @@ def refreeze(path: StrPath, config: RunConfig) -> None:
     _check_same_config(path, config)
     _refuse_running(path)
     _refresh(path, {"config.yaml": _config_text(config)})
-
-
-def reproduce_line_of(path: StrPath) -> str | None:
-    """Returns the command line that made a run, as its first attempt wrote it down."""
-    return _first_reproduce(Path(path))
 
 
 def _config_text(config: RunConfig) -> str:
@@ -409,30 +370,3 @@ def _check_same_config(path: Path, config: RunConfig) -> None:
             f"{file} is not the config of this run any more: it was edited or damaged; move "
             f"{path} away, or choose another campaign=NAME"
         )
-
-
-def _fill_attempt(folder: Path, argv: Sequence[str] | None, reproduce: str | None) -> None:
-    """Writes what an attempt knows before it starts."""
-    make_folder(folder / "logs")
-    text = json.dumps(_env(argv, reproduce), indent=1) + "\n"
-    write_atomically(folder / "env.json", text)
-
-
-def _env(argv: Sequence[str] | None, reproduce: str | None) -> dict[str, Any]:
-    """Returns what is known before anything starts."""
-    return {
-        "started": provenance.now(),
-        "argv": None if argv is None else list(argv),
-        "reproduce": reproduce,
-        "provenance": provenance.collect(),
-    }
-
-
-def _first_reproduce(path: Path) -> str | None:
-    """Returns the line that reproduces the run, as its first attempt or its planner wrote it."""
-    for file in (attempt_dir(path, 0) / "env.json", path / PLANNED):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(file.read_text(encoding="utf-8"))["reproduce"]
-            if found is not None:
-                return str(found)
-    return None

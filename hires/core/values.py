@@ -36,6 +36,12 @@ def at_least(key: str, value: int, low: int) -> None:
         raise ConfigError(f"{key}={value} must be at least {low}")
 
 
+def at_most(key: str, value: int, high: int, what: str = "") -> None:
+    """Refuses a number above ``high``, of which ``what`` says what it is."""
+    if value > high:
+        raise ConfigError(f"{key}={value} must be at most {high}{what}")
+
+
 def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
     """Refuses a name that is not among the choices."""
     if value not in choices:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hires.core import dialects, network
+from hires.core import dialects, launchfile, network
 from hires.core.cluster import spread as spread  # others ask for it here, too
 from hires.core.config import RunConfig
 from hires.core.errors import RunError
@@ -121,6 +122,21 @@ class Allocation:
 def _srun(node: Node) -> tuple[str, ...]:
     """Returns the words that start one rank on a node."""
     return (*_SRUN, f"--nodelist={node.name}")
+
+
+def refuse_without_module() -> None:
+    """Refuses to start ranks in a job that lacks one of ``cluster.modules``.
+
+    Raises:
+        RunError: names the module.
+    """
+    name = os.environ.get(launchfile.REFUSED)
+    if name is not None:
+        raise RunError(
+            f"`module load {name}` failed on {socket.gethostname()}: job.log (of an array "
+            f"that in its folder) holds what it said; see `module avail` there, and change "
+            f"cluster.modules"
+        )
 
 
 def cores(job: Allocation, environ: Mapping[str, str] | None = None) -> list[int]:

@@ -19,7 +19,7 @@ from hires.core import records, rundir
 from hires.core.config import RunConfig
 from hires.core.errors import HiresError, RunError
 from hires.core.files import cannot_write, make_folder, write_atomically
-from hires.launcher import allocation, local, slurm
+from hires.launcher import allocation, local, sbatch, slurm
 from hires.launcher.attempt_files import read_json
 
 FOLDER = "arrays"
@@ -243,9 +243,8 @@ def _sbatch(array: Array, attempts: dict[Path, int], options: Options, before: s
     elements = slurm.Elements(len(array.elements), options.limit, options.exclude)
     step = slurm.Step("hires.launcher.element", elements)
     script = slurm.write_script(folder, largest.config, largest.ranks, options.argv, step)
-    after = ",".join(filter(None, (options.after, before and f"afterany:{before}")))
-    words = [f"--dependency={after}"] if after else []
-    job = slurm.sbatch(script, words)
+    words = slurm.after(largest.config, options.after, before and f"afterany:{before}")
+    job = sbatch.submit(script, words)
     slurm.note_job(folder, job, None)
     return job
 

@@ -95,6 +95,7 @@ class Attempt:
                 _say(progress.text(step))
 
         try:
+            allocation.refuse_without_module()
             self._refuse_other_code()
             places = self.job.places(self.world, self.config)
         except RunError as error:
@@ -183,7 +184,9 @@ def number_of(path: Path, job: Allocation, number: int | None, pack: int = 1) ->
 def _close_silent(path: Path, job: Allocation) -> None:
     """Writes the end of this job's latest attempt if its supervisor could not.
 
-    Slurm starts a job again, which was not asked for, only when a node of it went down.
+    Slurm starts a job again, which was not asked for, only when a node of it went down. One of
+    several supervisors that is killed while its job goes on is written down by the job at once, see
+    :mod:`hires.launcher.pack`, so it is none of these.
     """
     numbers = rundir.attempt_numbers(path)
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" or not numbers:

@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = records.read_config(folder)
         world = int(records.read_plan(folder)["world"])
         try:
+            allocation.refuse_without_module()
             places = allocation.current().places(world, config)
         except RunError as error:
             leave(folder, 0, "failed", str(error))

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from hires.core import log, records, rundir
 from hires.core.errors import HiresError, RunError
+from hires.core.files import cannot_write
 from hires.launcher import allocation, arrays, cancel, slurm
 from hires.launcher.allocation import Allocation
 from hires.launcher.arrays import Entry
 from hires.launcher.attempt_files import read_json
 from hires.launcher.batch import Attempt, is_fresh, number_of, timeouts
-from hires.launcher.local import CANCELLED
+from hires.launcher.local import CANCELLED, leave
 from hires.launcher.pack import Pack, Packed
 
 BATCH = "hires.launcher.batch"
@@ -61,7 +62,12 @@ def _run(campaign: Path, entries: Sequence[Entry], job: Allocation, module: str)
         return _run_pack(campaign, found, job, module)
     path = campaign / found[0].run
     number = number_of(rundir.frozen_folder(path), job, found[0].attempt)
-    _log_to(path / slurm.LOG)
+    try:
+        _log_to(path / slurm.LOG)
+    except OSError as error:
+        cause = str(cannot_write(path / slurm.LOG, error))
+        leave(path, number, "failed", cause)
+        raise RunError(f"{path.name}: {cause}") from None
     return Attempt(path, number, job).run()
 
 
@@ -75,7 +81,7 @@ def _run_pack(campaign: Path, entries: Sequence[Entry], job: Allocation, module:
             _say(str(error))
             failed = error.exit_code
     code = Pack(job, runs, module).run()
-    left = [run for run in runs if is_open(run.path, run.submitted, job)]
+    left = [run for run in runs if not run.over and is_open(run.path, run.submitted, job)]
     if code != CANCELLED and left:
         _say(f"job {job.name} is queued again: {len(left)} of its runs go on")
         allocation.ask("scontrol", "requeue", job.name)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hires.core import records
-from hires.core.errors import RunError
+from hires.core.errors import HiresError, RunError
 from hires.core.files import cannot_write
 from hires.launcher import cancel, local, slurm
 from hires.launcher.allocation import Allocation, cores, spread
@@ -27,6 +27,8 @@ from hires.launcher.processes import die_with
 
 POLL_S = 0.2
 """How often the processes are looked at."""
+DIE_S = 1.0
+"""If Slurm kills the whole job, this process goes as well within so long after a supervisor."""
 LOOK_S = 2.0
 """How often the run folders are asked whether somebody cancelled one of the runs."""
 
@@ -50,6 +52,9 @@ class Packed:
     """Whether it was told to make way."""
     ended: int = 0
     """Signals to end that were passed on to it."""
+    over: bool = False
+    """Whether another start of this job would not help: it cannot be started, its supervisor died,
+    or somebody cancelled it before its turn."""
 
     @classmethod
     def read(cls, path: Path, submitted: int, job: Allocation) -> Packed:
@@ -113,7 +118,8 @@ class Pack:
             if not self._fits(run):
                 continue
             self.waiting.remove(run)
-            if not cancel.is_asked(records.attempt_dir(run.path, run.submitted)):
+            run.over = cancel.is_asked(records.attempt_dir(run.path, run.submitted))
+            if not run.over:
                 self._start(run)
 
     def _fits(self, run: Packed) -> bool:
@@ -127,8 +133,9 @@ class Pack:
 
     def _start(self, run: Packed) -> None:
         """Starts the supervisor of a run; one that cannot be started has failed."""
+        number: int | None = None
         try:
-            run.number = number_of(run.path, self.job, run.submitted, self._size)
+            run.number = number = number_of(run.path, self.job, run.submitted, self._size)
             words = [sys.executable, "-u", "-m", self._module, "--packed"]
             with (run.path / slurm.LOG).open("ab") as output:
                 run.process = subprocess.Popen(
@@ -140,9 +147,10 @@ class Pack:
                     preexec_fn=die_with(os.getpid(), signal.SIGTERM),
                 )
         except (OSError, subprocess.SubprocessError, RunError) as error:
-            why = error if isinstance(error, RunError) else cannot_write(run.path, error)
-            _say(f"{run.path.name} could not be started: {why}")
-            self._codes.append(RunError.exit_code)
+            cause = str(
+                error if isinstance(error, RunError) else cannot_write(run.path / slurm.LOG, error)
+            )
+            self._give_up(run, number, f"its supervisor could not be started: {cause}")
             return
         _say(f"{run.path.name}: attempt {run.number} begins")
         self.running.append(run)
@@ -152,10 +160,34 @@ class Pack:
         for run in list(self.running):
             assert run.process is not None
             code = run.process.poll()
-            if code is not None:
-                self.running.remove(run)
+            if code is None:
+                continue
+            self.running.remove(run)
+            _say(f"{run.path.name}: attempt {run.number} ended with code {code}")
+            if (run.folder / "exit.json").exists():
                 self._codes.append(code)
-                _say(f"{run.path.name}: attempt {run.number} ended with code {code}")
+                continue
+            if code < 0:
+                time.sleep(DIE_S)
+            self._give_up(run, run.number, _silent(run.path, code))
+
+    def _give_up(self, run: Packed, number: int | None, cause: str) -> None:
+        """Writes down that a run failed whose own supervisor cannot: this job tries it no more.
+
+        Args:
+            run: the run.
+            number: its attempt; None: there is none to write to.
+            cause: why it failed.
+        """
+        _say(f"{run.path.name}: {cause}")
+        run.over = True
+        self._codes.append(RunError.exit_code)
+        if number is None:
+            return
+        try:
+            local.leave(run.path, number, "failed", cause)
+        except HiresError as error:  # the other runs are as good as before
+            _say(f"{run.path.name}: {error}")
 
     def _pass_on(self, interrupts: Interrupts) -> None:
         """Passes on to each run that the job makes way, or what ends it."""
@@ -183,6 +215,13 @@ class Pack:
             number = number_of(run.path, self.job, run.submitted, self._size)
             cause = f"job {self.job.name} was stopped by {why} before its turn"
             local.leave(run.path, number, "cancelled", cause)
+
+
+def _silent(path: Path, code: int) -> str:
+    """Returns how a supervisor ended that left no ``exit.json``."""
+    if code < 0:
+        return f"its supervisor was killed by {signal.Signals(-code).name}, and left no word"
+    return f"its supervisor ended with code {code}, and left no word; see {path / slurm.LOG}"
 
 
 def _send(run: Packed, number: int) -> None:

@@ -74,6 +74,13 @@ def ask_slurm(jobs: Iterable[Job]) -> dict[str, Answer]:
     return answers
 
 
+def exit_code(name: str) -> int | None:
+    """Returns the exit code of a job that has just ended; None if Slurm does not say."""
+    done = _run("scontrol", "show", "job", name)
+    found = None if isinstance(done, str) else re.search(r"\bExitCode=(\d+):", done.stdout)
+    return int(found[1]) if found else None
+
+
 def is_unknown(name: str) -> bool:
     """Whether Slurm answers that it knows nothing of a job, an array or an element."""
     number, _, index = name.partition("_")

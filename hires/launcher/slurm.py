@@ -3,19 +3,16 @@
 A run is one job: ``job.sbatch`` in its folder, which can be submitted by hand, too. Its batch step
 runs one supervisor (:mod:`hires.launcher.batch`) that starts the ranks. Many runs are the elements
 of a job array (:mod:`hires.launcher.arrays`), whose script differs in few lines. submitit writes
-the script and reads what sbatch answers; its pickles are not used, because all that a job needs is
-in the run folder.
+the script; its pickles are not used, because all that a job needs is in the run folder.
 """
 
 from __future__ import annotations
 
-import getpass
 import json
 import re
 import shlex
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +20,14 @@ from typing import Any
 from hires.core import launchfile, provenance
 from hires.core.cluster import spread
 from hires.core.config import RunConfig
-from hires.core.errors import ConfigError, RunError
 from hires.core.files import write_atomically
-from hires.launcher import allocation
+from hires.launcher import sbatch
 
 SCRIPT = "job.sbatch"
 LOG = "job.log"
 """What the job's own step says, below the run folder."""
 GOES_ON = ("timeout", "preempted", "node")
 """Reasons of an attempt that ended so that its job may start again."""
-
-_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True)
@@ -87,7 +81,7 @@ def script(
         "ntasks_per_node": max(sizes),
         "cpus_per_task": launcher.threads,
         "time": launcher.minutes,
-        "partition": launcher.partition or config.cluster.partition,
+        "partition": config.partition,
         "account": launcher.account or config.cluster.account,
         "qos": launcher.qos,
         "wckey": None,
@@ -95,8 +89,7 @@ def script(
         "use_srun": False,
         "setup": launchfile.job_setup(config, argv, run),
         "additional_parameters": {
-            **config.cluster.options,
-            **_array(elements),
+            **_together(config.cluster.options, _array(elements)),
             "ntasks": num_ranks,
             "requeue": True,
             "signal": f"B:USR2@{launcher.signal_s}",
@@ -115,6 +108,45 @@ def _array(elements: Elements | None) -> dict[str, str]:
     limit = "" if elements.limit is None else f"%{elements.limit}"
     exclude = {"exclude": ",".join(elements.exclude)} if elements.exclude else {}
     return {"array": f"0-{elements.count - 1}{limit}", **exclude}
+
+
+def _together(site: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the options of a site and ours; where both have one that is a list, all its entries.
+
+    >>> _together({"exclude": "n1,n2", "mem": 0}, {"exclude": "n2,n3"})
+    {'exclude': 'n1,n2,n3', 'mem': 0}
+    """
+    found = {**site, **ours}
+    for key in site.keys() & ours.keys():
+        found[key] = _joined(str(site[key]), ours[key])
+    return found
+
+
+def _joined(*lists: str) -> str:
+    """Returns the entries of lists with commas, each once.
+
+    >>> _joined("n[1-2,4],n5", "n5,n6")
+    'n[1-2,4],n5,n6'
+    """
+    parts = (part for text in lists for part in re.split(r",(?![^[]*\])", text) if part)
+    return ",".join(dict.fromkeys(parts))
+
+
+def after(config: RunConfig, *others: str | None) -> list[str]:
+    """Returns sbatch's option that makes a job wait, for all that it has to wait for.
+
+    What stands on the command line hides that line of the script, so what the site wants is said
+    again.
+
+    Args:
+        config: whose ``cluster.options`` may have a ``dependency``.
+        others: what else it waits for, as sbatch's ``--dependency`` has it; None: nothing.
+    """
+    wanted = [text for text in others if text]
+    site = config.cluster.options.get("dependency")
+    if not wanted:
+        return []
+    return [f"--dependency={_joined(*([str(site)] if site else []), *wanted)}"]
 
 
 def write_script(
@@ -142,38 +174,9 @@ def submit(run: Path, attempt: int, options: Sequence[str] = ()) -> str:
         ConfigError: Slurm refuses an option, whose line is shown.
         RunError: Slurm is not here, or does not answer.
     """
-    job = sbatch(run / SCRIPT, options, str(attempt))
+    job = sbatch.submit(run / SCRIPT, options, str(attempt))
     note_job(run / f"a{attempt}", job, None)
     return job
-
-
-def sbatch(path: Path, options: Sequence[str] = (), *words: str) -> str:
-    """Submits a script and returns the number of the job or array.
-
-    Args:
-        path: the script.
-        options: more options for sbatch.
-        words: arguments of the script.
-
-    Raises:
-        ConfigError: Slurm refuses an option, whose line is shown.
-        RunError: Slurm is not here, or does not answer.
-    """
-    from submitit.slurm.slurm import SlurmExecutor
-
-    answer = _sbatch("--parsable", *options, str(path), *words, script=path)
-    number = answer.strip().split(";")[0]
-    return SlurmExecutor._get_job_id_from_submission_command(f"job {number}")
-
-
-def start_estimate(script: Path) -> str:
-    """Returns when Slurm would start a job, in its own words, without submitting it.
-
-    Raises:
-        ConfigError: Slurm would refuse it.
-        RunError: Slurm is not here, or does not answer.
-    """
-    return _sbatch("--test-only", str(script), script=script).removeprefix("sbatch: ").strip()
 
 
 def note_job(attempt: Path, job: str, index: int | None, pack: int = 1) -> None:
@@ -202,80 +205,3 @@ def read_job(attempt: Path) -> str | None:
 def job_name(job: str, index: int | None) -> str:
     """Returns how Slurm names a job, or an element of an array: ``123`` or ``123_4``."""
     return job if index is None else f"{job}_{index}"
-
-
-def _sbatch(*words: str, script: Path) -> str:
-    """Returns what sbatch prints; of a refusal, the reason and the line that caused it."""
-    try:
-        done = subprocess.run(
-            ["sbatch", *words], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-    except FileNotFoundError:
-        raise RunError(
-            "there is no sbatch here: start it on a machine of a Slurm cluster, or use "
-            "launcher=local; --dry-run writes the script all the same"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise RunError(f"sbatch did not answer within {_TIMEOUT_S} s; try again later") from None
-    if done.returncode != 0:
-        raise _refusal(done.stderr or done.stdout, script)
-    return done.stdout + done.stderr
-
-
-def _refusal(message: str, script: Path) -> ConfigError | RunError:
-    """Returns what to tell a user of whose script sbatch thinks ``message``."""
-    said = "; ".join(line.removeprefix("sbatch: error: ") for line in message.splitlines() if line)
-    option = next((o for pattern, o in _CAUSES if re.search(pattern, message, re.IGNORECASE)), None)
-    if option is None:
-        return RunError(f"sbatch refused the job: {said or 'it gave no reason'}; see {script}")
-    text = f"sbatch refused the job: {said}"
-    for number, line in enumerate(script.read_text(encoding="utf-8").splitlines(), start=1):
-        if re.match(rf"#SBATCH --({option})(=|$)", line):
-            text += f"; line {number} of {script} is: {line}"
-    return ConfigError(f"{text}{_offer(option)}")
-
-
-# What sbatch says, and the options that it may mean; the first that matches counts.
-_CAUSES = (
-    ("dependency", "after"),
-    ("node name", "exclude"),
-    ("account", "account"),
-    ("qos", "qos"),
-    ("array", "array"),
-    ("partition", "partition"),
-    ("time limit|--time|deadline", "time"),
-    ("signal", "signal"),
-    ("cpu count|processors|cpus-per-task|--ntasks", "cpus-per-task|ntasks|ntasks-per-node"),
-    ("node count|node configuration|--nodes", "nodes|ntasks-per-node|cpus-per-task"),
-)
-_KEYS = {
-    "after": "--after: give the number of a job that Slurm knows, or a campaign",
-    "exclude": "the nodes; these do not exist any more, so run the points with `hires sweep`",
-    "array": "--max-parallel, or sweep fewer points at once",
-    "time": "launcher.minutes",
-    "signal": "launcher.signal_s",
-    "qos": "launcher.qos",
-    "cpus-per-task|ntasks|ntasks-per-node": "launcher.threads or the layout's ranks",
-    "nodes|ntasks-per-node|cpus-per-task": "launcher.nodes, launcher.threads or the layout's ranks",
-}
-
-
-def _offer(option: str) -> str:
-    """Returns what could be chosen instead, as far as Slurm tells."""
-    if option == "partition":
-        return _choices("partition", "sinfo", "--noheader", "--format=%R (%a)")
-    if option == "account":
-        users = f"users={getpass.getuser()}"
-        command = ("sacctmgr", "-nP", "show", "associations", users, "format=Account")
-        return _choices("account", *command)
-    return f"; change {_KEYS[option]}"
-
-
-def _choices(key: str, *command: str) -> str:
-    """Returns the names that a command lists, as a remedy."""
-    try:
-        names = dict.fromkeys(line.strip() for line in allocation.ask(*command).splitlines())
-    except RunError:
-        return f"; choose another launcher.{key}"
-    there = ", ".join(name.removesuffix(" (up)") for name in names if name)
-    return f"; launcher.{key} may be one of {there}" if there else f"; leave launcher.{key} out"

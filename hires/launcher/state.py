@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hires.core import pulse
+from hires.core import checkpoints, pulse
 from hires.core.naming import SCHEMA
 from hires.core.records import attempt_dir, other_schema
 from hires.core.rundir import attempt_numbers
@@ -71,7 +71,7 @@ class RunState:
     attempt: int | None = None
     """None: none was begun."""
     step: int = 0
-    """Steps that all ranks have finished."""
+    """Steps that all ranks have finished; before the first of an attempt, those that are saved."""
     steps: int = 0
     """Of the run."""
     img_per_s: float | None = None
@@ -255,12 +255,14 @@ def _with_progress(state: RunState, attempt: Attempt | None) -> RunState:
     steps = numbers.get("steps", 0)
     if state.state == DONE:
         return _from_record(replace(state, step=steps, steps=steps))
-    state = replace(state, steps=steps)
+    # An attempt that has not begun, or not finished a step, goes on where the run was saved.
+    saved = checkpoints.saved_step(state.path)
+    state = replace(state, step=saved, steps=steps)
     if attempt is None or (state.state == PENDING and attempt.launched is None):
         return state
     ends = read_ends(attempt.folder / "metrics.jsonl", len(pulse.heartbeats(attempt.folder)))
     speed = numbers.get("batch", 0) / ends.step_s if ends.step_s else None
-    return replace(state, step=ends.steps, img_per_s=speed, peak_bytes=ends.peak_bytes)
+    return replace(state, step=ends.steps or saved, img_per_s=speed, peak_bytes=ends.peak_bytes)
 
 
 def _from_record(state: RunState) -> RunState:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hires.core import records, rundir
+from hires.core import launchfile, records, rundir
 from hires.core.errors import RunError
 from hires.core.rundir import RunDir
 from hires.launcher import local, scheduler, slurm
@@ -141,6 +141,15 @@ class Waiting:
             cause = f"job {self.job} ended with {state} before it could tell"
             local.leave(self.run.path, self.attempt, "failed", cause, _REASONS[state])
             return Outcome("failed", cause, {}, [], None, _REASONS[state])
+        code = scheduler.exit_code(self.job)
+        if code == launchfile.NO_FOLDER:
+            cause = (
+                f"job {self.job} ended with exit code {code}: its node does not see "
+                f"{self.run.path}, or cannot write {slurm.LOG} there; keep results= on a file "
+                f"system that all nodes mount at the same place"
+            )
+            local.leave(self.run.path, self.attempt, "failed", cause)
+            return Outcome("failed", cause, {}, [], None, "launch")
         cause = (
             f"job {self.job} ended ({state.lower()}) and left no word: its supervisor was killed, "
             f"or its node does not see {self.run.path}; `scontrol show job {self.job}` may say more"

@@ -103,13 +103,40 @@ def test_missing_config_dir_is_refused(tmp_path):
         compose([], str(tmp_path / "no-such"))
 
 
+def test_file_that_is_no_text_is_named_only_where_it_is_chosen(tmp_path: Path):
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "mine.yaml").write_bytes(b"name: \xff\n")
+    assert compose([], str(tmp_path)) == compose([])
+    with pytest.raises(ConfigError, match=r"mine\.yaml is no text in UTF-8"):
+        compose(["cluster=mine"], str(tmp_path))
+
+
+def test_file_that_stands_on_a_wrong_one_of_the_same_folder_names_that(tmp_path: Path):
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "mine.yaml").write_text("defaults: [theirs]\n")
+    (tmp_path / "cluster" / "theirs.yaml").write_text("options: {gres: 1}\npartitoin: x\n")
+    with pytest.raises(ConfigError) as caught:
+        compose(["cluster=mine"], str(tmp_path))
+    file = tmp_path / "cluster" / "theirs.yaml"
+    assert str(caught.value) == f"{file}: cluster has no 'partitoin'; did you mean partition?"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("name: [\n", "mine.yaml"),
-        ("nonsense: 1\n", "nonsense"),
+        ("name: [\n", "mine.yaml, line 2: this is no YAML"),
+        ("name: [a\nb: 1\n", "line 2: this is no YAML (expected ',' or ']', but got ':')"),
+        ("name: [a\nb: 1\n", "; close the bracket or brace that line 1 opens"),
+        ("name: x\n\tstages: 2\n", "mine.yaml, line 2: this is no YAML"),
+        ("name: x\n\tstages: 2\n", "; indent with spaces, not with a tab"),
+        ("name: x\nname: y\n", "mine.yaml, line 2: this is no YAML (found duplicate key name)"),
+        ("- sp\n", "mine.yaml must hold keys, one a line"),
+        ("nonsense: 1\n", "mine.yaml: parallel has no 'nonsense'; "),
+        ("stagse: 1\n", "mine.yaml: parallel has no 'stagse'; did you mean stages?"),
+        ("# @package _global_\nparallel:\n  stagse: 1\n", "has no 'stagse'; did you mean stages?"),
+        ("defaults: [spp]\n", "defaults names 'spp', which is no choice of parallel; did you"),
         ("tiles: many\n", "parallel.tiles=many"),
-        ("stages: many\n", "(key parallel.stages)"),
+        ("stages: many\n", "mine.yaml: parallel.stages has the wrong type: it must be a whole"),
     ],
 )
 def test_broken_choice_of_a_user_is_one_paragraph(tmp_path: Path, text: str, reason: str):

@@ -39,7 +39,7 @@ def test_without_an_experiment_nothing_is_stored():
         ("repeat: yes\n", "wrong type"),
         ("repeat: three\n", "wrong type"),
         ("zip: a,b\n", "wrong type"),
-        ("overrides: [\n", "cannot be read"),
+        ("overrides: [\n", "line 2: this is no YAML"),
     ],
 )
 def test_mistake_in_the_file_names_it(tmp_path, text, meant):

@@ -10,6 +10,7 @@ import pytest
 
 from hires.cli import doctor_checks, doctor_mpi, doctor_slurm, doctor_torch, verb_doctor
 from hires.cli.doctor_checks import Check
+from hires.core.cluster import ClusterConfig
 from hires.core.config import LauncherConfig, RunConfig
 
 CHECKS = [Check("torch", "ok", "2.13"), Check("gloo", "failed", "no answer", "open the firewall")]
@@ -215,7 +216,32 @@ def test_nodes_that_are_down_or_missing(commands, nodes, state):
     config = RunConfig(launcher=LauncherConfig("slurm", nodes=nodes))
     check = {c.name: c for c in doctor_slurm.slurm_checks(config)}["nodes"]
     assert check.state == state
-    assert "1 of 2 nodes of partition gpu are up" in check.text
+    if nodes == 3:
+        assert check.text == "partition gpu has 2 nodes in all, and 3 are wanted"
+        assert "use --nodes 2 (launcher.nodes) or less" in check.remedy
+    else:
+        assert "1 of 2 nodes of partition gpu are up" in check.text
+
+
+def test_partition_of_the_site_is_asked_about(commands):
+    commands("sbatch", "")
+    commands("scontrol", f"{SLURM} none")
+    commands("sinfo", 'case "$*" in *--partition=scav*) echo "n1|scav|idle" ;; esac')
+    config = RunConfig(launcher=LauncherConfig("slurm"), cluster=ClusterConfig(partition="scav"))
+    check = {c.name: c for c in doctor_slurm.slurm_checks(config)}["nodes"]
+    assert (check.state, check.text) == ("ok", "1 of 1 nodes of partition scav are up")
+
+
+def test_site_that_excludes_a_node_is_blamed_for_it(hires, commands, monkeypatch, tmp_path):
+    monkeypatch.setattr(verb_doctor, "torch_checks", list)
+    commands("scontrol", f"{SLURM} none")
+    commands("sinfo", 'printf "n1|gpu*|idle\\nn2|gpu*|idle\\n"')
+    refusal = "sbatch: error: Requested node configuration is not available"
+    commands("sbatch", f"echo '{refusal}' >&2; exit 1")
+    words = ("launcher=slurm", "cluster.options={exclude:n2}", "--nodes", "2", "--json")
+    told = json.loads(hires("doctor", *words).out)["checks"][-1]
+    assert "is: #SBATCH --exclude=n2" in told["text"]
+    assert told["remedy"] == "change cluster.options.exclude, launcher.nodes or launcher.threads"
 
 
 def test_slurm_that_does_not_answer_is_told(commands):

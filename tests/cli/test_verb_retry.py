@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hires.cli import verb_retry
 from hires.core import records
+from hires.core.cluster import ClusterConfig
+from hires.core.config import RunConfig
 from hires.launcher import state
+from hires.launcher.state import RunState
 from tests.cli.conftest import SMALL
 from tests.helpers.run_folders import submitted
 
@@ -165,6 +169,15 @@ def test_nodes_that_failed_are_excluded(hires, runs, cluster, nodes, excluded):
     assert answer.code == 0
     assert (f"#SBATCH --exclude={excluded}\n" in script(run)) == (excluded is not None)
     assert (f"not on {excluded}, where" in answer.err) == (excluded is not None)
+
+
+def test_nodes_are_looked_up_in_the_partition_of_the_site(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(verb_retry, "to_exclude", lambda *words: asked.append(words) or [])
+    config = RunConfig(cluster=ClusterConfig(partition="scav"))
+    state = RunState(tmp_path, "r", "c", "failed")
+    assert verb_retry._failed_nodes([(state, config)]) == []
+    assert asked == [([state], 1, "scav")]
 
 
 def test_help_has_examples(hires, capsys):

@@ -83,7 +83,7 @@ def test_wrong_name_is_refused_with_what_there_is(hires, campaign, name):
 
 def test_name_of_several_runs_is_refused(hires, campaign):
     answer = hires("status", "0000000")
-    assert answer.code == 1
+    assert answer.code == 2
     assert "may be any of 4 runs" in answer.err
 
 

@@ -127,6 +127,15 @@ def test_failed_run_is_not_queued_again(fake_world, cluster):
     assert not (cluster / "words").exists()
 
 
+def test_module_that_did_not_load_is_the_cause(fake_world, cluster, monkeypatch):
+    run = fake_world("ok")
+    monkeypatch.setenv("HIRES_REFUSED_MODULE", "gcc/99")
+    assert batch.main([str(run.path), "0"]) == 1
+    values = exit_of(run, 0)
+    assert (values["state"], values["reason"]) == ("failed", "launch")
+    assert "`module load gcc/99` failed on " in str(values["cause"])
+
+
 def planned_by_another(run) -> None:
     path = run.attempt_dir / "env.json"
     env = json.loads(path.read_text())

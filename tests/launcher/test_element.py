@@ -148,6 +148,41 @@ def test_run_whose_folder_is_gone_takes_no_other_along(submitted, cluster):
     assert not (cluster / "words").exists()
 
 
+def test_run_that_cannot_be_started_has_failed_and_its_job_is_not_queued_again(submitted, cluster):
+    runs = submitted(2, pack=2)
+    (runs[0] / "job.log").mkdir()
+    code, out = finished(runs[0].parent / "arrays" / "0")
+    assert (code, ends(runs)) == (1, [["launch"], ["done"]]), out
+    assert "job.log" in json.loads((runs[0] / "a0" / "exit.json").read_text())["cause"]
+    assert not (cluster / "words").exists()
+
+
+def test_run_alone_in_its_element_that_cannot_log_has_failed(submitted, cluster):
+    [run] = submitted(1, pack=1)
+    (run / "job.log").mkdir()
+    code, out = finished(run.parent / "arrays" / "0")
+    assert (code, ends([run])) == (1, [["launch"]])
+    assert "job.log" in out
+    assert "Traceback" not in out
+
+
+def test_supervisor_that_is_killed_leaves_a_failed_run_and_no_node_is_blamed(submitted, cluster):
+    runs = submitted(2, pack=2)
+    code, out = finished(runs[0].parent / "arrays" / "0", "orphan")
+    assert (code, sorted(ends(runs))) == (1, [["done"], ["launch"]]), out
+    [killed] = [run for run in runs if ends([run]) == [["launch"]]]
+    cause = json.loads((killed / "a0" / "exit.json").read_text())["cause"]
+    assert cause == "its supervisor was killed by SIGKILL, and left no word"
+    assert not (cluster / "words").exists()
+
+
+def test_run_that_was_cancelled_before_its_turn_keeps_no_job_in_the_queue(submitted, cluster):
+    runs = submitted(2, pack=2)
+    (runs[1] / "a0" / "cancel").touch()
+    assert finished(runs[0].parent / "arrays" / "0")[0] == 0
+    assert not (cluster / "words").exists()
+
+
 def test_pack_that_makes_way_saves_what_runs_and_goes_on_with_the_rest(submitted, cluster):
     runs = submitted(3, pack=3)
     folder = runs[0].parent / "arrays" / "0"

@@ -15,7 +15,7 @@ from hires.core.cluster import ClusterConfig
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.launching import LauncherConfig
-from hires.launcher import slurm
+from hires.launcher import sbatch, slurm
 
 ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r#SBATCH --x \"&"
 
@@ -74,6 +74,14 @@ def test_script_names_partition_account_and_quality_if_they_are_set(tmp_path):
 def test_text_that_fits_no_line_is_refused(key, value):
     with pytest.raises(ConfigError, match=f"launcher.{key}="):
         config(**{key: value})
+
+
+def test_time_limit_of_more_than_a_year_is_refused():
+    assert config(minutes=525600).launcher.minutes == 525600
+    with pytest.raises(
+        ConfigError, match=r"launcher\.minutes=525601 must be at most 525600, which"
+    ):
+        config(minutes=525601)
 
 
 def test_options_stand_before_anything_that_names_can_reach(tmp_path):
@@ -138,19 +146,28 @@ def test_script_speaks_for_the_cluster_unless_the_launcher_does(tmp_path):
     assert found["comment"] == "it's $(touch oops); #x"
 
 
-def test_script_loads_the_modules_and_stops_without_them(run, tmp_path):
+def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(run, tmp_path):
     odd = "it's $(touch oops) `touch oops`; touch oops"
     cluster = ClusterConfig(modules=["gcc/12", odd])
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
     slurm.write_script(run, config, 1, [])
     profile = tmp_path / "profile"
-    profile.write_text('module() { printf "%s|" "$@" >>loaded; [ "$2" != "$BAD" ]; }\n')
-    environ = {"BASH_ENV": str(profile)}
-    home = tmp_path / "home"
-    home.mkdir()
-    assert bash(run / "job.sbatch", cwd=home, **environ).returncode == 0
-    assert (home / "loaded").read_text() == f"load|gcc/12|load|{odd}|"
-    assert bash(run / "job.sbatch", cwd=home, **environ, BAD="gcc/12").returncode == 67
+    profile.write_text(
+        'module() { printf "%s|" "$@" >>"$HOME/loaded"; [ "$2" != "$BAD" ] || ! echo no "$2"; }\n'
+    )
+    tell = 'printf "missing: %s" "$HIRES_REFUSED_MODULE"'
+    command(run.parent, "py thon", tell)
+    environ = {"BASH_ENV": str(profile), "HOME": str(tmp_path), "HIRES_REFUSED_MODULE": "old"}
+    for bad, loaded, told in (
+        ("", f"load|gcc/12|load|{odd}|", "missing: "),
+        (odd, f"load|gcc/12|load|{odd}|", f"no {odd}\nmissing: {odd}"),
+        ("gcc/12", "load|gcc/12|", "no gcc/12\nmissing: gcc/12"),
+    ):
+        (run / "job.log").unlink(missing_ok=True)
+        (tmp_path / "loaded").unlink(missing_ok=True)
+        assert bash(run / "job.sbatch", **environ, BAD=bad).returncode == 0
+        assert (tmp_path / "loaded").read_text() == loaded
+        assert (run / "job.log").read_text() == told
     assert not list(tmp_path.rglob("oops*"))
 
 
@@ -203,6 +220,43 @@ def test_submission_is_noted_in_the_attempt(tmp_path, path):
 
 
 @pytest.mark.parametrize(
+    "answer",
+    [
+        "Welcome, 9 jobs of yours wait\\n41\\n",
+        "7\\n41;big\\nGood luck\\n",
+        "Submitted batch job 41\\nBye\\n",
+        "Submitted batch job 41 on cluster big\\n",
+    ],
+)
+def test_banner_of_a_site_hides_no_job(tmp_path, path, answer):
+    run = submitted(tmp_path)
+    command(path, "sbatch", f"printf '{answer}'")
+    assert slurm.submit(run, 0) == "41"
+    assert slurm.read_job(run / "a0") == "41"
+
+
+def test_answer_without_a_job_is_shown(tmp_path, path):
+    run = submitted(tmp_path)
+    command(path, "sbatch", "echo 'the moon is full'")
+    with pytest.raises(RunError, match="names no number; it said: the moon is full"):
+        slurm.submit(run, 0)
+
+
+def test_nodes_that_the_site_excludes_stay_excluded_when_others_are(tmp_path):
+    cluster = ClusterConfig(options={"exclude": "n[1-2],n3"})
+    config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
+    step = slurm.Step(elements=slurm.Elements(2, exclude=("n3", "n4")))
+    assert options(slurm.script(tmp_path, config, 1, [], step))["exclude"] == "n[1-2],n3,n4"
+
+
+def test_job_waits_for_what_the_site_wants_and_for_more():
+    cluster = ClusterConfig(options={"dependency": "singleton"})
+    config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
+    assert slurm.after(config, None) == []
+    assert slurm.after(config, "afterok:3", None) == ["--dependency=singleton,afterok:3"]
+
+
+@pytest.mark.parametrize(
     ("message", "line", "remedy"),
     [
         ("invalid partition specified: x", "--partition=x", "may be one of long, closed (inact)"),
@@ -226,6 +280,23 @@ def test_refusal_shows_the_line_and_what_would_do(tmp_path, path, message, line,
     assert text.startswith(f"sbatch refused the job: {message}; ")
     assert f"line {number} of {run}/job.sbatch is: #SBATCH {line}" in text
     assert remedy in text
+
+
+def test_refusal_shows_what_the_site_asks_for_and_a_check_has_no_layout(tmp_path, path):
+    run = tmp_path / "run"
+    (run / "a0").mkdir(parents=True)
+    cluster = ClusterConfig(options={"exclude": "n2", "comment": "x"})
+    slurm.write_script(run, RunConfig(launcher=LauncherConfig("slurm"), cluster=cluster), 2, [])
+    message = "sbatch: error: Requested node configuration is not available"
+    command(path, "sbatch", f"echo '{message}' >&2; exit 1")
+    with pytest.raises(sbatch.RefusedError) as caught:
+        slurm.submit(run, 0)
+    assert "job.sbatch is: #SBATCH --exclude=n2" in caught.value.why
+    assert "comment" not in caught.value.why
+    keys = "cluster.options.exclude, launcher.nodes"
+    remedy = f"change {keys}, launcher.threads or the layout's ranks"
+    assert str(caught.value) == f"{caught.value.why}; {remedy}"
+    assert caught.value.remedy(besides=sbatch.RANKS) == f"change {keys} or launcher.threads"
 
 
 def test_refusal_for_another_reason_names_the_script(tmp_path, path):

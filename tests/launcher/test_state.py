@@ -232,6 +232,20 @@ def test_job_that_was_queued_again_is_pending_though_its_attempt_ended(run):
     assert state_of(run, says(Answer(scheduler.GONE))).reason == "preempted"
 
 
+def test_run_that_waits_to_go_on_shows_the_step_that_is_saved(run):
+    folder = submitted(run)
+    steps(folder, 9)
+    end(folder, "failed", reason="preempted")
+    for name in ("step000004", "step000008", ".step000012.tmp"):
+        (run / "checkpoints" / name).mkdir(parents=True)
+    found = state_of(run, says(Answer(scheduler.PENDING, "BeginTime")))
+    assert (found.state, found.step, found.steps) == ("pending", 8, 100)
+    submitted(run, 1)
+    begin(run, 1, **ELSEWHERE)
+    found = state_of(run, says(Answer(scheduler.RUNNING)))
+    assert (found.state, found.step) == ("running", 8)
+
+
 def test_damaged_files_are_no_crash(run):
     folder = begin(run)
     (folder / "exit.json").write_text('{"state": ')

@@ -163,6 +163,15 @@ def test_job_that_leaves_no_word_has_the_reason_that_slurm_tells(run, squeue, wo
     assert (left["state"], left["reason"]) == ("failed", reason)
 
 
+def test_node_that_does_not_see_the_run_folder_is_the_cause(run, squeue, tmp_path):
+    squeue(FAILED)
+    (tmp_path / "commands" / "scontrol").write_text("#!/bin/sh\necho JobId=7 ExitCode=66:0\n")
+    outcome = waiting.Waiting(run, "7").wait()
+    assert (outcome.state, outcome.reason) == ("failed", "launch")
+    assert f"its node does not see {run.path}" in outcome.cause
+    assert json.loads((run.attempt_dir / "exit.json").read_text())["reason"] == "launch"
+
+
 def test_machine_without_slurm_may_submit_what_nobody_can_ask_about(run, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     waiting.refuse_queued(run.path)
