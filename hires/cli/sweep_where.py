@@ -83,6 +83,8 @@ class Where:
 
     def _parsed(self) -> ast.expr:
         """Returns the tree of the expression."""
+        if not self.text.strip():
+            raise self._wrong("is empty; leave it out to keep all points")
         if len(self.text) > _LONGEST:
             raise self._wrong(f"is longer than {_LONGEST} signs")
         try:

@@ -17,7 +17,6 @@ from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.rundir import RunDir
 from hires.launcher.arrays import Options, Wanted
-from hires.launcher.attempt_files import latest
 from hires.launcher.failed_nodes import to_exclude
 from hires.launcher.local import CANCELLED
 from hires.launcher.points import select
@@ -38,7 +37,7 @@ _EXAMPLES = (
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs points again: jobs are submitted, others run here, one after the other."""
+    """Runs points again: those of Slurm are submitted, others run here, one after the other."""
     text = "Run points again as their next attempt: same config, same plan, same run folder."
     parser = Parser("retry", text, _EXAMPLES)
     parser.add_argument("names", nargs="*", metavar="CAMPAIGN|RUN", help="unset: all campaigns")
@@ -67,7 +66,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     # All are checked before the first one starts.
     runs = [(state, _config(state, args.set)) for state in chosen]
-    jobs = [run for run in runs if _is_job(run[0])]
+    jobs = [run for run in runs if run[1].launcher.name == "slurm"]
     code = _submit_all(jobs, ["hires", "retry", *words]) if jobs else 0
     return _run_all([run for run in runs if run not in jobs]) or code
 
@@ -90,13 +89,6 @@ def _config(state: RunState, changes: Sequence[str]) -> RunConfig:
     assert state.path is not None
     config = records.read_config(state.path)
     return with_keys(config, changes, _command(state.path)) if changes else config
-
-
-def _is_job(state: RunState) -> bool:
-    """Whether the last attempt of a run was a job."""
-    assert state.path is not None
-    attempt = latest(state.path)
-    return attempt is not None and attempt.job is not None
 
 
 def _submit_all(runs: Sequence[Run], argv: list[str]) -> int:

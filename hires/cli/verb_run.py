@@ -59,13 +59,14 @@ def main(words: Sequence[str]) -> int:
     if args.cfg:
         return print_config(config)
     config = with_classes(config)
+    after = waits_for(config, args)
     run = None if args.again else _complete(config)
     if run is not None:
         print(f"complete since an earlier time: {run.path} (--again runs it anew)", file=sys.stderr)
         _print(run, args.json)
         return 0
     kept = [word for word in words if word != "--dry-run"]
-    return _start(config, command_line("run", kept, args), args)
+    return _start(config, command_line("run", kept, args), args, after)
 
 
 def _complete(config: RunConfig) -> RunDir | None:
@@ -82,11 +83,10 @@ def _path(config: RunConfig) -> Path:
     return Path(config.results).absolute() / config.campaign / run_name(config)
 
 
-def _start(config: RunConfig, argv: list[str], args: argparse.Namespace) -> int:
+def _start(config: RunConfig, argv: list[str], args: argparse.Namespace, after: str | None) -> int:
     """Plans, freezes and runs; returns the exit code."""
     plan = planned(config)
     require_feasible(plan)
-    after = waits_for(config, args)
     if config.launcher.name == "slurm":
         refuse_queued(_path(config))
     if args.dry_run:

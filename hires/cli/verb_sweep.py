@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
     typed, stored = taken_out(args.overrides, extra)
     options = _merged(parser, words, args, stored)
     known = groups(extra)
-    where = Where(options.where, known) if options.where else None
+    where = None if options.where is None else Where(options.where, known)
     grid = grid_of([*stored.words, *typed], options.zip or [], known)
     points = compose_all(grid, Composer(args.config_dir), where)
     if not points.held:

@@ -107,6 +107,13 @@ def test_only_jobs_wait_for_others(hires, verb):
     assert not Path("results").exists()
 
 
+def test_what_a_complete_run_would_wait_for_is_looked_at_all_the_same(hires, cluster, fake_ranks):
+    hires("run", *SMALL, "parallel=sp")
+    assert hires("run", *SMALL, *SLURM).code == 0  # it is complete
+    answer = hires("run", *SMALL, *SLURM, "--after", "nothere")
+    assert (answer.code, "'nothere' is no campaign and no run" in answer.err) == (2, True)
+
+
 def test_waiting_ends_as_the_run_does(hires, cluster):
     run = '"$(dirname "$2")"'
     cluster(

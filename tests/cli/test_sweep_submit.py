@@ -153,3 +153,9 @@ def test_what_slurm_cannot_do_is_refused_before_anything_is_written(hires, clust
     assert answer.code == 2
     assert why in answer.err
     assert not Path("results").exists()
+
+
+def test_empty_where_does_not_keep_all(hires, cluster):
+    answer = hires("sweep", *SMALL, *SLURM, "parallel=sp", "seed=0,1", "--where", "")
+    assert (answer.code, "--where '' is empty" in answer.err) == (2, True)
+    assert not Path("results").exists()
