@@ -53,18 +53,22 @@ def submit_all(
         options: what holds for all of them.
     """
     wanted = [Wanted(task.path, task.argv, task.ranks, configs[task.path]) for task in tasks]
-    return submit(wanted, options)
+    with campaign.starting(run.path.parent for run in wanted):
+        return submit(wanted, options)
 
 
 def submit(wanted: Sequence[Wanted], options: Options) -> list[Submitted]:
     """Submits frozen runs, and says so, but those that wait or run already.
 
+    Call it within :func:`hires.core.campaign.starting`.
+
     Args:
         wanted: the runs.
         options: what holds for all of them.
     """
-    for folder in {run.path.parent for run in wanted}:
-        arrays.mend(folder)
+    for folder in sorted({run.path.parent for run in wanted}):
+        for note in arrays.mend(folder):
+            print(f"note: {note}", file=sys.stderr)
     refused = queued(run.path for run in wanted)
     found = [Submitted(path, None, why) for path, why in refused.items()]
     free = [run for run in wanted if run.path not in refused]

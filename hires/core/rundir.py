@@ -249,6 +249,17 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
     return number
 
 
+def id_of(folder: Path) -> str | None:
+    """Returns what tells an attempt from all others, even of the same number; None if it is old.
+
+    Args:
+        folder: of the attempt.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((folder / "env.json").read_text(encoding="utf-8"))["id"])
+    return None
+
+
 def attempt_numbers(path: StrPath) -> list[int]:
     """Returns the numbers of a run's attempts, in order; none if there is no run."""
     try:
@@ -414,7 +425,8 @@ def _check_same_config(path: Path, config: RunConfig) -> None:
 def _fill_attempt(folder: Path, argv: Sequence[str] | None, reproduce: str | None) -> None:
     """Writes what an attempt knows before it starts."""
     make_folder(folder / "logs")
-    text = json.dumps(_env(argv, reproduce), indent=1) + "\n"
+    told = {"id": uuid.uuid4().hex, **_env(argv, reproduce)}
+    text = json.dumps(told, indent=1) + "\n"
     write_atomically(folder / "env.json", text)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from hires.core import rundir
 from hires.launcher.local import launch
 from tests.cli.conftest import SMALL
 
@@ -159,3 +161,24 @@ def test_empty_where_does_not_keep_all(hires, cluster):
     answer = hires("sweep", *SMALL, *SLURM, "parallel=sp", "seed=0,1", "--where", "")
     assert (answer.code, "--where '' is empty" in answer.err) == (2, True)
     assert not Path("results").exists()
+
+
+def test_damaged_list_is_told_and_stops_nothing(hires, cluster):
+    words = ("sweep", *SMALL, *SLURM, "parallel=sp")
+    hires(*words, "seed=0")
+    Path("results/default/arrays/0/points.jsonl").write_bytes(b'[{"run": 3\xff')
+    answer = hires(*words, "seed=1")
+    assert answer.code == 0
+    assert "note: " in answer.err
+    assert "arrays/0/points.jsonl is damaged" in answer.err
+    assert jobs() == [("1", 0), ("2", 0)]
+
+
+def test_attempt_of_a_folder_that_was_made_anew_is_not_taken_for_an_old_job(hires, cluster):
+    words = ("sweep", *SMALL, *SLURM, "parallel=sp")
+    hires(*words, "seed=0")
+    [run] = [path.parent for path in Path("results").glob("*/*/config.yaml")]
+    shutil.rmtree(run / "a0")
+    assert rundir.next_attempt(run) == 0
+    hires(*words, "seed=1")
+    assert not (run / "a0" / "job.json").exists()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hires.core import records
+from hires.cli import verb_retry
+from hires.core import records, rundir
 from hires.launcher import state
 from tests.cli.conftest import SMALL
 from tests.helpers.run_folders import submitted
@@ -169,6 +170,26 @@ def test_run_of_slurm_is_not_run_here_if_slurm_does_not_answer(hires, runs, clus
     assert answer.code == 1
     assert "no controller" in answer.err
     assert ends(runs["failed"]) == ["failed", "failed"]
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "local"])
+def test_run_that_another_command_began_again_meanwhile_is_left_to_it(
+    hires, runs, cluster, launcher, monkeypatch
+):
+    if launcher == "slurm":
+        of_slurm(runs["failed"])
+    read = verb_retry.states
+
+    def states(paths):
+        found = read(paths)
+        rundir.next_attempt(runs["failed"])
+        return found
+
+    monkeypatch.setattr(verb_retry, "states", states)
+    answer = hires("retry")
+    assert answer.code == 1
+    assert "was begun meanwhile, by another command, as attempt a1" in answer.err
+    assert not (runs["failed"] / "a2").exists()
 
 
 @pytest.mark.parametrize(
