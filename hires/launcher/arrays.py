@@ -40,6 +40,8 @@ class Wanted:
     holds."""
     ranks: int
     config: RunConfig
+    attempts: int = 1
+    """How many complete attempts its element is to make, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Entry(NamedTuple):
     """The attempt that was submitted."""
     id: str | None = None
     """What tells this attempt from one of the same number in a folder that was made anew."""
+    attempts: int = 1
+    """How many complete attempts the element is to make."""
 
 
 class Submitted(NamedTuple):
@@ -157,7 +161,10 @@ _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 def _entries(line: str) -> list[Entry]:
     """Returns the runs that a line of a list names."""
-    return [Entry(str(one["run"]), int(one["attempt"]), one.get("id")) for one in json.loads(line)]
+    return [
+        Entry(str(one["run"]), int(one["attempt"]), one.get("id"), int(one.get("attempts", 1)))
+        for one in json.loads(line)
+    ]
 
 
 def mend(campaign: Path) -> Iterator[str]:
@@ -209,7 +216,7 @@ def _wants(run: Wanted) -> str:
     config = run.config
     ranks = run.ranks if config.launcher.pack == 1 else None
     sections = [dataclasses.asdict(one) for one in (config.launcher, config.cluster)]
-    return json.dumps([str(run.path.parent), ranks, *sections])
+    return json.dumps([str(run.path.parent), ranks, run.attempts, *sections])
 
 
 def _share(limit: int | None, lane: int, lanes: int) -> int | None:
@@ -258,10 +265,10 @@ def _sbatch(array: Array, attempts: dict[Path, int], options: Options, before: s
     largest = array.largest
     folder = _new_folder(largest.path.parent / FOLDER)
     lines = [
-        json.dumps([_told(run.path, attempts[run.path]) for run in some]) for some in array.elements
+        json.dumps([_told(run, attempts[run.path]) for run in some]) for some in array.elements
     ]
     write_atomically(folder / LIST, "".join(f"{line}\n" for line in lines))
-    elements = slurm.Elements(len(array.elements), options.limit, options.exclude)
+    elements = slurm.Elements(len(array.elements), options.limit, options.exclude, largest.attempts)
     step = slurm.Step("hires.launcher.element", elements)
     script = slurm.write_script(folder, largest.config, largest.ranks, options.argv, step)
     after = ",".join(filter(None, (options.after, before and f"afterany:{before}")))
@@ -271,10 +278,11 @@ def _sbatch(array: Array, attempts: dict[Path, int], options: Options, before: s
     return job
 
 
-def _told(path: Path, attempt: int) -> dict[str, Any]:
+def _told(run: Wanted, attempt: int) -> dict[str, Any]:
     """Returns what the list of an array says of one run."""
-    found = rundir.id_of(records.attempt_dir(path, attempt))
-    return {"run": path.name, "attempt": attempt, "id": found}
+    found = rundir.id_of(records.attempt_dir(run.path, attempt))
+    told = {"run": run.path.name, "attempt": attempt, "id": found}
+    return told | ({"attempts": run.attempts} if run.attempts > 1 else {})
 
 
 def _new_folder(parent: Path) -> Path:

@@ -7,6 +7,7 @@ when Slurm tells the job to make way those that run save their state, and no oth
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -46,6 +47,8 @@ class Packed:
     number: int = 0
     """The attempt that is launched."""
     process: subprocess.Popen[bytes] | None = None
+    refused: bool = False
+    """Whether it could not be started: another job has it, or its folder cannot be written."""
     made_way: bool = False
     """Whether it was told to make way."""
     ended: int = 0
@@ -142,6 +145,7 @@ class Pack:
         except (OSError, subprocess.SubprocessError, RunError) as error:
             why = error if isinstance(error, RunError) else cannot_write(run.path, error)
             _say(f"{run.path.name} could not be started: {why}")
+            run.refused = True
             self._codes.append(RunError.exit_code)
             return
         _say(f"{run.path.name}: attempt {run.number} begins")
@@ -180,9 +184,10 @@ class Pack:
     def _leave_others(self, why: str) -> None:
         """Writes down that the runs which were not begun are cancelled with the job."""
         for run in self.waiting:
-            number = number_of(run.path, self.job, run.submitted, self._size)
             cause = f"job {self.job.name} was stopped by {why} before its turn"
-            local.leave(run.path, number, "cancelled", cause)
+            with contextlib.suppress(RunError):  # another job has it, and tells how it ends
+                number = number_of(run.path, self.job, run.submitted, self._size)
+                local.leave(run.path, number, "cancelled", cause)
 
 
 def _send(run: Packed, number: int) -> None:
