@@ -87,6 +87,8 @@ class Expression:
 
     def _parsed(self) -> ast.expr:
         """Returns the tree of the expression."""
+        if not self.text.strip():
+            raise self.wrong("is empty; leave it out to keep all")
         if len(self.text) > _LONGEST:
             raise self.wrong(f"is longer than {_LONGEST} signs")
         try:

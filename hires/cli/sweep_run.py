@@ -18,7 +18,7 @@ from hires.cli.screen import print_table
 from hires.cli.sweep_points import Point, Points, in_order
 from hires.cli.sweep_progress import SweepProgress
 from hires.cli.sweep_show import as_json, print_points
-from hires.cli.sweep_submit import submit_all, uses_slurm
+from hires.cli.sweep_submit import refuse_beyond, submit_all, uses_slurm
 from hires.core import campaign, provenance, rundir
 from hires.core.errors import PlanError, RunError
 from hires.core.records import read_record
@@ -60,7 +60,7 @@ def run_sweep(sweep: Sweep) -> int:
             print(json.dumps(as_json(points), indent=2))
         return PlanError.exit_code
     tasks = freeze(sweep)
-    if tasks and uses_slurm([p.config for p in points.valid if p.config], options.repeat):
+    if tasks and _is_slurm(sweep):
         return _submit(sweep, tasks, folder)
     result = _run(sweep, tasks)
     for path in dict.fromkeys(end.task.path for end in result.ended if end.state == "done"):
@@ -93,11 +93,34 @@ def freeze(sweep: Sweep) -> list[Task]:
     Raises:
         RunError: a run folder cannot be written.
     """
+    order = _attempts(sweep)
+    tasks = {id(point): _frozen(point, sweep.config_dir) for point in order}
+    return [tasks[id(point)] for point in order]
+
+
+def refuse_costly(sweep: Sweep) -> None:
+    """Refuses points that jobs may spend more on than the budget; processes stop in time.
+
+    Raises:
+        ConfigError: says how much it may be, and what would work.
+    """
+    budget = sweep.options.budget_gpu_hours
+    if budget is not None and _is_slurm(sweep):
+        planned = [(point.config, point.planned) for point in _attempts(sweep)]
+        refuse_beyond(budget, [(config, plan.ranks) for config, plan in planned if config and plan])
+
+
+def _attempts(sweep: Sweep) -> list[Point]:
+    """Returns the points once for every attempt that they need, in the order of their start."""
     options = sweep.options
     ready = [point for point in sweep.points.valid if point.planned is not None]
-    tasks = {id(point): _frozen(point, sweep.config_dir) for point in ready}
-    order = in_order(ready, options.repeat, options.order, options.again)
-    return [tasks[id(point)] for point in order]
+    return list(in_order(ready, options.repeat, options.order, options.again))
+
+
+def _is_slurm(sweep: Sweep) -> bool:
+    """Whether the points are to be submitted."""
+    configs = [point.config for point in sweep.points.valid if point.config]
+    return uses_slurm(configs, sweep.options.repeat, sweep.options.order)
 
 
 def exit_code(result: Result) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hires.core import campaign
@@ -19,15 +19,16 @@ _SHOWN = 5
 """Points that are named one by one; of more only the arrays are."""
 
 
-def uses_slurm(configs: Sequence[RunConfig], repeat: int) -> bool:
+def uses_slurm(configs: Sequence[RunConfig], repeat: int, order: str) -> bool:
     """Whether the points of a sweep are to be submitted.
 
     Args:
         configs: of all points.
         repeat: attempts of every point.
+        order: of the attempts, one of ``ORDERS``.
 
     Raises:
-        ConfigError: some are and some are not, or a point is to have several attempts at once.
+        ConfigError: some are and some are not, or their attempts cannot be made as asked.
     """
     names = sorted({config.launcher.name for config in configs})
     if len(names) > 1:
@@ -35,11 +36,53 @@ def uses_slurm(configs: Sequence[RunConfig], repeat: int) -> bool:
             f"launcher={','.join(names)}: a sweep has one launcher; sweep once with each"
         )
     if names == ["slurm"] and repeat > 1:
-        raise ConfigError(
-            f"--repeat {repeat} makes several attempts in one run folder, one after the other, "
-            f"which launcher=slurm does not; sweep campaign=NAME,NAME2 or seed=0,1 instead"
-        )
+        _refuse_repeats(configs, repeat, order)
     return names == ["slurm"]
+
+
+def _refuse_repeats(configs: Sequence[RunConfig], repeat: int, order: str) -> None:
+    """Refuses repeats in an order that an array does not have.
+
+    Raises:
+        ConfigError: says what would work.
+    """
+    if order != "grouped":
+        raise ConfigError(
+            f"--order {order}: with launcher=slurm each point is one element of an array, which "
+            f"makes all its attempts one after the other; leave --order out"
+        )
+    packs = {config.launcher.pack for config in configs} - {1}
+    if packs:
+        raise ConfigError(
+            f"launcher.pack={max(packs)} and --repeat {repeat}: runs that share an element make "
+            f"one attempt each; use launcher.pack=1, or sweep seed=0,1 instead of repeats"
+        )
+
+
+def refuse_beyond(hours: float, points: Iterable[tuple[RunConfig, int]]) -> None:
+    """Refuses points that may need more than a budget; nobody watches jobs, so all count in full.
+
+    Args:
+        hours: the budget, in ranks times hours.
+        points: config and ranks of every attempt that is to be made.
+
+    Raises:
+        ConfigError: says how much it may be, and what would work.
+    """
+    most = sum(
+        ranks * config.launcher.minutes * (1 + config.launcher.requeues) / _MINUTES
+        for config, ranks in points
+    )
+    if most > hours:
+        raise ConfigError(
+            f"--budget-gpu-hours {hours:g}: with launcher=slurm these attempts may need {most:g} "
+            f"rank hours (the sum of ranks x launcher.minutes x (1 + launcher.requeues)); lower "
+            f"launcher.minutes or launcher.requeues, sweep fewer points, or raise the budget"
+        )
+
+
+_MINUTES = 60
+"""Of an hour."""
 
 
 def submit_all(
@@ -48,23 +91,32 @@ def submit_all(
     """Submits frozen points, and says so; one that fails does not stop the others.
 
     Args:
-        tasks: the points.
+        tasks: the attempts; several of one point are made by one element.
         configs: their configs, by run folder.
         options: what holds for all of them.
     """
-    wanted = [Wanted(task.path, task.argv, task.ranks, configs[task.path]) for task in tasks]
-    return submit(wanted, options)
+    counts = collections.Counter(task.path for task in tasks)
+    first = {task.path: task for task in reversed(tasks)}
+    wanted = [
+        Wanted(path, first[path].argv, first[path].ranks, configs[path], count)
+        for path, count in counts.items()
+    ]
+    with campaign.starting(run.path.parent for run in wanted):
+        return submit(wanted, options)
 
 
 def submit(wanted: Sequence[Wanted], options: Options) -> list[Submitted]:
     """Submits frozen runs, and says so, but those that wait or run already.
 
+    Call it within :func:`hires.core.campaign.starting`.
+
     Args:
         wanted: the runs.
         options: what holds for all of them.
     """
-    for folder in {run.path.parent for run in wanted}:
-        arrays.mend(folder)
+    for folder in sorted({run.path.parent for run in wanted}):
+        for note in arrays.mend(folder):
+            print(f"note: {note}", file=sys.stderr)
     refused = queued(run.path for run in wanted)
     found = [Submitted(path, None, why) for path, why in refused.items()]
     free = [run for run in wanted if run.path not in refused]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hires.cli.launching import explain, launched
@@ -12,19 +12,22 @@ from hires.cli.options import Parser, add_results
 from hires.cli.rekey import with_keys
 from hires.cli.show_status import count
 from hires.cli.sweep_submit import submit
-from hires.core import records, rundir
+from hires.core import campaign, records, rundir
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.rundir import RunDir
 from hires.launcher.arrays import Options, Wanted
-from hires.launcher.attempt_files import latest
+from hires.launcher.attempt_files import last_number
 from hires.launcher.failed_nodes import to_exclude
 from hires.launcher.local import CANCELLED
 from hires.launcher.points import select
 from hires.launcher.state import INFEASIBLE, RUNNING, STATES, RunState, states
+from hires.launcher.waiting import refuse_begun
 
 Run = tuple[RunState, RunConfig]
 """How a point ended, and the config with which it is repeated."""
+Seen = Mapping[Path, int | None]
+"""The latest attempt of every run when it was looked at."""
 
 _NEVER = (RUNNING, INFEASIBLE)
 RETRIED = tuple(state for state in STATES if state not in _NEVER)
@@ -38,7 +41,7 @@ _EXAMPLES = (
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs points again: jobs are submitted, others run here, one after the other."""
+    """Runs points again: those of Slurm are submitted, others run here, one after the other."""
     text = "Run points again as their next attempt: same config, same plan, same run folder."
     parser = Parser("retry", text, _EXAMPLES)
     parser.add_argument("names", nargs="*", metavar="CAMPAIGN|RUN", help="unset: all campaigns")
@@ -58,7 +61,9 @@ def main(words: Sequence[str]) -> int:
     add_results(parser)
     args = parser.read(words)
     wanted = _wanted(args.state)
-    found = states(select(args.names, args.results).paths)
+    paths = select(args.names, args.results).paths
+    seen = {path: last_number(path) for path in paths}
+    found = states(paths)
     chosen = [state for state in found if state.state in wanted]
     if not chosen:
         print(f"nothing to retry: no run is {' or '.join(wanted)}")
@@ -67,9 +72,9 @@ def main(words: Sequence[str]) -> int:
         return 0
     # All are checked before the first one starts.
     runs = [(state, _config(state, args.set)) for state in chosen]
-    jobs = [run for run in runs if _is_job(run[0])]
-    code = _submit_all(jobs, ["hires", "retry", *words]) if jobs else 0
-    return _run_all([run for run in runs if run not in jobs]) or code
+    jobs = [run for run in runs if run[1].launcher.name == "slurm"]
+    code = _submit_all(jobs, seen, ["hires", "retry", *words]) if jobs else 0
+    return _run_all([run for run in runs if run not in jobs], seen) or code
 
 
 def _wanted(text: str) -> list[str]:
@@ -92,24 +97,25 @@ def _config(state: RunState, changes: Sequence[str]) -> RunConfig:
     return with_keys(config, changes, _command(state.path)) if changes else config
 
 
-def _is_job(state: RunState) -> bool:
-    """Whether the last attempt of a run was a job."""
-    assert state.path is not None
-    attempt = latest(state.path)
-    return attempt is not None and attempt.job is not None
-
-
-def _submit_all(runs: Sequence[Run], argv: list[str]) -> int:
+def _submit_all(runs: Sequence[Run], seen: Seen, argv: list[str]) -> int:
     """Submits the next attempts of points; returns 0 if all were submitted.
 
     Args:
         runs: how the points ended, and their configs.
+        seen: the latest attempts when the points were looked at.
         argv: the command line as typed.
     """
+    with campaign.starting(state.path.parent for state, _ in runs if state.path is not None):
+        return _submit_alone(runs, seen, argv)
+
+
+def _submit_alone(runs: Sequence[Run], seen: Seen, argv: list[str]) -> int:
+    """Submits them while no other command can; the arguments are those of ``_submit_all``."""
     wanted, code = [], 0
     for state, config in runs:
         assert state.path is not None
         try:
+            refuse_begun(state.path, seen[state.path])
             rundir.refreeze(state.path, config)
             ranks = int(records.read_plan(state.path)["world"])
         except RunError as error:
@@ -134,13 +140,13 @@ def _failed_nodes(runs: Sequence[Run]) -> list[str]:
     return to_exclude([state for state, _ in runs], most, partition)
 
 
-def _run_all(chosen: Sequence[Run]) -> int:
+def _run_all(chosen: Sequence[Run], seen: Seen) -> int:
     """Runs points one after the other; returns the exit code."""
     code = 0
     for number, (state, config) in enumerate(chosen, start=1):
         assert state.path is not None
         try:
-            run = _next(state.path, config)
+            run = _next(state.path, config, seen)
             told = f"{number} of {len(chosen)}: {run.name}, attempt {run.attempt}"
             print(f"{told}; it was {state.state}", file=sys.stderr)
             outcome = launched(config, run, int(records.read_plan(run.path)["world"]))
@@ -156,10 +162,12 @@ def _run_all(chosen: Sequence[Run]) -> int:
     return code
 
 
-def _next(path: Path, config: RunConfig) -> RunDir:
+def _next(path: Path, config: RunConfig, seen: Seen) -> RunDir:
     """Returns a run with a fresh attempt, its config frozen anew if it has changed."""
-    rundir.refreeze(path, config)
-    return RunDir(path, rundir.next_attempt(path), complete=False)
+    with campaign.starting([path.parent]):
+        refuse_begun(path, seen[path])
+        rundir.refreeze(path, config)
+        return RunDir(path, rundir.next_attempt(path), complete=False)
 
 
 def _command(path: Path) -> str:

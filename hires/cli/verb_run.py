@@ -14,12 +14,14 @@ from hires.cli.options import Parser, add_after, add_json, add_overrides, comman
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screen import print_config, print_record
 from hires.cli.submitting import prepared, submitted, tell, waited, waits_for
+from hires.core.campaign import starting
 from hires.core.config import RunConfig
 from hires.core.errors import RunError
 from hires.core.naming import run_name
 from hires.core.records import read_record
-from hires.core.rundir import RunDir, create, freeze, open_run
-from hires.launcher.waiting import refuse_queued
+from hires.core.rundir import RunDir, create, freeze, is_complete, open_run
+from hires.launcher.attempt_files import last_number
+from hires.launcher.waiting import refuse_begun, refuse_queued
 from hires.report.tables import write
 
 _EXAMPLES = (
@@ -59,13 +61,14 @@ def main(words: Sequence[str]) -> int:
     if args.cfg:
         return print_config(config)
     config = with_classes(config)
+    after = waits_for(config, args)
     run = None if args.again else _complete(config)
     if run is not None:
         print(f"complete since an earlier time: {run.path} (--again runs it anew)", file=sys.stderr)
         _print(run, args.json)
         return 0
     kept = [word for word in words if word != "--dry-run"]
-    return _start(config, command_line("run", kept, args), args)
+    return _start(config, command_line("run", kept, args), args, after)
 
 
 def _complete(config: RunConfig) -> RunDir | None:
@@ -82,28 +85,33 @@ def _path(config: RunConfig) -> Path:
     return Path(config.results).absolute() / config.campaign / run_name(config)
 
 
-def _start(config: RunConfig, argv: list[str], args: argparse.Namespace) -> int:
+def _start(config: RunConfig, argv: list[str], args: argparse.Namespace, after: str | None) -> int:
     """Plans, freezes and runs; returns the exit code."""
+    seen = last_number(_path(config))
     plan = planned(config)
     require_feasible(plan)
-    after = waits_for(config, args)
-    if config.launcher.name == "slurm":
-        refuse_queued(_path(config))
     if args.dry_run:
+        refuse_queued(_path(config))
         path = freeze(config, plan.to_dict(), argv)
         print(f"run folder: {path}", file=sys.stderr)
         print("\n".join(str(script) for script in prepared(config, path, plan.world, argv)))
         return 0
-    run = create(config, plan.to_dict(), argv, again=args.again)
-    if run.complete:  # another process may have completed it since we looked
+    job = None
+    with starting([_path(config).parent]):
+        refuse_queued(_path(config))
+        if args.again or not is_complete(_path(config)):
+            refuse_begun(_path(config), seen)
+        run = create(config, plan.to_dict(), argv, again=args.again)
+        if not run.complete:  # another process may have completed it since we looked
+            prepared(config, run.path, plan.world, argv)
+            print(f"run folder: {run.path}", file=sys.stderr)
+            job = submitted(run, after) if config.launcher.name == "slurm" else None
+    if run.complete:
         _print(run, args.json)
         return 0
-    prepared(config, run.path, plan.world, argv)
-    print(f"run folder: {run.path}", file=sys.stderr)
-    if config.launcher.name != "slurm":
+    if job is None:
         outcome = launched(config, run, plan.world)
     else:
-        job = submitted(run, after)
         if not args.wait:
             tell(run, job, args.json)
             return 0

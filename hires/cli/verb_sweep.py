@@ -18,7 +18,7 @@ from hires.cli.sweep_experiment import Stored, taken_out
 from hires.cli.sweep_plan import Planner
 from hires.cli.sweep_points import ORDERS, Points, compose_all, plan_all
 from hires.cli.sweep_progress import PlanningProgress
-from hires.cli.sweep_run import Sweep, campaign_folder, run_sweep
+from hires.cli.sweep_run import Sweep, campaign_folder, refuse_costly, run_sweep
 from hires.cli.sweep_show import as_json, print_points
 from hires.cli.sweep_submit import uses_slurm
 from hires.cli.sweep_where import Where
@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
     typed, stored = taken_out(args.overrides, extra)
     options = _merged(parser, words, args, stored)
     known = groups(extra)
-    where = Where(options.where, known) if options.where else None
+    where = None if options.where is None else Where(options.where, known)
     grid = grid_of([*stored.words, *typed], options.zip or [], known)
     points = compose_all(grid, Composer(args.config_dir), where)
     if not points.held:
@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     if args.cfg:
         return _print_configs(points)
     configs = [point.config for point in points.held if point.config]
-    uses_slurm(configs, options.repeat)
+    uses_slurm(configs, options.repeat, options.order)
     after = waits_for(configs[0], options)
     sweep = Sweep(points, ["hires", "sweep", *words], args.config_dir, options, after)
     if args.dry_run:
@@ -92,7 +92,8 @@ def _parser() -> Parser:
         "--budget-gpu-hours",
         type=_hours,
         metavar="H",
-        help="start nothing more once ranks times hours of this command come to it",
+        help="start nothing more once ranks times hours of this command come to it "
+        "(launcher=slurm: refuse points that may need more)",
     )
     add_after(parser)
     parser.add_argument("--again", action="store_true", help="run what is complete already, too")
@@ -123,6 +124,7 @@ def _plan(sweep: Sweep) -> None:
     with TorchProcess() as process:
         plan_all(sweep.points, Planner(process), wanted, tell)
     tell.done()
+    refuse_costly(sweep)
 
 
 def _show(sweep: Sweep) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import shutil
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,17 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
     return number
 
 
+def id_of(folder: Path) -> str | None:
+    """Returns what tells an attempt from all others, even of the same number; None if it is old.
+
+    Args:
+        folder: of the attempt.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((folder / "env.json").read_text(encoding="utf-8"))["id"])
+    return None
+
+
 def attempt_numbers(path: StrPath) -> list[int]:
     """Returns the numbers of a run's attempts, in order; none if there is no run."""
     try:
@@ -86,5 +98,6 @@ def environment(argv: Sequence[str] | None, reproduce: str | None) -> dict[str, 
 def _fill_attempt(folder: Path, argv: Sequence[str] | None, reproduce: str | None) -> None:
     """Writes what an attempt knows before it starts."""
     make_folder(folder / "logs")
-    text = json.dumps(environment(argv, reproduce), indent=1) + "\n"
+    told = {"id": uuid.uuid4().hex, **environment(argv, reproduce)}
+    text = json.dumps(told, indent=1) + "\n"
     write_atomically(folder / "env.json", text)

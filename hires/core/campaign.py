@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ from hires.core.files import write_atomically
 SCHEMA = 1
 FILE = "campaign.json"
 _LOCK = ".sweep.lock"
+_SUBMIT = ".submit.lock"
 _STOP = ".cancel"
+PATIENCE_S = 120.0
+"""How long the submission of another command is waited for: sbatch itself may take as long."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,25 @@ def locked(folder: Path) -> Iterator[str | None]:
     with lock.held(folder / _LOCK, f"a sweep of campaign {folder.name!r}") as note:
         (folder / _STOP).unlink(missing_ok=True)  # it was meant for an earlier sweep
         yield note
+
+
+@contextlib.contextmanager
+def starting(folders: Iterable[Path]) -> Iterator[None]:
+    """Lets one command at a time look whether runs are under way, and start or submit them.
+
+    It is held for moments: the next command waits, and then sees what this one has started.
+
+    Args:
+        folders: of the campaigns.
+
+    Raises:
+        RunError: another command holds a campaign for long; its process is named.
+    """
+    with contextlib.ExitStack() as stack:
+        for folder in sorted(set(folders)):  # in one order, so that no two wait for each other
+            what = f"a submission to campaign {folder.name!r}"
+            stack.enter_context(lock.waited(folder / _SUBMIT, what, PATIENCE_S))
+        yield
 
 
 def stop(folder: Path) -> bool:

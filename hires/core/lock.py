@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import platform
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +23,14 @@ from hires.core.errors import RunError
 from hires.core.files import cannot_write, make_folder, write_atomically
 
 _TRIES = 3
+_LOOK_S = 0.05
+"""How often a lock is asked for that is waited for."""
 _STATE, _STARTED = 0, 19
 """Places of state and start time behind the name of a process in ``/proc/PID/stat``."""
+
+
+class HeldError(RunError):
+    """Another process holds the lock."""
 
 
 @contextlib.contextmanager
@@ -35,7 +42,8 @@ def held(path: Path, what: str) -> Iterator[str | None]:
         what: what only one process may do, as ``the sweep of campaign 'sizes'``.
 
     Raises:
-        RunError: another process holds it, which is named, or it cannot be written.
+        HeldError: another process holds it, which is named.
+        RunError: it cannot be written.
     """
     make_folder(path.parent)
     mine = _myself()
@@ -45,6 +53,32 @@ def held(path: Path, what: str) -> Iterator[str | None]:
     finally:
         if _holder(path) == mine:
             path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def waited(path: Path, what: str, patience_s: float) -> Iterator[None]:
+    """Holds a lock until the end, after those who hold it now; for what takes moments only.
+
+    Args:
+        path: the lock file; its folder is made if it is not there.
+        what: what only one process may do.
+        patience_s: how long others are waited for.
+
+    Raises:
+        HeldError: another process held it all that time, which is named.
+        RunError: it cannot be written.
+    """
+    until = time.monotonic() + patience_s
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(held(path, what))
+                break
+            except HeldError:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(_LOOK_S)
+        yield
 
 
 def is_held(path: Path) -> bool:
@@ -71,7 +105,7 @@ def _take(path: Path, mine: dict[str, Any], what: str) -> str | None:
                 except FileExistsError:
                     holder = _holder(path)
                 if holder is not None and not _is_dead(holder):
-                    raise RunError(_refusal(path, holder, what))
+                    raise HeldError(_refusal(path, holder, what))
                 if holder is not None:
                     path.unlink(missing_ok=True)
                     note = f"{path} was left by process {holder['pid']}, which is gone; taken over"
@@ -79,7 +113,7 @@ def _take(path: Path, mine: dict[str, Any], what: str) -> str | None:
             raise cannot_write(path, error) from error
         finally:
             made.unlink(missing_ok=True)
-    raise RunError(f"{path} comes and goes: other processes want it too; try again")
+    raise HeldError(f"{path} comes and goes: other processes want it too; try again")
 
 
 @contextlib.contextmanager

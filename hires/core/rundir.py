@@ -32,6 +32,7 @@ from hires.core import launchfile
 from hires.core.attempts import PLANNED as PLANNED  # others ask for these here, too
 from hires.core.attempts import attempt_numbers as attempt_numbers
 from hires.core.attempts import environment
+from hires.core.attempts import id_of as id_of
 from hires.core.attempts import next_attempt as next_attempt
 from hires.core.attempts import reproduce_line_of as reproduce_line_of
 from hires.core.config import RunConfig

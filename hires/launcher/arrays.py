@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hires.core import records, rundir
 from hires.core.config import RunConfig
@@ -40,6 +40,8 @@ class Wanted:
     holds."""
     ranks: int
     config: RunConfig
+    attempts: int = 1
+    """How many complete attempts its element is to make, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,10 @@ class Entry(NamedTuple):
     """Name of its folder, below that of the campaign."""
     attempt: int
     """The attempt that was submitted."""
+    id: str | None = None
+    """What tells this attempt from one of the same number in a folder that was made anew."""
+    attempts: int = 1
+    """How many complete attempts the element is to make."""
 
 
 class Submitted(NamedTuple):
@@ -144,32 +150,55 @@ def read_element(folder: Path, index: int) -> list[Entry]:
         lines = path.read_text(encoding="utf-8").splitlines()
         if not 0 <= index < len(lines):
             raise RunError(f"{path} has {len(lines)} lines, of which none is element {index}")
-        return [Entry(one["run"], int(one["attempt"])) for one in json.loads(lines[index])]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _entries(lines[index])
+    except (OSError, *_DAMAGED) as error:
         raise RunError(f"{path} cannot be read ({error}); submit the points again") from None
 
 
-def mend(campaign: Path) -> None:
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What comes of reading a line of a list that is damaged."""
+
+
+def _entries(line: str) -> list[Entry]:
+    """Returns the runs that a line of a list names."""
+    return [
+        Entry(str(one["run"]), int(one["attempt"]), one.get("id"), int(one.get("attempts", 1)))
+        for one in json.loads(line)
+    ]
+
+
+def mend(campaign: Path) -> Iterator[str]:
     """Tells attempts which element they are, if the command that submitted them was killed before.
 
-    Otherwise nobody would know that they are in the queue, and they would be submitted again.
+    Otherwise nobody would know that they are in the queue, and they would be submitted again. What
+    is damaged is left as it is.
 
     Args:
         campaign: folder of the campaign.
+
+    Yields:
+        What could not be read, in words.
 
     Raises:
         RunError: an attempt cannot be written to.
     """
     for path in sorted((campaign / FOLDER).glob(f"*/{LIST}")):
         told = read_json(path.with_name("job.json"))
-        lines = path.read_text(encoding="utf-8").splitlines() if told else []
-        for index in range(len(lines)):
-            entries = read_element(path.parent, index)
+        if told is None:
+            continue
+        try:
+            job, lines = str(told["job"]), path.read_text(encoding="utf-8").splitlines()
+            elements = [_entries(line) for line in lines]
+        except (OSError, *_DAMAGED) as error:
+            yield f"{path} is damaged ({error}): which runs its job has is not known any more"
+            continue
+        for index, entries in enumerate(elements):
             for entry in entries:
                 folder = records.attempt_dir(campaign / entry.run, entry.attempt)
                 known = (folder / "job.json").exists() or (folder / "exit.json").exists()
-                if told and folder.is_dir() and not known:
-                    slurm.note_job(folder, str(told["job"]), index, len(entries))
+                same = entry.id is not None and rundir.id_of(folder) == entry.id
+                if same and not known:
+                    slurm.note_job(folder, job, index, len(entries))
 
 
 def max_size() -> int:
@@ -187,7 +216,7 @@ def _wants(run: Wanted) -> str:
     config = run.config
     ranks = run.ranks if config.launcher.pack == 1 else None
     sections = [dataclasses.asdict(one) for one in (config.launcher, config.cluster)]
-    return json.dumps([str(run.path.parent), ranks, *sections])
+    return json.dumps([str(run.path.parent), ranks, run.attempts, *sections])
 
 
 def _share(limit: int | None, lane: int, lanes: int) -> int | None:
@@ -236,17 +265,23 @@ def _sbatch(array: Array, attempts: dict[Path, int], options: Options, before: s
     largest = array.largest
     folder = _new_folder(largest.path.parent / FOLDER)
     lines = [
-        json.dumps([{"run": run.path.name, "attempt": attempts[run.path]} for run in some])
-        for some in array.elements
+        json.dumps([_told(run, attempts[run.path]) for run in some]) for some in array.elements
     ]
     write_atomically(folder / LIST, "".join(f"{line}\n" for line in lines))
-    elements = slurm.Elements(len(array.elements), options.limit, options.exclude)
+    elements = slurm.Elements(len(array.elements), options.limit, options.exclude, largest.attempts)
     step = slurm.Step("hires.launcher.element", elements)
     script = slurm.write_script(folder, largest.config, largest.ranks, options.argv, step)
     words = slurm.after(largest.config, options.after, before and f"afterany:{before}")
     job = sbatch.submit(script, words)
     slurm.note_job(folder, job, None)
     return job
+
+
+def _told(run: Wanted, attempt: int) -> dict[str, Any]:
+    """Returns what the list of an array says of one run."""
+    found = rundir.id_of(records.attempt_dir(run.path, attempt))
+    told = {"run": run.path.name, "attempt": attempt, "id": found}
+    return told | ({"attempts": run.attempts} if run.attempts > 1 else {})
 
 
 def _new_folder(parent: Path) -> Path:

@@ -64,8 +64,11 @@ class Clock:
 def latest(path: Path) -> Attempt | None:
     """Returns what the files say of a run's latest attempt; None if it has none."""
     number = last_number(path)
-    if number is None:
-        return None
+    return None if number is None else of_number(path, number)
+
+
+def of_number(path: Path, number: int) -> Attempt:
+    """Returns what the files say of one attempt of a run."""
     folder = attempt_dir(path, number)
     end, job = read_json(folder / "exit.json"), read_json(folder / "job.json")
     return Attempt(path, number, end, job, None if end else launched_by(folder))

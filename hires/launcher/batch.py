@@ -19,7 +19,7 @@ from typing import Any
 
 from hires.core import log, provenance, records, rundir
 from hires.core.errors import HiresError, RunError
-from hires.launcher import allocation, slurm, taken
+from hires.launcher import allocation, live, slurm, taken
 from hires.launcher.allocation import Allocation
 from hires.launcher.attempt_files import read_json
 from hires.launcher.local import Outcome, launch, leave
@@ -170,15 +170,20 @@ def number_of(path: Path, job: Allocation, number: int | None, pack: int = 1) ->
         job: this job.
         number: the attempt that was submitted, if any was.
         pack: how many runs share the job.
+
+    Raises:
+        RunError: another job has the run, or a process on some machine.
     """
-    if number is None or not is_fresh(path, number):
-        _close_silent(path, job)
-        number = rundir.next_attempt(path)
-    folder = records.attempt_dir(path, number)
-    if slurm.read_job(folder) != job.name:
-        own, index = job.array or (job.job, None)
-        slurm.note_job(folder, own, index, pack)
-    return number
+    fresh = number if number is not None and is_fresh(path, number) else None
+    with live.alone(path, job.name, fresh):
+        if fresh is None:
+            _close_silent(path, job)
+        mine = rundir.next_attempt(path) if fresh is None else fresh
+        folder = records.attempt_dir(path, mine)
+        if slurm.read_job(folder) != job.name:
+            own, index = job.array or (job.job, None)
+            slurm.note_job(folder, own, index, pack)
+    return mine
 
 
 def _close_silent(path: Path, job: Allocation) -> None:

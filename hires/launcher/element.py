@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.core import log, records, rundir
-from hires.core.errors import HiresError, RunError
+from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.files import cannot_write
 from hires.launcher import allocation, arrays, cancel, slurm
 from hires.launcher.allocation import Allocation
 from hires.launcher.arrays import Entry
 from hires.launcher.attempt_files import read_json
 from hires.launcher.batch import Attempt, is_fresh, number_of, timeouts
+from hires.launcher.interrupts import Interrupts
 from hires.launcher.local import CANCELLED, leave
 from hires.launcher.pack import Pack, Packed
 
@@ -54,21 +55,38 @@ def main(argv: Sequence[str] | None = None, module: str = BATCH) -> int:
 
 def _run(campaign: Path, entries: Sequence[Entry], job: Allocation, module: str) -> int:
     """Runs what is left to do of an element; returns its exit code."""
-    found = [one for one in entries if is_open(campaign / one.run, one.attempt, job)]
+    found = [one for one in entries if is_open(campaign / one.run, one.attempt, job, one.attempts)]
     if not found:
         _say(f"nothing is left to do for job {job.name}: its runs have ended")
         return 0
     if len(entries) > 1:
         return _run_pack(campaign, found, job, module)
-    path = campaign / found[0].run
-    number = number_of(rundir.frozen_folder(path), job, found[0].attempt)
+    return _run_one(campaign / found[0].run, found[0], job)
+
+
+def _run_one(path: Path, entry: Entry, job: Allocation) -> int:
+    """Makes the attempts of one run, one after the other, until one is not done; returns its code.
+
+    After one that failed come no others: they would most likely fail, too.
+    """
+    number = number_of(rundir.frozen_folder(path), job, entry.attempt)
     try:
         _log_to(path / slurm.LOG)
     except OSError as error:
         cause = str(cannot_write(path / slurm.LOG, error))
         leave(path, number, "failed", cause)
         raise RunError(f"{path.name}: {cause}") from None
-    return Attempt(path, number, job).run()
+    with Interrupts() as interrupts:  # an attempt hears signals by itself; here those in between
+        code = Attempt(path, number, job).run()
+        while code == 0 and is_open(path, entry.attempt, job, entry.attempts):
+            if interrupts.count:
+                return CANCELLED
+            if interrupts.requests:
+                _say(f"job {job.name} makes way and is queued again for the next attempt")
+                allocation.ask("scontrol", "requeue", job.name)
+                return PREEMPTED
+            code = Attempt(path, number_of(path, job, entry.attempt), job).run()
+    return code
 
 
 def _run_pack(campaign: Path, entries: Sequence[Entry], job: Allocation, module: str) -> int:
@@ -88,7 +106,7 @@ def _run_pack(campaign: Path, entries: Sequence[Entry], job: Allocation, module:
     return code or failed
 
 
-def is_open(path: Path, submitted: int, job: Allocation) -> bool:
+def is_open(path: Path, submitted: int, job: Allocation, attempts: int = 1) -> bool:
     """Whether a run of this job still has something to do.
 
     That is so if it was never begun, left no word, or made way and may go on. What was stopped with
@@ -99,6 +117,7 @@ def is_open(path: Path, submitted: int, job: Allocation) -> bool:
         path: the run folder.
         submitted: the attempt that was submitted.
         job: this job.
+        attempts: how many complete ones the job is to make.
     """
     own = [n for n in rundir.attempt_numbers(path) if slurm.read_job(_folder(path, n)) == job.name]
     if not own:
@@ -106,6 +125,9 @@ def is_open(path: Path, submitted: int, job: Allocation) -> bool:
     end = read_json(_folder(path, own[-1]) / "exit.json")
     if end is None:
         return True
+    if end.get("state") == "done":
+        ends = (read_json(_folder(path, number) / "exit.json") or {} for number in own)
+        return [one.get("state") for one in ends].count("done") < attempts
     if end.get("state") == "cancelled":
         return not cancel.is_asked(_folder(path, own[-1]))
     if end.get("reason") == "timeout":

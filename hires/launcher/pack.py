@@ -7,6 +7,7 @@ when Slurm tells the job to make way those that run save their state, and no oth
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -53,8 +54,8 @@ class Packed:
     ended: int = 0
     """Signals to end that were passed on to it."""
     over: bool = False
-    """Whether another start of this job would not help: it cannot be started, its supervisor died,
-    or somebody cancelled it before its turn."""
+    """Whether another start of this job would not help: it cannot be started, another job has it,
+    its supervisor died, or somebody cancelled it before its turn."""
 
     @classmethod
     def read(cls, path: Path, submitted: int, job: Allocation) -> Packed:
@@ -212,9 +213,10 @@ class Pack:
     def _leave_others(self, why: str) -> None:
         """Writes down that the runs which were not begun are cancelled with the job."""
         for run in self.waiting:
-            number = number_of(run.path, self.job, run.submitted, self._size)
             cause = f"job {self.job.name} was stopped by {why} before its turn"
-            local.leave(run.path, number, "cancelled", cause)
+            with contextlib.suppress(RunError):  # another job has it, and tells how it ends
+                number = number_of(run.path, self.job, run.submitted, self._size)
+                local.leave(run.path, number, "cancelled", cause)
 
 
 def _silent(path: Path, code: int) -> str:

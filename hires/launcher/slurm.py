@@ -40,6 +40,8 @@ class Elements:
     """Most elements that run at once; None: as many as the cluster lets."""
     exclude: Sequence[str] = ()
     """Nodes that none may run on."""
+    attempts: int = 1
+    """Attempts of a run that each makes, one after the other, each of which may take as long."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def script(
         "nodes": launcher.nodes,
         "ntasks_per_node": max(sizes),
         "cpus_per_task": launcher.threads,
-        "time": launcher.minutes,
+        "time": launcher.minutes * (1 if elements is None else elements.attempts),
         "partition": config.partition,
         "account": launcher.account or config.cluster.account,
         "qos": launcher.qos,

@@ -17,7 +17,7 @@ from hires.core import launchfile, records, rundir
 from hires.core.errors import RunError
 from hires.core.rundir import RunDir
 from hires.launcher import local, scheduler, slurm
-from hires.launcher.attempt_files import read_json
+from hires.launcher.attempt_files import last_number, read_json
 from hires.launcher.local import Outcome
 from hires.launcher.progress import MetricsTail
 from hires.launcher.supervisor import OnLine
@@ -47,6 +47,24 @@ def refuse_queued(run: Path) -> None:
     """
     for text in queued([run]).values():
         raise RunError(text)
+
+
+def refuse_begun(run: Path, seen: int | None) -> None:
+    """Refuses to start a run that another command has begun since it was looked at.
+
+    Args:
+        run: the run folder.
+        seen: the latest attempt that it had; None: it had none.
+
+    Raises:
+        RunError: names the attempt.
+    """
+    last = last_number(run)
+    if last != seen:
+        raise RunError(
+            f"{run.name} was begun meanwhile, by another command, as attempt a{last}; `hires "
+            f"status {run.parent.name}` watches it"
+        )
 
 
 def queued(runs: Iterable[Path]) -> dict[Path, str]:

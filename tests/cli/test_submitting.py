@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from hires.cli import verb_run
 from hires.core import rundir
 from hires.launcher import waiting
 from tests.cli.conftest import SMALL
@@ -107,6 +109,13 @@ def test_only_jobs_wait_for_others(hires, verb):
     assert not Path("results").exists()
 
 
+def test_what_a_complete_run_would_wait_for_is_looked_at_all_the_same(hires, cluster, fake_ranks):
+    hires("run", *SMALL, "parallel=sp")
+    assert hires("run", *SMALL, *SLURM).code == 0  # it is complete
+    answer = hires("run", *SMALL, *SLURM, "--after", "nothere")
+    assert (answer.code, "'nothere' is no campaign and no run" in answer.err) == (2, True)
+
+
 def test_waiting_ends_as_the_run_does(hires, cluster):
     run = '"$(dirname "$2")"'
     cluster(
@@ -133,6 +142,49 @@ def test_queued_run_is_not_started_again(hires, cluster):
     assert answer.code == 1
     assert "is job 7 already (pending)" in answer.err
     assert not (only_run() / "a1").exists()
+
+
+def together(*commands: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Starts commands at the same moment; returns exit codes and what they complained about."""
+    started = [
+        subprocess.Popen([sys.executable, "-m", "hires", *words], stderr=subprocess.PIPE, text=True)
+        for words in commands
+    ]
+    try:
+        errors = [process.communicate(timeout=100)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(process.returncode, err) for process, err in zip(started, errors, strict=True)]
+
+
+@pytest.mark.timeout(180)
+def test_of_two_commands_for_one_point_at_the_same_moment_one_is_refused(hires, cluster, tmp_path):
+    hires("plan", *SMALL, *SLURM)  # so that both find what is known of the network
+    cluster("sbatch", f'echo "$@" >> {tmp_path}/submitted; sleep 1; echo 7')
+    words = ("run", *SMALL, *SLURM)
+    ends = together(words, words)
+    assert sorted(code for code, _ in ends) == [0, 1], ends
+    [told] = [err for code, err in ends if code]
+    assert "is job 7 already (pending)" in told
+    assert len((tmp_path / "submitted").read_text().splitlines()) == 1
+    assert [path.name for path in only_run().glob("a*")] == ["a0"]
+
+
+def test_point_that_another_command_began_while_it_was_planned_is_not_begun_again(
+    hires, monkeypatch
+):
+    hires("run", *SMALL, "--dry-run")
+    meant = verb_run.planned
+
+    def planned(config):
+        rundir.next_attempt(only_run())
+        return meant(config)
+
+    monkeypatch.setattr(verb_run, "planned", planned)
+    answer = hires("run", *SMALL)
+    assert answer.code == 1
+    assert "was begun meanwhile, by another command, as attempt a0" in answer.err
 
 
 def test_more_nodes_than_ranks_are_refused(hires, cluster):

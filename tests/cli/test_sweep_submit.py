@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from hires.core import rundir
 from hires.launcher.local import launch
 from tests.cli.conftest import SMALL
 
 pytestmark = [pytest.mark.usefixtures("traced"), pytest.mark.timeout(120)]
+HOURS = ("launcher.minutes=5", "launcher.requeues=2")
 SLURM = ("launcher=slurm", "launcher.nodes=2")
 
 
@@ -145,7 +148,18 @@ def test_refused_array_does_not_stop_the_others(hires, cluster):
     ("words", "why"),
     [
         (("launcher=slurm,local", "parallel=sp"), "a sweep has one launcher"),
-        ((*SLURM, "parallel=sp", "--repeat", "2"), "launcher=slurm does not"),
+        (
+            (*SLURM, "parallel=sp", "--repeat", "2", "--order", "interleaved"),
+            "makes all its attempts one after the other; leave --order out",
+        ),
+        (
+            (*SLURM, "parallel=sp", "--repeat", "2", "launcher.pack=3"),
+            "launcher.pack=3 and --repeat 2: ",
+        ),
+        (
+            (*SLURM, "parallel=sp", "seed=0,1", "--budget-gpu-hours", "0.9", *HOURS, "--dry-run"),
+            "may need 1 rank hours (the sum of ranks x launcher.minutes",
+        ),
     ],
 )
 def test_what_slurm_cannot_do_is_refused_before_anything_is_written(hires, cluster, words, why):
@@ -153,3 +167,50 @@ def test_what_slurm_cannot_do_is_refused_before_anything_is_written(hires, clust
     assert answer.code == 2
     assert why in answer.err
     assert not Path("results").exists()
+
+
+def test_empty_where_does_not_keep_all(hires, cluster):
+    answer = hires("sweep", *SMALL, *SLURM, "parallel=sp", "seed=0,1", "--where", "")
+    assert (answer.code, "--where '' is empty" in answer.err) == (2, True)
+    assert not Path("results").exists()
+
+
+def test_damaged_list_is_told_and_stops_nothing(hires, cluster):
+    words = ("sweep", *SMALL, *SLURM, "parallel=sp")
+    hires(*words, "seed=0")
+    Path("results/default/arrays/0/points.jsonl").write_bytes(b'[{"run": 3\xff')
+    answer = hires(*words, "seed=1")
+    assert answer.code == 0
+    assert "note: " in answer.err
+    assert "arrays/0/points.jsonl is damaged" in answer.err
+    assert jobs() == [("1", 0), ("2", 0)]
+
+
+def test_attempt_of_a_folder_that_was_made_anew_is_not_taken_for_an_old_job(hires, cluster):
+    words = ("sweep", *SMALL, *SLURM, "parallel=sp")
+    hires(*words, "seed=0")
+    [run] = [path.parent for path in Path("results").glob("*/*/config.yaml")]
+    shutil.rmtree(run / "a0")
+    assert rundir.next_attempt(run) == 0
+    hires(*words, "seed=1")
+    assert not (run / "a0" / "job.json").exists()
+
+
+@pytest.mark.parametrize("more", [("seed=0,1",), ("--repeat", "2")])
+def test_points_are_submitted_only_if_they_stay_within_the_budget(hires, cluster, more):
+    words = ("sweep", *SMALL, *SLURM, "parallel=sp", *HOURS, *more, "--budget-gpu-hours")
+    answer = hires(*words, "0.9")
+    assert (answer.code, "may need 1 rank hours" in answer.err) == (2, True)
+    assert not list(Path("results").glob("*/*"))
+    assert hires(*words, "1").code == 0
+    assert cluster()
+
+
+def test_repeats_of_a_point_are_one_element_with_time_for_all(hires, cluster):
+    words = ("parallel=sp", "seed=0,1", "--repeat", "3", "launcher.minutes=5")
+    answer = hires("sweep", *SMALL, *SLURM, *words)
+    assert answer.code == 0, answer.err
+    assert "2 of 2 points submitted" in answer.out
+    assert jobs() == [("1", 0), ("1", 1)]
+    assert [[run["attempts"] for run in runs] for runs in listed(0)] == [[3], [3]]
+    assert option(0, "time") == ["15"]

@@ -53,7 +53,7 @@ def test_true(text):
         ("1 / (batch - 8) < 1", "cannot be worked out"),
         ("parallel * 1000 == 1", "is no number"),
         ("image <", "is no expression"),
-        ("", "is no expression"),
+        ("", "is empty; leave it out to keep all"),
         ("image = 5", "is no expression"),
         ("image < 5; batch", "is no expression"),
         ("(" * 300 + ")" * 300, "longer than"),

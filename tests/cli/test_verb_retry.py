@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hires.cli import verb_retry
-from hires.core import records
+from hires.core import records, rundir
 from hires.core.cluster import ClusterConfig
 from hires.core.config import RunConfig
 from hires.launcher import state
@@ -132,11 +132,19 @@ def cluster(tmp_path, monkeypatch):
         (folder / name).chmod(0o755)
 
 
+def of_slurm(run: Path) -> None:
+    """Freezes a run as one that Slurm is to start."""
+    frozen = yaml.safe_load((run / "config.yaml").read_text())
+    frozen["launcher"]["name"] = "slurm"
+    (run / "config.yaml").write_text(yaml.safe_dump(frozen))
+
+
 def script(run) -> str:
     return (run.parent / "arrays" / "0" / "job.sbatch").read_text()
 
 
 def test_job_is_submitted_as_the_next_attempt_of_the_same_point(hires, runs, cluster):
+    of_slurm(runs["failed"])
     submitted(runs["failed"])
     answer = hires("retry", "--set", "launcher.minutes=7")
     assert (answer.code, answer.out) == (0, "1 of 1 runs submitted; `hires status` watches\n")
@@ -150,6 +158,43 @@ def test_job_is_submitted_as_the_next_attempt_of_the_same_point(hires, runs, clu
     assert second["reproduce"] == first["reproduce"]
 
 
+def test_run_that_slurm_refused_is_submitted_again_and_never_run_here(hires, runs, cluster):
+    of_slurm(runs["failed"])  # its attempt has no job, because sbatch took none
+    answer = hires("retry")
+    assert answer.out == "1 of 1 runs submitted; `hires status` watches\n"
+    assert json.loads((runs["failed"] / "a1" / "job.json").read_text())["job"] == "9"
+    assert ends(runs["failed"]) == ["failed"]
+
+
+def test_run_of_slurm_is_not_run_here_if_slurm_does_not_answer(hires, runs, cluster, tmp_path):
+    of_slurm(runs["failed"])
+    (tmp_path / "commands" / "sbatch").write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
+    answer = hires("retry")
+    assert answer.code == 1
+    assert "no controller" in answer.err
+    assert ends(runs["failed"]) == ["failed", "failed"]
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "local"])
+def test_run_that_another_command_began_again_meanwhile_is_left_to_it(
+    hires, runs, cluster, launcher, monkeypatch
+):
+    if launcher == "slurm":
+        of_slurm(runs["failed"])
+    read = verb_retry.states
+
+    def states(paths):
+        found = read(paths)
+        rundir.next_attempt(runs["failed"])
+        return found
+
+    monkeypatch.setattr(verb_retry, "states", states)
+    answer = hires("retry")
+    assert answer.code == 1
+    assert "was begun meanwhile, by another command, as attempt a1" in answer.err
+    assert not (runs["failed"] / "a2").exists()
+
+
 @pytest.mark.parametrize(
     ("nodes", "excluded"),
     [
@@ -160,6 +205,7 @@ def test_job_is_submitted_as_the_next_attempt_of_the_same_point(hires, runs, clu
 )
 def test_nodes_that_failed_are_excluded(hires, runs, cluster, nodes, excluded):
     run = runs["failed"]
+    of_slurm(run)
     submitted(run)
     for rank, node in enumerate(nodes):
         records.event(run, 0, "rank_started", rank=rank, node=node)

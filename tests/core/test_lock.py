@@ -130,3 +130,16 @@ def test_never_two_at_once(tmp_path):
     assert [process.returncode for process in processes] == [0] * 4
     assert sum(map(int, told)) > 0
     assert not list(tmp_path.iterdir())
+
+
+def test_lock_is_waited_for_until_its_holder_is_done(tmp_path, holder):
+    with pytest.raises(lock.HeldError, match=f"process {holder.pid} on "), waited(tmp_path, 0.1):
+        pass
+    holder.terminate()
+    with waited(tmp_path, 50.0):
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    assert not list(tmp_path.iterdir())
+
+
+def waited(folder: Path, patience_s: float):
+    return lock.waited(folder / "lock", "the test", patience_s)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from hires.core import records, rundir
-from hires.launcher import allocation, batch, local, slurm
+from hires.launcher import allocation, batch, local, slurm, whois
 from hires.launcher.allocation import Allocation, Node
+from hires.launcher.state import OLD_S
 
 JOB = Allocation("7", None, (Node("n1", "a", "127.0.0.1"),))
 
@@ -78,10 +80,60 @@ def test_submitted_attempt_is_run_and_its_tables_are_made(fake_world, cluster, c
 def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cluster, words):
     run = fake_world("ok")
     if words:
+        slurm.note_job(run.attempt_dir, "7", None)
         records.event(run, 0, "launch_started")
     assert batch.main([str(run.path), *words]) == 0
     assert exit_of(run, 1)["state"] == "done"
     assert slurm.read_job(run.path / "a1") == "7"
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+@pytest.mark.parametrize("words", [[], ["0"]])
+def test_job_by_hand_does_not_begin_what_another_job_has(fake_world, cluster, capfd, words, state):
+    run = fake_world("ok")
+    slurm.note_job(run.attempt_dir, "6", 3)
+    (cluster / "left").write_text(f"6|3|{state}|N/A|None\n")
+    assert batch.main([str(run.path), *words]) == 1
+    told = f"is not begun by job 7: job 6_3 has it as attempt a0 ({state.lower()})"
+    assert told in capfd.readouterr().out
+    assert rundir.attempt_numbers(run.path) == [0]
+    assert slurm.read_job(run.attempt_dir) == "6_3"
+    (cluster / "left").write_text("6|3|COMPLETED|N/A|None\n")
+    assert batch.main([str(run.path), *words]) == 0
+
+
+def test_job_does_not_begin_what_a_process_runs(fake_world, cluster, capfd):
+    run = fake_world("ok")
+    records.event(run, 0, "launch_started", **whois.myself())
+    assert batch.main([str(run.path)]) == 1
+    told = f"process {os.getpid()} on {socket.gethostname()} runs attempt a0"
+    assert told in capfd.readouterr().out
+
+
+def test_job_does_not_begin_what_lives_on_another_machine(fake_world, cluster):
+    run = fake_world("ok")
+    records.event(run, 0, "launch_started", pid=1, host="elsewhere")
+    assert batch.main([str(run.path)]) == 1
+    old = time.time() - 2 * OLD_S
+    for name in ("events.jsonl", "env.json"):
+        os.utime(run.attempt_dir / name, (old, old))
+    assert batch.main([str(run.path)]) == 0
+
+
+def test_first_of_two_waiting_jobs_runs_and_the_second_sees_it(fake_world, cluster):
+    run = fake_world("ok")
+    slurm.note_job(run.attempt_dir, "7", None)
+    slurm.note_job(records.attempt_dir(run.path, rundir.next_attempt(run.path)), "8", None)
+    (cluster / "left").write_text("8|N/A|PENDING|N/A|None\n")
+    assert batch.main([str(run.path), "0"]) == 0
+
+
+def test_job_that_slurm_says_nothing_about_may_still_have_its_run(fake_world, cluster, capfd):
+    run = fake_world("ok")
+    slurm.note_job(run.attempt_dir, "6", None)
+    (cluster / "squeue").write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
+    assert batch.main([str(run.path), "0"]) == 1
+    assert "job 6 may have it as attempt a0, and no controller" in capfd.readouterr().out
 
 
 def test_element_of_an_array_is_noted_with_its_index(fake_world, cluster, monkeypatch):

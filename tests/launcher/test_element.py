@@ -54,7 +54,7 @@ def cluster(tmp_path, monkeypatch):
 def submitted(tmp_path, cluster):
     """Returns a function that submits runs of two ranks in one array, and returns their folders."""
 
-    def submit(count: int, pack: int) -> list[Path]:
+    def submit(count: int, pack: int, attempts: int = 1) -> list[Path]:
         wanted = []
         for seed in range(count):
             config = RunConfig(
@@ -67,7 +67,7 @@ def submitted(tmp_path, cluster):
             )
             argv = ("hires", "run", f"seed={seed}")
             path = rundir.freeze(config, {"world": 2, "totals": {"messages": 7}}, argv)
-            wanted.append(Wanted(path, argv, 2, config))
+            wanted.append(Wanted(path, argv, 2, config, attempts))
         assert all(one.job for one in arrays.submit_all(wanted, arrays.Options(["hires"])))
         return [run.path for run in wanted]
 
@@ -125,6 +125,27 @@ def test_element_runs_the_run_that_its_index_names(submitted, cluster):
     told = json.loads((runs[1] / "a0" / "job.json").read_text())
     assert (told["job"], told["index"]) == ("7", 1)
     assert "attempt 0, 2 ranks on n1, job 7_1" in (runs[1] / "job.log").read_text()
+
+
+def test_element_makes_the_attempts_of_its_run_one_after_the_other(submitted, cluster):
+    runs = submitted(1, pack=1, attempts=3)
+    folder = runs[0].parent / "arrays" / "0"
+    assert finished(folder)[0] == 0
+    assert ends(runs) == [["done"] * 3]
+    assert [slurm.read_job(runs[0] / f"a{n}") for n in range(3)] == ["7_0"] * 3
+    found = [json.loads((runs[0] / f"a{n}" / "exit.json").read_text()) for n in range(3)]
+    assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(found))
+    assert finished(folder, SLURM_RESTART_COUNT="1")[0] == 0
+    assert ends(runs) == [["done"] * 3]
+
+
+def test_repeats_go_on_when_the_job_starts_again_and_stop_after_a_failure(submitted, cluster):
+    runs = submitted(1, pack=1, attempts=3)
+    records.event(runs[0], 0, "launch_started")
+    (runs[0] / "a0" / "exit.json").write_text('{"state": "done", "reason": null}')
+    again = {"SLURM_RESTART_COUNT": "1"}
+    code, _ = finished(runs[0].parent / "arrays" / "0", {"1": "exit 3"}, **again)
+    assert (code, ends(runs)) == (1, [["done", "failed"]])
 
 
 def test_run_that_fails_takes_no_other_along(submitted, cluster, monkeypatch):
@@ -215,6 +236,16 @@ def test_run_whose_time_limits_are_used_up_is_not_begun_again(submitted, cluster
         (folder / "exit.json").write_text(json.dumps(end))
     assert not is_open(run, 0, JOB)
     assert is_open(run, 0, Allocation("9", None, JOB.nodes))  # by hand, again
+
+
+def test_pack_by_hand_leaves_what_another_job_has_and_is_not_queued_again(submitted, cluster):
+    runs = submitted(2, pack=2)
+    slurm.note_job(runs[0] / "a0", "6", 0, 2)
+    (cluster / "left").write_text("6|0|RUNNING|N/A|None\n")
+    code, out = finished(runs[0].parent / "arrays" / "0")
+    assert (code, ends(runs)) == (1, [[], ["done"]]), out
+    assert "job 6_0 has it as attempt a0 (running)" in out
+    assert not (cluster / "words").exists()
 
 
 def test_run_that_was_cancelled_while_it_waited_is_not_begun(submitted, cluster, monkeypatch):

@@ -12,9 +12,10 @@ import time
 import pytest
 
 from hires.core import records
-from hires.launcher import batch, slurm, taken
+from hires.launcher import batch, scheduler, slurm, taken
 from hires.launcher.allocation import Allocation, Node
 from hires.launcher.places import Making, here
+from hires.launcher.scheduler import Answer
 from tests.launcher.conftest import alive, rank_pids
 
 NODES = (Node("n1", "h1", "h1"), Node("n2", "h2", "h2"))
@@ -164,5 +165,6 @@ def test_attempt_of_another_job_is_not_ended(fake_world, monkeypatch):
     slurm.note_job(run.attempt_dir, "6", None)
     records.event(run, 0, "launch_started", pid=1, host="n1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setattr(scheduler, "ask_slurm", lambda _: {"6": Answer(scheduler.GONE)})
     assert batch.number_of(run.path, JOB, 0) == 1
     assert not (run.attempt_dir / "exit.json").exists()
