@@ -244,6 +244,41 @@ def test_array_is_submitted_again_by_hand_for_what_is_not_complete(runs):
     assert not (first / "a1").exists()
 
 
+def test_array_by_hand_begins_nothing_that_its_own_array_still_has(runs):
+    runs.hires("sweep", *TINY, *FIVE, "steps=40", "seed=0,1", "--max-parallel", "1")
+    script = next(runs.folder.glob("results/default/arrays/0/job.sbatch"))
+    wait_for_step(element(runs, 0)[0], 1)
+    by_hand = ask("sbatch", "--parsable", str(script))
+    runs.jobs.append(by_hand)
+    both = [element(runs, index)[0] for index in (0, 1)]
+    assert [exit_of(runs, run)["state"] for run in both] == ["done", "done"]
+    until(lambda: not ask("squeue", "--noheader"), "an empty queue")
+    told = script.with_name("job.log").read_text()
+    # What came by hand when the run was done already found nothing to do.
+    assert f"is not begun by job {by_hand}_0: job " in told or "nothing is left to do" in told
+    assert not any((run / "a1").exists() for run in both)
+
+
+def test_repeats_are_attempts_of_one_element(runs):
+    runs.hires("sweep", *TINY, *FIVE, "seed=0,1", "--repeat", "2")
+    for run in (element(runs, 0)[0], element(runs, 1)[0]):
+        first, second = exit_of(runs, run), exit_of(runs, run, 1)
+        assert (first["state"], second["state"]) == ("done", "done")
+        assert first["ended"] < second["started"]
+    until(lambda: counts(runs) == {"done": 2}, "two runs")
+
+
+def test_two_commands_at_once_submit_a_point_once(runs):
+    words = ("run", *TINY, *FIVE, *LONG, "--json")
+    with runs.background(*words) as first, runs.background(*words) as second:
+        started = (first, second)
+        ends = [process.communicate(timeout=120) for process in started]
+    codes = [process.returncode for process in started]
+    runs.jobs += [str(json.loads(ends[n][0])["job"]) for n in (0, 1) if codes[n] == 0]
+    assert sorted(codes) == [0, 1], ends
+    assert f"is job {runs.jobs[0]} already" in "".join(map(str, ends))
+
+
 def test_many_points_are_planned_submitted_asked_about_and_cancelled(runs):
     words = [str(REPOSITORY / "scripts" / "measure_sweep.py"), "--points", "24", "--run", "2"]
     done = subprocess.run(
