@@ -170,8 +170,9 @@ def _write_reference(args: Any, words: Sequence[str]) -> int:
     import dataclasses
 
     from hires.report.compare import references
+    from hires.report.compare.bootstrap import middle
     from hires.report.compare.pairing import points
-    from hires.report.compare.verdicts import middle, parse_tolerance
+    from hires.report.compare.verdicts import parse_tolerance
 
     if len(args.names) != 1 or args.reference or args.junit:
         raise ConfigError("--write-reference takes one run or campaign, and nothing to compare to")

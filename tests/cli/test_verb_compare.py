@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -119,6 +120,33 @@ def test_two_runs_are_compared_whatever_sets_them_apart(hires):
     assert answer.code == 4
     assert "resnet50 224x224 single->sp fp32" in answer.out
     assert "parallel.tiles" in answer.out
+
+
+def test_throughput_of_a_run_is_the_same_wherever_it_is_told(hires):
+    """It is the median over the attempts; what is of the last attempt only says so."""
+    a = compared_run(RESULTS, [[0.8] * 4, [0.16] * 4, [0.2] * 4], campaign="a")  # 5, 25, 20 img/s
+    b = compared_run(RESULTS, [[0.1] * 4], campaign="b")
+    point = json.loads(hires("compare", "a", "b", "--json").out)["points"][0]
+    assert (point["a"], point["b"], point["ratio"]) == pytest.approx((20, 40, 2))
+    compared = hires("compare", "a", "b").out
+    assert "median over complete attempts of each one's median step" in compared
+    assert re.search(r" change +interval ", compared)
+    assert "+100.0" in compared
+    numbers = json.loads(hires("show", str(a), "--diff", str(b), "--json").out)["numbers"]
+    assert [(n["a"], n["b"]) for n in numbers[:2]] == [(20, 40), (0.2, 0.1)]
+    told = hires("show", str(a), "--diff", str(b)).out
+    assert "medians over the complete attempts" in told
+    assert re.search(r"throughput \[img/s\] +20 +40 +[+]100.0$", told, re.MULTILINE)
+    assert re.search(r"step time \[s\] +0.2 +0.1 +-50.0$", told, re.MULTILINE)
+
+
+def test_numbers_of_one_attempt_say_that_they_are_the_last_ones(hires):
+    run = compared_run(RESULTS, [[0.8] * 4, [0.16] * 4])
+    assert " last attempt " in hires("list", "runs").out
+    told = "over 2 complete attempts, which `hires compare` and --diff take, is 15.00 img/s"
+    assert told in hires("show", str(run)).out
+    other = compared_run(RESULTS, [[0.8] * 4], batch=8)
+    assert "complete attempts" not in hires("show", str(other)).out
 
 
 def test_failed_point_is_a_regression_and_its_cause_is_told(hires):

@@ -175,7 +175,7 @@ def test_diff_of_two_runs(hires, run):
     assert re.search(r"^ seed +0 +7$", answer.out, re.MULTILINE)
     assert "parallel.tiles" not in answer.out
     assert "Code, versions and machine: no difference" in answer.out
-    assert re.search(r"throughput \[img/s\] +5.3333 +5.3333 +1.000$", answer.out, re.MULTILINE)
+    assert re.search(r"throughput \[img/s\] +5.3333 +5.3333 +[+]0.0$", answer.out, re.MULTILINE)
     told = json.loads(hires("show", str(run), "--diff", other.name, "--json").out)
     assert told["config"] == [{"what": "seed", "a": "0", "b": "7"}]
     assert told["numbers"][0]["a"] == pytest.approx(16 / 3)

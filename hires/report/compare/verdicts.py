@@ -18,7 +18,7 @@ import numpy as np
 
 from hires.core.errors import ConfigError
 from hires.report.compare import bootstrap
-from hires.report.compare.bootstrap import Estimate, Repeat
+from hires.report.compare.bootstrap import Estimate, Repeat, middle
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import Point
 
@@ -207,7 +207,7 @@ def _unusual(label: str, metric: Metric, point: Point, new: Sequence[Repeat]) ->
     if not point.attempts() and point.trouble()[0] in _FAILED:
         return _failed(label, metric, point)
     if any(not math.isfinite(value) for repeat in new for value in repeat.values):
-        why = f"B: {metric.what} is not finite"
+        why = f"B: {metric.name} is not finite"
         return Result(label, metric, WORSE, metric.word(not metric.higher_is_better), why)
     return _without(label, metric, point, new, "B")
 
@@ -231,11 +231,3 @@ def _without(
     elif not point.attempts():
         why = f"{point.trouble()[0]}: no attempt is complete"
     return Result(label, metric, UNKNOWN, "unknown", f"{side}: {metric.name} is missing ({why})")
-
-
-def middle(repeats: Sequence[Repeat]) -> float | None:
-    """Returns the geometric mean of the repeats' medians; None unless all are above 0."""
-    values = [value for repeat in repeats for value in repeat.values]
-    if not values or not all(math.isfinite(value) and value > 0 for value in values):
-        return None
-    return math.exp(float(np.mean(np.log([np.median(repeat.values) for repeat in repeats]))))
