@@ -25,8 +25,8 @@ from hires.report.tables import Column
 
 _DIRTY = "-dirty"
 _NUMBERS = ("A", "B", "change [%]")
-_TITLE = (
-    "Numbers: speed, fullest rank and last loss are medians over the complete attempts of a run, "
+_RULE = (
+    "speed, fullest rank and last loss are medians over the complete attempts of a run, "
     "as in `hires compare`; the rest is of the last attempt"
 )
 
@@ -90,7 +90,8 @@ def diff(path: Path, other: Path, as_json: bool) -> int:
     _print("Config", ("key", "A", "B"), config)
     _print("Code, versions and machine", ("", "A", "B"), machine)
     columns = [Column("what", ""), *(Column(head, head, digits=0) for head in _NUMBERS)]
-    print_table(_TITLE, columns, [_number_row(*row) for row in rows])
+    print_table("Numbers", columns, [_number_row(*row) for row in rows])
+    print(_RULE)
     return 0
 
 

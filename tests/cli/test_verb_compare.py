@@ -140,13 +140,23 @@ def test_throughput_of_a_run_is_the_same_wherever_it_is_told(hires):
     assert re.search(r"step time \[s\] +0.2 +0.1 +-50.0$", told, re.MULTILINE)
 
 
-def test_numbers_of_one_attempt_say_that_they_are_the_last_ones(hires):
-    run = compared_run(RESULTS, [[0.8] * 4, [0.16] * 4])
+def test_interval_much_wider_than_the_tolerance_decides_nothing(hires):
+    compared_run(RESULTS, [[0.5] * 4, [0.2] * 4], campaign="a")
+    compared_run(RESULTS, [[0.8] * 4, [0.4] * 4], campaign="b")
+    answer = hires("compare", "a", "b", "--junit", "out.xml")
+    assert answer.code == 1
+    assert re.search("undecided .*2 and 2 repeats: not enough data; about [0-9]+ ", answer.out)
+    assert "no difference" not in answer.out
+    assert "nothing is decided" in answer.err
+    [suite] = ElementTree.parse("out.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "0", "2")
+    assert [case[0].tag for case in suite.findall("testcase")] == ["skipped"] * 2
+    assert hires("compare", "a", "b", "--metric", "throughput,memory").code == 0
+
+
+def test_list_says_that_its_numbers_are_of_the_last_attempt(hires):
+    compared_run(RESULTS, [[0.8] * 4, [0.16] * 4])
     assert " last attempt " in hires("list", "runs").out
-    told = "over 2 complete attempts, which `hires compare` and --diff take, is 15.00 img/s"
-    assert told in hires("show", str(run)).out
-    other = compared_run(RESULTS, [[0.8] * 4], batch=8)
-    assert "complete attempts" not in hires("show", str(other)).out
 
 
 def test_failed_point_is_a_regression_and_its_cause_is_told(hires):
@@ -168,7 +178,7 @@ def test_campaign_of_which_nothing_has_ended(hires):
     answer = hires("compare", "a", "b")
     assert answer.code == 1
     assert "no attempt is complete" in answer.out
-    assert "nothing could be compared" in answer.err
+    assert "nothing is decided" in answer.err
     assert hires("compare", str(other), "--write-reference", "x.yaml").code == 2
     assert run.exists()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,17 @@ def test_run_that_went_on_says_where(hires, run):
     record["resumed"] = {"step": 2, "checkpoint": "/other/step000002", "attempt": None}
     (run / "record.json").write_text(json.dumps(record))
     assert "it went on at step 2 from /other/step000002\n" in hires("show", str(run)).out
+
+
+def test_run_of_several_attempts_says_that_the_last_one_is_shown(hires, run):
+    assert "complete attempts" not in hires("show", str(run)).out
+    shutil.copytree(run / "a0", run / "a1")
+    record = json.loads((run / "a1" / "record.json").read_text())
+    for sample in record["samples"]:
+        sample["step_s"] *= 2
+    (run / "a1" / "record.json").write_text(json.dumps({**record, "attempt": 1}))
+    told = "over 2 complete attempts, which `hires compare` and --diff take, is 4.00 img/s"
+    assert told in hires("show", str(run)).out
 
 
 def test_tables_placement_and_time_line_are_shown(hires, timed):

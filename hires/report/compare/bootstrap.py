@@ -35,6 +35,11 @@ _LEAST_BLOCKS = 4
 """Blocks are at most as long as leaves so many, where there are so many steps."""
 
 _LARGEST = math.floor(math.log(sys.float_info.max))
+_NORMAL = 1.96
+"""Standard deviations on either side that hold 95 % of a normal distribution."""
+_LEAST_REPEATS = 3
+_MOST_REPEATS = 1e3
+"""Largest factor by which an interval is said to be too wide."""
 _NOTHING = "one number each: no interval"
 
 
@@ -56,6 +61,10 @@ class Estimate:
     """What the logarithm may be off by, once for each resample; None: nothing tells."""
     unit: str
     """What was drawn, in words."""
+    repeats: int = 1
+    """Of the side that has fewer."""
+    spread: float = 0.0
+    """Standard deviation of the logarithm that the draws showed, before they were widened."""
 
     @property
     def ratio(self) -> float:
@@ -69,6 +78,15 @@ class Estimate:
         tail = (1 - confidence) / 2
         low, high = np.quantile(self.draws, (tail, 1 - tail))
         return _exp(self.log_ratio + float(low)), _exp(self.log_ratio + float(high))
+
+    def repeats_for(self, width: float) -> int:
+        """Returns about how many repeats would make the 95 % interval of the logarithm so wide.
+
+        The width falls with the square root of their number; of few, Student's t asks for about
+        two more, and without three nobody knows how far they differ.
+        """
+        wanted = self.repeats * min(2 * _NORMAL * self.spread / width, _MOST_REPEATS) ** 2
+        return max(_LEAST_REPEATS, math.ceil(wanted) + 2)
 
 
 def compare(
@@ -84,12 +102,15 @@ def compare(
     """
     pairs = _by_seed(a, b)
     if len(pairs) > 1:
-        widened = _widened([_of_units(pairs, rng, resamples)], rng)
-        return Estimate(float(np.mean(pairs)), widened, f"{len(pairs)} pairs of seeds")
+        drawn = [_of_units(pairs, rng, resamples)]
+        return _estimate(
+            float(np.mean(pairs)), drawn, rng, f"{len(pairs)} pairs of seeds", len(pairs)
+        )
     ratio = _centre(b) - _centre(a)
     if len(a) > 1 and len(b) > 1:
-        widened = _widened([_of_repeats(side, rng, resamples) for side in (b, a)], rng)
-        return Estimate(ratio, widened, f"{len(a)} and {len(b)} repeats")
+        drawn = [_of_repeats(side, rng, resamples) for side in (b, a)]
+        fewer = min(len(a), len(b))
+        return _estimate(ratio, drawn, rng, f"{len(a)} and {len(b)} repeats", fewer)
     return _by_blocks(ratio, [b, a], rng, resamples)
 
 
@@ -99,8 +120,8 @@ def beside(
     """Returns by which factor B differs from a number that is taken as exact."""
     ratio = _centre(b) - math.log(value)
     if len(b) > 1:
-        drawn = _of_repeats(b, rng, resamples)
-        return Estimate(ratio, _widened([drawn], rng), f"{len(b)} repeats")
+        drawn = [_of_repeats(b, rng, resamples)]
+        return _estimate(ratio, drawn, rng, f"{len(b)} repeats", len(b))
     return _by_blocks(ratio, [b], rng, resamples)
 
 
@@ -111,7 +132,9 @@ def together(estimates: Sequence[Estimate]) -> Estimate:
     if not known:
         return Estimate(ratio, None, _NOTHING)
     drawn = np.sum(known, axis=0) / len(estimates)
-    return Estimate(ratio, drawn, f"all {len(estimates)} points together")
+    spread = math.hypot(*(estimate.spread for estimate in estimates)) / len(estimates)
+    fewest = min(estimate.repeats for estimate in estimates)
+    return Estimate(ratio, drawn, f"all {len(estimates)} points together", fewest, spread)
 
 
 def of_run(repeats: Sequence[Repeat]) -> float:
@@ -167,7 +190,16 @@ def _by_blocks(
     few, many = min(lengths), max(lengths)
     said = f"{few}" if few == many else f"{few} to {many}"
     steps = "step" if many == 1 else "steps"
-    return Estimate(ratio, _widened(drawn, rng), f"blocks of {said} {steps}")
+    fewest = min(len(side) for side in sides)
+    return _estimate(ratio, drawn, rng, f"blocks of {said} {steps}", fewest)
+
+
+def _estimate(
+    ratio: float, drawn: Sequence[_Drawn], rng: np.random.Generator, unit: str, repeats: int
+) -> Estimate:
+    """Returns an estimate from the draws of its sides."""
+    spread = math.sqrt(sum(float(np.var(side.values)) for side in drawn))
+    return Estimate(ratio, _widened(drawn, rng), unit, repeats, spread)
 
 
 def _of_units(logs: Floats, rng: np.random.Generator, resamples: int) -> _Drawn:
