@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import ConfigError
 from hires.core.files import StrPath
 from hires.core.rundir import locate
 from hires.launcher.attempt_files import read_json
@@ -40,8 +40,7 @@ def select(names: Sequence[str], results: StrPath = "results") -> Selection:
         results: folder of all campaigns.
 
     Raises:
-        ConfigError: a name is neither a campaign nor a run.
-        RunError: a name may be any of several runs.
+        ConfigError: a name is neither a campaign nor a run, or may be any of several runs.
     """
     if names:
         parts = [_named(name, Path(results)) for name in names]
@@ -105,7 +104,7 @@ def _named(name: str, results: Path) -> Selection:
             return of_campaign(folder.absolute())
     try:
         return Selection([locate(name, results)])
-    except RunError as error:
+    except ConfigError as error:
         if "may be any of" in str(error):
             raise
         known = [folder.name for folder in campaigns(results)]

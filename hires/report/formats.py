@@ -32,8 +32,7 @@ def write_table(folder: Path, summary: Summary, form: str) -> Path:
     """Writes a table in one format and returns the file.
 
     Raises:
-        RunError: the file cannot be written.
-        ConfigError: the format needs a library that is not installed.
+        ConfigError: the file cannot be written, or needs a library that is not installed.
     """
     path = folder / f"{summary.name}.{form}"
     if form == "parquet":

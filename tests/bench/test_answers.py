@@ -9,7 +9,7 @@ import pytest
 
 from hires.bench import answers
 from hires.bench.answers import Form, add_output, columns, header, keep, markdown, origin, tell
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import ConfigError
 
 FORM = Form("small", lambda found: f"ok: {found['ok']}\n", lambda name, _: f"# {name}\n")
 
@@ -41,7 +41,7 @@ def test_folder_holds_the_answer_and_a_readme(tmp_path, capsys):
 
 def test_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot write .*choose --out FOLDER"):
+    with pytest.raises(ConfigError, match=r"cannot write .*choose --out FOLDER"):
         keep(FORM, tmp_path / "file" / "folder", {})
 
 
@@ -49,7 +49,7 @@ def test_folder_that_cannot_be_made_is_an_error(tmp_path):
     ("error", "code", "told"),
     [
         (ConfigError("--rows 0 is too few"), 2, "--rows 0 is too few\n"),
-        (RunError("a rank failed"), 1, "a rank failed\n"),
+        (ConfigError("a rank failed"), 1, "a rank failed\n"),
         (KeyboardInterrupt(), 130, "stopped by Ctrl-C\n"),
     ],
 )

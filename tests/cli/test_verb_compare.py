@@ -64,7 +64,7 @@ class TestCampaigns:
         assert hires("compare", "before", "slow", "--junit", "out.xml").code == 4
         [suite] = ElementTree.parse("out.xml").getroot()
         assert (suite.get("tests"), suite.get("failures")) == ("3", "3")
-        assert hires("compare", "before", "slow", "--junit", "none/out.xml").code == 1
+        assert hires("compare", "before", "slow", "--junit", "none/out.xml").code == 2
 
     def test_references_are_written_and_held(self, hires):
         made = hires(

@@ -44,7 +44,7 @@ def test_rank_attempt_and_pattern(hires, run):
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["nothing"], 1, "there is no run 'nothing'"),
+        (["nothing"], 2, "there is no run 'nothing'"),
         (["0123abcd", "--rank", "7"], 2, "rank 7 has no log in attempt 1; ranks 0 to 1 have one"),
         (["0123abcd", "--rank", "x"], 2, "invalid int value: 'x'"),
         (["0123abcd", "--attempt", "9"], 2, "has no attempt 9; there are 0 to 1"),

@@ -155,7 +155,7 @@ def test_show_prints_the_tables_of_a_run_by_its_hash(hires, fake_ranks):
 
 def test_show_of_an_unknown_run(hires):
     answer = hires("show", "nope")
-    assert answer.code == 1
+    assert answer.code == 2
     assert "there is no run 'nope'" in answer.err
 
 

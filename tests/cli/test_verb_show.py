@@ -197,7 +197,27 @@ def test_diff_of_two_runs(hires, run):
     "words", [["--reproduce", "--timeline"], ["--reproduce", "--diff", "x"], ["--diff", "nothing"]]
 )
 def test_mistakes_with_diff_and_reproduce(hires, run, words):
-    assert hires("show", str(run), *words).code in (1, 2)
+    assert hires("show", str(run), *words).code == 2
+
+
+def test_name_that_is_no_run_ends_with_2_and_a_campaign_is_called_one(hires, run):
+    (run.parent / f"{run.name}x").mkdir()
+    shutil.copy(run / "config.yaml", run.parent / f"{run.name}x")
+    for name, told in (("nosuch", "there is no run"), ("resnet18", "may be any of 2 runs")):
+        answer = hires("show", name)
+        assert (answer.code, told in answer.err) == (2, True)
+    for name in ("default", "results/default"):
+        answer = hires("show", name)
+        assert answer.code == 2
+        assert "is a campaign of 2 runs" in answer.err
+        assert f"name it, as default/{run.name}; `hires list runs --camp" in answer.err
+
+
+def test_file_that_cannot_be_written_is_a_mistake_and_no_failed_run(hires, timed):
+    assert hires("show", str(timed), "--trace", "none/trace.json").code == 2
+    Path("file").touch()
+    assert hires("report", "--out", "file/out").code == 2
+    assert hires("export", "--to", "csv", "--out", "file/out").code == 2
 
 
 def test_help_has_an_example(hires, capsys):

@@ -333,16 +333,16 @@ def test_find_by_path_name_campaign_and_hash(config):
     run = rundir.create(config, PLAN, ARGV)
     for name in (str(run.path), run.name, f"default/{run.name}", run.name[-8:], run.name[-8:-3]):
         assert rundir.find(name, config.results) == run
-    with pytest.raises(RunError, match="there is no run 'nothing'"):
+    with pytest.raises(ConfigError, match="there is no run 'nothing'"):
         rundir.find("nothing", config.results)
-    with pytest.raises(RunError, match="there is no run ''"):
+    with pytest.raises(ConfigError, match="there is no run ''"):
         rundir.find("", config.results)
 
 
 def test_find_refuses_what_may_be_several(config):
     for seed in (1, 2):
         rundir.create(replace(config, seed=seed), PLAN, ARGV)
-    with pytest.raises(RunError, match="may be any of 2 runs"):
+    with pytest.raises(ConfigError, match="may be any of 2 runs"):
         rundir.find("resnet50-224x224", config.results)
 
 

@@ -20,7 +20,7 @@ def write_junit(path: Path, made: Comparison) -> None:
     """Writes a comparison.
 
     Raises:
-        RunError: the file cannot be written.
+        ConfigError: the file cannot be written.
     """
     write_atomically(path, junit_text(made), option=OPTION)
 
