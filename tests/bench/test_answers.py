@@ -9,7 +9,7 @@ import pytest
 
 from hires.bench import answers
 from hires.bench.answers import Form, add_output, columns, header, keep, markdown, origin, tell
-from hires.core.errors import ConfigError
+from hires.core.errors import ConfigError, RunError
 
 FORM = Form("small", lambda found: f"ok: {found['ok']}\n", lambda name, _: f"# {name}\n")
 
@@ -49,7 +49,7 @@ def test_folder_that_cannot_be_made_is_an_error(tmp_path):
     ("error", "code", "told"),
     [
         (ConfigError("--rows 0 is too few"), 2, "--rows 0 is too few\n"),
-        (ConfigError("a rank failed"), 1, "a rank failed\n"),
+        (RunError("a rank failed"), 1, "a rank failed\n"),
         (KeyboardInterrupt(), 130, "stopped by Ctrl-C\n"),
     ],
 )

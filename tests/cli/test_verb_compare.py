@@ -49,6 +49,13 @@ class TestCampaigns:
         assert hires("compare", "before", "slow", "--tolerance", "20%").code == 0
         assert hires("compare", "before", "slow", "--metric", "memory,loss").code == 0
 
+    def test_tolerance_is_taken_as_the_help_writes_it(self, hires):
+        for words in (["--tolerance", "-20%,+5%"], ["--tolerance=-20%,+5%"]):
+            answer = hires("compare", *words, "before", "slow")
+            assert (answer.code, "-20%,+5%" in answer.out) == (0, True)
+        assert hires("compare", "before", "slow", "--tolerance").code == 2
+        assert hires("compare", "before", "slow", "--json", "-5%").code == 2
+
     def test_json_holds_everything(self, hires):
         answer = hires("compare", "before", "slow", "--json", "--metric", "throughput,step_time")
         told = json.loads(answer.out)
