@@ -9,7 +9,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hires.core.naming import COSMETIC
+from hires.core.config import from_dict
+from hires.core.errors import ConfigError
+from hires.core.naming import COSMETIC, model_label
 from hires.report import traffic
 from hires.report.reading import Note, count, dicts, dig, number, spoken, text
 from hires.report.runs import Run
@@ -69,7 +71,7 @@ def what(run: Run) -> Row:
     parallel = text(record.get("layout"), 60) or text(dig(config, "parallel", "name"), 60)
     batch = count(record.get("images_per_step"))
     return {
-        "model": text(record.get("model"), 60) or text(dig(config, "model", "name"), 60),
+        "model": text(record.get("model"), 60) or _model(config),
         "image": None if size is None else f"{size[0]}x{size[1]}",
         "height": None if size is None else size[0],
         "width": None if size is None else size[1],
@@ -81,6 +83,17 @@ def what(run: Run) -> Row:
         "ranks": count(record.get("world")),
         "reproduce": run.reproduce,
     }
+
+
+def _model(config: Row) -> str | None:
+    """Returns the network of a config as records call it, or its mere name if it is damaged."""
+    name = text(dig(config, "model", "name"), 60)
+    if name is None:
+        return None
+    try:
+        return text(model_label(from_dict({"model": config["model"]}).model), 60)
+    except ConfigError:  # of another hires, or edited
+        return name
 
 
 def _image(value: Any) -> tuple[int, int] | None:
