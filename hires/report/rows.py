@@ -15,6 +15,7 @@ from hires.core.naming import COSMETIC, model_label
 from hires.report import traffic
 from hires.report.reading import Note, count, dicts, dig, number, spoken, text
 from hires.report.runs import Run
+from hires.report.tables import NOWHERE
 
 Row = dict[str, Any]
 Classes = dict[tuple[str, int], tuple[int, int]]
@@ -159,11 +160,11 @@ def rank_row(entry: Row) -> Row:
 
 
 def _places(value: Any) -> str | None:
-    """Returns a rank's stages or tiles, down and up, as ``0 / 1``."""
+    """Returns a rank's stages or tiles, down and up, as ``0 / 1`` or ``none / 1``."""
     places = value if isinstance(value, list) else [value]
     if all(place is None for place in places) or len(places) > 2:
         return None
-    return " / ".join("-" if p is None else spoken(p).strip("[]") for p in places)
+    return " / ".join(NOWHERE if p is None else spoken(p).strip("[]") for p in places)
 
 
 def by_class(run: Run, known: dict[tuple[Any, ...], Classes]) -> Classes:
