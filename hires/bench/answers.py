@@ -97,7 +97,7 @@ def keep(form: Form, folder: Path, found: Answer) -> None:
     """Writes ``README.md`` and ``NAME.json`` into a folder.
 
     Raises:
-        RunError: the folder or a file cannot be written.
+        ConfigError: the folder or a file cannot be written.
     """
     make_folder(folder, OPTION)
     text = json.dumps(found, indent=1) + "\n"

@@ -27,7 +27,7 @@ _SHOWN = (
     Column("batch", "batch", digits=0),
     Column("ranks", "ranks", digits=0),
     Column("state", "state"),
-    Column("img_per_s_median", "median", "img/s", digits=2),
+    Column("img_per_s_median", "last attempt", "img/s", digits=2),
     Column("peak_bytes_max", "fullest rank", "MiB", 1 / MIB, 1),
     Column("loss_last", "last loss", digits=4),
     Column("started", "started"),

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from typing import NoReturn
 
 from hires.cli.choices import keys
 from hires.cli.nearest import nearest
 from hires.core.errors import ConfigError
+
+_BELOW_0 = re.compile(r"-\.?\d")
+"""Beginning of a number below 0, which no option has."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,7 +44,18 @@ class Parser(argparse.ArgumentParser):
             ConfigError: an option is unknown or lacks its value.
         """
         self._refuse_unknown([word for word in words if word.startswith("--")])
-        return self.parse_intermixed_args(list(words))
+        return self.parse_intermixed_args(self._joined(words))
+
+    def _joined(self, words: Sequence[str]) -> list[str]:
+        """Returns words in which ``--tolerance -5%,+5%`` is one: argparse reads an option there."""
+        joined: list[str] = []
+        for word in words:
+            before = self._option_string_actions.get(joined[-1]) if joined else None
+            if before is not None and before.nargs is None and _BELOW_0.match(word):
+                joined[-1] += f"={word}"
+            else:
+                joined.append(word)
+        return joined
 
     def _refuse_unknown(self, options: Sequence[str]) -> None:
         """Refuses options that do not exist, with the nearest one that does."""

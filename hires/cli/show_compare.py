@@ -43,7 +43,7 @@ def _print_points(metric: Metric, results: Sequence[Result]) -> None:
         Column("verdict", "verdict"),
         Column("a", "A", metric.unit, digits=2),
         Column("b", "B", metric.unit, digits=2),
-        Column("ratio", "B/A", "%", digits=1),
+        Column("change", "change", "%", digits=1),
         Column("interval", "interval", "%"),
         Column("tolerance", "tolerance"),
         Column("why", "drawn from"),
@@ -55,16 +55,16 @@ def _print_points(metric: Metric, results: Sequence[Result]) -> None:
 def _row(metric: Metric, result: Result) -> list[str]:
     """Returns the cells of a point."""
     values = [None if v is None else metric.shown(v) for v in (result.a, result.b)]
-    interval = ratio = "-"
+    interval = change = "-"
     if result.ratio is not None:
-        ratio = f"{100 * (result.ratio - 1):+.1f}"
+        change = f"{100 * (result.ratio - 1):+.1f}"
     if result.low is not None and result.high is not None:
         interval = f"{100 * (result.low - 1):+.1f} to {100 * (result.high - 1):+.1f}"
     return [
         result.point,
         result.verdict if result.status != "worse" else f"{result.verdict} (worse)",
         *("-" if value is None else f"{value:.{_DIGITS}g}" for value in values),
-        ratio,
+        change,
         interval,
         "-" if result.tolerance is None else str(result.tolerance),
         result.why,

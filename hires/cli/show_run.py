@@ -24,6 +24,11 @@ from hires.report.runs import Run, read_run
 from hires.report.tables import Column
 
 _DIRTY = "-dirty"
+_NUMBERS = ("A", "B", "change [%]")
+_RULE = (
+    "speed, fullest rank and last loss are medians over the complete attempts of a run, "
+    "as in `hires compare`; the rest is of the last attempt"
+)
 
 
 def reproduce(path: Path, as_json: bool) -> int:
@@ -84,8 +89,9 @@ def diff(path: Path, other: Path, as_json: bool) -> int:
     print(f"A: {a.campaign}/{a.name}\nB: {b.campaign}/{b.name}\n")
     _print("Config", ("key", "A", "B"), config)
     _print("Code, versions and machine", ("", "A", "B"), machine)
-    columns = [Column("what", ""), *(Column(side, side, digits=0) for side in ("A", "B", "B/A"))]
+    columns = [Column("what", ""), *(Column(head, head, digits=0) for head in _NUMBERS)]
     print_table("Numbers", columns, [_number_row(*row) for row in rows])
+    print(_RULE)
     return 0
 
 
@@ -99,10 +105,10 @@ def _print(title: str, heads: Sequence[str], differences: Sequence[Difference]) 
 
 
 def _number_row(what: str, a: Any, b: Any) -> list[str]:
-    """Returns the cells of two numbers and their ratio."""
+    """Returns the cells of two numbers, and by how much the second one is larger."""
     old, new = number(a), number(b)
-    ratio = f"{new / old:.3f}" if old and new is not None else "-"
-    return [what, *(_said(value) for value in (a, b)), ratio]
+    change = f"{100 * (new / old - 1):+.1f}" if old and new is not None else "-"
+    return [what, *(_said(value) for value in (a, b)), change]
 
 
 def _said(value: Any) -> str:

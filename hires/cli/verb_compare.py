@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     """Prints a comparison; returns 0, or 4 if anything became worse.
 
     Raises:
-        RunError: nothing could be compared.
+        RunError: nothing could be compared, or nothing is decided.
     """
     args = _parser().read(words)
     if args.write_reference is not None:
@@ -47,8 +47,8 @@ def main(words: Sequence[str]) -> int:
         comparison_lines(made)
     if made.is_worse:
         return REGRESSION
-    if not made.is_told:
-        raise RunError("nothing could be compared: see why in the last column")
+    if not made.is_decided:
+        raise RunError("nothing is decided: see why in the last column")
     return 0
 
 
@@ -57,7 +57,9 @@ def _parser() -> Parser:
     text = (
         "Compare runs, campaigns or references: A is what was, B is what is. Points are paired\n"
         "by config, seed apart. A point differs if the bootstrap interval of B/A leaves out 1 and\n"
-        "B/A is outside the tolerance. Exit code 4 if anything became worse."
+        "B/A is outside the tolerance. Exit code 4 if anything became worse,\n"
+        "1 if nothing is decided: no point has numbers, or all intervals are much wider than the\n"
+        "tolerance."
     )
     parser = Parser("compare", text, _EXAMPLES)
     parser.add_argument("names", nargs="+", metavar="A B", help="run, campaign or reference.yaml")
@@ -170,8 +172,9 @@ def _write_reference(args: Any, words: Sequence[str]) -> int:
     import dataclasses
 
     from hires.report.compare import references
+    from hires.report.compare.bootstrap import middle
     from hires.report.compare.pairing import points
-    from hires.report.compare.verdicts import middle, parse_tolerance
+    from hires.report.compare.verdicts import parse_tolerance
 
     if len(args.names) != 1 or args.reference or args.junit:
         raise ConfigError("--write-reference takes one run or campaign, and nothing to compare to")

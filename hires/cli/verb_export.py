@@ -11,7 +11,7 @@ from hires.cli.list_runs import print_notes
 from hires.cli.nearest import offer
 from hires.cli.options import Parser, add_json, add_results
 from hires.core.errors import ConfigError
-from hires.launcher.points import campaigns, select
+from hires.launcher.points import select, whole_campaigns
 
 KINDS = ("csv", "mlflow")
 
@@ -53,8 +53,7 @@ def _csv(args: Any, paths: Sequence[Path]) -> dict[str, Any]:
 
     frames = load(paths)
     tell(frames.held)
-    folders = [] if args.names else campaigns(args.results)
-    for folder in dict.fromkeys([*folders, *(path.parent for path in paths)]):
+    for folder in whole_campaigns(args.names, args.results, paths):
         add_campaign(frames, folder)
     files = write_csv(frames, Path(args.out))
     print_notes(frames.all_notes())

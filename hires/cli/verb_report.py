@@ -9,11 +9,10 @@ from typing import Any
 
 from hires.cli.nearest import offer
 from hires.cli.options import Parser, add_json, add_results
-from hires.core.campaign import FILE
 from hires.core.errors import ConfigError
 from hires.core.records import attempt_dir
 from hires.core.rundir import attempt_numbers
-from hires.launcher.points import campaigns, of_campaign, select
+from hires.launcher.points import select, whole_campaigns
 from hires.launcher.state import states
 
 FORMATS = ("html", "csv", "md", "tex", "parquet", "svg", "pdf", "png")
@@ -60,24 +59,13 @@ def _report(args: Any) -> int:
             f"there are no runs under {args.results}/ to report; start one with `hires run`, or "
             f"name their folder with --results DIR"
         )
-    folders = _whole_campaigns(args.names, args.results, chosen.paths)
+    folders = whole_campaigns(args.names, args.results, chosen.paths)
     made = write_report(chosen.paths, folders, wish, _told(chosen.paths))
     if args.json:
         print(json.dumps(made.to_dict(), indent=2))
     else:
         print("\n".join(made.lines()))
     return 0
-
-
-def _whole_campaigns(names: Sequence[str], results: str, paths: Sequence[Path]) -> list[Path]:
-    """Returns the campaigns of which all runs are reported, and so what they planned."""
-    told = [folder for name in names for folder in (Path(results) / name, Path(name))]
-    named = [folder.absolute() for folder in told if (folder / FILE).is_file()]
-    every = [*(named if names else campaigns(results)), *(path.parent for path in paths)]
-    chosen = set(paths)
-    return [
-        folder for folder in dict.fromkeys(every) if chosen.issuperset(of_campaign(folder).paths)
-    ]
 
 
 def _formats(said: Sequence[str] | None) -> tuple[str, ...]:

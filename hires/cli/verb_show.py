@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hires.cli.options import Parser, add_json
@@ -27,6 +28,7 @@ _EXAMPLES = (
     "hires show 0123abcd --trace trace.json   the same for https://ui.perfetto.dev",
 )
 _INDENT = "  "
+_SEVERAL = 2
 
 
 def main(words: Sequence[str]) -> int:
@@ -69,6 +71,8 @@ def main(words: Sequence[str]) -> int:
         for line in [*_resumed_line(record), *_checkpoint_lines(run)]:
             print(line)
         print_record(record)
+        for line in _over_attempts(run.path):
+            print(line)
         print()
         _print_layout(run)
     return 0
@@ -84,6 +88,22 @@ def _show_other(args: Any) -> int:
     if args.reproduce:
         return show_run.reproduce(path, args.json)
     return show_run.diff(path, locate(args.diff, args.results), args.json)
+
+
+def _over_attempts(path: Path) -> list[str]:
+    """Returns how fast a run is over all its attempts; nothing if the shown one is all there is."""
+    from hires.report.compare.bootstrap import of_run
+    from hires.report.compare.metrics import METRICS
+    from hires.report.compare.pairing import Point
+    from hires.report.runs import read_run
+
+    repeats = Point([read_run(path)]).repeats(METRICS["throughput"])
+    if len(repeats) < _SEVERAL:
+        return []
+    return [
+        f"this is the last attempt; the median over {len(repeats)} complete attempts, which "
+        f"`hires compare` and --diff take, is {of_run(repeats):.2f} img/s"
+    ]
 
 
 def _print_layout(run: RunDir) -> None:

@@ -13,7 +13,7 @@ import os
 import uuid
 from pathlib import Path
 
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, HiresError, RunError
 
 StrPath = str | os.PathLike[str]
 
@@ -45,7 +45,8 @@ def write_atomically(
         option: what a user changes to have it elsewhere.
 
     Raises:
-        RunError: the file cannot be written; the message says why and what would work.
+        RunError: the file cannot be written; the message says why and what would work. With an
+            ``option`` of its own: ConfigError.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
@@ -90,7 +91,7 @@ def make_folder(path: StrPath, option: str = OPTION) -> None:
         option: what a user changes to have it elsewhere.
 
     Raises:
-        RunError: it cannot be made.
+        RunError: it cannot be made. With an ``option`` of its own: ConfigError.
     """
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -98,14 +99,18 @@ def make_folder(path: StrPath, option: str = OPTION) -> None:
         raise cannot_write(path, error, option) from error
 
 
-def cannot_write(path: StrPath, error: Exception, option: str = OPTION) -> RunError:
-    """Returns the error that tells a user why ``path`` cannot be written and what would work."""
+def cannot_write(path: StrPath, error: Exception, option: str = OPTION) -> HiresError:
+    """Returns the error that tells a user why ``path`` cannot be written and what would work.
+
+    It is a RunError, or a ConfigError if an option of the verb says what to write: no run failed.
+    """
+    kind = RunError if option == OPTION else ConfigError
     if not isinstance(error, OSError):
-        return RunError(f"cannot write {path}: {error}; use names in UTF-8")
+        return kind(f"cannot write {path}: {error}; use names in UTF-8")
     why = error.strerror or str(error)
     remedy = _REMEDIES.get(error.errno or 0, "choose another folder with {option}")
     advice = remedy.format(folder=Path(path).parent, option=option)
-    return RunError(f"cannot write {path}: {why}; {advice}")
+    return kind(f"cannot write {path}: {why}; {advice}")
 
 
 def _umask() -> int:

@@ -215,14 +215,29 @@ def locate(name: str, results: StrPath = "results") -> Path:
         if len(match) == 1:
             return match[0].absolute()
         if match:
+            _refuse_campaign(name, results)
             several = ", ".join(str(f) for f in match[:5])
             raise ConfigError(
                 f"{name!r} may be any of {len(match)} runs: give one path of {several}"
             )
+    _refuse_campaign(name, results)
     raise ConfigError(
         f"there is no run {name!r}: give the path of a run folder, or its name or hash if it is "
         f"under {results}/"
     )
+
+
+def _refuse_campaign(name: str, results: StrPath) -> None:
+    """Raises a ConfigError that says what to type if the name is that of a campaign."""
+    for folder in (Path(results) / name, Path(name)):
+        runs = sorted(folder.glob("*/config.yaml")) if name and folder != Path(results) else []
+        if runs:
+            count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+            raise ConfigError(
+                f"{name!r} is a campaign of {count}, and one run is asked for: name it, as "
+                f"{folder.name}/{runs[0].parent.name}; `hires list runs --campaign {folder.name}` "
+                f"lists them, `hires report {folder.name}` shows them all"
+            )
 
 
 def refreeze(path: StrPath, config: RunConfig) -> None:

@@ -40,7 +40,7 @@ def select(names: Sequence[str], results: StrPath = "results") -> Selection:
         results: folder of all campaigns.
 
     Raises:
-        ConfigError: a name is neither a campaign nor a run, or any of several runs.
+        ConfigError: a name is neither a campaign nor a run, or may be any of several runs.
     """
     if names:
         parts = [_named(name, Path(results)) for name in names]
@@ -78,6 +78,23 @@ def of_campaign(folder: Path) -> Selection:
         cause = str(point.get("reason"))
         found.planned.append(RunState(None, name, folder.name, INFEASIBLE, cause=cause))
     return found
+
+
+def whole_campaigns(names: Sequence[str], results: StrPath, paths: Sequence[Path]) -> list[Path]:
+    """Returns the campaigns all runs of which were chosen, and so what they planned.
+
+    Args:
+        names: as a person said them; none: all campaigns.
+        results: folder of all campaigns.
+        paths: the runs that these names mean.
+    """
+    told = [folder for name in names for folder in (Path(results) / name, Path(name))]
+    named = [folder.absolute() for folder in told if (folder / FILE).is_file()]
+    every = [*(named if names else campaigns(results)), *(path.parent for path in paths)]
+    chosen = set(paths)
+    return [
+        folder for folder in dict.fromkeys(every) if chosen.issuperset(of_campaign(folder).paths)
+    ]
 
 
 def _named(name: str, results: Path) -> Selection:

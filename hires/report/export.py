@@ -33,7 +33,7 @@ def write_csv(frames: Frames, out: Path) -> list[Path]:
         The files.
 
     Raises:
-        RunError: a file cannot be written.
+        ConfigError: a file cannot be written.
     """
     make_folder(out, OPTION)
     files = []

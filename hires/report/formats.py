@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,8 +24,9 @@ _LATEX = {
     "|": r"\textbar{}",
     '"': r"\textquotedbl{}",
 }
-_FORMULA = ("=", "+", "-", "@", "\t")
-"""What a spreadsheet takes for a formula if a text begins with it."""
+_FORMULA = re.compile(r"[=+@\t]|-(?!$|(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?%?$| / [\d,]+$| / -$)")
+"""How a text begins that a spreadsheet takes for a formula; a number below 0 is none, nor is what
+stands for places, as ``- / 1,0``."""
 OPTION = "--out DIR"
 
 
@@ -32,8 +34,7 @@ def write_table(folder: Path, summary: Summary, form: str) -> Path:
     """Writes a table in one format and returns the file.
 
     Raises:
-        RunError: the file cannot be written.
-        ConfigError: the format needs a library that is not installed.
+        ConfigError: the file cannot be written, or needs a library that is not installed.
     """
     path = folder / f"{summary.name}.{form}"
     if form == "parquet":
@@ -52,8 +53,8 @@ def csv_text(summary: Summary) -> str:
 
 
 def safe_csv(table: Table) -> str:
-    """Returns a table as CSV in which no text is a formula."""
-    return to_csv(_mapped(table, lambda t: f"'{t}" if t.startswith(_FORMULA) else t))
+    """Returns a table as CSV in which no text is a formula, and what cannot be one is as it is."""
+    return to_csv(_mapped(table, lambda t: f"'{t}" if _FORMULA.match(t) else t))
 
 
 def markdown_text(summary: Summary) -> str:

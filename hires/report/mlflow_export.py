@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import ConfigError
 from hires.report.compare.differences import origin
 from hires.report.compare.metrics import METRICS
 from hires.report.reading import count, dicts, dig, number, spoken
@@ -43,8 +43,7 @@ def write_mlflow(runs: Sequence[Run], out: Path) -> tuple[int, int]:
         How many were written, and how many were there already.
 
     Raises:
-        ConfigError: mlflow is not installed.
-        RunError: mlflow cannot write.
+        ConfigError: mlflow is not installed, or cannot write.
     """
     client = _client(out)
     written = there = 0
@@ -59,7 +58,7 @@ def write_mlflow(runs: Sequence[Run], out: Path) -> tuple[int, int]:
                 _write(client, run, attempt, name)
                 written += 1
     except _errors() as error:
-        raise RunError(f"mlflow cannot write into {out}: {error}") from error
+        raise ConfigError(f"mlflow cannot write into {out}: {error}") from error
     return written, there
 
 

@@ -9,10 +9,13 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hires.core.naming import COSMETIC
+from hires.core.config import from_dict
+from hires.core.errors import ConfigError
+from hires.core.naming import COSMETIC, model_label
 from hires.report import traffic
 from hires.report.reading import Note, count, dicts, dig, number, spoken, text
 from hires.report.runs import Run
+from hires.report.tables import NOWHERE
 
 Row = dict[str, Any]
 Classes = dict[tuple[str, int], tuple[int, int]]
@@ -69,7 +72,7 @@ def what(run: Run) -> Row:
     parallel = text(record.get("layout"), 60) or text(dig(config, "parallel", "name"), 60)
     batch = count(record.get("images_per_step"))
     return {
-        "model": text(record.get("model"), 60) or text(dig(config, "model", "name"), 60),
+        "model": text(record.get("model"), 60) or _model(config),
         "image": None if size is None else f"{size[0]}x{size[1]}",
         "height": None if size is None else size[0],
         "width": None if size is None else size[1],
@@ -81,6 +84,17 @@ def what(run: Run) -> Row:
         "ranks": count(record.get("world")),
         "reproduce": run.reproduce,
     }
+
+
+def _model(config: Row) -> str | None:
+    """Returns the network of a config as records call it, or its mere name if it is damaged."""
+    name = text(dig(config, "model", "name"), 60)
+    if name is None:
+        return None
+    try:
+        return text(model_label(from_dict({"model": config["model"]}).model), 60)
+    except ConfigError:  # of another hires, or edited
+        return name
 
 
 def _image(value: Any) -> tuple[int, int] | None:
@@ -146,11 +160,11 @@ def rank_row(entry: Row) -> Row:
 
 
 def _places(value: Any) -> str | None:
-    """Returns a rank's stages or tiles, down and up, as ``0 / 1``."""
+    """Returns a rank's stages or tiles, down and up, as ``0 / 1`` or ``none / 1``."""
     places = value if isinstance(value, list) else [value]
     if all(place is None for place in places) or len(places) > 2:
         return None
-    return " / ".join("-" if p is None else spoken(p).strip("[]") for p in places)
+    return " / ".join(NOWHERE if p is None else spoken(p).strip("[]") for p in places)
 
 
 def by_class(run: Run, known: dict[tuple[Any, ...], Classes]) -> Classes:

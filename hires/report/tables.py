@@ -20,6 +20,8 @@ from hires.core.files import StrPath, write_atomically
 from hires.core.units import MIB
 
 Cell = str | int | float | None
+NOWHERE = "none"
+"""Place of a rank in a direction that it has no part of; a hyphen would begin a formula."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def _both(places: list[Any]) -> Cell:
     if all(place is None for place in places):
         return None
     said = [",".join(map(str, place)) if isinstance(place, list) else place for place in places]
-    return said[0] if len(said) == 1 else " / ".join("-" if p is None else str(p) for p in said)
+    return said[0] if len(said) == 1 else " / ".join(NOWHERE if p is None else str(p) for p in said)
 
 
 def _spread(values: dict[str, float] | None) -> list[Cell]:

@@ -54,8 +54,7 @@ def write_trace(path: StrPath, plan: Plan, steps: list[StepSpans]) -> int:
         How many spans were measured.
 
     Raises:
-        ConfigError: ``path`` is a folder.
-        RunError: the file cannot be written.
+        ConfigError: ``path`` is a folder, or cannot be written.
     """
     if Path(path).is_dir():
         raise ConfigError(f"--trace {path} is a folder; name a file in it, as {path}/trace.json")

@@ -41,7 +41,7 @@ def test_folder_holds_the_answer_and_a_readme(tmp_path, capsys):
 
 def test_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot write .*choose --out FOLDER"):
+    with pytest.raises(ConfigError, match=r"cannot write .*choose --out FOLDER"):
         keep(FORM, tmp_path / "file" / "folder", {})
 
 

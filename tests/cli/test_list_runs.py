@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hires.core import index
 from tests.helpers.compared_runs import compared_run, failed_run
@@ -141,3 +142,17 @@ def test_hostile_folder_costs_its_own_row_only(hires):
     assert answer.code == 0
     assert run.name.rpartition("-")[2] in answer.out
     assert "\x00" not in answer.out + answer.err
+
+
+def test_run_that_never_began_has_the_model_that_its_record_will_name(hires):
+    made = make_run(RESULTS)
+    compared_run(RESULTS, [STEPS], batch=32, model={"name": "resnet", "depth": 18})
+    for config, model in (({}, "resnet18"), ({"name": "preact_resnet", "n": 2}, "preact_resnet20")):
+        path = made / "config.yaml"
+        values = yaml.safe_load(path.read_text())
+        values["model"] |= {"depth": 18, **config}
+        path.write_text(yaml.safe_dump(values))
+        assert ("pending", "64x64") in listed(hires, "--where", f'model == "{model}"')
+    values["model"]["of_another_hires"] = 1
+    path.write_text(yaml.safe_dump(values))
+    assert listed(hires, "--where", 'model == "preact_resnet"') == [("pending", "64x64")]

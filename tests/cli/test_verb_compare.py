@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -48,6 +49,13 @@ class TestCampaigns:
         assert hires("compare", "before", "slow", "--tolerance", "20%").code == 0
         assert hires("compare", "before", "slow", "--metric", "memory,loss").code == 0
 
+    def test_tolerance_is_taken_as_the_help_writes_it(self, hires):
+        for words in (["--tolerance", "-20%,+5%"], ["--tolerance=-20%,+5%"]):
+            answer = hires("compare", *words, "before", "slow")
+            assert (answer.code, "-20%,+5%" in answer.out) == (0, True)
+        assert hires("compare", "before", "slow", "--tolerance").code == 2
+        assert hires("compare", "before", "slow", "--json", "-5%").code == 2
+
     def test_json_holds_everything(self, hires):
         answer = hires("compare", "before", "slow", "--json", "--metric", "throughput,step_time")
         told = json.loads(answer.out)
@@ -63,7 +71,7 @@ class TestCampaigns:
         assert hires("compare", "before", "slow", "--junit", "out.xml").code == 4
         [suite] = ElementTree.parse("out.xml").getroot()
         assert (suite.get("tests"), suite.get("failures")) == ("3", "3")
-        assert hires("compare", "before", "slow", "--junit", "none/out.xml").code == 1
+        assert hires("compare", "before", "slow", "--junit", "none/out.xml").code == 2
 
     def test_references_are_written_and_held(self, hires):
         made = hires(
@@ -121,6 +129,43 @@ def test_two_runs_are_compared_whatever_sets_them_apart(hires):
     assert "parallel.tiles" in answer.out
 
 
+def test_throughput_of_a_run_is_the_same_wherever_it_is_told(hires):
+    """It is the median over the attempts; what is of the last attempt only says so."""
+    a = compared_run(RESULTS, [[0.8] * 4, [0.16] * 4, [0.2] * 4], campaign="a")  # 5, 25, 20 img/s
+    b = compared_run(RESULTS, [[0.1] * 4], campaign="b")
+    point = json.loads(hires("compare", "a", "b", "--json").out)["points"][0]
+    assert (point["a"], point["b"], point["ratio"]) == pytest.approx((20, 40, 2))
+    compared = hires("compare", "a", "b").out
+    assert "median over complete attempts of each one's median step" in compared
+    assert re.search(r" change +interval ", compared)
+    assert "+100.0" in compared
+    numbers = json.loads(hires("show", str(a), "--diff", str(b), "--json").out)["numbers"]
+    assert [(n["a"], n["b"]) for n in numbers[:2]] == [(20, 40), (0.2, 0.1)]
+    told = hires("show", str(a), "--diff", str(b)).out
+    assert "medians over the complete attempts" in told
+    assert re.search(r"throughput \[img/s\] +20 +40 +[+]100.0$", told, re.MULTILINE)
+    assert re.search(r"step time \[s\] +0.2 +0.1 +-50.0$", told, re.MULTILINE)
+
+
+def test_interval_much_wider_than_the_tolerance_decides_nothing(hires):
+    compared_run(RESULTS, [[0.5] * 4, [0.2] * 4], campaign="a")
+    compared_run(RESULTS, [[0.8] * 4, [0.4] * 4], campaign="b")
+    answer = hires("compare", "a", "b", "--junit", "out.xml")
+    assert answer.code == 1
+    assert re.search("undecided .*2 and 2 repeats: not enough data; about [0-9]+ ", answer.out)
+    assert "no difference" not in answer.out
+    assert "nothing is decided" in answer.err
+    [suite] = ElementTree.parse("out.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "0", "2")
+    assert [case[0].tag for case in suite.findall("testcase")] == ["skipped"] * 2
+    assert hires("compare", "a", "b", "--metric", "throughput,memory").code == 0
+
+
+def test_list_says_that_its_numbers_are_of_the_last_attempt(hires):
+    compared_run(RESULTS, [[0.8] * 4, [0.16] * 4])
+    assert " last attempt " in hires("list", "runs").out
+
+
 def test_failed_point_is_a_regression_and_its_cause_is_told(hires):
     compared_run(RESULTS, [steps()], campaign="a")
     failed_run(RESULTS, "rank 1 \x1b[31mdied\x00", campaign="b")
@@ -140,7 +185,7 @@ def test_campaign_of_which_nothing_has_ended(hires):
     answer = hires("compare", "a", "b")
     assert answer.code == 1
     assert "no attempt is complete" in answer.out
-    assert "nothing could be compared" in answer.err
+    assert "nothing is decided" in answer.err
     assert hires("compare", str(other), "--write-reference", "x.yaml").code == 2
     assert run.exists()
 

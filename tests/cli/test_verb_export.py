@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -44,6 +45,20 @@ def test_csv_holds_runs_attempts_steps_and_configs(hires):
 def test_some_runs_are_chosen_by_name(hires):
     assert hires("export", "--to", "csv", "--out", "out", "b").code == 0
     assert len(rows("runs")) == 1
+
+
+@pytest.mark.parametrize(("names", "states"), [(["one"], None), (["a"], ["done", "pending"])])
+def test_plan_of_a_campaign_is_written_if_all_of_its_runs_are(hires, names, states):
+    first = compared_run(RESULTS, [STEPS], campaign="a")
+    names = [first.name if name == "one" else name for name in names]
+    compared_run(RESULTS, [STEPS], campaign="a", batch=8)
+    points = [{"run": first.name, "overrides": ["x=1"]}, {"run": "later", "overrides": ["x=2"]}]
+    plan = {"schema": 1, "points": points, "excluded": []}
+    (RESULTS / "a" / "campaign.json").write_text(json.dumps(plan))
+    assert hires("export", *names, "--to", "csv", "--out", "out").code == 0
+    assert Path("out/planned.csv").exists() == (states is not None)
+    if states:
+        assert [row["state"] for row in rows("planned")] == states
 
 
 @pytest.mark.usefixtures("runs")

@@ -54,7 +54,7 @@ def test_nothing_to_report_says_where_it_looked(hires):
 def test_folder_that_cannot_be_written_is_named(hires, run):
     Path("taken").write_text("")
     answer = hires("report", "--out", "taken")
-    assert answer.code == 1
+    assert answer.code == 2
     assert "taken" in answer.err
     assert "--out DIR" in answer.err
 

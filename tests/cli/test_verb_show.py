@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,17 @@ def test_run_that_went_on_says_where(hires, run):
     assert "it went on at step 2 from /other/step000002\n" in hires("show", str(run)).out
 
 
+def test_run_of_several_attempts_says_that_the_last_one_is_shown(hires, run):
+    assert "complete attempts" not in hires("show", str(run)).out
+    shutil.copytree(run / "a0", run / "a1")
+    record = json.loads((run / "a1" / "record.json").read_text())
+    for sample in record["samples"]:
+        sample["step_s"] *= 2
+    (run / "a1" / "record.json").write_text(json.dumps({**record, "attempt": 1}))
+    told = "over 2 complete attempts, which `hires compare` and --diff take, is 4.00 img/s"
+    assert told in hires("show", str(run)).out
+
+
 def test_tables_placement_and_time_line_are_shown(hires, timed):
     answer = hires("show", str(timed))
     assert answer.code == 0, answer.err
@@ -175,7 +187,7 @@ def test_diff_of_two_runs(hires, run):
     assert re.search(r"^ seed +0 +7$", answer.out, re.MULTILINE)
     assert "parallel.tiles" not in answer.out
     assert "Code, versions and machine: no difference" in answer.out
-    assert re.search(r"throughput \[img/s\] +5.3333 +5.3333 +1.000$", answer.out, re.MULTILINE)
+    assert re.search(r"throughput \[img/s\] +5.3333 +5.3333 +[+]0.0$", answer.out, re.MULTILINE)
     told = json.loads(hires("show", str(run), "--diff", other.name, "--json").out)
     assert told["config"] == [{"what": "seed", "a": "0", "b": "7"}]
     assert told["numbers"][0]["a"] == pytest.approx(16 / 3)
@@ -185,7 +197,27 @@ def test_diff_of_two_runs(hires, run):
     "words", [["--reproduce", "--timeline"], ["--reproduce", "--diff", "x"], ["--diff", "nothing"]]
 )
 def test_mistakes_with_diff_and_reproduce(hires, run, words):
-    assert hires("show", str(run), *words).code in (1, 2)
+    assert hires("show", str(run), *words).code == 2
+
+
+def test_name_that_is_no_run_ends_with_2_and_a_campaign_is_called_one(hires, run):
+    (run.parent / f"{run.name}x").mkdir()
+    shutil.copy(run / "config.yaml", run.parent / f"{run.name}x")
+    for name, told in (("nosuch", "there is no run"), ("resnet18", "may be any of 2 runs")):
+        answer = hires("show", name)
+        assert (answer.code, told in answer.err) == (2, True)
+    for name in ("default", "results/default"):
+        answer = hires("show", name)
+        assert answer.code == 2
+        assert "is a campaign of 2 runs" in answer.err
+        assert f"name it, as default/{run.name}; `hires list runs --camp" in answer.err
+
+
+def test_file_that_cannot_be_written_is_a_mistake_and_no_failed_run(hires, timed):
+    assert hires("show", str(timed), "--trace", "none/trace.json").code == 2
+    Path("file").touch()
+    assert hires("report", "--out", "file/out").code == 2
+    assert hires("export", "--to", "csv", "--out", "file/out").code == 2
 
 
 def test_help_has_an_example(hires, capsys):

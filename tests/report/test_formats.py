@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from hires.report import formats, frames
+from hires.report.rows import rank_row
 from hires.report.summaries import Summary, summaries
 from hires.report.tables import Column, Table
 from tests.helpers.report_runs import sized_campaign
@@ -50,10 +51,28 @@ def test_csv_has_plain_values_under_names_with_units():
     assert second[1] == ""
 
 
-@pytest.mark.parametrize("text", ["=cmd()", "+1", "-1", "@x"])
+@pytest.mark.parametrize(
+    "text",
+    ["=cmd()", "+1", "@x", "\t=x", "-1+cmd()", "-x", "-(1)", "--1", "-1 ", "- / x", "- / 1,0+x()"],
+)
 def test_csv_holds_no_formula(text):
     rows = list(csv.reader(io.StringIO(formats.csv_text(table(text)))))
     assert rows[1][0] == f"'{text}"
+
+
+@pytest.mark.parametrize(
+    "text", ["-", "-1", "-2.5", "-1e-5", "-5%", "- / 1,0", "0,1 / -", "none / 1,0", "a=1", "'x"]
+)
+def test_csv_leaves_what_is_no_formula_as_it_is(text):
+    rows = list(csv.reader(io.StringIO(formats.csv_text(table(text)))))
+    assert rows[1][0] == text
+
+
+def test_rank_without_a_tile_in_a_direction_has_none():
+    entry = {"rank": 1, "tile": [None, [1, 0]], "stage": [0, 1]}
+    assert rank_row(entry)["tile"] == "none / 1,0"
+    assert rank_row(entry)["stage"] == "0 / 1"
+    assert not any(rank_row({"rank": 1, "tile": [None, None]})[key] for key in ("tile", "stage"))
 
 
 def test_markdown_holds_no_markup():

@@ -61,7 +61,7 @@ def test_memory_markdown_is_in_mib_and_dashes_what_is_unknown(record):
 
 def test_place_in_both_directions_is_one_cell():
     assert tables._both([0, 2]) == "0 / 2"
-    assert tables._both([[1, 0], None]) == "1,0 / -"
+    assert tables._both([[1, 0], None]) == "1,0 / none"
     assert tables._both([None, None]) is None
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import ConfigError
 from hires.core.timeline import StepSpans
 from hires.plan.links import Link, Network
 from hires.plan.plan import Plan
@@ -127,5 +127,5 @@ def test_folder_that_is_not_there_is_named_and_not_that_of_results(tmp_path):
     plan = plan_of()
     missing = tmp_path / "missing"
     advice = f"there is no folder {missing}: choose another folder with --trace FILE, or make it"
-    with pytest.raises(RunError, match=advice):
+    with pytest.raises(ConfigError, match=advice):
         write_trace(missing / "t.json", plan, measured(plan))

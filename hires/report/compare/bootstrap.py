@@ -4,6 +4,9 @@ Steps of one run are not independent: they share the machine's mood, and neighbo
 what is drawn is, in this order: seeds that both sides have, each as a pair; repeats, if both sides
 have several; else blocks of consecutive steps, long enough for what one step says of the next.
 
+A run counts as the median over its attempts of each one's median (:func:`of_run`); several seeds
+are several runs, and count as the geometric mean of them.
+
 All is done with logarithms, whose difference is the ratio's. Few units spread less in a bootstrap
 than they should; each draw is widened by sqrt(n / (n - 1)) and by the chi-square uncertainty of a
 spread that n units tell of, so that a normal bootstrap distribution becomes Student's t.
@@ -32,6 +35,11 @@ _LEAST_BLOCKS = 4
 """Blocks are at most as long as leaves so many, where there are so many steps."""
 
 _LARGEST = math.floor(math.log(sys.float_info.max))
+_NORMAL = 1.96
+"""Standard deviations on either side that hold 95 % of a normal distribution."""
+_LEAST_REPEATS = 3
+_MOST_REPEATS = 1e3
+"""Largest factor by which an interval is said to be too wide."""
 _NOTHING = "one number each: no interval"
 
 
@@ -53,6 +61,10 @@ class Estimate:
     """What the logarithm may be off by, once for each resample; None: nothing tells."""
     unit: str
     """What was drawn, in words."""
+    repeats: int = 1
+    """Of the side that has fewer."""
+    spread: float = 0.0
+    """Standard deviation of the logarithm that the draws showed, before they were widened."""
 
     @property
     def ratio(self) -> float:
@@ -66,6 +78,15 @@ class Estimate:
         tail = (1 - confidence) / 2
         low, high = np.quantile(self.draws, (tail, 1 - tail))
         return _exp(self.log_ratio + float(low)), _exp(self.log_ratio + float(high))
+
+    def repeats_for(self, width: float) -> int:
+        """Returns about how many repeats would make the 95 % interval of the logarithm so wide.
+
+        The width falls with the square root of their number; of few, Student's t asks for about
+        two more, and without three nobody knows how far they differ.
+        """
+        wanted = self.repeats * min(2 * _NORMAL * self.spread / width, _MOST_REPEATS) ** 2
+        return max(_LEAST_REPEATS, math.ceil(wanted) + 2)
 
 
 def compare(
@@ -81,12 +102,15 @@ def compare(
     """
     pairs = _by_seed(a, b)
     if len(pairs) > 1:
-        widened = _widened([_of_units(pairs, rng, resamples)], rng)
-        return Estimate(float(np.mean(pairs)), widened, f"{len(pairs)} pairs of seeds")
+        drawn = [_of_units(pairs, rng, resamples)]
+        return _estimate(
+            float(np.mean(pairs)), drawn, rng, f"{len(pairs)} pairs of seeds", len(pairs)
+        )
     ratio = _centre(b) - _centre(a)
     if len(a) > 1 and len(b) > 1:
-        widened = _widened([_of_units(_logs(side), rng, resamples) for side in (b, a)], rng)
-        return Estimate(ratio, widened, f"{len(a)} and {len(b)} repeats")
+        drawn = [_of_repeats(side, rng, resamples) for side in (b, a)]
+        fewer = min(len(a), len(b))
+        return _estimate(ratio, drawn, rng, f"{len(a)} and {len(b)} repeats", fewer)
     return _by_blocks(ratio, [b, a], rng, resamples)
 
 
@@ -96,8 +120,8 @@ def beside(
     """Returns by which factor B differs from a number that is taken as exact."""
     ratio = _centre(b) - math.log(value)
     if len(b) > 1:
-        drawn = _of_units(_logs(b), rng, resamples)
-        return Estimate(ratio, _widened([drawn], rng), f"{len(b)} repeats")
+        drawn = [_of_repeats(b, rng, resamples)]
+        return _estimate(ratio, drawn, rng, f"{len(b)} repeats", len(b))
     return _by_blocks(ratio, [b], rng, resamples)
 
 
@@ -108,7 +132,26 @@ def together(estimates: Sequence[Estimate]) -> Estimate:
     if not known:
         return Estimate(ratio, None, _NOTHING)
     drawn = np.sum(known, axis=0) / len(estimates)
-    return Estimate(ratio, drawn, f"all {len(estimates)} points together")
+    spread = math.hypot(*(estimate.spread for estimate in estimates)) / len(estimates)
+    fewest = min(estimate.repeats for estimate in estimates)
+    return Estimate(ratio, drawn, f"all {len(estimates)} points together", fewest, spread)
+
+
+def of_run(repeats: Sequence[Repeat]) -> float:
+    """Returns the number of a run: the median over its attempts of each one's median."""
+    return float(np.median([np.median(repeat.values) for repeat in repeats]))
+
+
+def middle(repeats: Sequence[Repeat]) -> float | None:
+    """Returns the number of a point: of its run, or the geometric mean if it has several seeds.
+
+    It is None unless all values are above 0.
+    """
+    values = [value for repeat in repeats for value in repeat.values]
+    if not values or not all(math.isfinite(value) and value > 0 for value in values):
+        return None
+    runs = _runs(repeats)
+    return of_run(repeats) if len(runs) == 1 else math.exp(_centre(repeats))
 
 
 def block_length(values: Floats) -> int:
@@ -147,7 +190,16 @@ def _by_blocks(
     few, many = min(lengths), max(lengths)
     said = f"{few}" if few == many else f"{few} to {many}"
     steps = "step" if many == 1 else "steps"
-    return Estimate(ratio, _widened(drawn, rng), f"blocks of {said} {steps}")
+    fewest = min(len(side) for side in sides)
+    return _estimate(ratio, drawn, rng, f"blocks of {said} {steps}", fewest)
+
+
+def _estimate(
+    ratio: float, drawn: Sequence[_Drawn], rng: np.random.Generator, unit: str, repeats: int
+) -> Estimate:
+    """Returns an estimate from the draws of its sides."""
+    spread = math.sqrt(sum(float(np.var(side.values)) for side in drawn))
+    return Estimate(ratio, _widened(drawn, rng), unit, repeats, spread)
 
 
 def _of_units(logs: Floats, rng: np.random.Generator, resamples: int) -> _Drawn:
@@ -157,22 +209,45 @@ def _of_units(logs: Floats, rng: np.random.Generator, resamples: int) -> _Drawn:
     return _Drawn((means - logs.mean()) * math.sqrt(n / (n - 1)), n - 1)
 
 
+def _of_repeats(side: Sequence[Repeat], rng: np.random.Generator, resamples: int) -> _Drawn:
+    """Returns draws of a side: of its runs, or of the attempts if there is one run."""
+    runs = _runs(side)
+    if len(runs) > 1:
+        return _of_units(np.log([of_run(run) for run in runs]), rng, resamples)
+    medians = np.array([np.median(repeat.values) for repeat in side])
+    n = len(medians)
+    drawn = np.median(medians[rng.integers(n, size=(resamples, n))], axis=1)
+    off = np.log(drawn) - math.log(float(np.median(medians)))
+    return _Drawn(off * math.sqrt(n / (n - 1)), n - 1)
+
+
 def _of_steps(
     side: Sequence[Repeat], rng: np.random.Generator, resamples: int, lengths: list[int]
 ) -> _Drawn:
-    """Returns draws of the mean of the medians of runs; the lengths of blocks are added."""
-    total, freedom = np.zeros(resamples), 0.0
-    for repeat in side:
-        values = _grouped(np.asarray(repeat.values, dtype=np.float64))
-        n, length = len(values), block_length(values)
-        lengths.append(length * max(1, len(repeat.values) // n))
-        starts = rng.integers(n, size=(resamples, math.ceil(n / length), 1))
-        places = (starts + np.arange(length)).reshape(resamples, -1)[:, :n] % n
-        medians = np.median(values[places], axis=1)
-        blocks = max(n / length, 2.0)
-        total += (np.log(medians) - math.log(np.median(values))) * math.sqrt(blocks / (blocks - 1))
-        freedom += blocks - 1
-    return _Drawn(total / len(side), freedom)
+    """Returns draws of a side whose steps are drawn; the lengths of blocks are added."""
+    freedom, runs = 0.0, []
+    for run in _runs(side):
+        medians = []
+        for repeat in run:
+            values = _grouped(np.asarray(repeat.values, dtype=np.float64))
+            n, length = len(values), block_length(values)
+            lengths.append(length * max(1, len(repeat.values) // n))
+            freedom += max(n / length, 2.0) - 1
+            medians.append(_medians(values, length, rng, resamples))
+        runs.append(np.log(np.median(medians, axis=0)))
+    drawn = np.mean(runs, axis=0)
+    return _Drawn(drawn - _centre(side), freedom)
+
+
+def _medians(values: Floats, length: int, rng: np.random.Generator, resamples: int) -> Floats:
+    """Returns medians of steps that were drawn in blocks, spread as few blocks ask."""
+    n = len(values)
+    starts = rng.integers(n, size=(resamples, math.ceil(n / length), 1))
+    places = (starts + np.arange(length)).reshape(resamples, -1)[:, :n] % n
+    blocks = max(n / length, 2.0)
+    middle = math.log(np.median(values))
+    off = np.log(np.median(values[places], axis=1)) - middle
+    return np.asarray(np.exp(middle + off * math.sqrt(blocks / (blocks - 1))))
 
 
 def _widened(drawn: Sequence[_Drawn], rng: np.random.Generator) -> Floats:
@@ -194,14 +269,17 @@ def _by_seed(a: Sequence[Repeat], b: Sequence[Repeat]) -> Floats:
     return np.array([_centre(sides[1][seed]) - _centre(sides[0][seed]) for seed in shared])
 
 
+def _runs(side: Sequence[Repeat]) -> list[list[Repeat]]:
+    """Returns the repeats of every seed."""
+    found: dict[str, list[Repeat]] = {}
+    for repeat in side:
+        found.setdefault(repeat.seed, []).append(repeat)
+    return list(found.values())
+
+
 def _centre(side: Sequence[Repeat]) -> float:
-    """Returns the logarithm of the geometric mean of the repeats' medians."""
-    return float(np.mean(_logs(side)))
-
-
-def _logs(side: Sequence[Repeat]) -> Floats:
-    """Returns the logarithm of the median of every repeat."""
-    return np.log([np.median(repeat.values) for repeat in side])
+    """Returns the logarithm of the number of a side."""
+    return float(np.mean(np.log([of_run(run) for run in _runs(side)])))
 
 
 def _exp(logarithm: float) -> float:

@@ -16,7 +16,15 @@ from hires.report.compare.differences import (
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import Point, pair, points
 from hires.report.compare.references import Reference
-from hires.report.compare.verdicts import WORSE, Result, Settings, judge, judge_beside, overall
+from hires.report.compare.verdicts import (
+    DECIDED,
+    WORSE,
+    Result,
+    Settings,
+    judge,
+    judge_beside,
+    overall,
+)
 from hires.report.runs import Run
 
 _FEW = 3
@@ -45,9 +53,9 @@ class Comparison:
         return any(result.status == WORSE for result in [*self.results, *self.overall])
 
     @property
-    def is_told(self) -> bool:
-        """Whether anything could be compared."""
-        return any(result.ratio is not None for result in self.results)
+    def is_decided(self) -> bool:
+        """Whether anything is known to be better, worse or the same."""
+        return any(result.status in DECIDED for result in [*self.results, *self.overall])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""

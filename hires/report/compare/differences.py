@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hires.core.units import size
+from hires.report.compare.bootstrap import of_run
+from hires.report.compare.metrics import METRICS
+from hires.report.compare.pairing import Point
 from hires.report.reading import count, dig, spoken, text
 from hires.report.rows import run_row
 from hires.report.runs import Run
@@ -28,6 +32,13 @@ NUMBERS = (
     ("state", "state"),
 )
 """Columns of a run that are worth a look beside another's."""
+_OF_RUN = {
+    "img_per_s_median": "throughput",
+    "step_s_median": "step_time",
+    "peak_bytes_max": "memory",
+    "loss_last": "loss",
+}
+"""Columns that ``compare`` takes over all complete attempts, and so does this."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +71,11 @@ def named_differences(
 
 
 def number_rows(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
-    """Returns the numbers of two runs that at least one of them knows."""
-    ours, theirs = run_row(a), run_row(b)
+    """Returns the numbers of two runs that at least one of them knows.
+
+    Those that can be compared are the run's (``bootstrap.of_run``); the rest is the last attempt's.
+    """
+    ours, theirs = _numbers(a), _numbers(b)
     rows = [(title, ours.get(key), theirs.get(key)) for key, title in NUMBERS]
     return [row for row in rows if row[1:] != (None, None)]
 
@@ -80,6 +94,18 @@ def origin(provenance: Any) -> dict[str, str | None]:
         "cores": None if cores is None else str(cores),
         "memory": None if memory is None else size(memory),
     }
+
+
+def _numbers(run: Run) -> Mapping[str, Any]:
+    """Returns the row of a run, with the medians over its complete attempts in it."""
+    found = run_row(run)
+    point = Point([run])
+    for key, metric in _OF_RUN.items():
+        repeats = point.repeats(METRICS[metric])
+        if repeats:
+            value = of_run(repeats)
+            found[key] = value if math.isfinite(value) else None
+    return found
 
 
 def _values(maps: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, None]]:

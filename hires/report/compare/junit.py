@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 from hires.core.files import write_atomically
 from hires.report import reading
 from hires.report.compare.comparison import Comparison
-from hires.report.compare.verdicts import UNKNOWN, WORSE, Result
+from hires.report.compare.verdicts import UNDECIDED, UNKNOWN, WORSE, Result
 
 OPTION = "--junit FILE"
+_SKIPPED = (UNKNOWN, UNDECIDED)
 _MOST = 100_000
 """Characters of a text; there are no such long ones, and reading.text asks for a limit."""
 
@@ -19,18 +20,18 @@ def write_junit(path: Path, made: Comparison) -> None:
     """Writes a comparison.
 
     Raises:
-        RunError: the file cannot be written.
+        ConfigError: the file cannot be written.
     """
     write_atomically(path, junit_text(made), option=OPTION)
 
 
 def junit_text(made: Comparison) -> str:
-    """Returns the XML of a comparison: what is worse failed, what is unknown was skipped."""
+    """Returns the XML of a comparison: what is worse failed, what is not known was skipped."""
     cases = [*made.results, *made.overall]
     counts = {
         "tests": len(cases),
         "failures": sum(case.status == WORSE for case in cases),
-        "skipped": sum(case.status == UNKNOWN for case in cases),
+        "skipped": sum(case.status in _SKIPPED for case in cases),
         "errors": 0,
     }
     name = _plain(f"hires compare {made.names[0]} {made.names[1]}")
@@ -78,7 +79,7 @@ def _case(suite: ElementTree.Element, result: Result) -> None:
     told = _plain(sentence(result))
     if result.status == WORSE:
         ElementTree.SubElement(case, "failure", message=told, type="regression").text = told
-    elif result.status == UNKNOWN:
+    elif result.status in _SKIPPED:
         ElementTree.SubElement(case, "skipped", message=told)
     else:
         ElementTree.SubElement(case, "system-out").text = told

@@ -75,7 +75,7 @@ METRICS = {
     for metric in (
         Metric(
             "throughput",
-            "images per second, median of the steps that count",
+            "images per second, median over complete attempts of each one's median step",
             "img/s",
             True,
             ("slower", "faster"),
@@ -84,7 +84,7 @@ METRICS = {
         ),
         Metric(
             "step_time",
-            "seconds a step, median of the steps that count",
+            "seconds a step, median over complete attempts of each one's median step",
             "s",
             False,
             ("faster", "slower"),
@@ -93,7 +93,7 @@ METRICS = {
         ),
         Metric(
             "memory",
-            "peak of the fullest rank",
+            "peak of the fullest rank, median over complete attempts",
             "MiB",
             False,
             ("less", "more"),
@@ -101,7 +101,13 @@ METRICS = {
             {"MiB": MIB, "GiB": GIB, "B": 1.0},
         ),
         Metric(
-            "loss", "loss of the last step", "1", False, ("lower", "higher"), _last_loss, {"1": 1.0}
+            "loss",
+            "loss of the last step, median over complete attempts",
+            "1",
+            False,
+            ("lower", "higher"),
+            _last_loss,
+            {"1": 1.0},
         ),
     )
 }

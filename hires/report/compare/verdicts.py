@@ -1,7 +1,8 @@
 """Is a point better or worse than it was, or is there no difference?
 
 It differs if the confidence interval of the ratio leaves out 1 and the ratio itself is outside the
-tolerance: the first says that chance alone hardly does it, the second that it matters.
+tolerance: the first says that chance alone hardly does it, the second that it matters. If it does
+not differ, and the interval is much wider than the tolerance, nothing is decided.
 """
 
 from __future__ import annotations
@@ -18,15 +19,21 @@ import numpy as np
 
 from hires.core.errors import ConfigError
 from hires.report.compare import bootstrap
-from hires.report.compare.bootstrap import Estimate, Repeat
+from hires.report.compare.bootstrap import Estimate, Repeat, middle
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import Point
 
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "same", "unknown"
+UNDECIDED = "undecided"
+DECIDED = (BETTER, WORSE, SAME)
 NO_DIFFERENCE = "no difference"
 OVERALL = "overall"
 _FAILED = ("failed", "lost")
 """States of a run that somebody must look at; who cancelled one knows of it."""
+_MUCH_WIDER = 2.0
+"""An interval that is so many times as wide as the tolerance does not say that nothing changed."""
+_FINEST = 0.01
+"""A tolerance below asks whether there is any difference, and no interval is narrower than none."""
 _PERCENT = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*%")
 
 
@@ -38,6 +45,11 @@ class Tolerance:
     """At most 0."""
     high: float
     """At least 0."""
+
+    @property
+    def width(self) -> float:
+        """Logarithm of the upper end over the lower one."""
+        return math.log((1 + max(self.high, _FINEST)) / (1 + min(self.low, -_FINEST)))
 
     def __str__(self) -> str:
         return f"{100 * self.low:+g}%,{100 * self.high:+g}%"
@@ -60,7 +72,7 @@ class Result:
     point: str
     metric: Metric
     status: str
-    """``better``, ``worse``, ``same`` or ``unknown``."""
+    """``better``, ``worse``, ``same``, ``undecided`` or ``unknown``."""
     verdict: str
     """The same in the metric's own words."""
     why: str
@@ -198,7 +210,12 @@ def _decided(label: str, metric: Metric, estimate: Estimate, settings: Settings)
     if up or down:
         status = BETTER if up == metric.higher_is_better else WORSE
         word = metric.word(up)
-    made = Result(label, metric, status, word, estimate.unit, tolerance=tolerance)
+    why = estimate.unit
+    widest = _MUCH_WIDER * tolerance.width
+    if status == SAME and low is not None and high is not None and math.log(high / low) > widest:
+        status = word = UNDECIDED
+        why += f": not enough data; about {estimate.repeats_for(widest)} repeats of each would help"
+    made = Result(label, metric, status, word, why, tolerance=tolerance)
     return dataclasses.replace(made, ratio=ratio, low=low, high=high)
 
 
@@ -207,7 +224,7 @@ def _unusual(label: str, metric: Metric, point: Point, new: Sequence[Repeat]) ->
     if not point.attempts() and point.trouble()[0] in _FAILED:
         return _failed(label, metric, point)
     if any(not math.isfinite(value) for repeat in new for value in repeat.values):
-        why = f"B: {metric.what} is not finite"
+        why = f"B: {metric.name} is not finite"
         return Result(label, metric, WORSE, metric.word(not metric.higher_is_better), why)
     return _without(label, metric, point, new, "B")
 
@@ -231,11 +248,3 @@ def _without(
     elif not point.attempts():
         why = f"{point.trouble()[0]}: no attempt is complete"
     return Result(label, metric, UNKNOWN, "unknown", f"{side}: {metric.name} is missing ({why})")
-
-
-def middle(repeats: Sequence[Repeat]) -> float | None:
-    """Returns the geometric mean of the repeats' medians; None unless all are above 0."""
-    values = [value for repeat in repeats for value in repeat.values]
-    if not values or not all(math.isfinite(value) and value > 0 for value in values):
-        return None
-    return math.exp(float(np.mean(np.log([np.median(repeat.values) for repeat in repeats]))))

@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from hires.report.compare.bootstrap import Repeat, beside, block_length, compare, together
+from hires.report.compare.bootstrap import (
+    Repeat,
+    beside,
+    block_length,
+    compare,
+    middle,
+    of_run,
+    together,
+)
 
 SEEDS = 100
 
@@ -143,3 +151,35 @@ def test_ratios_beyond_all_bounds_stay_numbers():
     found = compare(tiny, huge, rng)
     assert all(map(math.isfinite, (found.ratio, *found.interval())))
     assert math.isfinite(compare(tiny[:1], huge[:1], rng).ratio)
+
+
+def test_run_counts_as_the_median_over_its_attempts_and_a_point_as_the_mean_of_its_runs():
+    one = [Repeat("0", [value, value, 99.0]) for value in (5.0, 25.0, 20.0)]
+    two = [Repeat("1", [80.0])]
+    assert of_run(one) == middle(one) == 20
+    assert middle([*one, *two]) == pytest.approx(40)
+    assert middle([]) is None
+    rng = np.random.default_rng(0)
+    assert beside(1.0, [*one, *two], rng).ratio == pytest.approx(40)
+    assert compare(two, one, rng).ratio == pytest.approx(0.25)
+
+
+def test_repeats_that_would_help_are_about_enough():
+    """With that many the interval is not much wider than was asked for."""
+
+    def typical(count, width):
+        found = []
+        for seed in range(40):
+            rng = np.random.default_rng([8, seed])
+            a, b = (
+                [Repeat("0", [math.exp(0.1 * rng.normal())]) for _ in range(count)] for _ in "ab"
+            )
+            estimate = compare(a, b, rng, 500)
+            low, high = estimate.interval()
+            found.append((math.log(high / low), estimate.repeats_for(width)))
+        return np.median(found, axis=0)
+
+    wide, wanted = typical(4, 0.2)
+    narrow, _ = typical(int(wanted), 0.2)
+    assert narrow < wide
+    assert 0.1 < narrow < 0.25
