@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hires.core.naming import COSMETIC
-from hires.report import traffic
+from hires.report import points, traffic
 from hires.report.reading import Note, count, dicts, dig, number, spoken, text
 from hires.report.runs import Run
 
@@ -24,15 +24,16 @@ _NOT_PLANNED = ("seed", "steps", "task.lr")
 
 RUN_COLUMNS = (
     "campaign", "run", "hash", "model", "image", "height", "width", "layout", "precision", "task",
-    "batch", "ranks", "state", "reason", "cause", "img_per_s_median", "img_per_s_p10",
-    "img_per_s_p90", "step_s_median", "samples", "peak_bytes_max", "predicted_bytes_max",
-    "messages_per_step", "bytes_per_step", "loss_first", "loss_last", "cores", "memory_limit",
-    "git", "host", "started", "reproduce",
+    "batch", "ranks", "arranged", "settings", "state", "reason", "cause", "img_per_s_median",
+    "img_per_s_p10", "img_per_s_p90", "step_s_median", "samples", "peak_bytes_max",
+    "predicted_bytes_max", "messages_per_step", "bytes_per_step", "loss_first",
+    "loss_last", "cores", "memory_limit", "git", "host", "started", "reproduce",
 )  # fmt: skip
 ATTEMPT_COLUMNS = (
     "campaign", "run", "attempt", "model", "image", "height", "width", "layout", "precision",
-    "task", "batch", "ranks", "img_per_s_median", "img_per_s_p10", "img_per_s_p90",
-    "step_s_median", "step_s_p10", "step_s_p90", "samples", "reproduce",
+    "task", "batch", "ranks", "arranged", "settings", "img_per_s_median", "img_per_s_p10",
+    "img_per_s_p90", "step_s_median", "step_s_p10", "step_s_p90", "samples", "peak_bytes_max",
+    "reproduce",
 )  # fmt: skip
 MEMORY_COLUMNS = (
     "campaign", "run", "model", "image", "layout", "precision", "ranks", "rank", "replica",
@@ -79,6 +80,7 @@ def what(run: Run) -> Row:
         "task": text(dig(config, "task", "name"), 30),
         "batch": count(config.get("batch")) if batch is None else batch,
         "ranks": count(record.get("world")),
+        **points.words(run),
         "reproduce": run.reproduce,
     }
 
@@ -114,8 +116,8 @@ def run_row(run: Run) -> Row:
         "state": state,
         "reason": reason,
         "cause": cause,
-        "peak_bytes_max": _largest(entries, "peak_bytes"),
-        "predicted_bytes_max": _largest(entries, "predicted_bytes"),
+        "peak_bytes_max": largest(entries, "peak_bytes"),
+        "predicted_bytes_max": largest(entries, "predicted_bytes"),
         "messages_per_step": count(dig(run.record, "messages", "messages")),
         "bytes_per_step": count(dig(run.record, "messages", "bytes")),
         "loss_first": number(dig(run.record, "loss", "first")),
@@ -128,7 +130,7 @@ def run_row(run: Run) -> Row:
     }
 
 
-def _largest(entries: Iterable[Row], key: str) -> int | None:
+def largest(entries: Iterable[Row], key: str) -> int | None:
     """Returns the largest of some counts that are known."""
     return max((n for n in (count(entry.get(key)) for entry in entries) if n), default=None)
 
