@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hires.core.units import MIB, size
-from hires.report import points, reading
+from hires.report import points
 from hires.report.frames import Frames, plain_rows
 from hires.report.reading import count, dicts, dig, spoken, text
-from hires.report.runs import Run
+from hires.report.runs import Attempt, Run
 from hires.report.tables import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _MOST = 6
 """Values that a line lists before it counts the rest."""
 _TITLE = "The layouts beside each other, each the median over its attempts"
+_MANY = 20
+"""Attempts of a run that its box lists."""
 HEADLINE = (
     Column("campaign", "campaign"),
     Column("layout", "layout"),
@@ -45,6 +47,8 @@ class Box:
     summary: str
     cause: str
     reproduce: str
+    attempts: list[tuple[str, str]]
+    """What became of each."""
     settings: list[tuple[str, str]]
     """Keys that differ from the defaults."""
     placement: list[tuple[str, str]]
@@ -126,9 +130,11 @@ def box(run: Run, number: int) -> Box:
     """
     state, reason, cause = run.end
     record = run.record
-    rate = reading.number(dig(record, "throughput", "img_per_s", "median"))
+    rate = points.median_speed(attempt.record for attempt in run.complete)
     peaks = [n for n in (count(e.get("peak_bytes")) for e in dicts(record.get("memory"))) if n]
-    said = [f"{rate:.2f} img/s"] if rate is not None and state == "done" else []
+    said = [f"{rate:.2f} img/s"] if rate is not None else []
+    if said and len(run.complete) > 1:
+        said = [f"{said[0]}, median of {len(run.complete)} attempts"]
     said += [f"fullest rank {size(max(peaks))}"] if peaks else []
     ended = f"{reason}: {cause}" if reason and cause else cause or reason or ""
     layout = text(record.get("layout"), 60) or text(dig(run.config, "parallel", "name"), 60) or "?"
@@ -142,9 +148,20 @@ def box(run: Run, number: int) -> Box:
         ", ".join(said),
         ended,
         run.reproduce or "not recorded",
+        [
+            (f"attempt {attempt.number}", _attempt_words(attempt))
+            for attempt in run.attempts[:_MANY]
+        ],
         _settings(run),
         _placement(record),
     )
+
+
+def _attempt_words(attempt: Attempt) -> str:
+    """Returns how an attempt ended, and how fast it was."""
+    state = text(attempt.record.get("state"), 20) or text(attempt.exit.get("state"), 20)
+    rate = points.median_speed([attempt.record]) if state == "done" else None
+    return (state or "not ended") + (f", {rate:.2f} img/s" if rate is not None else "")
 
 
 def _settings(run: Run) -> list[tuple[str, str]]:

@@ -88,7 +88,7 @@ class Frames:
             {
                 **rows.named(run),
                 **rows.what(run),
-                **rows.rank_row(entry),
+                **rows.rank_row(entry, begun=bool(dicts(run.record.get("samples")))),
                 "reproduce": run.reproduce,
             }
             for run in self.held
@@ -229,6 +229,13 @@ def _frame(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
     others = dict.fromkeys(key for row in rows for key in row if key not in columns)
     wanted = columns if len(columns) > 2 else [*columns, *others]
     return pd.DataFrame({key: _column(key, [row.get(key) for row in rows]) for key in wanted})
+
+
+def column_of(values: list[float | None]) -> Any:
+    """Returns numbers as a column that holds missing ones."""
+    import pandas as pd
+
+    return pd.array(values, dtype="Float64")
 
 
 def _column(key: str, values: list[Any]) -> Any:

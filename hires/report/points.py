@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hires.core.config import RunConfig, to_dict
 from hires.core.naming import COSMETIC
 from hires.report import reading
-from hires.report.reading import spoken
+from hires.report.reading import dig, number, spoken
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,6 +115,13 @@ def _point_row(
     }
 
 
+def median_speed(records: Iterable[dict[str, Any]]) -> float | None:
+    """Returns images per second over some records, the median of their medians."""
+    found = [number(dig(record, "throughput", "img_per_s", "median")) for record in records]
+    kept = [value for value in found if value is not None]
+    return quantile(kept, 0.5) if kept else None
+
+
 def quantile(values: Iterable[float], share: float) -> float:
     """Returns a quantile of some numbers, between two of them in proportion."""
     ordered = sorted(values)
@@ -170,10 +177,10 @@ def common(points: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
         keys: that make the work.
     """
     groups = [part for _, part in points.groupby(same(points, keys), sort=True)]
-    return max(groups, key=_weight)
+    return max(groups, key=weight)
 
 
-def _weight(part: pd.DataFrame) -> tuple[float, ...]:
+def weight(part: pd.DataFrame) -> tuple[float, ...]:
     """Returns how much the points of one work show."""
     height, width = part["height"].iloc[0], part["width"].iloc[0]
     pixels = float(height * width) if part["height"].notna().all() else 0.0

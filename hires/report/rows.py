@@ -135,13 +135,21 @@ def largest(entries: Iterable[Row], key: str) -> int | None:
     return max((n for n in (count(entry.get(key)) for entry in entries) if n), default=None)
 
 
-def rank_row(entry: Row) -> Row:
-    """Returns the place and the bytes of a rank."""
+def rank_row(entry: Row, begun: bool = True) -> Row:
+    """Returns the place and the bytes of a rank.
+
+    Args:
+        entry: of the record.
+        begun: whether a step was made; before, nobody knows what gradients and optimiser need.
+    """
     row: Row = {key: count(entry.get(key)) for key in ("rank", "replica")}
     row |= {key: _places(entry.get(key)) for key in ("stage", "tile")}
     for key in MEMORY_COLUMNS:
         if key.endswith("_bytes"):
             row[key] = count(entry.get(key))
+    if not begun:
+        row["grads_bytes"] = row["grads_bytes"] or None
+        row["optimizer_bytes"] = row["optimizer_bytes"] or None
     measured, predicted = row["peak_bytes"], row["predicted_bytes"]
     row["error_percent"] = 100 * (predicted / measured - 1) if measured and predicted else None
     return {**row, "source": text(entry.get("source"), 30)}
@@ -196,6 +204,7 @@ def _precision_row(run: Run, best: Run) -> Row:
     """Returns the row of a run beside its reference."""
     record = run.record
     row = {**named(run), **what(run), **speed(record)}
+    row["img_per_s_median"] = points.median_speed(attempt.record for attempt in run.complete)
     finite = dig(record, "loss", "finite")
     row["loss_finite"] = finite if isinstance(finite, bool) else None
     row["reference"] = None if best is run else text(best.record.get("precision"), 30)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pandas as pd
 import pytest
 
 from hires.report import facts, figures, frames
 from hires.report.plots.base import material
-from tests.helpers.report_runs import report_run
+from hires.report.summaries import summaries
+from tests.helpers.report_runs import MIB, report_run
 
 
 def drawn(*paths):
@@ -100,3 +102,49 @@ def test_point_is_the_median_of_its_attempts_and_the_spread_of_all_steps(tmp_pat
     assert point["img_per_s_median"] == pytest.approx(8.0)
     assert point["img_per_s_p10"] == pytest.approx(4.0)
     assert point["img_per_s_p90"] > 14
+
+
+def test_box_lists_attempts_and_says_their_median(tmp_path):
+    run = report_run(tmp_path, step_s=0.5)
+    more_attempts(run, 1.0, 2.0)
+    box = facts.box(frames.load([run]).held[0], 0)
+    assert box.summary.startswith("8.00 img/s, median of 3 attempts")
+    assert box.attempts[1:] == [
+        ("attempt 1", "done, 8.00 img/s"),
+        ("attempt 2", "done, 4.00 img/s"),
+    ]
+
+
+def test_efficiency_has_a_column_in_the_table(tmp_path):
+    runs = [report_run(tmp_path, "single", step_s=2.0), report_run(tmp_path, "sp rows", step_s=1.0)]
+    [table, *_] = summaries(frames.load(runs))
+    found = table.frame.set_index("layout")["efficiency_percent"]
+    assert found["sp"] == pytest.approx(100 * 2 / 3, rel=0.02)
+
+
+def test_step_split_leaves_out_what_the_record_discards(tmp_path):
+    run = report_run(tmp_path, "sp rows")
+    lines = [json.loads(t) for t in (run / "a0" / "timeline.jsonl").read_text().splitlines()]
+    later = [{**line, "step": 4} for line in lines]
+    slow = [
+        {**line, "step": 0, "spans": [[k, a, 9 * b, 9 * e, *w] for k, a, b, e, *w in line["spans"]]}
+        for line in lines
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in [*slow, *later])
+    (run / "a0" / "timeline.jsonl").write_text(text)
+    [shown] = material(frames.load([run])).shown
+    assert (list(shown.steps), list(shown.counted)) == ([0, 4], [4])
+    (run / "a0" / "timeline.jsonl").write_text("".join(json.dumps(x) + "\n" for x in slow))
+    assert "warm-up" in drawn(run)["step_split"].missing
+
+
+def test_run_without_a_step_does_not_know_gradients_and_optimiser(tmp_path):
+    run = report_run(tmp_path)
+    record = json.loads((run / "record.json").read_text()) | {"samples": []}
+    for entry in record["memory"]:
+        entry |= {"grads_bytes": 0, "optimizer_bytes": 0}
+    (run / "record.json").write_text(json.dumps(record))
+    [row] = frames.load([run]).memory.to_dict("records")
+    assert pd.isna(row["grads_bytes"])
+    assert pd.isna(row["optimizer_bytes"])
+    assert row["params_bytes"] == 4 * MIB

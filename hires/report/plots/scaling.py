@@ -28,7 +28,7 @@ def by_ranks(material: Material) -> Plot:
         plot.missing = "no network, image, batch and precision was run on different numbers of "
         plot.missing += "ranks"
         return plot
-    held = max(groups, key=lambda part: (_worlds(part), len(part)))
+    held = max(groups, key=lambda part: (_worlds(part), *known.weight(part)))
     _draw(plot, held)
     row = plain_rows(held)[0]
     said = [str(row[key]) for key in ("model", "image", "precision", "task")]
