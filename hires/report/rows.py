@@ -9,7 +9,8 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hires.core.naming import COSMETIC
+from hires.core.config import ModelConfig
+from hires.core.naming import COSMETIC, model_label
 from hires.report import points, traffic
 from hires.report.reading import Note, count, dicts, dig, number, spoken, text
 from hires.report.runs import Run
@@ -70,7 +71,7 @@ def what(run: Run) -> Row:
     parallel = text(record.get("layout"), 60) or text(dig(config, "parallel", "name"), 60)
     batch = count(record.get("images_per_step"))
     return {
-        "model": text(record.get("model"), 60) or text(dig(config, "model", "name"), 60),
+        "model": text(record.get("model"), 60) or _model(config.get("model")),
         "image": None if size is None else f"{size[0]}x{size[1]}",
         "height": None if size is None else size[0],
         "width": None if size is None else size[1],
@@ -83,6 +84,14 @@ def what(run: Run) -> Row:
         **points.words(run),
         "reproduce": run.reproduce,
     }
+
+
+def _model(values: Any) -> str | None:
+    """Returns what a network is called, from its config: as records call it."""
+    try:
+        return text(model_label(ModelConfig(**values)), 60)
+    except (TypeError, ValueError, AttributeError):  # of another hires, or of nobody's
+        return text(dig(values, "name"), 60)
 
 
 def _image(value: Any) -> tuple[int, int] | None:
@@ -219,7 +228,8 @@ def _precision_row(run: Run, best: Run) -> Row:
 def _twin_key(run: Run) -> tuple[Any, ...]:
     """Returns what two runs share that differ in precision only."""
     config = {k: spoken(v) for k, v in run.flat_config.items() if k not in COSMETIC}
-    return tuple(sorted((k, v) for k, v in config.items() if k != "precision.name"))
+    same = sorted((k, v) for k, v in config.items() if k != "precision.name")
+    return (run.campaign, *same)
 
 
 def _exactness(run: Run) -> int:

@@ -148,3 +148,16 @@ def test_run_without_a_step_does_not_know_gradients_and_optimiser(tmp_path):
     assert pd.isna(row["grads_bytes"])
     assert pd.isna(row["optimizer_bytes"])
     assert row["params_bytes"] == 4 * MIB
+
+
+def test_precisions_of_two_campaigns_are_not_beside_each_other(tmp_path):
+    runs = [report_run(tmp_path, campaign=name) for name in ("first", "later")]
+    assert frames.load(runs).precision["reference"].isna().all()
+
+
+def test_network_of_a_run_without_a_record_has_its_whole_name(tmp_path):
+    run = report_run(tmp_path)
+    name = frames.load([run]).runs["model"].iloc[0]
+    (run / "record.json").unlink()
+    (run / "a0" / "record.json").unlink()
+    assert frames.load([run]).runs["model"].iloc[0] == name

@@ -42,6 +42,8 @@ class Plot:
     """Why there is none."""
     wide: bool = False
     """Whether it needs the width of a page."""
+    setting: str = ""
+    """Where it was measured, if that is not where the runs were."""
 
 
 @dataclass
@@ -118,12 +120,14 @@ def _shown(frames: Frames) -> list[Shown]:
     if not len(chosen):
         return []
     kept = chosen.assign(_layout=chosen["layout"].fillna("?"))
-    keys = ["model", "image", "batch", "task", "precision"]
+    keys = ["campaign", "model", "image", "batch", "task", "precision", "settings"]
     counts = kept.groupby(keys, dropna=False)["_layout"].nunique().rename("_layouts")
     kept = kept.join(counts, on=keys)
+    # Runs beside each other should differ in the layout alone, so fp32 wins where it is as common.
+    kept["_plain"] = (kept["precision"] == "fp32").fillna(False).astype(int)
     kept["_pixels"] = kept["height"].fillna(0) * kept["width"].fillna(0)
     kept = kept.sort_values(
-        ["_layouts", "_pixels", "img_per_s_median"], ascending=False, na_position="last"
+        ["_layouts", "_plain", "_pixels", "img_per_s_median"], ascending=False, na_position="last"
     )
     rows = kept.drop_duplicates("_layout").head(SHOWN)
     return _labelled(frames, rows)
@@ -133,7 +137,7 @@ def _labelled(frames: Frames, rows: pd.DataFrame) -> list[Shown]:
     """Returns the runs of some rows, each with what tells it from the others."""
     extra = [
         key
-        for key in ("model", "image", "precision", "task")
+        for key in ("campaign", "model", "image", "precision", "task")
         if rows[key].nunique(dropna=False) > 1
     ]
     found = []
