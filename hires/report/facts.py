@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hires.core.config import RunConfig, to_dict
 from hires.core.units import MIB, size
-from hires.report import reading
-from hires.report.frames import Frames, numeric
+from hires.report import points
+from hires.report.frames import Frames, plain_rows
 from hires.report.reading import count, dicts, dig, spoken, text
-from hires.report.runs import Run
+from hires.report.runs import Attempt, Run
 from hires.report.tables import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -19,15 +18,18 @@ if TYPE_CHECKING:
 
 _MOST = 6
 """Values that a line lists before it counts the rest."""
-_POINT = ["model", "image", "precision", "task", "batch"]
+_TITLE = "The layouts beside each other, each the median over its attempts"
+_MANY = 20
+"""Attempts of a run that its box lists."""
 HEADLINE = (
+    Column("campaign", "campaign"),
     Column("layout", "layout"),
     Column("point", "point"),
     Column("ranks", "ranks", digits=0),
     Column("img_per_s_median", "median", "img/s", digits=2),
     Column("speedup", "beside single", "x", digits=2),
     Column("peak_bytes_max", "fullest rank", "MiB", 1 / MIB, 1),
-    Column("runs", "complete runs", digits=0),
+    Column("attempts", "attempts", digits=0),
 )
 
 
@@ -45,6 +47,8 @@ class Box:
     summary: str
     cause: str
     reproduce: str
+    attempts: list[tuple[str, str]]
+    """What became of each."""
     settings: list[tuple[str, str]]
     """Keys that differ from the defaults."""
     placement: list[tuple[str, str]]
@@ -86,29 +90,35 @@ def counts(frames: Frames) -> list[tuple[str, str]]:
 
 
 def headline(frames: Frames) -> Table:
-    """Returns one row a layout, all at one point as far as they were run there.
+    """Returns one row a campaign, layout and number of ranks, all of one work where it was run.
 
-    It is the point that most layouts were run at; of a layout that was not, it is its fastest one.
+    It is the work that most layouts were run at; of a layout that was not, it is its fastest one.
     """
-    held = frames.attempts[frames.attempts["img_per_s_median"].notna()]
-    held = held.assign(layout=held["layout"].fillna("?"))
-    held = held.fillna({key: "?" for key in _POINT if key != "batch"})
-    runs = frames.runs.set_index(["campaign", "run"])
-    common = held.groupby(_POINT, dropna=False)["layout"].nunique().sort_values(kind="stable")
+    held = points.fastest(frames.points)
+    if len(held):
+        # The common work stands first, and the first of each layout is kept.
+        order = (
+            points.same(held, points.WORK)
+            != points.same(points.common(held, points.WORK), points.WORK).iloc[0]
+        )
+        held = held.loc[order.sort_values(kind="stable").index]
+        held = held[~points.same(held, ("campaign", "layout", "ranks")).duplicated()]
+        held = held.sort_values("img_per_s_median", ascending=False, kind="stable")
     rows: list[list[Cell]] = []
-    for layout, own in held.groupby("layout", sort=False):
-        there = _at(own, common.index[-1])
-        kept = there if len(there) else own
-        medians = kept.groupby(_POINT, dropna=False)["img_per_s_median"].median()
-        best = kept.groupby(_POINT, dropna=False).get_group(medians.idxmax()).iloc[0]
-        peak = runs.loc[[(best["campaign"], best["run"])], "peak_bytes_max"].iloc[0]
-        point = " ".join(str(best[key]) for key in ("model", "image", "precision"))
-        point += f", batch {best['batch']}, {best['task']}"
-        cells: list[Any] = [layout, point, best["ranks"], medians.max()]
-        cells += [_speedup(held, best, medians.max()), peak, own["run"].nunique()]
-        rows.append([None if _is_missing(cell) else _plain(cell) for cell in cells])
-    rows.sort(key=lambda row: -float(row[3] or 0))
-    return Table("headline", "The layouts beside each other", HEADLINE, rows)
+    every = points.same(frames.points, points.RIVALS)
+    for row, rivals in zip(plain_rows(held), points.same(held, points.RIVALS), strict=True):
+        said = _point_words(row, held, frames.points[every == rivals])
+        rows.append([said if c.key == "point" else row[c.key] for c in HEADLINE])
+    first = 0 if held["campaign"].nunique() > 1 else 1
+    return Table("headline", _TITLE, HEADLINE[first:], [cells[first:] for cells in rows])
+
+
+def _point_words(row: dict[str, Any], held: pd.DataFrame, rivals: pd.DataFrame) -> str:
+    """Returns a point in words: its work, and what tells it from others of its layout."""
+    said = " ".join(str(row[key] or "?") for key in ("model", "image", "precision"))
+    said += f", batch {row['batch'] or '?'}, {row['task'] or '?'}"
+    more = [points.told(row, held, ("settings",)), points.told(row, rivals, ("arranged",))]
+    return ", ".join([said, *(words for words in more if words)])
 
 
 def box(run: Run, number: int) -> Box:
@@ -120,9 +130,11 @@ def box(run: Run, number: int) -> Box:
     """
     state, reason, cause = run.end
     record = run.record
-    rate = reading.number(dig(record, "throughput", "img_per_s", "median"))
+    rate = points.median_speed(attempt.record for attempt in run.complete)
     peaks = [n for n in (count(e.get("peak_bytes")) for e in dicts(record.get("memory"))) if n]
-    said = [f"{rate:.2f} img/s"] if rate is not None and state == "done" else []
+    said = [f"{rate:.2f} img/s"] if rate is not None else []
+    if said and len(run.complete) > 1:
+        said = [f"{said[0]}, median of {len(run.complete)} attempts"]
     said += [f"fullest rank {size(max(peaks))}"] if peaks else []
     ended = f"{reason}: {cause}" if reason and cause else cause or reason or ""
     layout = text(record.get("layout"), 60) or text(dig(run.config, "parallel", "name"), 60) or "?"
@@ -136,27 +148,27 @@ def box(run: Run, number: int) -> Box:
         ", ".join(said),
         ended,
         run.reproduce or "not recorded",
+        [
+            (f"attempt {attempt.number}", _attempt_words(attempt))
+            for attempt in run.attempts[:_MANY]
+        ],
         _settings(run),
         _placement(record),
     )
 
 
+def _attempt_words(attempt: Attempt) -> str:
+    """Returns how an attempt ended, and how fast it was."""
+    state = text(attempt.record.get("state"), 20) or text(attempt.exit.get("state"), 20)
+    rate = points.median_speed([attempt.record]) if state == "done" else None
+    return (state or "not ended") + (f", {rate:.2f} img/s" if rate is not None else "")
+
+
 def _settings(run: Run) -> list[tuple[str, str]]:
     """Returns the keys of a config that differ from the defaults, in its own order."""
-    default = _defaults()
+    default = points.defaults()
     found = [(key, spoken(value)) for key, value in run.flat_config.items()]
     return [(key, said) for key, said in found if default.get(key) != said][:80]
-
-
-def _defaults() -> dict[str, str]:
-    """Returns every key with its default."""
-    if not _KNOWN:
-        values = to_dict(RunConfig())
-        _KNOWN.update({key: spoken(value) for key, value in reading.flat(values).items()})
-    return _KNOWN
-
-
-_KNOWN: dict[str, str] = {}
 
 
 def _placement(record: dict[str, Any]) -> list[tuple[str, str]]:
@@ -175,20 +187,6 @@ def _placement(record: dict[str, Any]) -> list[tuple[str, str]]:
     if len(entries) > 64:
         found.append(("...", f"{len(entries) - 64} more ranks"))
     return found
-
-
-def _at(held: pd.DataFrame, point: tuple[Any, ...]) -> pd.DataFrame:
-    """Returns the rows of one point."""
-    for key, value in zip(_POINT, point, strict=True):
-        held = held[(held[key] == value).fillna(False)]
-    return held
-
-
-def _speedup(held: pd.DataFrame, best: pd.Series, median: float) -> float | None:
-    """Returns how much faster a point is than one process at the same point."""
-    twins = _at(held[held["layout"] == "single"], tuple(best[key] for key in _POINT))
-    base = numeric(twins, "img_per_s_median").median() if len(twins) else None
-    return float(median / base) if base else None
 
 
 def _several(values: Iterable[Any]) -> str:
@@ -227,9 +225,3 @@ def _version(provenance: dict[str, Any]) -> str | None:
 def _is_missing(value: Any) -> bool:
     """Whether nothing is known; a frame says so in several ways."""
     return value is None or str(value) in ("<NA>", "nan", "None")
-
-
-def _plain(value: Any) -> Cell:
-    """Returns a number of numpy as Python's own."""
-    kept: Cell = value.item() if hasattr(value, "item") else value
-    return kept

@@ -117,7 +117,7 @@ def _drawn(make: Callable[[Material], Plot], material: Material) -> Plot:
         with style.styled():
             plot = make(material)
             if plot.figure is not None:
-                _mark(plot.figure, material.setting)
+                _mark(plot.figure, plot.setting or material.setting)
     except Exception as error:  # anybody may have written what is drawn
         name = f"{make.__module__.rpartition('.')[2]} {make.__name__}"
         material.frames.notes.append(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hires.core.campaign import FILE, SCHEMA
-from hires.report import reading, rows, traffic
+from hires.report import points, reading, rows, traffic
 from hires.report.reading import Note, count, dicts, dig, number, spoken, text
 from hires.report.rows import Row, words_of
 from hires.report.runs import Attempt, Run, read_runs
@@ -48,6 +48,7 @@ class Frames:
                 **rows.what(run),
                 **rows.speed(attempt.record),
                 "attempt": attempt.number,
+                "peak_bytes_max": rows.largest(dicts(attempt.record.get("memory")), "peak_bytes"),
             }
             for run, attempt in self._complete()
         ]
@@ -71,13 +72,23 @@ class Frames:
         return _frame(found, ("campaign", "run", "attempt", "step", "step_s", "counted"))
 
     @functools.cached_property
+    def points(self) -> pd.DataFrame:
+        """One row a point: the median over its attempts, and its share of single processes."""
+        steps: dict[tuple[str, str, int], list[float]] = {}
+        for row in plain_rows(self.samples):
+            if row["counted"] and row["step_s"] is not None:
+                key = row["campaign"], row["run"], row["attempt"]
+                steps.setdefault(key, []).append(row["step_s"])
+        return _frame(points.point_rows(plain_rows(self.attempts), steps), points.COLUMNS)
+
+    @functools.cached_property
     def memory(self) -> pd.DataFrame:
         """One row a rank of a run that measured: its place and its bytes."""
         found = [
             {
                 **rows.named(run),
                 **rows.what(run),
-                **rows.rank_row(entry),
+                **rows.rank_row(entry, begun=bool(dicts(run.record.get("samples")))),
                 "reproduce": run.reproduce,
             }
             for run in self.held
@@ -198,6 +209,12 @@ def add_campaign(frames: Frames, folder: Path) -> None:
         frames.planned_rows.append({**row, "reproduce": f"hires plan {words}" if words else None})
 
 
+def plain_rows(frame: pd.DataFrame) -> list[Row]:
+    """Returns the rows of a frame as plain values; None where nothing is known."""
+    columns = [frame[key].astype(object).where(frame[key].notna(), None) for key in frame.columns]
+    return [dict(zip(frame.columns, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
 def numeric(frame: pd.DataFrame, column: str) -> pd.Series:
     """Returns a column as numbers; what is none is missing."""
     import pandas as pd
@@ -212,6 +229,13 @@ def _frame(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
     others = dict.fromkeys(key for row in rows for key in row if key not in columns)
     wanted = columns if len(columns) > 2 else [*columns, *others]
     return pd.DataFrame({key: _column(key, [row.get(key) for row in rows]) for key in wanted})
+
+
+def column_of(values: list[float | None]) -> Any:
+    """Returns numbers as a column that holds missing ones."""
+    import pandas as pd
+
+    return pd.array(values, dtype="Float64")
 
 
 def _column(key: str, values: list[Any]) -> Any:
@@ -239,6 +263,7 @@ _TEXTS = frozenset(
         "campaign", "run", "hash", "model", "image", "layout", "precision", "task", "state",
         "reason", "cause", "memory_limit", "git", "host", "started", "reproduce", "stage", "tile",
         "source", "kind", "size_class", "ended_as", "overrides", "nearest", "reference",
+        "arranged", "settings",
     )
 )  # fmt: skip
 """Columns of text, even where nobody has written any."""

@@ -12,7 +12,7 @@ from typing import Any
 from hires.core.config import from_dict
 from hires.core.errors import ConfigError
 from hires.core.naming import COSMETIC, model_label
-from hires.report import traffic
+from hires.report import points, traffic
 from hires.report.reading import Note, count, dicts, dig, number, spoken, text
 from hires.report.runs import Run
 from hires.report.tables import NOWHERE
@@ -27,15 +27,16 @@ _NOT_PLANNED = ("seed", "steps", "task.lr")
 
 RUN_COLUMNS = (
     "campaign", "run", "hash", "model", "image", "height", "width", "layout", "precision", "task",
-    "batch", "ranks", "state", "reason", "cause", "img_per_s_median", "img_per_s_p10",
-    "img_per_s_p90", "step_s_median", "samples", "peak_bytes_max", "predicted_bytes_max",
-    "messages_per_step", "bytes_per_step", "loss_first", "loss_last", "cores", "memory_limit",
-    "git", "host", "started", "reproduce",
+    "batch", "ranks", "arranged", "settings", "state", "reason", "cause", "img_per_s_median",
+    "img_per_s_p10", "img_per_s_p90", "step_s_median", "samples", "peak_bytes_max",
+    "predicted_bytes_max", "messages_per_step", "bytes_per_step", "loss_first",
+    "loss_last", "cores", "memory_limit", "git", "host", "started", "reproduce",
 )  # fmt: skip
 ATTEMPT_COLUMNS = (
     "campaign", "run", "attempt", "model", "image", "height", "width", "layout", "precision",
-    "task", "batch", "ranks", "img_per_s_median", "img_per_s_p10", "img_per_s_p90",
-    "step_s_median", "step_s_p10", "step_s_p90", "samples", "reproduce",
+    "task", "batch", "ranks", "arranged", "settings", "img_per_s_median", "img_per_s_p10",
+    "img_per_s_p90", "step_s_median", "step_s_p10", "step_s_p90", "samples", "peak_bytes_max",
+    "reproduce",
 )  # fmt: skip
 MEMORY_COLUMNS = (
     "campaign", "run", "model", "image", "layout", "precision", "ranks", "rank", "replica",
@@ -82,6 +83,7 @@ def what(run: Run) -> Row:
         "task": text(dig(config, "task", "name"), 30),
         "batch": count(config.get("batch")) if batch is None else batch,
         "ranks": count(record.get("world")),
+        **points.words(run),
         "reproduce": run.reproduce,
     }
 
@@ -128,8 +130,8 @@ def run_row(run: Run) -> Row:
         "state": state,
         "reason": reason,
         "cause": cause,
-        "peak_bytes_max": _largest(entries, "peak_bytes"),
-        "predicted_bytes_max": _largest(entries, "predicted_bytes"),
+        "peak_bytes_max": largest(entries, "peak_bytes"),
+        "predicted_bytes_max": largest(entries, "predicted_bytes"),
         "messages_per_step": count(dig(run.record, "messages", "messages")),
         "bytes_per_step": count(dig(run.record, "messages", "bytes")),
         "loss_first": number(dig(run.record, "loss", "first")),
@@ -142,18 +144,26 @@ def run_row(run: Run) -> Row:
     }
 
 
-def _largest(entries: Iterable[Row], key: str) -> int | None:
+def largest(entries: Iterable[Row], key: str) -> int | None:
     """Returns the largest of some counts that are known."""
     return max((n for n in (count(entry.get(key)) for entry in entries) if n), default=None)
 
 
-def rank_row(entry: Row) -> Row:
-    """Returns the place and the bytes of a rank."""
+def rank_row(entry: Row, begun: bool = True) -> Row:
+    """Returns the place and the bytes of a rank.
+
+    Args:
+        entry: of the record.
+        begun: whether a step was made; before, nobody knows what gradients and optimiser need.
+    """
     row: Row = {key: count(entry.get(key)) for key in ("rank", "replica")}
     row |= {key: _places(entry.get(key)) for key in ("stage", "tile")}
     for key in MEMORY_COLUMNS:
         if key.endswith("_bytes"):
             row[key] = count(entry.get(key))
+    if not begun:
+        row["grads_bytes"] = row["grads_bytes"] or None
+        row["optimizer_bytes"] = row["optimizer_bytes"] or None
     measured, predicted = row["peak_bytes"], row["predicted_bytes"]
     row["error_percent"] = 100 * (predicted / measured - 1) if measured and predicted else None
     return {**row, "source": text(entry.get("source"), 30)}
@@ -208,6 +218,7 @@ def _precision_row(run: Run, best: Run) -> Row:
     """Returns the row of a run beside its reference."""
     record = run.record
     row = {**named(run), **what(run), **speed(record)}
+    row["img_per_s_median"] = points.median_speed(attempt.record for attempt in run.complete)
     finite = dig(record, "loss", "finite")
     row["loss_finite"] = finite if isinstance(finite, bool) else None
     row["reference"] = None if best is run else text(best.record.get("precision"), 30)
@@ -222,7 +233,8 @@ def _precision_row(run: Run, best: Run) -> Row:
 def _twin_key(run: Run) -> tuple[Any, ...]:
     """Returns what two runs share that differ in precision only."""
     config = {k: spoken(v) for k, v in run.flat_config.items() if k not in COSMETIC}
-    return tuple(sorted((k, v) for k, v in config.items() if k != "precision.name"))
+    same = sorted((k, v) for k, v in config.items() if k != "precision.name")
+    return (run.campaign, *same)
 
 
 def _exactness(run: Run) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hires.core.units import MIB
-from hires.report.frames import Frames
+from hires.report import points
+from hires.report.frames import Frames, column_of, plain_rows
 from hires.report.tables import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -47,14 +48,19 @@ def summaries(frames: Frames) -> list[Summary]:
 
 def _throughput(frames: Frames) -> Summary:
     """Returns images per second of every complete attempt."""
-    frame = frames.attempts.sort_values(["campaign", "model", "height", "layout", "precision"])
+    frame = frames.attempts
+    base = points.single_speeds(plain_rows(frames.points))
+    share = [points.efficiency(row, base) for row in plain_rows(frame)]
+    frame = frame.assign(efficiency_percent=column_of(share))
+    frame = frame.sort_values(["campaign", "model", "height", "layout", "precision"])
     return _summary(
         "throughput",
         "Throughput",
         frame,
         _THROUGHPUT,
         "Every complete attempt; a step takes as long as its slowest rank, and p10 and p90 are of "
-        "the steps after the warm-up.",
+        "the steps after the warm-up. The headline and the plots have the median over the attempts "
+        "of a point. Efficiency is the share of as many single processes at the same point.",
         "No run is complete, so there is no throughput.",
     )
 
@@ -66,8 +72,8 @@ def _memory(frames: Frames) -> Summary:
         "Memory per rank",
         frames.memory,
         _MEMORY,
-        "The measured peak beside the predicted one. An error above 0 means that more was "
-        "predicted than was needed.",
+        "Of the last attempt: the measured peak beside the predicted one. An error above 0 means "
+        "that more was predicted than was needed.",
         "No rank recorded its memory.",
     )
 
@@ -93,7 +99,8 @@ def _precision(frames: Frames) -> Summary:
         frames.precision,
         _PRECISION,
         "Errors are relative to the same point in the most exact precision that was run. The "
-        "first loss has the same weights and images in both.",
+        "first loss has the same weights and images in both. Losses are of the last attempt, "
+        "images per second the median over all attempts.",
         "No complete run recorded a loss.",
     )
 
@@ -181,6 +188,7 @@ _THROUGHPUT = (
     Column("img_per_s_median", "median", "img/s", digits=2),
     Column("img_per_s_p10", "p10", "img/s", digits=2),
     Column("img_per_s_p90", "p90", "img/s", digits=2),
+    Column("efficiency_percent", "efficiency", "%", digits=1),
     Column("step_s_median", "step median", "s", digits=4),
     Column("step_s_p10", "step p10", "s", digits=4),
     Column("step_s_p90", "step p90", "s", digits=4),

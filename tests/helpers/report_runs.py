@@ -90,6 +90,6 @@ def _fill(folder: Path, plan: Plan, config: RunConfig, step_s: float) -> None:
     steps = simulate(plan, unit_costs(plan)).ranks
     with (folder / FILE).open("w") as file:
         for step in steps:
-            values = dataclasses.asdict(step)
+            values = dataclasses.asdict(step) | {"step": config.steps - 1}
             values["spans"] = [list(span) for span in step.spans]
             file.write(json.dumps(values) + "\n")

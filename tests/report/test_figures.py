@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from hires.core.config import RunConfig
 from hires.report import figures, frames
 from hires.report.plots import loss, style
 from hires.report.plots.base import Shown, material, setting
@@ -95,7 +96,32 @@ def test_excluded_point_is_an_image_that_is_too_large(tmp_path):
     found = frames.load([run])
     frames.add_campaign(found, run.parent)
     plots = {p.name: p for p in figures.draw(material(found))}
-    assert "Too large: sp 128x256." in plots["largest_image"].caption
+    assert "too large: sp 128x256." in plots["largest_image"].caption
+
+
+def fit_caption(run, *excluded):
+    reason = "rank 0 needs more [memory.limit]"
+    values = {"excluded": [{"overrides": words, "reason": reason} for words in excluded]}
+    (run.parent / "campaign.json").write_text(json.dumps(values))
+    found = frames.load([run])
+    frames.add_campaign(found, run.parent)
+    plot = {p.name: p for p in figures.draw(material(found))}["largest_image"]
+    return plot, [t for axis in plot.figure.axes if (t := axis.get_title(loc="left"))]
+
+
+def test_excluded_point_without_an_image_has_the_default_one(tmp_path):
+    plot, _ = fit_caption(report_run(tmp_path, image=[64, 64]), ["parallel=sp"])
+    default = RunConfig()
+    assert f"too large: sp {default.height}x{default.width}." in plot.caption
+
+
+def test_limits_and_batches_have_panels_of_their_own(tmp_path):
+    run = report_run(tmp_path, image=[64, 64])
+    words = ["model=resnet50", "image=64", "batch=8"]
+    plot, titles = fit_caption(run, [*words, "memory.limit=20MiB"], [*words, "precision=bf16"])
+    assert len(titles) == 3
+    assert any("limit 20MiB" in title for title in titles)
+    assert "memory refused none" not in plot.caption
 
 
 def test_links_of_a_benchmark_are_drawn(tmp_path):
@@ -105,6 +131,30 @@ def test_links_of_a_benchmark_are_drawn(tmp_path):
     plot = {p.name: p for p in figures.draw(found)}["links"]
     assert plot.figure is not None
     assert "gloo within a node (h) 50 us and 2048 MiB/s" in plot.caption
+    assert "model from two measured numbers" in plot.caption
+    assert "measured on h" in " ".join(text.get_text() for text in plot.figure.texts)
+    assert all(line.get_marker() == "None" for a in plot.figure.axes for line in a.get_lines())
+
+
+def test_runs_of_one_precision_are_drawn_beside_each_other(tmp_path):
+    runs = [report_run(tmp_path, "single", step_s=1.0), report_run(tmp_path, "sp rows", step_s=1.0)]
+    runs.append(report_run(tmp_path, "single", precision="bf16", step_s=0.1))
+    shown = material(frames.load(runs)).shown
+    assert {s.run.record["precision"] for s in shown} == {"fp32"}
+
+
+def test_axis_of_a_narrow_range_has_several_numbers_and_steps_are_whole(plots):
+    axis = plots["precision_error"].figure.axes[0]
+    plots["precision_error"].figure.canvas.draw()
+    low, high = axis.get_ylim()
+    assert sum(low <= tick <= high for tick in axis.get_yticks()) >= 2
+    ticks = plots["loss"].figure.axes[0].get_xticks()
+    assert all(tick == int(tick) for tick in ticks)
+
+
+def test_titles_of_memory_are_cut_only_where_there_is_no_room(tmp_path):
+    plot = drawn(report_run(tmp_path, "single"))["memory_per_rank"]
+    assert plot.figure.axes[0].get_title(loc="left") == "single"
 
 
 @pytest.mark.parametrize("form", figures.FORMATS)

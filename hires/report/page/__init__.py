@@ -51,6 +51,8 @@ class Figure:
     svg: Any
     wide: bool
     """Whether it needs the width of the page."""
+    setting: str
+    """Where it was measured; empty: where the runs were."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ def _figure(plot: Plot) -> Figure:
         plot.caption,
         Markup(figures.inline(figures.text_of(plot), plot.name)),
         plot.wide,
+        plot.setting,
     )
 
 

@@ -15,8 +15,8 @@ FILE = "simulate.json"
 """What ``hires bench simulate --out DIR`` writes; it holds the links that it measured."""
 _SIZES = [2**power for power in range(3, 27)]
 _LINKS = {
-    "near": ("within a node", style.BLUE, "o"),
-    "far": ("between nodes", style.VERMILION, "D"),
+    "near": ("within a node", style.BLUE, "-"),
+    "far": ("between nodes", style.VERMILION, "--"),
 }
 
 
@@ -34,10 +34,10 @@ def links(material: Material) -> Plot:
         plot.missing = "no record of `hires bench simulate --out DIR` lies beside the runs"
         return plot
     made, axes = style.figure(1, 2, 3.2)
-    for label, colour, marker, latency_s, rate in found:
+    for label, colour, line, latency_s, rate in found:
         took = [latency_s + num_bytes / rate for num_bytes in _SIZES]
         speed = [n / t / MIB for n, t in zip(_SIZES, took, strict=True)]
-        shown = {"color": colour, "marker": marker, "markevery": 4, "label": label}
+        shown = {"color": colour, "ls": line, "label": label}
         axes[0][0].plot(_SIZES, [t * 1e6 for t in took], **shown)
         axes[0][1].plot(_SIZES, speed, **shown)
     for axis, title, unit in (
@@ -53,20 +53,38 @@ def links(material: Material) -> Plot:
     style.legend(made, axes[0])
     plot.figure = made
     said = [f"{label} {lat * 1e6:.0f} us and {r / MIB:.0f} MiB/s" for label, _, _, lat, r in found]
-    plot.caption = f"Lines of the measured latency and bandwidth: {'; '.join(said)}."
+    plot.caption = (
+        f"Lines are a model from two measured numbers, latency and bandwidth: {'; '.join(said)}."
+    )
+    plot.setting = f"bench, measured on {', '.join(_hosts(material))}"
     return plot
 
 
+def _hosts(material: Material) -> list[str]:
+    """Returns the machines of the benchmarks, with what they compute on."""
+    found = []
+    for bench in material.benches:
+        if _links(bench):
+            words = [_host(bench), reading.text(dig(bench, "hardware", "cpu"), 60) or ""]
+            found.append(" ".join(word for word in words if word))
+    return list(dict.fromkeys(found))
+
+
+def _host(bench: dict[str, Any]) -> str:
+    """Returns the name of the machine that a benchmark ran on."""
+    return reading.text(bench.get("host"), 30) or "unknown host"
+
+
 def _links(bench: dict[str, Any]) -> list[tuple[str, str, str, float, float]]:
-    """Returns label, colour, marker, latency and bytes per second of the links of a record."""
-    host = reading.text(bench.get("host"), 30) or "unknown host"
+    """Returns label, colour, line, latency and bytes per second of the links of a record."""
+    host = _host(bench)
     kept = []
-    for key, (what, colour, marker) in _LINKS.items():
+    for key, (what, colour, line) in _LINKS.items():
         latency_s = number(dig(bench, "network", key, "latency_s"))
         rate = number(dig(bench, "network", key, "bytes_per_s"))
         if latency_s is None or not rate or latency_s < 0 or rate < 0:
             continue
         if key == "far" and dig(bench, "network", "far") == dig(bench, "network", "near"):
             continue  # it has one node
-        kept.append((f"gloo {what} ({host})", colour, marker, latency_s, rate))
+        kept.append((f"gloo {what} ({host})", colour, line, latency_s, rate))
     return kept

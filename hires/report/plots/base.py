@@ -11,6 +11,7 @@ from hires.core.timeline import StepSpans, complete_steps
 from hires.plan.plan import Plan
 from hires.report.frames import Frames
 from hires.report.plots import style
+from hires.report.reading import dicts, dig
 from hires.report.runs import Run
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Plot:
     """Why there is none."""
     wide: bool = False
     """Whether it needs the width of a page."""
+    setting: str = ""
+    """Where it was measured, if that is not where the runs were."""
 
 
 @dataclass
@@ -63,6 +66,13 @@ class Shown:
         """Its measured steps, by number; none if there is no time line."""
         found = self.run.timeline() if self.plan is not None else []
         return complete_steps(found, self.plan.world) if found and self.plan is not None else {}
+
+    @functools.cached_property
+    def counted(self) -> dict[int, list[StepSpans]]:
+        """Those of its steps that count: neither warm-up nor anything else that was discarded."""
+        left_out = dicts(dig(self.run.record, "throughput", "discarded"))
+        out = {entry.get("step") for entry in left_out if isinstance(entry.get("step"), int)}
+        return {number: ranks for number, ranks in self.steps.items() if number not in out}
 
 
 @dataclass
@@ -110,12 +120,14 @@ def _shown(frames: Frames) -> list[Shown]:
     if not len(chosen):
         return []
     kept = chosen.assign(_layout=chosen["layout"].fillna("?"))
-    keys = ["model", "image", "batch", "task", "precision"]
+    keys = ["campaign", "model", "image", "batch", "task", "precision", "settings"]
     counts = kept.groupby(keys, dropna=False)["_layout"].nunique().rename("_layouts")
     kept = kept.join(counts, on=keys)
+    # Runs beside each other should differ in the layout alone, so fp32 wins where it is as common.
+    kept["_plain"] = (kept["precision"] == "fp32").fillna(False).astype(int)
     kept["_pixels"] = kept["height"].fillna(0) * kept["width"].fillna(0)
     kept = kept.sort_values(
-        ["_layouts", "_pixels", "img_per_s_median"], ascending=False, na_position="last"
+        ["_layouts", "_plain", "_pixels", "img_per_s_median"], ascending=False, na_position="last"
     )
     rows = kept.drop_duplicates("_layout").head(SHOWN)
     return _labelled(frames, rows)
@@ -125,7 +137,7 @@ def _labelled(frames: Frames, rows: pd.DataFrame) -> list[Shown]:
     """Returns the runs of some rows, each with what tells it from the others."""
     extra = [
         key
-        for key in ("model", "image", "precision", "task")
+        for key in ("campaign", "model", "image", "precision", "task")
         if rows[key].nunique(dropna=False) > 1
     ]
     found = []

@@ -2,106 +2,172 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import TYPE_CHECKING
 
+from hires.core.config import RunConfig
+from hires.core.naming import model_label
 from hires.core.units import size
-from hires.report.frames import numeric
+from hires.report import points as known
+from hires.report.frames import Frames, numeric, plain_rows
 from hires.report.plots import style
 from hires.report.plots.base import Material, Plot
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+
+
+MAX_PANELS = 6
+"""Combinations that a figure has room for; the rest is in the tables."""
+_EACH = ("campaign", "model", "precision", "task", "batch", "limit")
+"""What the bars of one panel share."""
+_COLUMNS = [*_EACH, "layout", "ranks", "image", "height", "width", "peak_bytes_max"]
 
 
 def largest_image(material: Material) -> Plot:
     """Returns the image sizes of each layout: those that ran, and those that memory forbade."""
     plot = Plot("largest_image", "The largest image each layout fits")
-    ran, refused = _ran(material), _refused(material)
-    sizes = set(ran["pixels"]) | set(refused["pixels"])
-    if len(sizes) < 2 and not len(refused):
+    frame = _points(material.frames)
+    refused = frame["refused"]
+    if frame["pixels"].nunique() < 2 and not refused.any():
         plot.missing = "all runs have one image size, and memory refused none"
         return plot
-    layouts = sorted({*ran["layout"], *refused["layout"]})
-    made, axes = style.figure(1, 1, 0.9 + 0.36 * len(layouts))
-    axis = axes[0][0]
+    groups = [part for _, part in frame.groupby(known.same(frame, _EACH))]
+    groups.sort(key=lambda part: (-int(part["refused"].any()), -part["pixels"].nunique()))
+    shown = groups[:MAX_PANELS]
+    most = max(part["layout"].nunique() for part in shown)
+    made, axes = style.panels(len(shown), 2 if len(shown) > 1 else 1, 0.9 + 0.36 * most)
     said = []
-    for row, layout in enumerate(layouts):
-        found = style.mark(layout)
-        here = ran[ran["layout"] == layout]
-        out = refused[refused["layout"] == layout]
-        edges = list(here["edge"])
-        if edges:
-            axis.barh(row, max(edges), 0.5, color=found.colour, hatch=found.hatch, alpha=0.85)
-            axis.plot(edges, [row] * len(edges), ls="", marker="|", color=style.INK, ms=8)
-            peak = here.loc[here["edge"].idxmax(), "peak_bytes_max"]
-            needs = f" ({size(peak)} a rank)" if peak == peak and peak is not None else ""
-            said.append(f"{layout} {here.loc[here['edge'].idxmax(), 'image']}{needs}")
-        axis.plot(
-            out["edge"], [row] * len(out), ls="", marker="X", ms=8, color=style.VERMILION,
-            markeredgecolor=style.PAPER, label="needs more memory than there is",
-        )  # fmt: skip
-    axis.set_yticks(range(len(layouts)), [style.short(layout) for layout in layouts])
-    axis.invert_yaxis()
-    axis.set_xlabel("edge of a square image with as many pixels [pixels]")
-    axis.set_xlim(left=0)
-    style.no_grid(axis, "y")
-    if len(refused):
-        style.legend(made, [axis])
+    for axis, part in zip(axes, shown, strict=True):
+        heading = _heading(part, frame)
+        axis.set_title(style.short(heading, 48), fontsize=8.5)
+        said.append(f"{heading}: {_draw(axis, part)}.")
+    style.legend(made, axes)
     plot.figure = made
-    plot.caption = _caption(said, refused)
+    left = len(groups) - len(shown)
+    more = f" {left} more combinations are in the tables." if left else ""
+    none = "" if refused.any() else " Memory refused none, so larger images may fit."
+    plot.caption = f"Ticks are image sizes that ran to the end. {' '.join(said)}{none}{more}"
     return plot
 
 
-def _caption(said: list[str], refused: pd.DataFrame) -> str:
-    """Returns the sizes in words."""
-    text = "Ticks are image sizes that ran to the end. "
-    text += f"Largest: {'; '.join(said[:10])}. " if said else "None ran to the end. "
-    if not len(refused):
-        return text + "Memory refused none, so larger images may fit."
-    points = [f"{row.layout} {row.image}" for row in refused.itertuples()]
-    return text + f"Too large: {'; '.join(dict.fromkeys(points[:10]))}."
+def _heading(part: pd.DataFrame, frame: pd.DataFrame) -> str:
+    """Returns what the bars of a panel share."""
+    row = plain_rows(part)[0]
+    said = [str(row[key] or "?") for key in ("model", "precision", "task")]
+    said.append(f"batch {row['batch'] or '?'}")
+    if row["limit"] not in (None, "null"):
+        said.append(f"limit {row['limit']}")
+    return ", ".join([str(row["campaign"]), *said] if frame["campaign"].nunique() > 1 else said)
 
 
-def _ran(material: Material) -> pd.DataFrame:
-    """Returns the complete runs with the edge of their images."""
-    runs = material.frames.runs
-    return _edged(runs[(runs["state"] == "done")])
+def _draw(axis: Axes, part: pd.DataFrame) -> str:
+    """Draws the layouts of one panel, and returns them in words."""
+    layouts = sorted(set(part["layout"]))
+    largest, out_words = [], []
+    for row, layout in enumerate(layouts):
+        found = style.mark(layout)
+        here = part[(part["layout"] == layout) & ~part["refused"]]
+        out = part[(part["layout"] == layout) & part["refused"]]
+        edges = sorted(set(here["edge"]))
+        if edges:
+            axis.barh(row, max(edges), 0.5, color=found.colour, hatch=found.hatch, alpha=0.85)
+            axis.plot(edges, [row] * len(edges), ls="", marker="|", color=style.INK, ms=8)
+            largest.append(_largest_words(here))
+        if len(out):
+            axis.plot(
+                out["edge"], [row] * len(out), ls="", marker="X", ms=8, color=style.VERMILION,
+                markeredgecolor=style.PAPER, label="needs more memory than there is",
+            )  # fmt: skip
+            out_words += [f"{layout} {image}" for image in dict.fromkeys(out["image"])]
+    axis.set_yticks(range(len(layouts)), [style.short(layout) for layout in layouts])
+    axis.invert_yaxis()
+    axis.set_xlabel("edge of a square image with as many pixels [pixels]", fontsize=8)
+    axis.set_xlim(left=0)
+    style.no_grid(axis, "y")
+    text = f"largest {', '.join(largest[:10])}" if largest else "none ran to the end"
+    return f"{text}; too large: {', '.join(out_words[:10])}" if out_words else text
 
 
-def _refused(material: Material) -> pd.DataFrame:
-    """Returns points that failed, or were excluded, for want of memory."""
+def _largest_words(here: pd.DataFrame) -> str:
+    """Returns the largest image of a layout, with the fullest rank of the very run."""
+    order = here.sort_values(["edge", "peak_bytes_max"], ascending=False, na_position="last")
+    row = plain_rows(order)[0]
+    needs = f" ({size(int(row['peak_bytes_max']))} a rank)" if row["peak_bytes_max"] else ""
+    return f"{known.name_of(row, here)} {row['image']}{needs}"
+
+
+def _points(frames: Frames) -> pd.DataFrame:
+    """Returns what ran, and what failed or was excluded for want of memory."""
     import pandas as pd
 
-    runs = material.frames.runs
-    died = _edged(runs[(runs["reason"] == "oom").fillna(False)])
-    planned = material.frames.planned
-    infeasible = planned[(planned["state"] == "infeasible").fillna(False)]
-    memory = infeasible[infeasible["reason"].fillna("").str.contains(r"\[memory\.", regex=True)]
-    rows = [_from_words(str(words)) for words in memory["overrides"].fillna("")]
-    frame = pd.DataFrame(
-        [row for row in rows if row], columns=["layout", "image", "height", "width"]
-    )
-    columns = ["layout", "image", "pixels", "edge"]
-    return pd.concat([died[columns], _edged(frame)[columns]]).drop_duplicates()
+    rows = []
+    for run in plain_rows(frames.runs):
+        if run["state"] == "done" or run["reason"] == "oom":
+            kept = {key: run.get(key) for key in _COLUMNS}
+            limit = run["memory_limit"]
+            rows.append({**kept, "limit": limit, "refused": run["state"] != "done"})
+    labels = _labels(frames)
+    for point in plain_rows(frames.planned):
+        if point["state"] == "infeasible" and "[memory." in (point["reason"] or ""):
+            row = _from_words(str(point["overrides"] or ""), labels)
+            rows.append({**row, "campaign": point["campaign"], "refused": True})
+    frame = pd.DataFrame(rows, columns=[*_COLUMNS, "refused"])
+    frame = frame[frame["height"].notna() & frame["width"].notna()].copy()
+    frame["layout"] = frame["layout"].fillna("?")
+    frame["refused"] = frame["refused"].astype(bool)
+    frame["pixels"] = numeric(frame, "height") * numeric(frame, "width")
+    frame["edge"] = frame["pixels"] ** 0.5
+    return frame
 
 
-def _from_words(words: str) -> tuple[str, str, int, int] | None:
-    """Returns layout and image of a point that has no run; None if its words do not say them."""
-    import re
+def _labels(frames: Frames) -> dict[str, str]:
+    """Returns what networks are called in records, by the word that chooses them."""
+    runs = {(row["campaign"], row["run"]): row["model"] for row in plain_rows(frames.runs)}
+    found = {}
+    for point in plain_rows(frames.planned):
+        word = _values(str(point["overrides"] or "")).get("model")
+        label = runs.get((point["campaign"], point["run"]))
+        if word and label:
+            found[word] = label
+    return found
 
-    layout = re.search(r"(?:^|\s|')parallel=([\w+]+)", words)
-    image = re.search(r"(?:^|\s|')image=\[?(\d{1,6})(?:,(\d{1,6}))?\]?", words)
-    if image is None:
-        return None
-    height = int(image[1])
-    width = int(image[2] or height)
-    return layout[1] if layout else "single", f"{height}x{width}", height, width
+
+def _values(words: str) -> dict[str, str]:
+    """Returns the keys and values of overrides."""
+    try:
+        parts = shlex.split(words)
+    except ValueError:  # somebody else's quotes
+        parts = words.split()
+    return {
+        key.lstrip("+"): value for key, sign, value in (p.partition("=") for p in parts) if sign
+    }
 
 
-def _edged(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns rows with an image size, with its pixels and their square root."""
-    kept = frame[frame["height"].notna() & frame["width"].notna()].copy()
-    kept["layout"] = kept["layout"].fillna("?")
-    kept["pixels"] = numeric(kept, "height") * numeric(kept, "width")
-    kept["edge"] = kept["pixels"] ** 0.5
-    return kept
+def _from_words(words: str, labels: dict[str, str]) -> dict[str, object]:
+    """Returns a point that has no run; what its words do not say has the default.
+
+    Args:
+        words: overrides that make it.
+        labels: what networks are called.
+    """
+    values, default = _values(words), RunConfig()
+    sizes = re.fullmatch(r"\[?\s*(\d{1,6})\s*(?:,\s*(\d{1,6})\s*)?\]?", values.get("image", ""))
+    height, width = default.height, default.width
+    if sizes is not None:
+        height = int(sizes[1])
+        width = int(sizes[2] or height)
+    batch, model = values.get("batch", ""), values.get("model")
+    return {
+        "model": labels.get(model, model) if model else model_label(default.model),
+        "precision": values.get("precision", default.precision.name),
+        "task": values.get("task", default.task.name),
+        "batch": int(batch) if batch.isdecimal() and len(batch) < 10 else default.batch,
+        "limit": values.get("memory.limit", known.defaults().get("memory.limit")),
+        "layout": values.get("parallel", default.parallel.name),
+        "image": f"{height}x{width}",
+        "height": height,
+        "width": width,
+    }

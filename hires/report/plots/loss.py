@@ -30,6 +30,7 @@ def curves(material: Material) -> Plot:
             markevery=max(1, len(steps) // 12), label=style.short(shown.label),
         )  # fmt: skip
     axis.set_xlabel("step")
+    style.whole_steps(axis)
     axis.set_ylabel("loss")
     style.legend(made, [axis])
     plot.figure = made

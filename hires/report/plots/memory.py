@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+_LETTERS = 13
+"""Letters of a title on an inch."""
 _KNOWN = ("params_bytes", "optimizer_bytes", "grads_bytes")
 
 
@@ -26,15 +28,20 @@ def per_rank(material: Material) -> Plot:
         return plot
     widths = [max(2, len(rows)) + 1 for _, rows in held]
     made, axes = style.figure(1, len(held), 3.4, sharey=True, gridspec_kw={"width_ratios": widths})
-    for axis, (shown, rows) in zip(axes[0], held, strict=True):
+    for axis, width, (shown, rows) in zip(axes[0], widths, held, strict=True):
         _stack(axis, rows)
-        axis.set_title(style.short(shown.label, 5 + 3 * len(rows)), fontsize=8.5)
+        axis.set_title(style.short(shown.label, _room(width, sum(widths))), fontsize=8.5)
         axis.set_xlabel("rank" if len(held) < 4 or len(rows) > 2 else "")
     axes[0][0].set_ylabel("MiB")
     style.legend(made, axes[0])
     plot.figure = made
     plot.caption = _caption(material, held)
     return plot
+
+
+def _room(width: int, whole: int) -> int:
+    """Returns how many letters of a title an axis has room for, by its share of the figure."""
+    return max(8, int(style.WIDTH * _LETTERS * width / whole))
 
 
 def _stack(axis: Axes, rows: pd.DataFrame) -> None:

@@ -4,39 +4,50 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hires.report.frames import numeric
+from hires.report import points as known
+from hires.report.frames import numeric, plain_rows
 from hires.report.plots import style
 from hires.report.plots.base import Material, Plot
 from hires.report.plots.throughput import lines, points, spread
+from hires.report.points import SPREAD, WORK
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_EACH = ["model", "image", "precision", "task"]
+_EACH = ("campaign", *WORK)
+"""What all points of the figure share."""
 
 
 def by_ranks(material: Material) -> Plot:
     """Returns throughput and efficiency against ranks, at the point with the most of them."""
     plot = Plot("throughput_by_ranks", "Throughput against ranks")
-    frame = points(material.frames.attempts)
-    frame = frame[frame["ranks"].notna()].fillna(dict.fromkeys(_EACH, "?"))
-    worlds = frame.groupby(_EACH)["ranks"].nunique().sort_values()
-    if not len(worlds) or worlds.iloc[-1] < 2:
-        plot.missing = "no network, image and precision was run on different numbers of ranks"
+    frame = points(material.frames)
+    frame = frame[frame["ranks"].notna()]
+    groups = [part for _, part in frame.groupby(known.same(frame, _EACH)) if _worlds(part) > 1]
+    if not groups:
+        plot.missing = "no network, image, batch and precision was run on different numbers of "
+        plot.missing += "ranks"
         return plot
-    key = worlds.index[-1]
-    _draw(plot, frame.set_index(_EACH).sort_index().loc[[key]].reset_index())
-    left = int((worlds > 1).sum()) - 1
-    more = f" {left} more combinations are in the table of throughput." if left else ""
-    plot.caption = f"{', '.join(map(str, key))}: {plot.caption}{more}"
+    held = max(groups, key=lambda part: (_worlds(part), *known.weight(part)))
+    _draw(plot, held)
+    row = plain_rows(held)[0]
+    said = [str(row[key]) for key in ("model", "image", "precision", "task")]
+    said = [*said, f"batch {row['batch']}", *filter(None, [known.told(row, frame, ("settings",))])]
+    if frame["campaign"].nunique() > 1:
+        said.insert(0, f"campaign {row['campaign']}")
+    more = f" {len(groups) - 1} more combinations are in the table of throughput."
+    plot.caption = f"{', '.join(said)}: {plot.caption}{more if len(groups) > 1 else ''}"
     return plot
+
+
+def _worlds(part: pd.DataFrame) -> int:
+    """Returns how many numbers of ranks there are."""
+    return int(part["ranks"].nunique())
 
 
 def _draw(plot: Plot, held: pd.DataFrame) -> None:
     """Draws both panels."""
-    fewest = int(held["ranks"].min())
-    first = held[held["ranks"] == fewest].groupby("layout").median(numeric_only=True)
-    base = numeric(first, "img_per_s_median").max() / fewest
+    fewest, base, whose = _base(held)
     made, axes = style.figure(1, 2, 3.4)
     speed, share = axes[0]
     worlds = sorted({int(n) for n in held["ranks"]})
@@ -45,7 +56,7 @@ def _draw(plot: Plot, held: pd.DataFrame) -> None:
     share.plot(worlds, [100.0] * len(worlds), **ideal)
     said = []
     for (layout, _), line in lines(held, by_world=False).items():
-        best = line.groupby("ranks", as_index=False).median(numeric_only=True)
+        best = line.sort_values("ranks")
         spread(speed, best, "ranks", layout, None)
         found = style.mark(layout)
         ranks = numeric(best, "ranks")
@@ -67,7 +78,18 @@ def _draw(plot: Plot, held: pd.DataFrame) -> None:
     plot.figure = made
     ones = "rank" if fewest == 1 else "ranks"
     plot.caption = (
-        f"ideal is {base:.3g} images/s for each rank, that of the fastest layout on {fewest} "
-        f"{ones}. "
-        f"Efficiency: {'; '.join(said[:8])} ranks."
+        f"ideal is {base:.3g} images/s for each rank, that of {whose} on {fewest} {ones}. "
+        f"{SPREAD}. Efficiency: {'; '.join(said[:8])} ranks."
     )
+
+
+def _base(held: pd.DataFrame) -> tuple[int, float, str]:
+    """Returns ranks, images per second of each and layout of what efficiency is taken from.
+
+    It is the single run; without one, the fastest layout on the fewest ranks.
+    """
+    single = held[held["layout"] == "single"]
+    fewest = int((single if len(single) else held)["ranks"].min())
+    first = single if len(single) else held
+    first = first[first["ranks"] == fewest].sort_values("img_per_s_median")
+    return fewest, float(first["img_per_s_median"].iloc[-1]) / fewest, first["layout"].iloc[-1]

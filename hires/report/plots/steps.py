@@ -68,12 +68,13 @@ def split_step(material: Material) -> Plot:
     """Returns where the time of a step goes, on every rank of the runs that are drawn."""
     plot = Plot("step_split", "Where the time of a step goes")
     held = [
-        (shown, split.split_steps(shown.plan, shown.steps))
+        (shown, split.split_steps(shown.plan, shown.counted))
         for shown in material.shown
-        if shown.steps and shown.plan is not None
+        if shown.plan is not None and shown.counted
     ]
     if not held:
-        plot.missing = _MISSING
+        warm = any(shown.steps for shown in material.shown)
+        plot.missing = "all steps whose time line was kept are warm-up" if warm else _MISSING
         return plot
     names = [(shown, rank, parts) for shown, ranks in held for rank, parts in enumerate(ranks)]
     made, axes = style.figure(1, 1, 1.2 + 0.2 * len(names) + 0.1 * len(held))
@@ -88,11 +89,13 @@ def split_step(material: Material) -> Plot:
             left = [a + b for a, b in zip(left, values, strict=True)]
     axis.set_yticks(places, [f"{style.short(s.label)}  {rank}" for s, rank, _ in names])
     axis.invert_yaxis()
-    axis.set_xlabel("mean of the last steps [ms]")
+    axis.set_xlabel("mean of the last steps after the warm-up [ms]")
     style.no_grid(axis, "y")
     style.legend(made, [axis], 5)
     plot.figure = made
-    plot.caption = f"One bar a rank. {'; '.join(_split_words(*item) for item in held)}."
+    plot.caption = (
+        f"One bar a rank, of the last attempt. {'; '.join(_split_words(*item) for item in held)}."
+    )
     return plot
 
 

@@ -222,12 +222,28 @@ def no_grid(axis: Axes, which: str) -> None:
 
 def log_axis(axis: Axes, which: str, base: float = 10.0) -> None:
     """Makes an axis logarithmic, its numbers in plain letters: 0.001, or 1e-06."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     (axis.set_xscale if which == "x" else axis.set_yscale)("log", base=base)
     held = axis.xaxis if which == "x" else axis.yaxis
-    held.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+    held.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
     held.set_minor_formatter(NullFormatter())
+    low, high = held.get_view_interval()
+    if base == 10 and 0 < low < high < 1000 * low:
+        # Fewer than three powers of ten: numbers between them are needed to read any value.
+        held.set_major_locator(LogLocator(base, subs=(1.0, 2.0, 5.0)))
+
+
+def whole_steps(axis: Axes) -> None:
+    """Numbers the horizontal axis by whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _plain(value: float) -> str:
+    """Returns a number in plain letters from 0.001 to a million, or as 1e-06."""
+    return f"{value:.7g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def short(name: str, length: int = 26) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hires.report.frames import numeric
+from hires.report import points as known
+from hires.report.frames import Frames, numeric, plain_rows
 from hires.report.plots import style
 from hires.report.plots.base import Material, Plot
+from hires.report.points import SPREAD, WORK
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,60 +17,61 @@ if TYPE_CHECKING:
 MAX_PANELS = 6
 """Combinations of network and precision that a figure has room for; the rest is in the tables."""
 MAX_BARS = 20
-_EACH = ["model", "precision", "task", "batch"]
-_POINT = ["model", "image", "task", "batch"]
+_PANEL = tuple(key for key in ("campaign", *WORK) if key != "image")
+"""What the points of one panel against image size share."""
+_BESIDE = tuple(key for key in WORK if key != "precision")
+"""What the bars beside each other share."""
 
 
 def by_layout(material: Material) -> Plot:
-    """Returns a bar for every layout, at the point that most layouts were run at."""
+    """Returns a bar for every layout and number of ranks, of the work most layouts were run at."""
     plot = Plot("throughput_by_layout", "Throughput of each layout")
-    frame = points(material.frames.attempts)
-    counts = frame.groupby(_POINT, dropna=False)["layout"].nunique().sort_values()
-    if not len(counts) or counts.iloc[-1] < 2:
+    frame = points(material.frames)
+    held = known.common(frame, _BESIDE) if len(frame) else frame
+    if held["layout"].nunique() < 2:
         plot.missing = "no network and image was run to the end in two layouts"
         return plot
-    key = counts.index[-1]
-    held = frame.set_index(_POINT).sort_index().loc[[key]].reset_index()
+    held = held.assign(bar=[known.name_of(row, held) for row in plain_rows(held)])
     groups = sorted(held.groupby("precision", dropna=False), key=lambda g: str(g[0]))[:4]
-    names = list(held.groupby("layout")["img_per_s_median"].max().sort_values().index)[-MAX_BARS:]
+    names = list(held.groupby("bar")["img_per_s_median"].max().sort_values().index)[-MAX_BARS:]
     made, axes = style.figure(1, len(groups), 1.2 + 0.3 * len(names), sharey=True)
     for axis, (precision, part) in zip(axes[0], groups, strict=True):
         _bars(axis, part, names)
         axis.set_title(str(precision))
         axis.set_xlabel("images/s")
     plot.figure = made
-    text = f"{key[0]}, {key[1]} pixels, {key[2]}, batch {key[3]}"
-    plot.caption = f"{text}: median images/s, bars from p10 to p90. {_best_words(held)}"
+    first = plain_rows(held)[0]
+    text = f"{first['model']}, {first['image']} pixels, {first['task']}, batch {first['batch']}"
+    plot.caption = f"{text}. {SPREAD}. {_best_words(held)}"
     return plot
 
 
 def by_image(material: Material) -> Plot:
     """Returns throughput against image size, one line a layout and number of ranks."""
     plot = Plot("throughput_by_image", "Throughput against image size")
-    frame = points(material.frames.attempts)
-    groups = [item for item in _groups(frame) if item[1]["pixels"].nunique() > 1]
+    frame = points(material.frames)
+    groups = [part for part in _groups(frame) if part["pixels"].nunique() > 1]
     if not groups:
         plot.missing = "no network and precision was run to the end with two image sizes"
         return plot
     made, axes = style.panels(len(groups), 2 if len(groups) > 1 else 1, 2.9)
-    for axis, (key, held) in zip(axes, groups, strict=True):
+    for axis, held in zip(axes, groups, strict=True):
         for (layout, ranks), line in lines(held).items():
-            best = line.groupby("pixels", as_index=False).median(numeric_only=True)
-            spread(axis, best, "pixels", layout, ranks)
+            spread(axis, line.sort_values("pixels"), "pixels", layout, ranks)
         _image_axis(axis, held)
-        axis.set_title(_title(key))
+        axis.set_title(_title(held, frame))
         axis.set_ylabel("images/s")
         axis.set_ylim(bottom=0)
     style.legend(made, axes)
-    plot.figure, plot.caption = made, _speed_caption(groups)
+    plot.figure, plot.caption = made, _speed_caption(groups, frame)
     return plot
 
 
-def points(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the attempts that have a throughput, with the pixels of their images."""
-    kept = frame[frame["img_per_s_median"].notna() & frame["height"].notna()].copy()
+def points(frames: Frames) -> pd.DataFrame:
+    """Returns the fastest point of each work, layout and number of ranks, with its pixels."""
+    frame = known.fastest(frames.points)
+    kept = frame[frame["height"].notna() & frame["width"].notna()].copy()
     kept["pixels"] = numeric(kept, "height") * numeric(kept, "width")
-    kept["layout"] = kept["layout"].fillna("?")
     return kept
 
 
@@ -103,13 +106,13 @@ def spread(axis: Axes, line: pd.DataFrame, key: str, layout: str, ranks: int | N
 
 
 def _bars(axis: Axes, part: pd.DataFrame, names: list[str]) -> None:
-    """Draws one bar a layout, the fastest on top."""
-    best = part.groupby("layout").median(numeric_only=True)
-    for row, layout in enumerate(names):
-        if layout not in best.index:
+    """Draws one bar a layout and number of ranks, the fastest on top."""
+    best = part.drop_duplicates("bar").set_index("bar")
+    for row, name in enumerate(names):
+        if name not in best.index:
             continue
-        found = style.mark(layout)
-        middle, low, high = (float(value.iloc[0]) for value in _around(best.loc[[layout]]))
+        found = style.mark(str(best.loc[name, "layout"]))
+        middle, low, high = (float(value.iloc[0]) for value in _around(best.loc[[name]]))
         axis.barh(
             row,
             middle,
@@ -132,11 +135,11 @@ def _around(line: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
     return middle, low, high
 
 
-def _groups(frame: pd.DataFrame) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
+def _groups(frame: pd.DataFrame) -> list[pd.DataFrame]:
     """Returns the panels: those with the most image sizes, in order of their names."""
-    found = list(frame.groupby(_EACH, dropna=False))
+    found = list(frame.groupby(known.same(frame, _PANEL)))
     found.sort(key=lambda item: (-item[1]["pixels"].nunique(), -len(item[1])))
-    return sorted(found[:MAX_PANELS], key=lambda item: tuple(map(str, item[0])))
+    return [part for _, part in sorted(found[:MAX_PANELS], key=lambda item: str(item[0]))]
 
 
 def _image_axis(axis: Axes, held: pd.DataFrame) -> None:
@@ -152,31 +155,39 @@ def _image_axis(axis: Axes, held: pd.DataFrame) -> None:
     axis.set_xlabel("image [pixels]")
 
 
-def _title(key: tuple[Any, ...]) -> str:
-    """Returns the title of a panel."""
-    model, precision, task, batch = key
-    return style.short(f"{model}, {precision}, {task}, batch {batch}", 44)
+def _title(held: pd.DataFrame, frame: pd.DataFrame) -> str:
+    """Returns the title of a panel, its campaign in front if there are several."""
+    row = plain_rows(held)[0]
+    said = [f"{row['model']}", f"{row['precision']}", f"{row['task']}", f"batch {row['batch']}"]
+    if frame["campaign"].nunique() > 1:
+        said.insert(0, f"{row['campaign']}")
+    more = known.told(row, frame, ("settings",))
+    return style.short(", ".join([*said, more] if more else said), 48)
 
 
 def _best_words(held: pd.DataFrame) -> str:
-    """Returns the fastest and the slowest row in words."""
-    order = held.groupby(["layout", "precision"])["img_per_s_median"].median().sort_values()
-    words = [f"{' '.join(map(str, key))}, {value:.3g} images/s" for key, value in order.items()]
+    """Returns the fastest and the slowest bar in words."""
+    order = held.sort_values("img_per_s_median", kind="stable")
+    words = [
+        f"{row['bar']} {row['precision']}, {row['img_per_s_median']:.3g} images/s"
+        for row in plain_rows(order)
+    ]
     return f"Fastest: {words[-1]}; slowest: {words[0]}."
 
 
-def _speed_caption(groups: list[tuple[tuple[Any, ...], pd.DataFrame]]) -> str:
+def _speed_caption(groups: list[pd.DataFrame], frame: pd.DataFrame) -> str:
     """Returns what each panel says, in words."""
     said = []
-    for key, held in groups[:3]:
+    for held in groups[:3]:
         small, large = (
             held[held["pixels"] == n] for n in (held["pixels"].min(), held["pixels"].max())
         )
-        said.append(f"{_title(key)}: {_winner(small)}, {_winner(large)}")
-    return f"Median images/s; bars reach from p10 to p90. {'; '.join(said)}."
+        said.append(f"{_title(held, frame)}: {_winner(small)}, {_winner(large)}")
+    return f"{SPREAD}. {'; '.join(said)}."
 
 
 def _winner(held: pd.DataFrame) -> str:
     """Returns the fastest layout of one image size in words."""
-    medians = held.groupby("layout")["img_per_s_median"].median().sort_values()
-    return f"at {held['image'].iloc[0]} {medians.index[-1]} is fastest with {medians.iloc[-1]:.3g}"
+    row = plain_rows(held.sort_values("img_per_s_median", ascending=False))[0]
+    name = known.name_of(row, held)
+    return f"at {row['image']} {name} is fastest with {row['img_per_s_median']:.3g}"
