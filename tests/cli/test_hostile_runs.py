@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.helpers.compared_runs import compared_run
 from tests.helpers.hostile import hostile_campaign
 
 UNSEEN = set("\x00\x1b\r\u202e\u2028\ud800")
@@ -52,6 +53,30 @@ def test_compare(hires, hostile):
     words = ("compare", campaign.name, "--metric", "throughput,memory")
     harmless(hires(*words, "--write-reference", "ref.yaml"), 0)
     harmless(hires(*words, "--reference", "ref.yaml"), 0, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (dict.fromkeys(("model", "layout", "reproduce"), "L" * 10_000_000), "no difference"),
+        ({"samples": [{"step": 1, "step_s": float("nan")}] * 3}, "B: throughput is missing (it"),
+        ({"samples": [{"step": n, "step_s": 1.7e308} for n in (1, 2)]}, "it recorded 1.7e+308"),
+        ({"images_per_step": 2**62}, "faster"),
+        ({"x": "y" * (65 << 20)}, "more than the 64 MiB that are read"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_compare_tells_of_numbers_and_texts_that_are_none(hires, change, told):
+    good = compared_run(Path("results"), [[0.5] * 4], campaign="good")
+    bad = compared_run(Path("results"), [[0.5] * 4], campaign="bad")
+    for file in (bad / "record.json", bad / "a0" / "record.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    words = ("--metric", "throughput,step_time")
+    assert told in harmless(hires("compare", "good", "bad", *words), 0, 1, 4).out
+    harmless(hires("compare", "bad", "good", *words), 0, 1, 4)
+    answer = harmless(hires("compare", "good", "bad", "--json"), 0, 1, 4)
+    json.JSONDecoder(parse_constant=pytest.fail).raw_decode(answer.out)
+    harmless(hires("show", str(good), "--diff", str(bad)), 0)
 
 
 def test_show_and_export(hires, hostile):

@@ -40,6 +40,8 @@ _NORMAL = 1.96
 _LEAST_REPEATS = 3
 _MOST_REPEATS = 1e3
 """Largest factor by which an interval is said to be too wide."""
+_BEYOND = 1e100
+"""What nothing measures in any unit; sums and squares of smaller numbers stay finite."""
 _NOTHING = "one number each: no interval"
 
 
@@ -139,16 +141,22 @@ def together(estimates: Sequence[Estimate]) -> Estimate:
 
 def of_run(repeats: Sequence[Repeat]) -> float:
     """Returns the number of a run: the median over its attempts of each one's median."""
-    return float(np.median([np.median(repeat.values) for repeat in repeats]))
+    with np.errstate(over="ignore"):
+        return float(np.median([np.median(repeat.values) for repeat in repeats]))
+
+
+def usable(values: Sequence[float]) -> bool:
+    """Whether numbers can be compared: none is 0, less, not finite or beyond all bounds."""
+    return all(1 / _BEYOND < value < _BEYOND for value in values)
 
 
 def middle(repeats: Sequence[Repeat]) -> float | None:
     """Returns the number of a point: of its run, or the geometric mean if it has several seeds.
 
-    It is None unless all values are above 0.
+    It is None unless all values can be compared.
     """
     values = [value for repeat in repeats for value in repeat.values]
-    if not values or not all(math.isfinite(value) and value > 0 for value in values):
+    if not values or not usable(values):
         return None
     runs = _runs(repeats)
     return of_run(repeats) if len(runs) == 1 else math.exp(_centre(repeats))

@@ -29,6 +29,8 @@ from hires.report.runs import Run
 
 _FEW = 3
 """Repeats from which on their spread is known at least roughly."""
+_MOST_NOTES = 5
+"""Notes of what could not be read that are told."""
 _MANY = 20
 """From so many points on chance alone calls some of them different."""
 
@@ -102,7 +104,7 @@ def compare_runs(
         if labels:
             made.notes.append(f"only in {side}: {_listed(labels)}")
     made.notes += _left_out([point for _, *both in pairing.points for point in both])
-    made.notes += _few_repeats(made) + _by_chance(made)
+    made.notes += _few_repeats(made) + _by_chance(made) + _unread([*a, *b])
     return made
 
 
@@ -147,7 +149,7 @@ def compare_references(
         )
     if without:
         made.notes.append(f"no reference for {_listed(without)}")
-    made.notes += _left_out([point for _, point in found])
+    made.notes += _left_out([point for _, point in found]) + _unread(runs)
     return made
 
 
@@ -173,6 +175,13 @@ def _left_out(found: Sequence[Point]) -> list[str]:
     if not count:
         return []
     return [f"{count} complete attempts of another commit or machine than the latest left out"]
+
+
+def _unread(runs: Sequence[Run]) -> list[str]:
+    """Says what of the runs' folders could not be used."""
+    told = list(dict.fromkeys(f"{n.where}: {n.text}" for run in runs for n in run.notes))
+    left = len(told) - _MOST_NOTES
+    return told[:_MOST_NOTES] + ([f"and {left} more"] if left > 0 else [])
 
 
 def _few_repeats(made: Comparison) -> list[str]:

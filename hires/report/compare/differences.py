@@ -102,8 +102,8 @@ def _numbers(run: Run) -> Mapping[str, Any]:
     point = Point([run])
     for key, metric in _OF_RUN.items():
         repeats = point.repeats(METRICS[metric])
-        if repeats:
-            value = of_run(repeats)
+        if point.attempts():
+            value = of_run(repeats) if repeats else math.nan
             found[key] = value if math.isfinite(value) else None
     return found
 

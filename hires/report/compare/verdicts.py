@@ -238,13 +238,14 @@ def _failed(label: str, metric: Metric, point: Point) -> Result:
 def _without(
     label: str, metric: Metric, point: Point, repeats: Sequence[Repeat], side: str = "A"
 ) -> Result | None:
-    """Returns what to say of a point without a number above 0."""
+    """Returns what to say of a point without numbers that can be compared."""
     values = [value for repeat in repeats for value in repeat.values]
-    if values and all(math.isfinite(value) and value > 0 for value in values):
+    if values and bootstrap.usable(values):
         return None
     why = "it recorded none"
     if values:
-        why = f"{min(values, key=lambda value: value if math.isfinite(value) else -math.inf):g}"
+        odd = next(value for value in values if not bootstrap.usable([value]))
+        why = f"it recorded {odd:g}"
     elif not point.attempts():
         why = f"{point.trouble()[0]}: no attempt is complete"
     return Result(label, metric, UNKNOWN, "unknown", f"{side}: {metric.name} is missing ({why})")
