@@ -153,8 +153,9 @@ def test_axis_of_a_narrow_range_has_several_numbers_and_steps_are_whole(plots):
 
 
 def test_titles_of_memory_are_cut_only_where_there_is_no_room(tmp_path):
-    plot = drawn(report_run(tmp_path, "single"))["memory_per_rank"]
-    assert plot.figure.axes[0].get_title(loc="left") == "single"
+    runs = [report_run(tmp_path, "single", image=[64, 64]), report_run(tmp_path, "pp")]
+    titles = [a.get_title(loc="left") for a in drawn(*runs)["memory_per_rank"].figure.axes]
+    assert "single 64x64" in titles
 
 
 @pytest.mark.parametrize("form", figures.FORMATS)

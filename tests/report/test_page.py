@@ -56,6 +56,7 @@ def test_page_holds_plots_tables_and_a_box_for_every_run(good):
     assert sum(values.get("class") == "box" for _, values in seen.tags) == 11
     assert text.count("hires run parallel=") > 40
     assert "the loss is nan at step 2" in text
+    assert "Not drawn, because it was not run or not recorded" in text
     assert "not drawn" not in text.lower() or "Latency and bandwidth" in text
 
 

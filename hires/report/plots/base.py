@@ -113,7 +113,7 @@ def setting(frames: Frames) -> str:
 
 
 def _shown(frames: Frames) -> list[Shown]:
-    """Returns what is drawn rank by rank: of each layout one, at one point if possible."""
+    """Returns what is drawn rank by rank: of each layout one, of one work if possible."""
     runs = frames.runs
     done = runs[runs["state"] == "done"]
     chosen = done if len(done) else runs

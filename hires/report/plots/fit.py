@@ -44,6 +44,7 @@ def largest_image(material: Material) -> Plot:
         heading = _heading(part, frame)
         axis.set_title(style.short(heading, 48), fontsize=8.5)
         said.append(f"{heading}: {_draw(axis, part)}.")
+        axis.set_ylim(most - 0.5, -0.5)  # bars are equally high everywhere
     style.legend(made, axes)
     plot.figure = made
     left = len(groups) - len(shown)
@@ -83,7 +84,6 @@ def _draw(axis: Axes, part: pd.DataFrame) -> str:
             )  # fmt: skip
             out_words += [f"{layout} {image}" for image in dict.fromkeys(out["image"])]
     axis.set_yticks(range(len(layouts)), [style.short(layout) for layout in layouts])
-    axis.invert_yaxis()
     axis.set_xlabel("edge of a square image with as many pixels [pixels]", fontsize=8)
     axis.set_xlim(left=0)
     style.no_grid(axis, "y")
