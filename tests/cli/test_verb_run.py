@@ -148,7 +148,7 @@ def test_show_prints_the_tables_of_a_run_by_its_hash(hires, fake_ranks):
     answer = hires("show", name[-8:])
     assert answer.code == 0
     assert answer.out.startswith(f"{only_run().absolute()}, attempt a0: done\n")
-    assert answer.out.endswith(made)
+    assert made in answer.out
     record = json.loads(hires("show", str(only_run()), "--json").out)
     assert record["run"] == name
 
