@@ -28,7 +28,7 @@ WAIT_S = 15.0
 """How long a launcher may take to stop its ranks and say so."""
 _POLL_S = 0.05
 _REQUEST = "cancel"
-"""File in an attempt's folder by which one of several runs that share a job is told to end."""
+"""File in the folder of an attempt that is a job, or shares one: somebody cancelled it."""
 
 
 def cancel_all(
@@ -43,12 +43,18 @@ def cancel_all(
     live = [state for state in states if _is_live(state)]
     jobs = {id(state): _job(state) for state in live}
     whole = _whole_jobs(live, jobs)
+    asked = [_folder(s) for s in live if (job := jobs[id(s)]) and scheduler.job_name(job) in whole]
     try:
+        for folder in asked:  # first: an attempt that begins just now must not seem to have failed
+            write_atomically(folder / _REQUEST, "")
         if whole:
             cancel_jobs(list(whole.values()))
         why = None
     except RunError as error:
         why = str(error)
+        for folder in asked:
+            with contextlib.suppress(OSError):
+                (folder / _REQUEST).unlink()
     for state in states:
         job = jobs.get(id(state))
         try:
@@ -65,7 +71,7 @@ def cancel_all(
 
 
 def is_asked(folder: Path) -> bool:
-    """Whether an attempt that shares its job with others was told to end.
+    """Whether somebody cancelled an attempt that is a job, or shares one.
 
     Args:
         folder: of the attempt.

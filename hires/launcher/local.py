@@ -18,7 +18,7 @@ from typing import Any
 from hires.core import log, provenance, records, rundir, units
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.files import StrPath
-from hires.launcher import hosts, ports
+from hires.launcher import cancel, hosts, ports
 from hires.launcher.interrupts import Interrupts
 from hires.launcher.last_word import leave_word
 from hires.launcher.places import Places, here
@@ -178,6 +178,8 @@ def _run(job: Job, interrupts: Interrupts) -> End:
 def _leave(job: Job, end: End, started: str) -> End:
     """Writes how an attempt ended; returns the end, failed if it is not whole or not written."""
     record: dict[str, Any] = {}
+    if end.state == "failed" and cancel.is_asked(job.folder):
+        end = replace(end, state="cancelled", cause=f"cancelled; {end.cause}", reason=None)
     try:
         if not job.args:
             record = records.finish(job.run_dir, job.attempt, end.state, end.cause)

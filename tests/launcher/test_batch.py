@@ -243,3 +243,10 @@ def test_process_outside_of_a_job_is_told_so(tmp_path: Path, monkeypatch, capfd)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert batch.main([str(tmp_path)]) == 1
     assert "this is no Slurm job" in capfd.readouterr().out
+
+
+def test_job_that_is_cancelled_while_it_begins_is_cancelled(fake_world, cluster):
+    run = fake_world("exit 3")
+    (run.attempt_dir / "cancel").touch()  # as `hires cancel` does before it asks Slurm
+    assert batch.main([str(run.path), "0"]) != 0
+    assert (exit_of(run, 0)["state"], exit_of(run, 0)["reason"]) == ("cancelled", None)
