@@ -1,7 +1,6 @@
 import functools
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from hires.core import records, rundir
 from hires.core.config import LauncherConfig, MeasureConfig, RunConfig
 from hires.launcher import local
-from tests.helpers.slurm_runs import Runs, ask
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,17 +32,6 @@ def fake_world(tmp_path, monkeypatch):
         return rundir.create(config, plan, ["hires", "run", "seed=0"])
 
     return make
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Runs]:
-    """Starts runs in an empty folder; nothing of them is left in the queue afterwards."""
-    assert ask("sinfo", "--noheader", "--format=%D", "--partition=debug") == "2"
-    made = Runs(tmp_path)
-    try:
-        yield made
-    finally:
-        made.end()
 
 
 @pytest.fixture
