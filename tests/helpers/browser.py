@@ -11,6 +11,7 @@ from typing import Any
 
 from selenium import webdriver
 from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 CHROMIUM, DRIVER = "chromium", "chromedriver"
 _OPTIONS = (
@@ -22,6 +23,13 @@ _OPTIONS = (
     "--disable-component-update",
     "--no-first-run",
 )
+LAID_OUT_S = 60
+"""How long a page may take until it is complete."""
+_IS_THERE = "return location.href === arguments[0] && document.readyState === 'complete'"
+_LAID_OUT = """
+const done = arguments[arguments.length - 1];
+document.fonts.ready.then(() => requestAnimationFrame(() => requestAnimationFrame(() => done())));
+"""
 _OVERLAPS = """
 const seen = (e) => e.checkVisibility() && e.getBoundingClientRect().width > 0;
 const blocks = [...document.querySelectorAll(
@@ -64,9 +72,17 @@ class Browser:
         self.driver = driver
 
     def open(self, path: Path) -> None:
-        """Opens a file; what was asked and said before is forgotten."""
+        """Opens a file and waits until all of it is laid out; what was asked and said is forgotten.
+
+        The same file is opened by way of an empty page: chromedriver may take the old page, which
+        is complete, for the new one, and then tests see half of it.
+        """
+        self.driver.get("about:blank")
         self.console(), self.requests()
-        self.driver.get(path.absolute().as_uri())
+        address = path.absolute().as_uri()
+        self.driver.get(address)
+        WebDriverWait(self.driver, LAID_OUT_S).until(lambda _: self.run(_IS_THERE, address))
+        self.driver.execute_async_script(_LAID_OUT)  # type: ignore[no-untyped-call]
 
     def resize(self, width: int, *, dark: bool = False) -> None:
         """Sets the width of the window in pixels, and what the reader prefers."""
