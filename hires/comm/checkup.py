@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hires.comm import runtime
+from hires.comm import runtime, wire
 from hires.core import log as logs
 from hires.core import network, provenance, records
 from hires.core.errors import HiresError
@@ -49,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         records.require_seen(folder)
         write_atomically(folder / f"facts-rank{world.rank:04d}.json", json.dumps(facts(folder)))
         timeout_s = records.read_config(folder).comm.timeout_s
-        runtime.start(world, timeout_s)
+        wire.start(world, timeout_s)
         told = meet(folder, world)
         write_atomically(folder / f"met-rank{world.rank:04d}.json", json.dumps(told))
         runtime.barrier()
-        runtime.shutdown()
+        wire.shutdown()
     except HiresError as error:
         log.error("%s", error)
         return error.exit_code

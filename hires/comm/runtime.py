@@ -1,19 +1,10 @@
-"""The thin layer over ``torch.distributed`` through which every message goes.
-
-Ranks are always ranks of the world; a group knows which ones it holds. A failure names the
-operation and the other side.
-"""
+"""The operations through which every message goes: point to point, sums, gathers, barriers."""
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import functools
-import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,36 +12,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm import shared
-from hires.comm.attach import PeerMemory
-from hires.comm.rehearsal import SilentMemory, SilentPeers, SilentWire
+from hires.comm.groups import Group
+from hires.comm.rehearsal import SilentMemory
 from hires.comm.shared import SharedMemory
-from hires.core.doing import Doing
-from hires.core.errors import CommError
-from hires.core.network import interface_towards
+from hires.comm.wire import doing, guard, patient_group, transport, waiting
 from hires.core.timeline import COLLECTIVE, HALO, Recorder
-from hires.core.world import World
 
 DIRECT_BYTES = shared.GATHER_BYTES
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""
 Told = tuple[()] | tuple[int, int] | tuple[int, int, tuple[int, ...]]
 """Other rank and tag of a message, or -1 and the ranks of a collective."""
-GATHER_TAG = 2**31 - 1024
-"""Tags from here on belong to direct gathers; the plan's are far below."""
-PATH_BYTES = 4096
-"""Room for the name of a file."""
-_INTERFACE = "GLOO_SOCKET_IFNAME"
-
-PATIENCE_S = 3600.0
-"""Longest wait for a rank that reads or writes a large file."""
-
-# Set once by start(), like the process groups of torch.distributed themselves.
-_wire: Any = dist
-"""What carries the messages: torch.distributed, or in a rehearsal nothing."""
-_one_machine = False
-_timeout_s = 0.0
-
-doing = Doing()
-"""What this rank waits in, for whoever finds that it does not move."""
 
 
 class Handle:
@@ -82,127 +53,8 @@ class Handle:
         if self._finish is None:
             return
         begin_s = time.perf_counter()
-        _waiting(self._finish, self._what, *self._told)
+        waiting(self._finish, self._what, *self._told)
         _note(self._recorder, HALO, begin_s, self._what)
-
-
-@dataclass
-class Group:
-    """Some ranks, in ascending order, that call collectives together."""
-
-    ranks: list[int]
-    index: int
-    """Position of this rank among them."""
-    process_group: Any
-    """The transport's own handle; None for a group of one."""
-    tag: int
-    """Tag of its direct gathers."""
-    shared: SharedMemory | SilentMemory | None = None
-    """Memory for small messages, where all its ranks are on this machine."""
-    peers: PeerMemory | SilentPeers | None = None
-    """The ranks' own memory, where they may read each other's, for sums of large tensors."""
-    recorder: Recorder | None = None
-    """Told how long the rank waited in the group."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self.ranks)
-
-
-def start(world: World, timeout_s: float, shared_memory: bool = True) -> None:
-    """Joins the world's rendezvous.
-
-    Args:
-        world: this rank and where the ranks meet.
-        timeout_s: longest wait for another rank, now and later.
-        shared_memory: whether small messages of close groups may go through shared memory.
-
-    Raises:
-        CommError: not all ranks came within ``timeout_s``.
-    """
-    global _one_machine, _timeout_s
-    _one_machine = shared_memory and world.local_size == world.size
-    _timeout_s = timeout_s
-    _choose_interface(world)
-    store = f"tcp://{world.address}:{world.port}"
-
-    def join() -> None:
-        dist.init_process_group(
-            "gloo",
-            init_method=store,
-            rank=world.rank,
-            world_size=world.size,
-            timeout=datetime.timedelta(seconds=timeout_s),
-        )
-
-    _waiting(join, f"the rendezvous at {world.address}:{world.port}")
-
-
-def _choose_interface(world: World) -> None:
-    """Lets gloo talk over the network that leads to the other machines, if there are any.
-
-    It would take the interface of this host's own name, which is often the loopback.
-    """
-    if world.local_size < world.size and _INTERFACE not in os.environ:
-        interface = interface_towards(world.address)
-        if interface is not None:
-            os.environ[_INTERFACE] = interface
-
-
-def shutdown() -> None:
-    """Leaves the world."""
-    _patient_group.cache_clear()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def rehearsal(rank: int, shared_memory: bool) -> Iterator[SilentWire]:
-    """Lets this process do as one rank of a world that is not there, until the block ends.
-
-    Nothing is sent, and what is received stays as it was: only what a rank allocates, computes and
-    asks for is as in a real run.
-
-    Args:
-        rank: the rank that this process plays.
-        shared_memory: whether the world would exchange small messages through shared memory.
-    """
-    global _wire
-    assert _wire is dist, "one rehearsal at a time"
-    _wire = SilentWire(rank, shared_memory)
-    try:
-        yield _wire
-    finally:
-        _wire = dist
-
-
-def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group]:
-    """Creates groups, all ranks in the same order.
-
-    Args:
-        members: the ranks of each group.
-        num_close: the first so many groups exchange many small messages, the others sum large
-            tensors; in a world that lives on one machine both go through memory.
-
-    Returns:
-        The groups that hold this rank, by their index in ``members``.
-    """
-    rank = _wire.get_rank()
-    made = {}
-    for number, ranks in enumerate(members):
-        handle = None
-        if len(ranks) > 1:
-            handle = _waiting(functools.partial(_wire.new_group, ranks), f"group {ranks}")
-        if rank in ranks:
-            made[number] = Group(ranks, ranks.index(rank), handle, GATHER_TAG + number % 1024)
-            made[number].shared = memory = _share_memory(made[number], number < num_close)
-            if number >= num_close and memory is not None:
-                silent = isinstance(memory, SilentMemory)
-                index = made[number].index
-                peers = SilentPeers(len(ranks)) if silent else PeerMemory(memory.gather, index)
-                made[number].peers = peers if peers.works else None
-    return made
 
 
 def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
@@ -221,9 +73,9 @@ def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
     what = f"a send to rank {peer}"
     if group is not None and memory is not None:
         index = group.ranks.index(peer)
-        _waiting(lambda: memory.send(_nhwc(tensor), index), what, peer, tag)
+        waiting(lambda: memory.send(_nhwc(tensor), index), what, peer, tag)
         return Handle(None, what)
-    work = _guard(lambda: _wire.isend(_nhwc(tensor).contiguous(), peer, tag=tag), what)
+    work = guard(lambda: transport.carrier.isend(_nhwc(tensor).contiguous(), peer, tag=tag), what)
     return Handle(work.wait, what, group, (peer, tag))
 
 
@@ -239,7 +91,7 @@ def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
         receive = memory.expect(buffer, group.ranks.index(peer))
         return Handle(receive, what, group, (peer, tag))
     assert buffer.is_contiguous(), "a receive needs a dense buffer"
-    work = _guard(lambda: _wire.irecv(buffer, peer, tag=tag), what)
+    work = guard(lambda: transport.carrier.irecv(buffer, peer, tag=tag), what)
     return Handle(work.wait, what, group, (peer, tag))
 
 
@@ -248,7 +100,9 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
     if group.size == 1:
         return None
     what = f"an all-reduce among ranks {group.ranks}"
-    work = _guard(lambda: _wire.all_reduce(tensor, group=group.process_group, async_op=True), what)
+    work = guard(
+        lambda: transport.carrier.all_reduce(tensor, group=group.process_group, async_op=True), what
+    )
     handle = Handle(work.wait, what, told=(-1, -1, tuple(group.ranks)))
     if not wait:
         return handle
@@ -266,7 +120,7 @@ def sum_together(tensors: list[Tensor], group: Group) -> None:
     for bucket in by_type.values():
         if group.peers is not None:
             what = f"a sum among ranks {group.ranks}"
-            _waiting(functools.partial(group.peers.sum, bucket), what, -1, -1, tuple(group.ranks))
+            waiting(functools.partial(group.peers.sum, bucket), what, -1, -1, tuple(group.ranks))
         else:
             _sum_as_one(bucket, group)
 
@@ -293,8 +147,11 @@ def _gather(tensor: Tensor, group: Group) -> Tensor:
     if group.size > 1 and not small:
         parts = list(gathered.unbind(0))
         what = f"an all-gather among ranks {group.ranks}"
-        _guard(
-            lambda: _wire.all_gather(parts, tensor.contiguous(), group=group.process_group), what
+        guard(
+            lambda: transport.carrier.all_gather(
+                parts, tensor.contiguous(), group=group.process_group
+            ),
+            what,
         )
         return gathered
     gathered[group.index] = tensor
@@ -308,7 +165,7 @@ def _gather(tensor: Tensor, group: Group) -> Tensor:
 
 def barrier() -> None:
     """Waits for all ranks of the world."""
-    _waiting(_wire.barrier, "a barrier of all ranks")
+    waiting(transport.carrier.barrier, "a barrier of all ranks")
 
 
 def largest(number: int, patient: bool = False) -> int:
@@ -319,9 +176,12 @@ def largest(number: int, patient: bool = False) -> int:
         patient: whether the others may take as long as they need to read or write files.
     """
     told = torch.tensor([number])
-    group = _patient_group() if patient else None
+    group = patient_group() if patient else None
     what = "an agreement of all ranks"
-    _waiting(functools.partial(_wire.all_reduce, told, op=dist.ReduceOp.MAX, group=group), what)
+    waiting(
+        functools.partial(transport.carrier.all_reduce, told, op=dist.ReduceOp.MAX, group=group),
+        what,
+    )
     return int(told)
 
 
@@ -330,20 +190,13 @@ def told_by_first(text: str) -> str:
     data = text.encode()
     what = "a word of rank 0"
     size = torch.tensor([len(data)])
-    _guard(lambda: _wire.broadcast(size, 0), what)
+    guard(lambda: transport.carrier.broadcast(size, 0), what)
     letters = torch.zeros(int(size), dtype=torch.uint8)
-    if _wire.get_rank() == 0:
+    if transport.carrier.get_rank() == 0:
         letters = torch.tensor(list(data), dtype=torch.uint8)
     if len(letters):
-        _guard(lambda: _wire.broadcast(letters, 0), what)
+        guard(lambda: transport.carrier.broadcast(letters, 0), what)
     return bytes(letters.tolist()).decode()
-
-
-@functools.cache
-def _patient_group() -> Any:
-    """Returns the transport's handle of all ranks who wait for each other's disks."""
-    patience = datetime.timedelta(seconds=max(_timeout_s, PATIENCE_S))
-    return _guard(lambda: dist.new_group(timeout=patience), "the group of all ranks")
 
 
 def _note(recorder: Recorder | None, kind: str, begin_s: float, what: str) -> None:
@@ -362,28 +215,6 @@ def _sum_as_one(bucket: list[Tensor], group: Group) -> None:
         begin += tensor.numel()
 
 
-def _share_memory(group: Group, mail: bool) -> SharedMemory | SilentMemory | None:
-    """Returns the group's shared memory, or None for all members alike."""
-    if isinstance(_wire, SilentWire):
-        return _wire.share_memory(group.size, mail)
-    if group.size == 1 or not _one_machine or not shared.supported():
-        return None
-    name = torch.zeros(PATH_BYTES, dtype=torch.uint8)
-    path = shared.create(group.size, mail) if group.index == 0 else None
-    if path is not None:
-        encoded = os.fsencode(path)
-        name[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-    what = f"the shared memory of ranks {group.ranks}"
-    _waiting(lambda: dist.broadcast(name, group.ranks[0], group=group.process_group), what)
-    told = os.fsdecode(bytes(name.tolist()).rstrip(b"\0"))
-    if not told:
-        return None
-    memory = shared.SharedMemory(Path(told), group.size, group.index, _timeout_s, mail)
-    _waiting(lambda: dist.barrier(group=group.process_group), what)
-    shared.remove(Path(told))
-    return memory
-
-
 def _memory_for(tensor: Tensor, group: Group | None) -> SharedMemory | SilentMemory | None:
     """Returns the memory through which a message goes: a function of its size and group only."""
     if group is None or group.shared is None:
@@ -395,25 +226,3 @@ def _memory_for(tensor: Tensor, group: Group | None) -> SharedMemory | SilentMem
 def _nhwc(tensor: Tensor) -> Tensor:
     """Returns a tensor in the order in which it travels: a 4-dim one as NHWC."""
     return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
-
-
-def _waiting(
-    call: Callable[[], Any], what: str, peer: int = -1, tag: int = -1, ranks: tuple[int, ...] = ()
-) -> Any:
-    """Returns what :func:`_guard` does; while it lasts the rank is known to wait in it."""
-    outer = doing.begin(what, peer, tag, ranks)
-    try:
-        return _guard(call, what)
-    finally:
-        doing.end(outer)
-
-
-def _guard(call: Callable[[], Any], what: str) -> Any:
-    """Returns what a call returns, its failure said in hires' words."""
-    try:
-        return call()
-    except CommError as error:
-        raise CommError(f"{what} failed: {error}") from error
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise CommError(f"{what} failed: {reason[0][:300]}") from error

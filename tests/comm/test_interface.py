@@ -6,18 +6,18 @@ import os
 
 import pytest
 
-from hires.comm import runtime
+from hires.comm import wire
 from hires.core.world import World
 
 
 @pytest.fixture(autouse=True)
 def _routes(monkeypatch):
-    monkeypatch.setattr(runtime, "interface_towards", {"10.0.0.1": "eth7"}.get)
+    monkeypatch.setattr(wire, "interface_towards", {"10.0.0.1": "eth7"}.get)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
 
 
 def chosen(local_size: int, address: str = "10.0.0.1") -> str | None:
-    runtime._choose_interface(World(0, 4, 0, local_size, address, 29500, 0))
+    wire._choose_interface(World(0, 4, 0, local_size, address, 29500, 0))
     return os.environ.get("GLOO_SOCKET_IFNAME")
 
 

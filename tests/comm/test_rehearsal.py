@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hires import comm
-from hires.comm import runtime
+from hires.comm import runtime, wire
 
 
 def test_collectives_and_messages_have_the_shapes_of_a_real_world():
@@ -43,4 +43,4 @@ def test_shared_memory_is_counted_by_what_is_touched():
 def test_wire_is_the_real_one_afterwards_even_after_an_error():
     with pytest.raises(ValueError, match="boom"), comm.rehearsal(0, shared_memory=False):
         raise ValueError("boom")
-    assert runtime._wire is torch.distributed
+    assert wire.transport.carrier is torch.distributed

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hires.comm import runtime
+from hires.comm import wire
 from hires.core.config import RunConfig, from_dict, to_dict
 from hires.core.records import read_record
 from hires.core.rundir import create
@@ -111,7 +111,7 @@ def test_images_read_ahead_are_buffers(single):
 
 
 def test_nothing_is_left_behind(single):
-    assert runtime._wire is torch.distributed
+    assert wire.transport.carrier is torch.distributed
     assert torch.zeros(1).sum().item() == 0  # a real tensor again
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from hires import comm
 from hires.comm import attach
 from hires.core.config import from_dict
+from hires.core.errors import CommError
 from hires.core.world import World
 from hires.engine.build import build_rank
 from hires.engine.run import run_step
@@ -166,7 +167,7 @@ def late_gather(world: World) -> str:
         return ""
     try:
         comm.all_gather(torch.zeros(2), group)
-    except comm.runtime.CommError as error:
+    except CommError as error:
         return str(error)
     return "no error"
 
@@ -179,7 +180,7 @@ def silent_peer(world: World) -> str:
         return ""
     try:
         comm.irecv(torch.empty(3), 1, tag=5).wait()
-    except comm.runtime.CommError as error:
+    except CommError as error:
         return str(error)
     return "no error"
 
