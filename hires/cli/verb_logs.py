@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hires.cli.options import Parser, add_results
 from hires.core.errors import ConfigError
+from hires.core.find import locate
 from hires.core.records import attempt_dir
-from hires.core.rundir import locate
 from hires.launcher.attempt_files import last_number, read_json
 from hires.launcher.logs import Entry, Follower, log_files, merged
 

@@ -13,8 +13,9 @@ from hires.cli.screen import print_record
 from hires.cli.show_plan import placement_lines
 from hires.core import checkpoints
 from hires.core.errors import ConfigError, RunError
+from hires.core.find import find, locate
 from hires.core.records import attempt_dir, read_plan, read_record
-from hires.core.rundir import RunDir, find, locate
+from hires.core.rundir import RunDir
 from hires.core.timeline import StepSpans, read
 from hires.core.units import size
 

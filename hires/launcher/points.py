@@ -13,7 +13,7 @@ from typing import Any
 
 from hires.core.errors import ConfigError
 from hires.core.files import StrPath
-from hires.core.rundir import locate
+from hires.core.find import locate
 from hires.launcher.attempt_files import read_json
 from hires.launcher.state import INFEASIBLE, PENDING, RunState
 

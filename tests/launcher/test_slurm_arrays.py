@@ -6,79 +6,37 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
+import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.slurm_runs import FIVE, LONG, REPOSITORY, TINY, Runs, ask, until
+from tests.helpers.slurm_arrays import (
+    counts,
+    element,
+    exit_of,
+    job_of,
+    states,
+    steps,
+    wait_for_step,
+)
+from tests.helpers.slurm_runs import FIVE, LONG, REPOSITORY, TINY, ask, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Runs]:
-    """Starts runs in an empty folder; nothing of them is left in the queue afterwards."""
-    assert ask("sinfo", "--noheader", "--format=%D", "--partition=debug") == "2"
-    made = Runs(tmp_path)
-    try:
-        yield made
-    finally:
-        made.end()
-
-
-def states(runs: Runs, *words: str) -> list[dict]:
-    """Returns what ``hires status`` says of all runs."""
-    return list(json.loads(runs.hires("status", *words, "--json")[0])["runs"])
-
-
-def counts(runs: Runs) -> dict[str, int]:
-    """Returns how many runs are in which state."""
-    return dict(Counter(run["state"] for run in states(runs)))
-
-
-def element(runs: Runs, index: int, array: int = 0) -> list[Path]:
-    """Returns the run folders of an element."""
-    [path] = runs.folder.glob(f"results/*/arrays/{array}/points.jsonl")
-    entries = json.loads(path.read_text().splitlines()[index])
-    return [path.parents[2] / entry["run"] for entry in entries]
-
-
-def job_of(run: Path, attempt: int = 0) -> str:
-    """Returns the job of an attempt as Slurm names it."""
-    told = json.loads((run / f"a{attempt}" / "job.json").read_text())
-    return f"{told['job']}_{told['index']}"
-
-
-def exit_of(runs: Runs, run: Path, attempt: int = 0) -> dict:
-    """Returns the ``exit.json`` of an attempt once it is there."""
-    path = run / f"a{attempt}" / "exit.json"
-    until(path.exists, f"{path}; the log: {runs.log()}")
-    return dict(json.loads(path.read_text()))
-
-
-def wait_for_step(run: Path, step: int, attempt: int = 0) -> None:
-    """Returns when rank 0 has recorded a step."""
-    path, words = run / f"a{attempt}" / "metrics.jsonl", f'"rank": 0, "step": {step},'
-    until(lambda: path.exists() and words in path.read_text(), f"step {step} of {run.name}")
-
-
-def steps(run: Path, attempt: int) -> list[int]:
-    """Returns the steps that rank 0 did in an attempt."""
-    lines = map(json.loads, (run / f"a{attempt}" / "metrics.jsonl").read_text().splitlines())
-    return [line["step"] for line in lines if line["kind"] == "step" and line["rank"] == 0]
-
-
-def test_eight_points_over_two_nodes_as_one_array(runs):
+@pytest.mark.parametrize("mpi", ["none", "openmpi"])
+def test_eight_points_over_two_nodes_as_one_array(runs, mpi):
     """Two layouts, two precisions, two sizes; five ranks on both nodes for each point."""
+    program = {"none": "srun", "openmpi": "mpirun.openmpi"}[mpi]
+    if shutil.which(program) is None:
+        pytest.skip(f"there is no {program} here; make test-mpi installs it")
     points = ["parallel=sp+gems,sp+pp", "precision=fp32,bf16", "image=64,96"]
     sizes = ["model=resnet18", "batch=4", "steps=4", "parallel.tiles=[2,2]", "parallel.stages=2"]
-    where = ["launcher=slurm", "launcher.nodes=2"]
+    where = ["launcher=slurm", "launcher.nodes=2", f"launcher.mpi={mpi}"]
     _, err = runs.hires("sweep", *points, *sizes, *where, "--max-parallel", "2")
     assert "job array" in err
     assert len(list(runs.folder.glob("results/default/arrays/*"))) == 1
@@ -97,6 +55,8 @@ def test_eight_points_over_two_nodes_as_one_array(runs):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         started = Counter(line["node"] for line in lines if line["event"] == "rank_started")
         assert started == {"node1": 3, "node2": 2}
+        [starter] = [line for line in lines if line["event"] == "starter_started"]
+        assert Path(starter["command"][0]).name == program
     out, _ = runs.hires("sweep", *points, *sizes, *where)
     assert "0 to run, 8 complete" in out
     for words in ("Throughput", "Memory", "sp+gems", "sp+pp", "bf16", "96x96"):
@@ -149,27 +109,6 @@ def test_packed_points_run_side_by_side_where_the_job_has_room(runs):
     ends = {run: exit_of(runs, run) for run in [*element(runs, 0), *element(runs, 1)]}
     assert {end["state"] for end in ends.values()} == {"done"}
     assert len(element(runs, 1)) == 1
-
-
-def test_killed_supervisor_fails_its_element_and_no_other_and_it_is_retried(runs):
-    runs.hires("sweep", *TINY, *FIVE, "steps=50", "seed=0,1,2", "--max-parallel", "1")
-    first = element(runs, 0)[0]
-    wait_for_step(first, 1)
-    started = [json.loads(line) for line in (first / "a0/events.jsonl").read_text().splitlines()]
-    os.kill(
-        next(line["pid"] for line in started if line["event"] == "launch_started"), signal.SIGKILL
-    )
-    others = [element(runs, 1)[0], element(runs, 2)[0]]
-    assert [exit_of(runs, run)["state"] for run in others] == ["done", "done"]
-    assert not any((run / "a1").exists() for run in [first, *others])
-    until(
-        lambda: counts(runs) == {"lost": 1, "done": 2} or counts(runs) == {"failed": 1, "done": 2},
-        "a verdict",
-    )
-    out, _ = runs.hires("retry")
-    assert "1 of 1 runs submitted" in out
-    assert exit_of(runs, first, 1)["state"] == "done"
-    assert counts(runs) == {"done": 3}
 
 
 def test_campaign_is_cancelled_as_a_whole(runs):

@@ -115,7 +115,8 @@ def _draw_run(above: Axes, below: Axes, shown: Shown) -> str:
     above.set_title(f"{style.short(shown.label, 50)}: planned", fontsize=8.5)
     below.set_title(f"measured, step {number} [ms]", fontsize=8.5, fontweight="normal")
     above.tick_params(axis="x", labelbottom=False)
-    return f"{shown.label}: {took_s * 1e3:.1f} ms on {shown.plan.world} ranks"
+    world = shown.plan.world
+    return f"{shown.label}: {took_s * 1e3:.1f} ms on {world} rank{'' if world == 1 else 's'}"
 
 
 def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> None:

@@ -1,0 +1,22 @@
+"""Runs that were made and have not begun: what makes them, and how tests change them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hires.core.rundir import RunDir
+
+PLAN = {"world": 2, "placement": [], "totals": {}}
+ARGV = ["hires", "run", "parallel=sp"]
+
+
+def complete(run: RunDir) -> None:
+    """Makes a run look complete, as its last rank would."""
+    text = json.dumps({"state": "done", "attempt": run.attempt})
+    (run.path / "record.json").write_text(text)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Returns the temporary files and folders below a folder."""
+    return [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
