@@ -14,7 +14,7 @@ from hires.cli.show_status import count
 from hires.cli.sweep_submit import submit
 from hires.core import campaign, records, rundir
 from hires.core.config import RunConfig
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.rundir import RunDir
 from hires.launcher.arrays import Options, Wanted
 from hires.launcher.attempt_files import last_number
@@ -71,9 +71,10 @@ def main(words: Sequence[str]) -> int:
             print(count(found))
         return 0
     # All are checked before the first one starts.
-    runs = [(state, _config(state, args.set)) for state in chosen]
+    runs = _readable(chosen, args.set)
     jobs = [run for run in runs if run[1].launcher.name == "slurm"]
-    code = _submit_all(jobs, seen, ["hires", "retry", *words]) if jobs else 0
+    code = 0 if len(runs) == len(chosen) else RunError.exit_code
+    code = (_submit_all(jobs, seen, ["hires", "retry", *words]) if jobs else 0) or code
     return _run_all([run for run in runs if run not in jobs], seen) or code
 
 
@@ -90,11 +91,24 @@ def _wanted(text: str) -> list[str]:
     return wanted
 
 
-def _config(state: RunState, changes: Sequence[str]) -> RunConfig:
-    """Returns the config with which a run is repeated."""
-    assert state.path is not None
-    config = records.read_config(state.path)
-    return with_keys(config, changes, _command(state.path)) if changes else config
+def _readable(chosen: Sequence[RunState], changes: Sequence[str]) -> list[Run]:
+    """Returns the runs that can be repeated; of the others, which an old hires made, it tells.
+
+    Raises:
+        ConfigError: ``changes`` make no sense.
+    """
+    found = []
+    for state in chosen:
+        assert state.path is not None
+        try:
+            config = records.read_config(state.path)
+        except HiresError as error:
+            print(f"hires: {state.path.name} is left out: {error}", file=sys.stderr)
+            continue
+        if changes:
+            config = with_keys(config, changes, _command(state.path))
+        found.append((state, config))
+    return found
 
 
 def _submit_all(runs: Sequence[Run], seen: Seen, argv: list[str]) -> int:

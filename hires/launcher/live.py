@@ -1,8 +1,8 @@
 """Is a run under way already, in another job or as a process of some machine?
 
-A script may be submitted by hand while the job that it was made for still waits or runs. Before a
-job begins an attempt it asks the scheduler about the jobs of all attempts that left no word, and
-looks for signs of life of those that are no jobs.
+A script may be submitted or started by hand while the job that it was made for still waits or runs.
+Before it begins an attempt it asks the scheduler about the jobs of all attempts that left no word,
+and looks for signs of life of those that are no jobs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PATIENCE_S = 120.0
 
 
 @contextlib.contextmanager
-def alone(run: Path, job: str, submitted: int | None) -> Iterator[None]:
-    """Lets one job at a time take an attempt of a run, and only if the run is not under way.
+def alone(run: Path, job: str | None, submitted: int | None) -> Iterator[None]:
+    """Lets one at a time take an attempt of a run, and only if the run is not under way.
 
     Args:
         run: the run folder.
-        job: this job, as Slurm names it.
+        job: this job, as Slurm names it; None: this process is of no job.
         submitted: the attempt that it was submitted for and that was not launched yet, if any.
 
     Raises:
@@ -36,15 +36,16 @@ def alone(run: Path, job: str, submitted: int | None) -> Iterator[None]:
     """
     with lock.waited(run / _LOCK, f"the start of {run.name}", _PATIENCE_S):
         why = _why_not(run, job, submitted)
+        by = "" if job is None else f" by job {job}"
         if why is not None:
             raise RunError(
-                f"{run.name} is not begun by job {job}: {why}; wait until that has ended, or stop "
-                f"it with `hires cancel`"
+                f"{run.name} is not begun{by}: {why}; wait until that has ended, or stop it with "
+                f"`hires cancel`"
             )
         yield
 
 
-def _why_not(run: Path, own: str, submitted: int | None) -> str | None:
+def _why_not(run: Path, own: str | None, submitted: int | None) -> str | None:
     """Returns which other job or process has a run, in words; None if nobody has."""
     attempts = [of_number(run, number) for number in rundir.attempt_numbers(run)]
     local = [one for one in attempts if one.exit is None and one.job is None]

@@ -18,7 +18,7 @@ from typing import Any
 from hires.core import log, provenance, records, rundir, units
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.files import StrPath
-from hires.launcher import cancel, hosts, ports
+from hires.launcher import cancel, hosts, live, ports
 from hires.launcher.interrupts import Interrupts
 from hires.launcher.last_word import leave_word
 from hires.launcher.places import Places, here
@@ -135,7 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     log.setup()
     try:
         path = rundir.frozen_folder(words[0])
-        attempt = rundir.next_attempt(path)
+        with live.alone(path, None, None):
+            attempt = rundir.next_attempt(path)
         config, plan = records.read_config(path), records.read_plan(path)
         progress = Progress(int(plan["world"]), config.batch, config.steps)
         _say(f"{path.name}: attempt {attempt}, {plan['world']} ranks")

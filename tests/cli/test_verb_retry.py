@@ -71,6 +71,16 @@ def test_run_that_fails_again_is_told(hires, runs, fake_ranks):
     assert ends(runs["failed"]) == ["failed", "failed"]
 
 
+def test_run_of_an_old_hires_is_left_out_and_the_others_are_run_again(hires, runs):
+    config = runs["failed"] / "config.yaml"
+    config.write_text(config.read_text() + "gone: 1\n")
+    answer = hires("retry", "--state", "failed,done")
+    assert answer.code == 1
+    assert f"hires: {runs['failed'].name} is left out: " in answer.err
+    assert "is of another hires, or was edited" in answer.err
+    assert (ends(runs["failed"]), ends(runs["done"])) == (["failed"], ["done", "done"])
+
+
 def test_key_that_leaves_the_point_as_it_is_may_change(hires, runs):
     words = ["--set", "comm.timeout_s=600", "--set", "memory.limit=8GiB"]
     answer = hires("retry", "mine", *words)

@@ -12,7 +12,7 @@ import pytest
 
 from hires.core import records
 from hires.core.errors import ConfigError, RunError
-from hires.launcher import local
+from hires.launcher import local, whois
 
 from .conftest import alive, events, rank_pids
 
@@ -305,6 +305,15 @@ def test_by_hand_failure_shows_cause_and_last_lines(fake_world, capsys, monkeypa
     err = capsys.readouterr().err
     assert "    rank 0 is raise\n" in err
     assert "rank 0 exited with code 1: ValueError: this rank was told to fail; the logs" in err
+
+
+def test_by_hand_does_not_begin_what_is_under_way(fake_world, capsys):
+    run = fake_world("ok")
+    records.event(run.path, 0, "launch_started", **whois.myself())
+    assert local.main([str(run.path)]) == 1
+    assert f"process {os.getpid()} on" in (err := capsys.readouterr().err)
+    assert "runs attempt a0; wait until that has ended, or stop it with `hires cancel`" in err
+    assert not (run.path / "a1").exists()
 
 
 def test_by_hand_in_a_folder_that_is_no_run(tmp_path, capsys):
