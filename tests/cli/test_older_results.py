@@ -58,12 +58,13 @@ def test_campaign_file_of_another_schema_hides_no_run(hires, old):
     assert answer.code == 0
 
 
-def test_config_with_keys_of_another_hires_is_named_when_it_is_to_run_again(hires, old):
+def test_config_with_keys_of_another_hires_is_named_and_left_out_of_a_retry(hires, old):
     end(old / "a0", "failed")
     (old / "record.json").unlink()
     config = old / "config.yaml"
     config.write_text(config.read_text() + "zoom: 3\n")
     assert hires("status").code == 0
     answer = hires("retry", "99999999", "--set", "comm.timeout_s=9")
-    assert answer.code == 2
-    assert f"{config.absolute()} is of another hires, or was edited: unknown key zoom" in answer.err
+    assert answer.code == 1
+    told = f"{config.absolute()} is of another hires, or was edited: unknown key zoom"
+    assert f"hires: {old.name} is left out: {told}" in answer.err

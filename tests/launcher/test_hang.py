@@ -93,7 +93,7 @@ def test_stopped_rank_is_named_with_the_message_that_is_missing(run):
     assert page.startswith("no progress: rank 1 does not answer")
     assert "rank 0 waits for" in page
     assert "what every rank is at" in page
-    assert "wire.py" in page.split("Python stacks")[1]
+    assert "hires/comm/" in page.split("Python stacks")[1]
     assert not alive(rank_pids(run))
 
 
