@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
+# Processes among which the tests are shared out; many of them start ranks of their own.
+JOBS ?= 2
 CLUSTER ?=
 IMAGES := data/textures
 
@@ -23,8 +25,8 @@ run: $(INSTALLED)  ## write a small folder of images, train on it and print the 
 	$(BIN)/hires run campaign=quickstart data=folder data.path=$(IMAGES) model=resnet18 image=256 \
 	    parallel=sp+gems precision=bf16 batch=8 steps=12 $(ARGS)
 
-test: $(INSTALLED)  ## run the tests; ARGS='-m slow' runs the slow ones
-	$(BIN)/python -m pytest $(ARGS)
+test: $(INSTALLED)  ## run the tests, JOBS=2 at a time; ARGS='-m slow' runs the slow ones
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 test-mpi: $(INSTALLED)  ## run the tests that need an MPI; as root it installs Debian's Open MPI and MPICH first
 	bash scripts/install_mpi.sh

@@ -24,6 +24,7 @@ from hires.core.files import make_folder, write_atomically
 from hires.core.naming import plain
 from hires.launcher import checkup, sbatch, scheduler, slurm
 from hires.launcher.attempt_files import read_json
+from hires.launcher.interrupts import Interrupts
 
 LOOK_S = 0.5
 ASK_S = 3.0
@@ -40,7 +41,18 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
         config: where the job goes: ``launcher.nodes``, ``launcher.partition``, ``results``, ...
         argv: the command line as typed.
         patience_s: how long the job may take, waiting included; then it is cancelled.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came; the job is cancelled.
     """
+    with Interrupts() as interrupts:
+        return _checks(config, argv, patience_s, interrupts)
+
+
+def _checks(
+    config: RunConfig, argv: Sequence[str], patience_s: float, interrupts: Interrupts
+) -> list[Check]:
+    """Returns what :func:`cluster_checks` does, while signals are only counted."""
     launcher = dataclasses.replace(config.launcher, minutes=_MINUTES, signal_s=10)
     config = dataclasses.replace(config, launcher=launcher)
     folder = Path(config.results).absolute() / f".doctor-{uuid.uuid4().hex[:8]}"
@@ -55,7 +67,7 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
     print(f"job {job} asks {launcher.nodes} nodes", file=sys.stderr)
     why: str | None = "interrupted"
     try:
-        why = _waited(folder, job, patience_s)
+        why = _waited(folder, job, patience_s, interrupts)
     finally:
         if why is not None:
             _cancel(job)
@@ -75,11 +87,13 @@ def _submitted(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
     return slurm.submit(folder, 0)
 
 
-def _waited(folder: Path, job: str, patience_s: float) -> str | None:
+def _waited(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -> str | None:
     """Waits for the end of the job; returns why it is not waited for any longer, or None."""
     until_s, asked_s, over = time.monotonic() + patience_s, 0.0, 0
     answer = scheduler.Answer(scheduler.UNKNOWN)
     while not (folder / "a0" / "exit.json").exists():
+        if interrupts.count:
+            raise KeyboardInterrupt
         now_s = time.monotonic()
         if now_s - asked_s >= ASK_S:
             asked_s = now_s

@@ -264,3 +264,14 @@ def test_refused_job_is_a_line_with_slurms_words(hires, commands, monkeypatch):
     assert (told["name"], told["where"], told["state"]) == ("job", "job", "failed")
     assert "the queue is closed" in told["text"]
     assert not list(Path("results").glob(".doctor*"))
+
+
+def test_job_is_cancelled_when_the_doctor_is_stopped(hires, commands, monkeypatch, tmp_path):
+    monkeypatch.setattr(verb_doctor, "torch_checks", list)
+    commands("scontrol", f"{SLURM} none")
+    commands("sinfo", 'printf "n1|gpu*|idle\\nn2|gpu*|idle\\n"')
+    commands("sbatch", "kill -TERM $PPID; echo 7")
+    commands("squeue", "echo '7|N/A|PENDING|N/A|Priority'")
+    commands("scancel", f'echo "$@" > {tmp_path}/told')
+    assert hires("doctor", "launcher=slurm", "--nodes", "2").code == 130
+    assert (tmp_path / "told").read_text() == "7\n"
