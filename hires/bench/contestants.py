@@ -101,6 +101,8 @@ def line_up(options: Options, task: str) -> list[Contestant]:
         "memory": more_rows.recomputed,
         "sp+gems": more_rows.tiled_and_mirrored,
     }
+    if "sp" not in options.only and {"halo", "memory"} & set(options.only):
+        rows.append(_plain_tiles(lines))  # they are measured by it
     for name in options.only:
         rows += groups[name](lines)
     return [row for row in rows if task == "train" or not row.training_only]
@@ -195,7 +197,7 @@ def _tiles(lines: Lines) -> list[Contestant]:
     height, width = lines.base.image
     half = replace(lines.base, image=[(height + 1) // 2, width])
     return [
-        lines.ours("tiles 2x1", "hires, an upper and a lower tile", {"tiles": [2, 1]}),
+        _plain_tiles(lines),
         lines.ours("tiles 1x2", "hires, a left and a right tile", {"tiles": [1, 2]}),
         lines.torchs(
             "half images",
@@ -206,6 +208,11 @@ def _tiles(lines: Lines) -> list[Contestant]:
             checked=False,
         ),
     ]
+
+
+def _plain_tiles(lines: Lines) -> Contestant:
+    """Returns two tiles as they are by default."""
+    return lines.ours("tiles 2x1", "hires, an upper and a lower tile", {"tiles": [2, 1]})
 
 
 def _pieces(lines: Lines) -> Contestant:

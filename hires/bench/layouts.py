@@ -96,7 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     defaults = Options()
     parser = argparse.ArgumentParser(prog="hires bench layouts", description=__doc__)
     add = parser.add_argument
-    add("--model", default=defaults.model, help="resnet18 to resnet152 (default: %(default)s)")
+    add(
+        "--model",
+        default=defaults.model,
+        help="resnet18 to 152, preact_resnet110, amoebanet-LAYERS-FILTERS (default: %(default)s)",
+    )
     add("--image", default="512", help="n or HxW in pixels (default: %(default)s)")
     add("--batch", type=int, default=defaults.batch, help="images of one microbatch")
     add("--microbatches", type=int, default=defaults.microbatches, help="of the pipelines")

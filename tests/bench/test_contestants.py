@@ -53,9 +53,17 @@ def test_all_microbatches_have_the_same_size(rows):
 def test_only_the_chosen_layouts_and_one_process_run(group):
     names = {row.name for row in line_up(Options(**SMALL, only=(group,)), "train")}
     assert {"single", "module", "two threads"} < names
-    assert any(name.startswith("tiles ") for name in names) == (group == "sp")
+    assert ("tiles 1x2" in names) == (group == "sp")
     assert any(name.startswith("ddp") for name in names) == (group == "dp")
     assert any(name.startswith("pp") for name in names) == (group == "pp")
+
+
+@pytest.mark.parametrize("group", ["halo", "memory"])
+def test_what_two_tiles_are_measured_by_runs_beside_them(group):
+    rows = line_up(Options(**SMALL, only=(group,)), "train")
+    assert [row.name for row in rows].count("tiles 2x1") == 1
+    both = line_up(Options(**SMALL, only=("sp", group)), "train")
+    assert [row.name for row in both].count("tiles 2x1") == 1
 
 
 @pytest.mark.parametrize("name", ["resnet101", "preact_resnet110"])
