@@ -13,7 +13,9 @@ from hires.core.world import World
 @pytest.fixture(autouse=True)
 def _routes(monkeypatch):
     monkeypatch.setattr(wire, "interface_towards", {"10.0.0.1": "eth7"}.get)
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    # Set before it is taken away: so what a test makes the code set is taken away afterwards.
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
 
 
 def chosen(local_size: int, address: str = "10.0.0.1") -> str | None:
