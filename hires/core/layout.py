@@ -84,10 +84,14 @@ class ParallelConfig:
             )
 
     @property
+    def listed(self) -> bool:
+        """Whether ``tiles`` holds a grid for each spatial stage, not one for all."""
+        return isinstance(self.tiles[0], list)
+
+    @property
     def grids(self) -> list[list[int]]:
         """[rows, cols] of every stage."""
-        many = isinstance(self.tiles[0], list)
-        spatial = self.tiles if many else [self.tiles] * self.spatial_stages
+        spatial = self.tiles if self.listed else [self.tiles] * self.spatial_stages
         return [list(grid) for grid in spatial] + [[1, 1]] * (self.stages - len(spatial))
 
     @property

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 from hires.core.config import RunConfig
 from hires.core.layout import ParallelConfig
 from hires.plan.graph import Graph, Node, describe
-from hires.plan.partition import layer_starts
+from hires.plan.partition import layer_starts, scaled
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.rules import TILED
 
@@ -101,23 +99,13 @@ def check_cuts(parallel: ParallelConfig, graph: Graph) -> list[Finding]:
         )
         findings.append(Finding("error", "parallel.stages", text))
     if parallel.balance is not None and sum(parallel.balance) != layers:
-        fitting = _scaled(parallel.balance, layers)
+        fitting = str(scaled(parallel.balance, layers)).replace(" ", "")
         text = (
             f"parallel.balance={parallel.balance} sums to {sum(parallel.balance)}, but the network "
             f"has {layers} layers; use parallel.balance={fitting}, or leave it out"
         )
         findings.append(Finding("error", "parallel.balance", text))
     return findings
-
-
-def _scaled(balance: list[int], layers: int) -> str:
-    """Returns a balance in about the same proportions that sums to the network's layers."""
-    balance = balance[:layers]
-    total, ends = sum(balance), [0]
-    for index, part in enumerate(itertools.accumulate(balance), start=1):
-        behind = len(balance) - index  # stages that follow need a layer each
-        ends.append(min(max(ends[-1] + 1, round(part * layers / total)), layers - behind))
-    return str([end - begin for begin, end in itertools.pairwise(ends)]).replace(" ", "")
 
 
 def check_tiles(config: RunConfig) -> list[Finding]:
