@@ -39,7 +39,8 @@ def _indivisible(config: RunConfig) -> str:
     unit = parallel.pieces * parallel.local_dp
     below = config.batch // unit * unit
     remedies = [f"batch={below} or batch={below + unit}" if below else f"batch={unit}"]
-    for key in ("pairs", "microbatches"):
+    # One direction has no pairs, however many would divide the batch.
+    for key in ("pairs", "microbatches") if parallel.directions > 1 else ("microbatches",):
         rest = parallel.pieces // counts[key]
         unit = rest * parallel.local_dp
         fewer = [n for n in range(1, counts[key]) if config.batch % (unit * n) == 0]
@@ -52,18 +53,6 @@ def _indivisible(config: RunConfig) -> str:
         f"batch={config.batch} does not divide into {parallel.pieces} microbatches "
         f"({' times '.join(factors)}){shards}; use {', or '.join(remedies)}"
     )
-
-
-def check_mirror(parallel: ParallelConfig) -> list[Finding]:
-    """Returns an error if there is nothing that two directions could mirror."""
-    shards = zip(parallel.grids, parallel.shards, strict=True)
-    if parallel.directions == 1 or sum(rows * cols * parts for (rows, cols), parts in shards) > 1:
-        return []
-    text = (
-        "parallel.directions=2 mirrors the stages over the ranks, but there is one rank; use "
-        "parallel.stages=2, or parallel.directions=1 with parallel.schedule=gpipe"
-    )
-    return [Finding("error", "parallel.directions", text)]
 
 
 def check_directions(plan: Plan) -> list[Finding]:

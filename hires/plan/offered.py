@@ -12,6 +12,7 @@ from hires.core.config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.layout import ParallelConfig
 from hires.plan.plan import Finding
+from hires.plan.together import check_together
 
 
 def offered(config: RunConfig, layers: int | None = None) -> list[Finding]:
@@ -127,13 +128,12 @@ def _smaller(tiles: Any) -> Iterator[Any]:
 
 
 def _fitting(config: RunConfig, **keys: Any) -> ParallelConfig | None:
-    """Returns the changed layout if its keys go together and its ranks are offered."""
+    """Returns the changed layout if its keys go together as before and its ranks are offered."""
     try:
         layout = dataclasses.replace(config.parallel, **keys)
     except ConfigError:
         return None
-    alone = layout.num_ranks == layout.replicas  # two directions need two ranks
-    fits = layout.num_ranks <= config.launcher.offered_ranks and not (
-        alone and layout.directions > 1
-    )
-    return layout if fits else None
+    if layout.num_ranks > config.launcher.offered_ranks:
+        return None
+    changed = dataclasses.replace(config, parallel=layout)
+    return layout if len(check_together(changed)) <= len(check_together(config)) else None

@@ -11,7 +11,6 @@ from hires.plan.checks import (
     check_batch,
     check_cuts,
     check_directions,
-    check_mirror,
     check_output,
     check_shared,
     check_ties,
@@ -25,6 +24,7 @@ from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.program import BYTES, edge_messages, halo_messages, inside
 from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.segments import add_segments
+from hires.plan.together import check_together
 from hires.plan.verify import verify
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
@@ -67,7 +67,7 @@ def make_plan(config: RunConfig, graph: Graph, told: Sequence[Finding] = ()) -> 
 
 def check_numbers(config: RunConfig) -> list[Finding]:
     """Returns what is wrong with a layout whatever the network."""
-    return [*check_batch(config), *check_tiles(config), *check_mirror(config.parallel)]
+    return [*check_batch(config), *check_tiles(config), *check_together(config)]
 
 
 def _divide(config: RunConfig, plan: Plan) -> list[Finding]:
