@@ -55,11 +55,11 @@ def make_plan(config: RunConfig, graph: Graph, told: Sequence[Finding] = ()) -> 
         findings=[
             *check_numbers(config),
             *check_output(config, graph),
-            *told,
         ],
     )
+    possible = plan.ok and all(finding.severity != "error" for finding in told)
     uncut = check_cuts(config.parallel, graph)
-    plan.findings += uncut or _divide(config, plan)
+    plan.findings += [*(uncut or _divide(config, plan, possible)), *told]
     if plan.ok:
         _connect(config, plan)
     return plan
@@ -70,10 +70,10 @@ def check_numbers(config: RunConfig) -> list[Finding]:
     return [*check_batch(config), *check_tiles(config), *check_together(config)]
 
 
-def _divide(config: RunConfig, plan: Plan) -> list[Finding]:
-    """Lays the network out on stages and tiles; the plan keeps them if the numbers make sense."""
+def _divide(config: RunConfig, plan: Plan, possible: bool) -> list[Finding]:
+    """Lays the network out on stages and tiles; the plan keeps them if they are possible so far."""
     stages = _stages(config, plan.graph)
-    if plan.ok:
+    if possible:
         plan.stages = stages
         plan.schedule = _schedule(config, plan)
         laid = check_directions(plan)

@@ -50,7 +50,7 @@ def test_layout_that_no_launcher_offers_is_not_proved(monkeypatch):
         "batch",
         "launcher.max_ranks",
     ]
-    assert "hold nothing" in plan.findings[-1].text
+    assert any("hold nothing" in finding.text for finding in plan.findings)
     plan = prepare.planned(config_of("train", 4, tiles=[13, 10]))
     assert not plan.ok
 
@@ -63,5 +63,5 @@ def test_stages_that_are_advised_are_no_more_than_layers(monkeypatch):
     monkeypatch.setattr(prepare, "TorchProcess", Tracing)
     layers = len(layer_starts(forked(4, True)))
     findings = prepare.planned(config_of("train", 4, stages=100)).findings
-    assert [f.key for f in findings] == ["launcher.max_ranks", "parallel.stages"]
+    assert [f.key for f in findings] == ["parallel.stages", "launcher.max_ranks"]
     assert all(f"; use parallel.stages={layers}" in f.text for f in findings)
