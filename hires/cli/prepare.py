@@ -18,6 +18,7 @@ from hires.core.errors import ConfigError, PlanError
 from hires.core.naming import run_name
 from hires.plan.graph import Graph
 from hires.plan.offered import offered
+from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan
 
 
@@ -39,8 +40,8 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
 
     with TorchProcess() as process:
         _say("tracing the network ...")
-        plan = make_plan(config, traced(config, process))
-        plan.findings += offered(config)
+        graph = traced(config, process)
+        plan = make_plan(config, graph, offered(config, len(layer_starts(graph))))
         if memory:
             _say("predicting the memory ...")
             add_forecast(config, plan, process)

@@ -21,6 +21,7 @@ from hires.core.config import RunConfig
 from hires.plan.graph import Graph
 from hires.plan.memory import room_of
 from hires.plan.offered import offered
+from hires.plan.partition import layer_starts
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
 
@@ -89,8 +90,8 @@ class Planner:
 
     def _planned(self, config: RunConfig) -> Planned:
         """Makes a plan and packs it."""
-        plan = make_plan(config, self._traced(config))
-        plan.findings += offered(config)
+        graph = self._traced(config)
+        plan = make_plan(config, graph, offered(config, len(layer_starts(graph))))
         shortage = self._predict(config, plan)
         if shortage is not None:
             plan.findings.append(Finding("error", "memory.limit", shortage))
@@ -101,7 +102,7 @@ class Planner:
         return Planned(
             refusal="; ".join(errors),
             warnings=tuple(warnings),
-            ranks=plan.world,
+            ranks=config.parallel.num_ranks,
             peak_bytes=max(peaks, default=None),
             needs_bytes=everyone.needed(plan) if peaks else 0,
             packed=zlib.compress(json.dumps(plan.to_dict()).encode(), 1) if plan.ok else b"",

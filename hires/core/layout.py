@@ -68,9 +68,8 @@ class ParallelConfig:
             check(at_least, f"parallel.{key}", getattr(self, key), 1)
         check(at_least, "parallel.spatial_stages", self.spatial_stages, 0)
         check(self._check_tiles)
-        check(self._check_local_dp)
         check(self._check_directions)
-        check(self._check_schedule)
+        check(one_of, "parallel.schedule", self.schedule, SCHEDULES)
         check(self._check_balance)
         check.done()
 
@@ -84,10 +83,14 @@ class ParallelConfig:
             )
 
     @property
+    def listed(self) -> bool:
+        """Whether ``tiles`` holds a grid for each spatial stage, not one for all."""
+        return isinstance(self.tiles[0], list)
+
+    @property
     def grids(self) -> list[list[int]]:
         """[rows, cols] of every stage."""
-        many = isinstance(self.tiles[0], list)
-        spatial = self.tiles if many else [self.tiles] * self.spatial_stages
+        spatial = self.tiles if self.listed else [self.tiles] * self.spatial_stages
         return [list(grid) for grid in spatial] + [[1, 1]] * (self.stages - len(spatial))
 
     @property
@@ -137,39 +140,10 @@ class ParallelConfig:
                 f"parallel.spatial_stages={self.spatial_stages}; give one grid for each"
             )
 
-    def _check_local_dp(self) -> None:
-        """Refuses shards where no stage is left that could be divided among them."""
-        if self.local_dp > 1 and self.spatial_stages == self.stages:
-            raise ConfigError(
-                f"parallel.local_dp={self.local_dp} divides the stages behind the tiles, but all "
-                f"{self.stages} are tiled; use parallel.stages={self.stages + 1}, or "
-                f"parallel.local_dp=1"
-            )
-
     def _check_directions(self) -> None:
-        """Refuses more than two directions, and pairs of one."""
+        """Refuses more than two directions."""
         if self.directions > 2:
             raise ConfigError(f"parallel.directions={self.directions} must be 1 or 2")
-        if self.directions == 1 and self.pairs > 1:
-            raise ConfigError(
-                f"parallel.pairs={self.pairs} needs parallel.directions=2 (parallel=gems); in one "
-                f"direction use parallel.microbatches={self.pairs * self.microbatches}"
-            )
-
-    def _check_schedule(self) -> None:
-        """Refuses an unknown schedule, and one for another number of directions."""
-        one_of("parallel.schedule", self.schedule, SCHEDULES)
-        both = self.schedule.startswith("gems")
-        if self.directions > 2 or both == (self.directions == 2):
-            return
-        fit = "gems or gems_1f1b" if self.directions == 2 else "gpipe or 1f1b"
-        if self.directions == 2 and self.stages == 1 and self.spatial_stages == 0:
-            fit += ", and parallel.stages=2"
-        raise ConfigError(
-            f"parallel.schedule={self.schedule} is for {2 if both else 1} direction"
-            f"{'s' if both else ''}; with parallel.directions={self.directions} use "
-            f"parallel.schedule={fit}"
-        )
 
 
 def _is_grid(grid: Any) -> bool:

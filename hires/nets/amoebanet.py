@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.core.errors import ConfigError
+from hires.core.values import Checks
 from hires.nets.registry import NETS
 
 MakeOperation = Callable[[int, int], nn.Module]
@@ -110,18 +111,10 @@ class AmoebaNetD(nn.Module):
 
     def __init__(self, layers: int, filters: int, classes: int, channels: int = 3) -> None:
         super().__init__()
-        if layers < 3 or layers % 3:
-            low = max(3, layers // 3 * 3)
-            raise ConfigError(
-                f"model.layers={layers} is no multiple of 3: a third of the cells follows each "
-                f"reduction; use {low} or {low + 3}"
-            )
-        if filters < 8 or filters % 4:
-            low = max(8, filters // 4 * 4)
-            raise ConfigError(
-                f"model.filters={filters} must be a multiple of 4, and 8 or more; use {low} or "
-                f"{low + 4}"
-            )
+        check = Checks()
+        check(_check_layers, layers)
+        check(_check_filters, filters)
+        check.done()
         self.conv = nn.Conv2d(channels, filters // 4, 3, 2, 1, bias=False)
         self.bn = nn.BatchNorm2d(filters // 4)
         cells = list(_cells(filters // 4, [True, True, *_body(layers // 3)]))
@@ -142,6 +135,26 @@ class AmoebaNetD(nn.Module):
 def amoebanet(layers: int, filters: int, classes: int, channels: int) -> AmoebaNetD:
     """Returns AmoebaNet-D (layers, filters)."""
     return AmoebaNetD(layers, filters, classes, channels)
+
+
+def _check_layers(layers: int) -> None:
+    """Refuses a number of normal cells that is not three equal parts."""
+    if layers < 3 or layers % 3:
+        low = max(3, layers // 3 * 3)
+        raise ConfigError(
+            f"model.layers={layers} is no multiple of 3: a third of the cells follows each "
+            f"reduction; use {low} or {low + 3}"
+        )
+
+
+def _check_filters(filters: int) -> None:
+    """Refuses filters that the cells cannot quarter, or whose quarter cannot be halved."""
+    if filters < 8 or filters % 4:
+        low = max(8, filters // 4 * 4)
+        raise ConfigError(
+            f"model.filters={filters} must be a multiple of 4, and 8 or more; use {low} or "
+            f"{low + 4}"
+        )
 
 
 def _body(repeats: int) -> list[bool]:

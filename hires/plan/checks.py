@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 from hires.core.config import RunConfig
 from hires.core.layout import ParallelConfig
 from hires.plan.graph import Graph, Node, describe
-from hires.plan.partition import layer_starts
+from hires.plan.partition import layer_starts, scaled
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.rules import TILED
 
@@ -41,7 +39,8 @@ def _indivisible(config: RunConfig) -> str:
     unit = parallel.pieces * parallel.local_dp
     below = config.batch // unit * unit
     remedies = [f"batch={below} or batch={below + unit}" if below else f"batch={unit}"]
-    for key in ("pairs", "microbatches"):
+    # One direction has no pairs, however many would divide the batch.
+    for key in ("pairs", "microbatches") if parallel.directions > 1 else ("microbatches",):
         rest = parallel.pieces // counts[key]
         unit = rest * parallel.local_dp
         fewer = [n for n in range(1, counts[key]) if config.batch % (unit * n) == 0]
@@ -54,18 +53,6 @@ def _indivisible(config: RunConfig) -> str:
         f"batch={config.batch} does not divide into {parallel.pieces} microbatches "
         f"({' times '.join(factors)}){shards}; use {', or '.join(remedies)}"
     )
-
-
-def check_mirror(parallel: ParallelConfig) -> list[Finding]:
-    """Returns an error if there is nothing that two directions could mirror."""
-    shards = zip(parallel.grids, parallel.shards, strict=True)
-    if parallel.directions == 1 or sum(rows * cols * parts for (rows, cols), parts in shards) > 1:
-        return []
-    text = (
-        "parallel.directions=2 mirrors the stages over the ranks, but there is one rank; use "
-        "parallel.stages=2, or parallel.directions=1 with parallel.schedule=gpipe"
-    )
-    return [Finding("error", "parallel.directions", text)]
 
 
 def check_directions(plan: Plan) -> list[Finding]:
@@ -101,23 +88,13 @@ def check_cuts(parallel: ParallelConfig, graph: Graph) -> list[Finding]:
         )
         findings.append(Finding("error", "parallel.stages", text))
     if parallel.balance is not None and sum(parallel.balance) != layers:
-        fitting = _scaled(parallel.balance, layers)
+        fitting = str(scaled(parallel.balance, layers)).replace(" ", "")
         text = (
             f"parallel.balance={parallel.balance} sums to {sum(parallel.balance)}, but the network "
             f"has {layers} layers; use parallel.balance={fitting}, or leave it out"
         )
         findings.append(Finding("error", "parallel.balance", text))
     return findings
-
-
-def _scaled(balance: list[int], layers: int) -> str:
-    """Returns a balance in about the same proportions that sums to the network's layers."""
-    balance = balance[:layers]
-    total, ends = sum(balance), [0]
-    for index, part in enumerate(itertools.accumulate(balance), start=1):
-        behind = len(balance) - index  # stages that follow need a layer each
-        ends.append(min(max(ends[-1] + 1, round(part * layers / total)), layers - behind))
-    return str([end - begin for begin, end in itertools.pairwise(ends)]).replace(" ", "")
 
 
 def check_tiles(config: RunConfig) -> list[Finding]:

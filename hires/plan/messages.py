@@ -6,22 +6,24 @@ import math
 
 from hires.plan.edges import edge_of
 from hires.plan.fusing import widen
-from hires.plan.graph import INPUT, Graph, Node, describe
+from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.halos import halos_of, ran_back
-from hires.plan.partition import layer_starts
+from hires.plan.joins import far_halos, no_rule, vanishing
 from hires.plan.plan import CommOp, Edge, Finding, Stage
 from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_of
 from hires.plan.shards import shard_rule
-from hires.plan.tiling import is_empty, own_rect
 
 
-def lay_out(graph: Graph, stages: list[Stage], fuse: int = 1) -> list[Finding]:
+def lay_out(
+    graph: Graph, stages: list[Stage], fuse: int = 1, listed: bool = False
+) -> list[Finding]:
     """Fills in how every value lies on the tiles of each stage, and the stage's communication.
 
     Args:
         graph: the network.
         stages: where it is cut, and into which tiles.
         fuse: windowed layers that one exchange serves.
+        listed: whether ``parallel.tiles`` names a grid for each stage.
 
     Returns:
         An error for every kind of node that the tiles of a stage cannot compute, with what avoids
@@ -29,22 +31,29 @@ def lay_out(graph: Graph, stages: list[Stage], fuse: int = 1) -> list[Finding]:
     """
     findings: list[Finding] = []
     for stage in stages:
-        incoming = {name: _incoming(graph, stages, stage, name) for name in _reads(graph, stage)}
-        stage.layout = incoming
-        rules: dict[str, Rule] = {}
-        refused: dict[str, list[Node]] = {}
-        for node in graph.nodes[stage.first : stage.last]:
-            rule = _rule(graph, stage, node)
-            if rule is None:
-                refused.setdefault(node.kind, []).append(node)
-                rule = _guessed(node, stage.layout)
-            divided = stage.shards > 1 and rule.kind != "whole"
-            stage.layout[node.name] = SHARDED if divided else rule.result
-            rules[node.name] = rule
+        rules, refused = _judged(graph, stages, stage)
         widen(graph, stage, rules, fuse if not refused else 1)
         stage.comm = _stage_comm(graph, stage, rules)
-        findings += [_no_rule(graph, stages, stage, nodes) for nodes in refused.values()]
+        findings += [no_rule(graph, stages, stage, nodes, listed) for nodes in refused]
     return findings
+
+
+def look_over(graph: Graph, stages: list[Stage], listed: bool) -> list[Finding]:
+    """Returns what a layout would meet, without its messages, which are many where tiles are.
+
+    The errors are those of :func:`lay_out`; tiles that hold nothing are warnings.
+    """
+    findings: list[Finding] = []
+    for stage in stages:
+        _, refused = _judged(graph, stages, stage)
+        findings += [no_rule(graph, stages, stage, nodes, listed) for nodes in refused]
+    return [*findings, *vanishing(graph, stages, listed)]
+
+
+def small_tiles(graph: Graph, stages: list[Stage], listed: bool) -> list[Finding]:
+    """Returns warnings of tiles that hold nothing or borrow from beyond their neighbour."""
+    far = [finding for stage in stages for finding in far_halos(stage)]
+    return [*vanishing(graph, stages, listed), *far]
 
 
 def add_loss(graph: Graph, stage: Stage) -> None:
@@ -70,6 +79,24 @@ def _rule(graph: Graph, stage: Stage, node: Node) -> Rule | None:
     if stage.shards > 1:
         return shard_rule(node, graph, stage.layout)
     return rule_of(node, graph, stage.layout) if stage.num_tiles > 1 else Rule("whole")
+
+
+def _judged(
+    graph: Graph, stages: list[Stage], stage: Stage
+) -> tuple[dict[str, Rule], list[list[Node]]]:
+    """Fills in the layout of a stage; returns every node's rule, and those without by kind."""
+    stage.layout = {name: _incoming(graph, stages, stage, name) for name in _reads(graph, stage)}
+    rules: dict[str, Rule] = {}
+    refused: dict[str, list[Node]] = {}
+    for node in graph.nodes[stage.first : stage.last]:
+        rule = _rule(graph, stage, node)
+        if rule is None:
+            refused.setdefault(node.kind, []).append(node)
+            rule = _guessed(node, stage.layout)
+        divided = stage.shards > 1 and rule.kind != "whole"
+        stage.layout[node.name] = SHARDED if divided else rule.result
+        rules[node.name] = rule
+    return rules, list(refused.values())
 
 
 def _reads(graph: Graph, stage: Stage) -> list[str]:
@@ -161,92 +188,3 @@ def _guessed(node: Node, layout: dict[str, str]) -> Rule:
     image = node.shape is None or len(node.shape) == 4
     tiled = any(layout[name] == TILED for name in node.inputs)
     return Rule("pointwise" if image and tiled else "whole")
-
-
-def _no_rule(graph: Graph, stages: list[Stage], stage: Stage, nodes: list[Node]) -> Finding:
-    """Explains that nodes of one kind cannot be tiled, and how to compute them after a join."""
-    alike = f" and {len(nodes) - 1} more of its kind" if len(nodes) > 1 else ""
-    has = "have" if alike else "has"
-    who = f"{describe(nodes[0])}{alike} in stage {stage.index} {has}"
-    if stage.shards > 1:
-        text = f"{who} no rule for samples on several ranks; use parallel.local_dp=1"
-        return Finding("error", "parallel.local_dp", text)
-    if stage.index > 0:
-        return Finding(
-            "error",
-            "parallel.spatial_stages",
-            f"{who} no tiling rule; parallel.spatial_stages={stage.index} joins the tiles before "
-            f"that stage (it begins at {stage.first_layer})",
-        )
-    cut = _earlier_cut(graph, nodes[0])
-    return Finding("error", "parallel.balance", f"{who} no tiling rule; {cut}")
-
-
-def _earlier_cut(graph: Graph, node: Node) -> str:
-    """Returns which cut would leave a node of stage 0 to a later, untiled stage."""
-    starts = layer_starts(graph)
-    before = sum(start <= graph.position[node.name] for start in starts) - 1
-    if before == 0:
-        return "it belongs to the first layer, so this network cannot begin with tiles"
-    return (
-        f"stage 1 can begin at layer {before} ({graph.nodes[starts[before]].name}): use "
-        f"parallel=sp+lp parallel.stages=2 parallel.spatial_stages=1 "
-        f"parallel.balance=[{before},{len(starts) - before}]"
-    )
-
-
-def small_tiles(graph: Graph, stages: list[Stage]) -> list[Finding]:
-    """Returns warnings of tiles that hold nothing or borrow from beyond their neighbour."""
-    findings = []
-    for stage in stages:
-        if stage.num_tiles > 1:
-            findings += _empty_tiles(graph, stage) + _far_halos(stage)
-    return findings
-
-
-def _empty_tiles(graph: Graph, stage: Stage) -> list[Finding]:
-    """Returns a warning for the first value of which some tile of a stage holds nothing."""
-    rows, cols = stage.tiles
-    for node in graph.nodes[stage.first : stage.last]:
-        if stage.layout[node.name] != TILED or node.shape is None or node.shape[0] == 0:
-            continue
-        size = node.shape[2:]
-        empty = [t for t in range(rows * cols) if is_empty(own_rect(size, stage.tiles, t))]
-        if empty:
-            text = (
-                f"{describe(node)} makes a map of {size[0]}x{size[1]}, so {len(empty)} of the "
-                f"{rows}x{cols} tiles of stage {stage.index} hold nothing from there on and wait; "
-                f"the result is exact, a larger image would use them, and so would a join before: "
-                f"{_join_before(graph, stage, node)}"
-            )
-            return [Finding("warning", "parallel.tiles", text)]
-    return []
-
-
-def _join_before(graph: Graph, stage: Stage, node: Node) -> str:
-    """Returns how the tiles of a stage would join before a node, as keys."""
-    starts = layer_starts(graph)
-    layer = max(i for i, start in enumerate(starts) if start <= graph.position[node.name])
-    first = sum(start < stage.first for start in starts)
-    if layer <= first:
-        return f"parallel.spatial_stages={stage.index}" if stage.index else "fewer parallel.tiles"
-    cut = f"layer {layer} ({graph.nodes[starts[layer]].name})"
-    return (
-        f"end the stage at {cut}, as parallel=sp+lp parallel.stages=2 "
-        f"parallel.balance=[{layer},{len(starts) - layer}] does"
-    )
-
-
-def _far_halos(stage: Stage) -> list[Finding]:
-    """Returns a warning for the first halo that reaches beyond the nearest tile."""
-    cols = stage.tiles[1]
-    for op in stage.comm:
-        for source, target, *_ in op.messages:
-            far_rows = abs(source // cols - target // cols) > 1
-            if far_rows or abs(source % cols - target % cols) > 1:
-                text = (
-                    f"tiles of stage {stage.index} are smaller than the halo of {op.node}: tile "
-                    f"{target} also borrows from tile {source}; fewer tiles would send less"
-                )
-                return [Finding("warning", "parallel.tiles", text)]
-    return []

@@ -12,12 +12,17 @@ from hires.core.config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.layout import ParallelConfig
 from hires.plan.plan import Finding
+from hires.plan.together import check_together
 
 
-def offered(config: RunConfig) -> list[Finding]:
+def offered(config: RunConfig, layers: int | None = None) -> list[Finding]:
     """Returns an error if a layout has more ranks than the launcher, with what would fit.
 
     Nor may there be machines on which no rank would run, or fewer cores than the ranks of one ask.
+
+    Args:
+        config: the run.
+        layers: of its network, as far as they are known: it has no more stages.
     """
     most, ranks = config.launcher.offered_ranks, config.parallel.num_ranks
     nodes = config.launcher.num_nodes
@@ -28,11 +33,12 @@ def offered(config: RunConfig) -> list[Finding]:
         return [Finding("error", key, text)]
     if ranks <= most:
         return _cores(config)
-    fitting = [change for change in (_replicas(config), _stages(config), _tiles(config)) if change]
+    changes = (_replicas(config), _stages(config, layers), _tiles(config), _shards(config))
+    fitting = [change for change in changes if change]
     remedy = (
         f"use {' or '.join(fitting)}"
         if fitting
-        else "none of replicas, stages and tiles is enough alone: lower two of them"
+        else "none of replicas, stages, tiles and local_dp is enough alone: lower two of them"
     )
     text = (
         f"the layout has {ranks} ranks, but launcher={config.launcher.name} offers "
@@ -65,22 +71,36 @@ def _cores(config: RunConfig) -> list[Finding]:
 
 def _replicas(config: RunConfig) -> str:
     """Returns the most replicas that fit and divide the batch; nothing if there are none."""
-    for count in range(config.parallel.replicas - 1, 0, -1):
+    most = min(config.parallel.replicas - 1, config.launcher.offered_ranks)
+    for count in range(most, 0, -1):
         layout = _fitting(config, replicas=count)
-        if layout is not None and config.batch % layout.pieces == 0:
+        if layout is not None and config.batch % (layout.pieces * layout.local_dp) == 0:
             return f"parallel.replicas={count}"
     return ""
 
 
-def _stages(config: RunConfig) -> str:
+def _stages(config: RunConfig, layers: int | None) -> str:
     """Returns the most stages that fit; nothing if there are none.
 
     Layers per stage that were given fit no other number.
     """
     freed = " with parallel.balance=null" if config.parallel.balance is not None else ""
-    for count in range(config.parallel.stages - 1, 0, -1):
+    # Every stage has a rank, so that no more stages than ranks can fit.
+    most = min(config.parallel.stages - 1, config.launcher.offered_ranks)
+    for count in range(most if layers is None else min(most, layers), 0, -1):
         if _fitting(config, stages=count, balance=None) is not None:
             return f"parallel.stages={count}{freed}"
+    return ""
+
+
+def _shards(config: RunConfig) -> str:
+    """Returns the most ranks behind the tiles that fit and divide a microbatch, or nothing."""
+    samples, rest = divmod(config.batch, config.parallel.pieces)
+    most = min(config.parallel.local_dp - 1, config.launcher.offered_ranks)
+    for count in range(most, 0, -1):
+        # A batch that does not divide into microbatches must change anyway.
+        if (rest or samples % count == 0) and _fitting(config, local_dp=count) is not None:
+            return f"parallel.local_dp={count}"
     return ""
 
 
@@ -90,7 +110,10 @@ def _tiles(config: RunConfig) -> str:
     The longer side of the largest grid goes first, so that grids stay as square as they are.
     """
     for grids in _smaller(config.parallel.tiles):
-        if _fitting(config, tiles=grids) is not None:
+        layout = _fitting(config, tiles=grids)
+        if layout is not None and all(
+            rows <= config.height and cols <= config.width for rows, cols in layout.grids
+        ):
             return f"parallel.tiles={grids}".replace(" ", "")
     return ""
 
@@ -105,13 +128,12 @@ def _smaller(tiles: Any) -> Iterator[Any]:
 
 
 def _fitting(config: RunConfig, **keys: Any) -> ParallelConfig | None:
-    """Returns the changed layout if its keys go together and its ranks are offered."""
+    """Returns the changed layout if its keys go together as before and its ranks are offered."""
     try:
         layout = dataclasses.replace(config.parallel, **keys)
     except ConfigError:
         return None
-    alone = layout.num_ranks == layout.replicas  # two directions need two ranks
-    fits = layout.num_ranks <= config.launcher.offered_ranks and not (
-        alone and layout.directions > 1
-    )
-    return layout if fits else None
+    if layout.num_ranks > config.launcher.offered_ranks:
+        return None
+    changed = dataclasses.replace(config, parallel=layout)
+    return layout if len(check_together(changed)) <= len(check_together(config)) else None

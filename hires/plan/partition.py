@@ -61,6 +61,16 @@ def partition(graph: Graph, num_ranks: list[int], balance: list[int] | None) -> 
     return [*(starts[index] for index in chosen), len(graph.nodes)]
 
 
+def scaled(balance: list[int], layers: int) -> list[int]:
+    """Returns a balance in about the same proportions that sums to the network's layers."""
+    balance = balance[:layers]
+    total, ends = sum(balance), [0]
+    for index, part in enumerate(itertools.accumulate(balance), start=1):
+        behind = len(balance) - index  # stages that follow need a layer each
+        ends.append(min(max(ends[-1] + 1, round(part * layers / total)), layers - behind))
+    return [end - begin for begin, end in itertools.pairwise(ends)]
+
+
 def cut_costs(graph: Graph) -> list[int | None]:
     """Returns what a cut before each node costs, in numbers that cross it; None where it cannot be.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from hires.core.config import RunConfig
@@ -10,7 +11,6 @@ from hires.plan.checks import (
     check_batch,
     check_cuts,
     check_directions,
-    check_mirror,
     check_output,
     check_shared,
     check_ties,
@@ -18,23 +18,26 @@ from hires.plan.checks import (
 )
 from hires.plan.graph import Graph
 from hires.plan.groups import held_stages, num_holders
-from hires.plan.messages import add_loss, edges_of, lay_out, small_tiles
+from hires.plan.messages import add_loss, edges_of, lay_out, look_over, small_tiles
 from hires.plan.partition import layer_starts, partition
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.program import BYTES, edge_messages, halo_messages, inside
 from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.segments import add_segments
+from hires.plan.together import check_together
 from hires.plan.verify import verify
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 
 
-def make_plan(config: RunConfig, graph: Graph) -> Plan:
+def make_plan(config: RunConfig, graph: Graph, told: Sequence[Finding] = ()) -> Plan:
     """Returns the plan of a run; what forbids to start it is in ``plan.findings``.
 
     Args:
         config: the run.
         graph: the network of ``config``, traced for one microbatch.
+        told: what is known of the layout already; with an error nothing is connected or proved,
+            which takes minutes for thousands of ranks.
     """
     plan = Plan(
         graph=graph,
@@ -54,41 +57,43 @@ def make_plan(config: RunConfig, graph: Graph) -> Plan:
             *check_output(config, graph),
         ],
     )
+    possible = plan.ok and all(finding.severity != "error" for finding in told)
     uncut = check_cuts(config.parallel, graph)
-    plan.findings += uncut or _divide(config, plan)
+    plan.findings += [*(uncut or _divide(config, plan, possible)), *told]
     if plan.ok:
-        _connect(plan, config.memory.checkpoint)
+        _connect(config, plan)
     return plan
 
 
 def check_numbers(config: RunConfig) -> list[Finding]:
     """Returns what is wrong with a layout whatever the network."""
-    return [*check_batch(config), *check_tiles(config), *check_mirror(config.parallel)]
+    return [*check_batch(config), *check_tiles(config), *check_together(config)]
 
 
-def _divide(config: RunConfig, plan: Plan) -> list[Finding]:
-    """Lays the network out on stages and tiles; the plan keeps them if the numbers make sense."""
+def _divide(config: RunConfig, plan: Plan, possible: bool) -> list[Finding]:
+    """Lays the network out on stages and tiles; the plan keeps them if they are possible so far."""
     stages = _stages(config, plan.graph)
-    crossed: list[Finding] = []
-    if plan.ok:
+    if possible:
         plan.stages = stages
         plan.schedule = _schedule(config, plan)
-        crossed = check_directions(plan)
+        laid = check_directions(plan)
+        laid += lay_out(plan.graph, stages, config.parallel.halo.fuse, config.parallel.listed)
+    else:
+        laid = look_over(plan.graph, stages, config.parallel.listed)
     return [
-        *crossed,
-        *lay_out(plan.graph, stages, config.parallel.halo.fuse),
+        *laid,
         *check_ties(plan.graph, stages, plan.training),
         *check_shared(plan.graph, stages, plan.training),
     ]
 
 
-def _connect(plan: Plan, checkpoint: str) -> None:
+def _connect(config: RunConfig, plan: Plan) -> None:
     """Adds the messages, and proves that they cannot block each other."""
     if plan.training:
         add_loss(plan.graph, plan.stages[-1])
-    add_segments(plan, checkpoint)
+    add_segments(plan, config.memory.checkpoint)
     plan.edges = edges_of(plan.graph, plan.stages, plan.training)
-    plan.findings += small_tiles(plan.graph, plan.stages)
+    plan.findings += small_tiles(plan.graph, plan.stages, config.parallel.listed)
     plan.findings += verify(plan)
     plan.totals = totals(plan)
 

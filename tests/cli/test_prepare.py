@@ -7,6 +7,9 @@ import pytest
 from hires.cli import prepare
 from hires.core.config import RunConfig, from_dict
 from hires.core.errors import ConfigError
+from hires.plan.graph import Graph
+from hires.plan.partition import layer_starts
+from tests.helpers.small_plans import config_of, forked
 
 
 class Refusing:
@@ -29,3 +32,36 @@ def test_network_that_cannot_be_traced_hides_no_wrong_number(monkeypatch):
         prepare.planned(from_dict({"image": 32, "batch": 200, "parallel": layout}))
     for words in ("takes no such image; ", "[batch]", "[parallel.tiles]", "[launcher.max_ranks]"):
         assert words in str(caught.value)
+
+
+def test_layout_that_no_launcher_offers_is_not_proved(monkeypatch):
+    # The proof of thousands of tiles took minutes, and what they are too many for came after it.
+    class Tracing(Refusing):
+        def trace(self, config: RunConfig) -> Graph:
+            return forked(4, True)
+
+    def never(*args: object) -> None:
+        raise AssertionError("a layout that cannot start is proved")
+
+    monkeypatch.setattr(prepare, "TorchProcess", Tracing)
+    monkeypatch.setattr("hires.plan.planner.verify", never)
+    plan = prepare.planned(config_of("train", 7, tiles=[13, 10], microbatches=2))
+    assert [f.key for f in plan.findings if f.severity == "error"] == [
+        "batch",
+        "launcher.max_ranks",
+    ]
+    assert any("hold nothing" in finding.text for finding in plan.findings)
+    plan = prepare.planned(config_of("train", 4, tiles=[13, 10]))
+    assert not plan.ok
+
+
+def test_stages_that_are_advised_are_no_more_than_layers(monkeypatch):
+    class Tracing(Refusing):
+        def trace(self, config: RunConfig) -> Graph:
+            return forked(4, True)
+
+    monkeypatch.setattr(prepare, "TorchProcess", Tracing)
+    layers = len(layer_starts(forked(4, True)))
+    findings = prepare.planned(config_of("train", 4, stages=100)).findings
+    assert [f.key for f in findings] == ["parallel.stages", "launcher.max_ranks"]
+    assert all(f"; use parallel.stages={layers}" in f.text for f in findings)

@@ -106,10 +106,7 @@ def test_optional_keys_may_be_unset(key):
         ("measure.steps", 0, "measure.steps=0 must be at least 1"),
         ("precision.name", "fp8", "precision='fp8' is unknown; choose one of fp32, bf16, fp64"),
         ("parallel.schedule", "dapple", "='dapple' is unknown; choose one of gpipe, 1f1b, gems"),
-        ("parallel.schedule", "gems", "parallel.directions=1 use parallel.schedule=gpipe or 1f1b"),
-        ("parallel.directions", 2, "parallel.directions=2 use parallel.schedule=gems or gems_1f1b"),
         ("parallel.directions", 3, "parallel.directions=3 must be 1 or 2"),
-        ("parallel.pairs", 2, "in one direction use parallel.microbatches=2"),
         ("parallel.local_dp", 0, "parallel.local_dp=0 must be at least 1"),
         ("task.name", "test", "task='test' is unknown; choose one of train, infer"),
         ("comm.backend", "nccl", "comm.backend='nccl' is unknown; choose one of gloo"),
@@ -188,14 +185,6 @@ def test_every_spatial_stage_may_have_a_grid_of_its_own():
             "holds 3 grids for parallel.spatial_stages=2",
         ),
         ({"tiles": [[2, 1], [1, 2]]}, "use at most 1, or parallel.stages=2"),
-        (
-            {"tiles": [2, 1], "stages": 1, "local_dp": 2},
-            "all 1 are tiled; use parallel.stages=2, or parallel.local_dp=1",
-        ),
-        (
-            {"directions": 1, "pairs": 3, "microbatches": 2},
-            "parallel.pairs=3 needs parallel.directions=2 (parallel=gems)",
-        ),
     ],
 )
 def test_layout_keys_that_do_not_go_together(keys, expected):

@@ -109,6 +109,11 @@ def test_layers_must_be_a_multiple_of_three(layers, offer):
         AmoebaNetD(layers, 8, 2)
 
 
+def test_layers_and_filters_are_told_together():
+    with pytest.raises(ConfigError, match=r"model\.layers=4 .*; model\.filters=210 "):
+        AmoebaNetD(4, 210, 2)
+
+
 @pytest.mark.parametrize(("filters", "offer"), [(4, "8 or 12"), (210, "208 or 212")])
 def test_filters_must_be_a_multiple_of_four(filters, offer):
     with pytest.raises(ConfigError, match=rf"model\.filters={filters} .*use {offer}"):

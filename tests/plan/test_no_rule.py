@@ -112,7 +112,7 @@ def test_finding_names_the_first_of_each_kind_and_the_earliest_cut():
     )
     assert flatten.text == (
         "flatten (flatten) in stage 0 has no tiling rule; stage 1 can begin at layer 2 (c): use "
-        "parallel=sp+lp parallel.stages=2 parallel.spatial_stages=1 parallel.balance=[2,2]"
+        "parallel.stages=2 parallel.balance=[2,2]"
     )
 
 

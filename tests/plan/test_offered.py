@@ -40,6 +40,32 @@ def test_fewer_replicas_divide_the_batch_too():
     assert remedy(100, replicas=100) == "use parallel.replicas=50"
 
 
+def test_most_shards_that_are_offered_and_divide_are_named():
+    # It was said that replicas, stages and tiles were not enough.
+    assert remedy(200, local_dp=200) == "use parallel.local_dp=50"
+    assert remedy(100, tiles=[2, 1], stages=2, spatial_stages=1, local_dp=100) == (
+        "use parallel.local_dp=50"
+    )
+    # A batch that does not divide anyway is another finding.
+    assert remedy(7, microbatches=2, local_dp=70) == "use parallel.local_dp=64"
+
+
+def test_fewer_replicas_divide_the_shards_too():
+    config = config_of(60, replicas=20, local_dp=6)
+    assert "use parallel.replicas=10 or parallel.local_dp=3, or" in offered(config)[0].text
+
+
+def test_grids_are_no_finer_than_the_image():
+    config = config_of(tiles=[224, 1])
+    config.image = [16, 16]
+    assert "use parallel.tiles=[16,1]," in offered(config)[0].text
+
+
+def test_network_of_few_layers_is_offered_no_more_stages():
+    [finding] = offered(config_of(stages=100), layers=21)
+    assert "; use parallel.stages=21, or" in finding.text
+
+
 def test_most_stages_that_are_offered_are_named():
     assert remedy(stages=100) == "use parallel.stages=64"
     assert (
@@ -81,7 +107,7 @@ def test_two_directions_keep_two_ranks():
 
 def test_layout_that_no_single_change_fits_says_so():
     assert remedy(replicas=80, stages=80) == (
-        "none of replicas, stages and tiles is enough alone: lower two of them"
+        "none of replicas, stages, tiles and local_dp is enough alone: lower two of them"
     )
 
 
