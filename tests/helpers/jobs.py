@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hires import comm
@@ -186,22 +187,36 @@ def silent_peer(world: World) -> str:
 
 
 def logged_step(world: World, config: dict[str, Any], plan: dict[str, Any]) -> list[tuple]:
-    """Returns what a rank really communicates in one step: (kind, peer, tag, shape), in order."""
+    """Returns what a rank really does in one step and before it, in order.
+
+    (``create``, ranks), (``send`` or ``recv``, peer, tag, shape), (``wait_send`` or ``wait_recv``,
+    peer, tag), (``collective`` or ``gradients``, ranks).
+    """
     log: list[tuple] = []
 
     def logging(kind: str, function: Any) -> Any:
         def call(tensor: Tensor, where: Any, *rest: Any, **named: Any) -> Any:
-            tag = named.get("tag", rest[0] if rest else 0)
-            point_to_point = kind in ("send", "recv")
-            if not point_to_point:
+            if kind not in ("send", "recv"):
                 log.append((kind, tuple(where.ranks)))
                 return function(tensor, where, *rest, **named)
-            entry = where, tag, tuple(tensor.shape)
-            log.append((kind, *entry))
-            return function(tensor, where, *rest, **named)
+            tag = named.get("tag", rest[0] if rest else 0)
+            log.append((kind, where, tag, tuple(tensor.shape)))
+            handle = function(tensor, where, *rest, **named)
+            wait = handle.wait
+            handle.wait = lambda: (log.append((f"wait_{kind}", where, tag)), wait())
+            return handle
 
         return call
 
+    create = dist.new_group
+
+    def creating(ranks: list[int] | None = None, **named: Any) -> Any:
+        # All ranks call it for each group, as torch asks; only the members wait for each other.
+        if ranks is not None and world.rank in ranks:
+            log.append(("create", tuple(ranks)))
+        return create(ranks, **named)
+
+    dist.new_group = creating
     for module in (executor, halo):
         module.isend = logging("send", comm.isend)
         module.irecv = logging("recv", comm.irecv)

@@ -1,4 +1,4 @@
-"""The engine executes exactly the list of communications that the plan proved."""
+"""The engine executes exactly the list that the plan proved: groups, messages, waits, in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 
 from hires.core.config import to_dict
 from hires.plan.groups import groups
+from hires.plan.plan import Plan
 from hires.plan.program import events
+from hires.plan.verify import creation
 from tests.helpers.jobs import logged_step
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
@@ -33,7 +35,7 @@ def test_what_is_computed_again_is_said_again_as_the_plan_says(checkpoint: str):
 
 
 @pytest.mark.parametrize("parallel", LAYOUTS)
-def test_ranks_communicate_as_the_plan_says(parallel: dict[str, Any]):
+def test_ranks_communicate_and_wait_as_the_plan_says(parallel: dict[str, Any]):
     check(parallel, {})
 
 
@@ -61,20 +63,33 @@ def check(parallel: dict[str, Any], memory: dict[str, Any], net: str = "zoo") ->
         assert _once(log) == _once(_planned(plan, rank))
 
 
-def _planned(plan: Any, rank: int) -> list[tuple]:
-    """Returns the plan's posts and collectives of a rank."""
+def _planned(plan: Plan, rank: int) -> list[tuple]:
+    """Returns all that the plan says of a rank, in order."""
     planned: list[tuple] = []
-    for event in events(plan, rank):
+    open_sends: list[tuple[int, int]] = []
+    for event in [*creation(groups(plan), rank), *events(plan, rank)]:
         if event.kind in ("send", "recv"):
             planned.append((event.kind, event.peer, event.tag, event.shape))
-        elif event.kind == "collective":
-            kind = "gradients" if event.what.startswith("gradients") else "collective"
+            open_sends += [(event.peer, event.tag)] * (event.kind == "send")
+        elif event.kind == "wait_sends":
+            # The engine has a handle for each send: it waits for one after the other.
+            planned += [("wait_send", *send) for send in open_sends]
+        elif event.kind in ("wait_send", "wait_recv"):
+            planned.append((event.kind, event.peer, event.tag))
+            if event.kind == "wait_send":
+                open_sends.remove((event.peer, event.tag))
+        else:
+            gradients = event.what.startswith("gradients")
+            kind = "gradients" if gradients else event.kind
             planned.append((kind, tuple(groups(plan)[event.peer])))
     return planned
 
 
 def _once(log: list[tuple]) -> list[tuple]:
-    """Returns a log in which the sums of a group's gradients, one per tensor or bucket, are one."""
+    """Returns a log in which the sums of a group's gradients, one per tensor or bucket, are one.
+
+    They may be several: all members issue them in one order, so the plan has one for all.
+    """
     return [
         entry
         for index, entry in enumerate(log)
