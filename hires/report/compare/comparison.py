@@ -15,7 +15,7 @@ from hires.report.compare.differences import (
 )
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import Point, pair, points
-from hires.report.compare.references import Reference
+from hires.report.compare.references import Reference, best
 from hires.report.compare.verdicts import (
     DECIDED,
     WORSE,
@@ -134,7 +134,7 @@ def compare_references(
     for metric in asked if metrics is None else metrics:
         judged = []
         for label, point in found:
-            fit = _first(references, metric, point)
+            fit = best(references, metric, point.runs[0])
             if fit is None:
                 without.append(f"{metric.name} of {label}")
                 continue
@@ -161,12 +161,6 @@ def _add(
     estimates = [estimate for _, estimate in judged if estimate is not None]
     made.results += results
     made.overall.append(overall(metric, results, estimates, made.settings))
-
-
-def _first(references: Sequence[Reference], metric: Metric, point: Point) -> Reference | None:
-    """Returns the first reference that fits a point."""
-    own = [reference for reference in references if reference.metric is metric]
-    return next((r for r in own if any(r.fits(run) for run in point.runs)), None)
 
 
 def _left_out(found: Sequence[Point]) -> list[str]:
