@@ -206,6 +206,7 @@ def add_campaign(frames: Frames, folder: Path) -> None:
         words = words_of(point)
         row = {"campaign": name, "overrides": words, "reason": text(point.get("reason"))}
         row |= {"nearest": text(point.get("nearest"), 300), "state": "infeasible", "run": None}
+        row["what"] = rows.planned_what(point.get("what"))
         frames.planned_rows.append({**row, "reproduce": f"hires plan {words}" if words else None})
 
 
