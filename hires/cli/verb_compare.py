@@ -172,8 +172,8 @@ def _write_reference(args: Any, words: Sequence[str]) -> int:
     import dataclasses
 
     from hires.report.compare import references
-    from hires.report.compare.bootstrap import middle
     from hires.report.compare.pairing import points
+    from hires.report.compare.repeats import middle
     from hires.report.compare.verdicts import parse_tolerance
 
     if len(args.names) != 1 or args.reference or args.junit:

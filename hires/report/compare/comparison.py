@@ -104,7 +104,7 @@ def compare_runs(
         if labels:
             made.notes.append(f"only in {side}: {_listed(labels)}")
     made.notes += _left_out([point for _, *both in pairing.points for point in both])
-    made.notes += _few_repeats(made) + _by_chance(made) + _unread([*a, *b])
+    made.notes += _alone(made) + _few_repeats(made) + _by_chance(made) + _unread([*a, *b])
     return made
 
 
@@ -169,6 +169,20 @@ def _left_out(found: Sequence[Point]) -> list[str]:
     if not count:
         return []
     return [f"{count} complete attempts of another commit or machine than the latest left out"]
+
+
+def _alone(made: Comparison) -> list[str]:
+    """Says which seeds count nowhere because only one side has them."""
+    found: dict[str, list[str]] = {}
+    for result in made.results:
+        if result.alone:
+            words = f"seed{'s' if len(result.alone) > 1 else ''} {', '.join(result.alone)}"
+            found.setdefault(words, []).append(result.point)
+    return [
+        f"{words} left out, because only one side has {'them' if ',' in words else 'it'}: "
+        f"{_listed(list(dict.fromkeys(labels)))}"
+        for words, labels in found.items()
+    ]
 
 
 def _unread(runs: Sequence[Run]) -> list[str]:

@@ -142,7 +142,7 @@ def _model(values: dict[str, str], ran: _Ran) -> str:
     """
     word = values.get("model")
     own = {key: value for key, value in values.items() if key.startswith(_NETWORK)}
-    base = {} if word is None else None
+    base: dict[str, Any] | None = {} if word is None else None
     for others, config in ran if word is not None else ():
         if others.get("model") == word and own.keys() >= _network(others):
             base = config

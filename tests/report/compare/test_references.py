@@ -7,10 +7,10 @@ import yaml
 
 from hires.core.errors import ConfigError
 from hires.report.compare import references
-from hires.report.compare.bootstrap import middle
 from hires.report.compare.comparison import compare_references
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import points
+from hires.report.compare.repeats import middle
 from hires.report.compare.verdicts import Settings, Tolerance, parse_tolerance
 from hires.report.runs import read_runs
 from tests.helpers.compared_runs import compared_run
