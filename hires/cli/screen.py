@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hires.core.config import RunConfig, to_dict
+from hires.report.reading import count, dig, text
 from hires.report.tables import Column, tables
 
 if TYPE_CHECKING:
@@ -35,13 +36,15 @@ def print_config(config: RunConfig) -> int:
 
 def print_record(record: dict[str, Any]) -> None:
     """Prints the tables of a record if it has any numbers, and how to make it again."""
-    if record["state"] != "done" and record["throughput"]["samples"]:
-        print(f"{record['state']}: the tables hold what was measured until then\n")
-    if record["throughput"]["samples"] or record["state"] == "done":
+    state, samples = text(record.get("state"), 20), count(dig(record, "throughput", "samples"))
+    if state != "done" and samples:
+        print(f"{state}: the tables hold what was measured until then\n")
+    if samples or state == "done":
         for table in tables(record):
             print_table(table.title, table.columns, table.text_rows())
-    if record.get("reproduce"):
-        print(f"again: {record['reproduce']}")
+    line = text(record.get("reproduce"))
+    if line:
+        print(f"again: {line}")
 
 
 def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

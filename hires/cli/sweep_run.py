@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hires.cli.screen import print_table
 from hires.cli.sweep_points import Point, Points, in_order
@@ -21,6 +22,7 @@ from hires.cli.sweep_show import as_json, print_points
 from hires.cli.sweep_submit import refuse_beyond, submit_all, uses_slurm
 from hires.core import campaign, provenance, rundir
 from hires.core.errors import PlanError, RunError
+from hires.core.naming import model_label
 from hires.core.records import read_record
 from hires.launcher.arrays import Options
 from hires.launcher.local import CANCELLED
@@ -187,12 +189,28 @@ def _written(sweep: Sweep, folder: Path) -> campaign.Campaign:
         if point.path is not None
     ]
     excluded = [
-        campaign.Excluded(point.words, point.reason, point.nearest)
+        campaign.Excluded(point.words, point.reason, point.nearest, what=_what(point))
         for point in sweep.points.excluded
     ]
     held.add(facts, points, excluded)
     campaign.write(folder, held)
     return held
+
+
+def _what(point: Point) -> dict[str, Any] | None:
+    """Returns what a point is, as its record would say it; None if its values make no sense."""
+    config = point.config
+    if config is None:
+        return None
+    return {
+        "model": model_label(config.model),
+        "image": [config.height, config.width],
+        "layout": config.parallel.name,
+        "precision": config.precision.name,
+        "task": config.task.name,
+        "batch": config.batch,
+        "limit": config.memory.limit,
+    }
 
 
 def _say_end(result: Result, folder: Path) -> None:

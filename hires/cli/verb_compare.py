@@ -172,19 +172,20 @@ def _write_reference(args: Any, words: Sequence[str]) -> int:
     import dataclasses
 
     from hires.report.compare import references
-    from hires.report.compare.bootstrap import middle
     from hires.report.compare.pairing import points
+    from hires.report.compare.repeats import middle
     from hires.report.compare.verdicts import parse_tolerance
 
     if len(args.names) != 1 or args.reference or args.junit:
         raise ConfigError("--write-reference takes one run or campaign, and nothing to compare to")
     tolerance = parse_tolerance(TOLERANCE if args.tolerance is None else args.tolerance)
-    made = []
-    for _, point in points(_runs(args.names[0], args.results)):
+    runs = _runs(args.names[0], args.results)
+    keys, made = references.apart(runs), []
+    for _, point in points(runs):
         for metric in _metrics(args.metric) or _metrics("throughput") or []:
             value = middle(point.repeats(metric))
             if value is not None:
-                reference = references.from_point(point, metric, value, tolerance)
+                reference = references.from_point(point, metric, value, tolerance, keys)
                 cluster = args.cluster or reference.cluster
                 made.append(dataclasses.replace(reference, cluster=cluster))
     if not made:

@@ -18,6 +18,7 @@ from hires.core.records import attempt_dir, read_plan, read_record
 from hires.core.rundir import RunDir
 from hires.core.timeline import StepSpans, read
 from hires.core.units import size
+from hires.report.reading import count, spoken, text
 
 _EXAMPLES = (
     "hires show results/default/resnet50-224x224-single-fp32-0123abcd",
@@ -67,8 +68,9 @@ def main(words: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(record, indent=2))
     else:
-        cause = f": {record['cause']}" if record["cause"] else ""
-        print(f"{run.path}, attempt a{record['attempt']}: {record['state']}{cause}")
+        state, cause = (text(record.get(key)) for key in ("state", "cause"))
+        where = f"{text(str(run.path))}, attempt a{spoken(record.get('attempt'))}"
+        print(f"{where}: {state or 'unknown'}{f': {cause}' if cause else ''}")
         for line in [*_resumed_line(record), *_checkpoint_lines(run)]:
             print(line)
         print_record(record)
@@ -93,9 +95,9 @@ def _show_other(args: Any) -> int:
 
 def _over_attempts(path: Path) -> list[str]:
     """Returns how fast a run is over all its attempts; nothing if the shown one is all there is."""
-    from hires.report.compare.bootstrap import of_run
     from hires.report.compare.metrics import METRICS
     from hires.report.compare.pairing import Point
+    from hires.report.compare.repeats import of_run
     from hires.report.runs import read_run
 
     repeats = Point([read_run(path)]).repeats(METRICS["throughput"])
@@ -135,10 +137,11 @@ def _indented(lines: Sequence[str]) -> list[str]:
 def _resumed_line(record: dict[str, Any]) -> list[str]:
     """Returns where the attempt began, if it was not at step 0."""
     began = record.get("resumed")
-    if not began:
+    if not isinstance(began, dict):
         return []
-    whose = "" if began["attempt"] is None else f" of attempt a{began['attempt']}"
-    return [f"it went on at step {began['step']} from {began['checkpoint']}{whose}"]
+    step, name, whose = (spoken(began.get(key)) for key in ("step", "checkpoint", "attempt"))
+    of_whom = "" if began.get("attempt") is None else f" of attempt a{whose}"
+    return [f"it went on at step {step} from {name}{of_whom}"]
 
 
 def _checkpoint_lines(run: RunDir) -> list[str]:
@@ -146,7 +149,7 @@ def _checkpoint_lines(run: RunDir) -> list[str]:
     whole, damaged = checkpoints.found(run.path)
     told = [f"{c.name} ({size(c.num_bytes)}, attempt a{c.attempt})" for c in whole]
     lines = [f"checkpoints: {', '.join(told)}"] if told else []
-    return lines + damaged
+    return [text(line) or "" for line in lines + damaged]
 
 
 def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> int:
@@ -168,4 +171,5 @@ def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> int:
 def _read_timeline(run: RunDir) -> list[StepSpans]:
     """Returns the time line of the attempt that the record is of, or else of the last one."""
     record = read_record(run.path)
-    return read(run.attempt_dir if record is None else attempt_dir(run.path, record["attempt"]))
+    number = None if record is None else count(record.get("attempt"))
+    return read(run.attempt_dir if number is None else attempt_dir(run.path, number))

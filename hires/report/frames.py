@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from hires.core.campaign import FILE, SCHEMA
 from hires.report import points, reading, rows, traffic
-from hires.report.reading import Note, count, dicts, dig, number, spoken, text
+from hires.report.reading import Note, count, dicts, number, spoken, text
 from hires.report.rows import Row, words_of
-from hires.report.runs import Attempt, Run, read_runs
+from hires.report.runs import Attempt, Run, labels, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +33,8 @@ class Frames:
     held: list[Run]
     planned_rows: list[Row]
     notes: list[Note] = field(default_factory=list)
+    labels: dict[Path, str] = field(default_factory=dict)
+    """What the folders of campaigns are called."""
 
     @functools.cached_property
     def runs(self) -> pd.DataFrame:
@@ -59,7 +61,7 @@ class Frames:
         """One row a step of a complete attempt: its seconds, and whether it counts."""
         found = []
         for run, attempt in self._complete():
-            out = {dig(s, "step") for s in dicts(dig(attempt.record, "throughput", "discarded"))}
+            out = reading.discarded_steps(attempt.record)
             found += [
                 {**rows.named(run), "attempt": attempt.number, "step": step, "step_s": number(took)}
                 | {"counted": step not in out}
@@ -187,25 +189,27 @@ def load(paths: Sequence[Path], told: Mapping[Path, Any] | None = None) -> Frame
         paths: run folders.
         told: (state, reason, cause) of runs that left no last word, by folder.
     """
-    return Frames(read_runs(paths, told), [])
+    held = read_runs(paths, told)
+    return Frames(held, [], labels={run.path.parent: run.campaign for run in held})
 
 
 def add_campaign(frames: Frames, folder: Path) -> None:
     """Adds the points that the sweeps of a campaign planned."""
     values = reading.read_json(folder / FILE, frames.notes)
-    name = text(folder.name, 80)
+    name = frames.labels.setdefault(folder, labels([*frames.labels, folder])[folder])
     if values.get("schema", SCHEMA) != SCHEMA:
         why = f"its schema is {spoken(values['schema'])}, this hires knows {SCHEMA}"
         frames.notes.append(Note(f"{name}/{FILE}", why))
     for point in dicts(values.get("points")):
         words = words_of(point)
-        row = {"campaign": name, "run": text(point.get("run"), 160), "overrides": words}
+        row: Row = {"campaign": name, "run": text(point.get("run"), 160), "overrides": words}
         again = f"hires run {words}" if words else None
         frames.planned_rows.append({**row, "state": "pending", "reproduce": again})
     for point in dicts(values.get("excluded")):
         words = words_of(point)
         row = {"campaign": name, "overrides": words, "reason": text(point.get("reason"))}
         row |= {"nearest": text(point.get("nearest"), 300), "state": "infeasible", "run": None}
+        row["what"] = rows.planned_what(point.get("what"))
         frames.planned_rows.append({**row, "reproduce": f"hires plan {words}" if words else None})
 
 

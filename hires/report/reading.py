@@ -177,6 +177,12 @@ def dicts(value: Any) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
+def discarded_steps(record: Any) -> set[int]:
+    """Returns the steps of a record that do not count: warm-up, and what else was discarded."""
+    steps = (count(entry.get("step")) for entry in dicts(dig(record, "throughput", "discarded")))
+    return {step for step in steps if step is not None}
+
+
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     """Returns nested keys as ``parallel.tiles``: the leaves of a config, lists among them.
 

@@ -88,15 +88,30 @@ def what(run: Run) -> Row:
     }
 
 
+def planned_what(said: Any) -> Row:
+    """Returns what a sweep noted of a point that cannot run; empty if it did not."""
+    size = _image(dig(said, "image"))
+    if not isinstance(said, dict) or size is None:
+        return {}
+    row: Row = {key: text(said.get(key), 60) for key in ("model", "layout", "precision", "task")}
+    row |= {"image": f"{size[0]}x{size[1]}", "height": size[0], "width": size[1]}
+    return {**row, "batch": count(said.get("batch")), "limit": spoken(said.get("limit"))}
+
+
+def model_of(values: Any) -> str | None:
+    """Returns the network of a config's ``model`` as records call it; None if it makes no sense."""
+    try:
+        return text(model_label(from_dict({"model": values}).model), 60)
+    except ConfigError:  # of another hires, or edited
+        return None
+
+
 def _model(config: Row) -> str | None:
     """Returns the network of a config as records call it, or its mere name if it is damaged."""
     name = text(dig(config, "model", "name"), 60)
     if name is None:
         return None
-    try:
-        return text(model_label(from_dict({"model": config["model"]}).model), 60)
-    except ConfigError:  # of another hires, or edited
-        return name
+    return model_of(config["model"]) or name
 
 
 def _image(value: Any) -> tuple[int, int] | None:

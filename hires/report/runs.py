@@ -21,6 +21,8 @@ from hires.report import reading
 from hires.report.reading import Note, dig, number, text
 
 Values = dict[str, Any]
+_LONGEST = 80
+"""Characters of a campaign's name."""
 ENDED = ("done", "failed", "cancelled", "lost", "infeasible")
 
 
@@ -49,6 +51,8 @@ class Run:
     notes: list[Note] = field(default_factory=list)
     told: tuple[str, str | None, str | None] | None = None
     """State, reason and cause of a run without a last word, as somebody found out who can."""
+    label: str | None = None
+    """What its campaign is called among others; None: as its folder."""
 
     @property
     def name(self) -> str:
@@ -63,8 +67,8 @@ class Run:
 
     @property
     def campaign(self) -> str:
-        """Name of the folder above."""
-        return text(self.path.parent.name, 80) or "?"
+        """Name of the folder above, with more of its path if other runs' folder has it, too."""
+        return self.label or text(self.path.parent.name, _LONGEST) or "?"
 
     @cached_property
     def flat_config(self) -> Values:
@@ -172,9 +176,31 @@ def read_runs(paths: Iterable[Path], told: Mapping[Path, Any] | None = None) -> 
         told: (state, reason, cause) of those that left no last word, by folder.
     """
     runs = [read_run(path) for path in paths]
+    named = labels(run.path.parent for run in runs)
     for run in runs:
         run.told = (told or {}).get(run.path)
+        run.label = named[run.path.parent]
     return runs
+
+
+def labels(folders: Iterable[Path]) -> dict[Path, str]:
+    """Returns what campaigns are called: by their folders, and by as much above as tells them.
+
+    Two folders of results may each have a campaign of one name.
+    """
+    alike: dict[str, list[Path]] = {}
+    for folder in dict.fromkeys(folders):
+        alike.setdefault(text(folder.name, _LONGEST) or "?", []).append(folder)
+    found = {}
+    for name, own in alike.items():
+        paths = [folder.absolute().parts for folder in own]
+        most = max(map(len, paths))
+        enough = (n for n in range(1, most) if len({path[-n:] for path in paths}) == len(own))
+        parts = next(enough, most)
+        for folder, path in zip(own, paths, strict=True):
+            tail = text("/".join(path[-parts:]), 4 * _LONGEST)
+            found[folder] = name if len(own) == 1 else tail or "?"
+    return found
 
 
 def _attempt(path: Path, number: int, record: Values, notes: list[Note]) -> Attempt:

@@ -2,6 +2,7 @@
 
 Builds the two tables of a run from its record. CSV holds plain numbers in bytes and seconds with
 one name per column; Markdown and the screen hold the same, rounded, with units in the heading.
+A record may be anybody's: a value of the wrong type is missing, and no text moves the cursor.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hires.core import records
 from hires.core.errors import HiresError
 from hires.core.files import StrPath, write_atomically
 from hires.core.units import MIB
+from hires.report.reading import count, dicts, dig, number, spoken, text
 
 Cell = str | int | float | None
 NOWHERE = "none"
@@ -75,17 +77,17 @@ class Table:
 
 def throughput_table(record: dict[str, Any]) -> Table:
     """Returns one row: images per second and step time of the steps that count."""
-    throughput = record["throughput"]
+    image = record.get("image")
     row: list[Cell] = [
-        record["model"],
-        "x".join(str(n) for n in record["image"]),
-        record["layout"],
-        record["precision"],
-        record["world"],
-        record["images_per_step"],
-        *_spread(throughput["img_per_s"]),
-        *_spread(throughput["step_s"]),
-        throughput["samples"],
+        text(record.get("model")),
+        "x".join(spoken(n) for n in image) if isinstance(image, list) else None,
+        text(record.get("layout")),
+        text(record.get("precision")),
+        count(record.get("world")),
+        count(record.get("images_per_step")),
+        *_spread(dig(record, "throughput", "img_per_s")),
+        *_spread(dig(record, "throughput", "step_s")),
+        count(dig(record, "throughput", "samples")),
     ]
     return Table("throughput", "Throughput", _THROUGHPUT, [row])
 
@@ -93,21 +95,22 @@ def throughput_table(record: dict[str, Any]) -> Table:
 def memory_table(record: dict[str, Any]) -> Table:
     """Returns one row per rank: where it stands in the layout, and its memory in bytes."""
     rows: list[list[Cell]] = []
-    for entry in record["memory"]:
-        place: list[Cell] = [entry["rank"], entry["replica"]]
-        place += [_both(entry["stage"]), _both(entry["tile"])]
-        facts = {**entry, "error_percent": _error_percent(entry)}
+    for entry in dicts(record.get("memory")):
+        place: list[Cell] = [count(entry.get("rank")), count(entry.get("replica"))]
+        place += [_both(entry.get("stage")), _both(entry.get("tile"))]
+        facts: dict[str, Cell] = {key: count(entry.get(key)) for key in _BYTES}
+        facts |= {"source": text(entry.get("source")), "error_percent": _error_percent(entry)}
         rows.append(place + [facts.get(column.key) for column in _MEMORY[4:]])
     return Table("memory", "Memory", _MEMORY, rows)
 
 
 def to_csv(table: Table) -> str:
     """Returns a table as CSV: names of columns, then plain values; unknown is empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    made = io.StringIO()
+    writer = csv.writer(made, lineterminator="\n")
     writer.writerow([column.key for column in table.columns])
     writer.writerows(table.rows)
-    return text.getvalue()
+    return made.getvalue()
 
 
 def to_markdown(table: Table) -> str:
@@ -142,9 +145,9 @@ def write(run_dir: StrPath, record: dict[str, Any]) -> list[Path]:
         return []
     files = []
     for table in tables(record):
-        for ending, text in (("csv", to_csv(table)), ("md", to_markdown(table))):
+        for ending, held in (("csv", to_csv(table)), ("md", to_markdown(table))):
             files.append(Path(run_dir) / f"{table.name}.{ending}")
-            write_atomically(files[-1], text)
+            write_atomically(files[-1], held)
     return files
 
 
@@ -169,21 +172,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _error_percent(entry: dict[str, Any]) -> float | None:
     """Returns how far the predicted peak lies above the measured one."""
-    measured, predicted = entry["peak_bytes"], entry.get("predicted_bytes")
+    measured, predicted = count(entry.get("peak_bytes")), count(entry.get("predicted_bytes"))
     return 100 * (predicted / measured - 1) if measured and predicted else None
 
 
-def _both(places: list[Any]) -> Cell:
+def _both(places: Any) -> Cell:
     """Returns a rank's place down, and up where there are two directions; None if it has none."""
-    if all(place is None for place in places):
+    if not isinstance(places, list) or all(place is None for place in places):
         return None
-    said = [",".join(map(str, place)) if isinstance(place, list) else place for place in places]
-    return said[0] if len(said) == 1 else " / ".join(NOWHERE if p is None else str(p) for p in said)
+    said = [spoken(place).strip("[]") if isinstance(place, list) else place for place in places]
+    if len(said) == 1:
+        return said[0] if count(said[0]) is not None else spoken(said[0])
+    return " / ".join(NOWHERE if p is None else spoken(p) for p in said)
 
 
-def _spread(values: dict[str, float] | None) -> list[Cell]:
+def _spread(values: Any) -> list[Cell]:
     """Returns median, p10 and p90 as cells."""
-    return [None if values is None else values[key] for key in ("median", "p10", "p90")]
+    return [number(dig(values, key)) for key in ("median", "p10", "p90")]
 
 
 def _markdown_row(cells: Sequence[str], widths: Sequence[int], rights: Sequence[bool]) -> str:
@@ -224,6 +229,8 @@ _MEMORY = (
     Column("grads_bytes", "gradients", "MiB", 1 / MIB, 1),
     Column("optimizer_bytes", "optimiser", "MiB", 1 / MIB, 1),
 )
+
+_BYTES = [column.key for column in _MEMORY if column.key.endswith("_bytes")]
 
 
 if __name__ == "__main__":

@@ -41,6 +41,19 @@ def test_lists_and_index(hires, hostile):
     harmless(hires("list", "runs", "--csv"), 0)
 
 
+def test_show_trusts_no_record(hires, hostile):
+    # A word in the place of the numbers ended in a traceback, and escapes reached the terminal.
+    for run in hostile[:-1]:  # the last one is a pipe, which show waits for
+        harmless(hires("show", str(run)), 0, 1, 2)
+    for key in ("throughput", "memory", "attempt", "resumed", "image", "state"):
+        path = hostile[0] / "record.json"
+        values = json.loads(path.read_text())
+        for odd in ("no", ["\x1b]0;owned\x07"], {"a": 1}):
+            path.write_text(json.dumps({**values, key: odd, "layout": "\x1b]0;owned\x07\x1b[31m"}))
+            harmless(hires("show", str(hostile[0])), 0)
+        path.write_text(json.dumps(values))
+
+
 def test_compare(hires, hostile):
     campaign = hostile[0].parent
     shutil.copytree(campaign, campaign.with_name("other"), symlinks=True, ignore=_pipes)

@@ -90,6 +90,7 @@ def test_points_that_cannot_run_are_told_kept_and_do_not_stop_the_others(hires, 
     assert all("is more than the" in point["reason"] for point in told["excluded"])
     assert [p.overrides for p in held().excluded] == [p["overrides"] for p in told["excluded"]]
     assert {point.state for point in held().excluded} == {"infeasible"}
+    assert {(p.what or {}).get("model") for p in held().excluded} == {"resnet18"}
     shown = hires("sweep", *SMALL, "parallel=single,lp", "parallel.stages=1,99").out
     assert "nearest that can run" in shown
     assert "is more than the" in shown

@@ -115,6 +115,32 @@ def test_excluded_point_without_an_image_has_the_default_one(tmp_path):
     assert f"too large: sp {default.height}x{default.width}." in plot.caption
 
 
+def amoebanet(folder, *excluded):
+    """Returns the titles of the panels of a campaign whose small AmoebaNet ran."""
+    model = {"name": "amoebanet", "layers": 3, "filters": 64}
+    run = report_run(folder, image=[64, 64], model=model)
+    words = ["model=amoebanet", "model.filters=64", "image=64"]
+    values = {"points": [{"run": run.name, "overrides": [*words, "model.layers=3"]}]}
+    reason = {"reason": "needs more [memory.limit]", "overrides": [*words, "model.layers=18"]}
+    values["excluded"] = [{**reason, **point} for point in excluded]
+    (run.parent / "campaign.json").write_text(json.dumps(values))
+    found = frames.load([run])
+    frames.add_campaign(found, run.parent)
+    plot = {p.name: p for p in figures.draw(material(found))}["largest_image"]
+    return plot.caption
+
+
+def test_excluded_network_has_the_name_of_its_own_overrides(tmp_path):
+    # The word of the network alone stood for the one that ran.
+    assert "amoebanet18_64, fp32" in amoebanet(tmp_path / "old", {})
+    what = {"model": "unet3_8_x", "image": [96, 64], "layout": "pp", "precision": "bf16"}
+    assert "unet3_8_x, bf16" in amoebanet(tmp_path / "new", {"what": what})
+    assert "too large: pp 96x64" in amoebanet(tmp_path / "new2", {"what": what})
+    assert "amoebanet18_64" in amoebanet(tmp_path / "odd", {"what": ["x"]})
+    other = {"overrides": ["model=unet", "model.levels=x", "image=64"]}
+    assert "unet levels=x" in amoebanet(tmp_path / "unknown", other)
+
+
 def test_limits_and_batches_have_panels_of_their_own(tmp_path):
     run = report_run(tmp_path, image=[64, 64])
     words = ["model=resnet50", "image=64", "batch=8"]

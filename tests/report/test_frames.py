@@ -73,6 +73,37 @@ def test_planned_points_know_how_their_runs_do(tmp_path):
     assert found.planned["reproduce"].iloc[2] == "hires plan image=99"
 
 
+def test_damaged_step_costs_no_more_than_itself(tmp_path):
+    run = report_run(tmp_path)
+    for path in (run / "record.json", run / "a0" / "record.json"):
+        record = json.loads(path.read_text())
+        record["throughput"]["discarded"][0]["step"] = [0]
+        record["samples"][5]["step"] = {}
+        path.write_text(json.dumps(record))
+    found = frames.load([run])
+    assert len(found.samples) == 5
+    assert len(found.points) == 1
+
+
+def test_campaigns_of_one_name_in_two_folders_are_two(tmp_path):
+    # Both were called by the last part of their path, and their runs merged.
+    folders = [tmp_path / "results", tmp_path / "other" / "results"]
+    runs = [report_run(f, campaign="before", step_s=n + 1) for n, f in enumerate(folders)]
+    alone = report_run(folders[0], campaign="alone")
+    excluded = {"excluded": [{"overrides": ["image=99"], "reason": "too large"}]}
+    for folder in (runs[1].parent, tmp_path / "third" / "before"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "campaign.json").write_text(json.dumps(excluded))
+    found = frames.load([*runs, alone])
+    names = [f"{tmp_path.name}/results/before", "other/results/before", "alone"]
+    assert list(found.runs["campaign"]) == names
+    assert len(found.points) == 3
+    assert [found.run(name, run.name).path for name, run in zip(names, runs, strict=False)] == runs
+    frames.add_campaign(found, runs[1].parent)
+    frames.add_campaign(found, tmp_path / "third" / "before")
+    assert list(found.planned["campaign"]) == [names[1], f"{tmp_path.name}/third/before"]
+
+
 def test_no_runs_are_frames_without_rows():
     found = frames.load([])
     for name in ("runs", "attempts", "samples", "memory", "communication", "failures", "planned"):

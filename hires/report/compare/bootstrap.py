@@ -4,9 +4,6 @@ Steps of one run are not independent: they share the machine's mood, and neighbo
 what is drawn is, in this order: seeds that both sides have, each as a pair; repeats, if both sides
 have several; else blocks of consecutive steps, long enough for what one step says of the next.
 
-A run counts as the median over its attempts of each one's median (:func:`of_run`); several seeds
-are several runs, and count as the geometric mean of them.
-
 All is done with logarithms, whose difference is the ratio's. Few units spread less in a bootstrap
 than they should; each draw is widened by sqrt(n / (n - 1)) and by the chi-square uncertainty of a
 spread that n units tell of, so that a normal bootstrap distribution becomes Student's t.
@@ -25,6 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hires.report.compare.repeats import Repeat, by_seed, centre, of_run, shared_seeds
+
 Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
@@ -40,18 +39,7 @@ _NORMAL = 1.96
 _LEAST_REPEATS = 3
 _MOST_REPEATS = 1e3
 """Largest factor by which an interval is said to be too wide."""
-_BEYOND = 1e100
-"""What nothing measures in any unit; sums and squares of smaller numbers stay finite."""
 _NOTHING = "one number each: no interval"
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """One complete attempt of a point."""
-
-    seed: str
-    values: Sequence[float]
-    """Of every step that counts, or the one number of the attempt; above 0."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +90,13 @@ def compare(
         rng: draws.
         resamples: how many draws.
     """
-    pairs = _by_seed(a, b)
-    if len(pairs) > 1:
+    if len(shared_seeds(a, b)) > 1:
+        pairs = _differences(a, b)
         drawn = [_of_units(pairs, rng, resamples)]
         return _estimate(
             float(np.mean(pairs)), drawn, rng, f"{len(pairs)} pairs of seeds", len(pairs)
         )
-    ratio = _centre(b) - _centre(a)
+    ratio = centre(b) - centre(a)
     if len(a) > 1 and len(b) > 1:
         drawn = [_of_repeats(side, rng, resamples) for side in (b, a)]
         fewer = min(len(a), len(b))
@@ -120,7 +108,7 @@ def beside(
     value: float, b: Sequence[Repeat], rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> Estimate:
     """Returns by which factor B differs from a number that is taken as exact."""
-    ratio = _centre(b) - math.log(value)
+    ratio = centre(b) - math.log(value)
     if len(b) > 1:
         drawn = [_of_repeats(b, rng, resamples)]
         return _estimate(ratio, drawn, rng, f"{len(b)} repeats", len(b))
@@ -137,29 +125,6 @@ def together(estimates: Sequence[Estimate]) -> Estimate:
     spread = math.hypot(*(estimate.spread for estimate in estimates)) / len(estimates)
     fewest = min(estimate.repeats for estimate in estimates)
     return Estimate(ratio, drawn, f"all {len(estimates)} points together", fewest, spread)
-
-
-def of_run(repeats: Sequence[Repeat]) -> float:
-    """Returns the number of a run: the median over its attempts of each one's median."""
-    with np.errstate(over="ignore"):
-        return float(np.median([np.median(repeat.values) for repeat in repeats]))
-
-
-def usable(values: Sequence[float]) -> bool:
-    """Whether numbers can be compared: none is 0, less, not finite or beyond all bounds."""
-    return all(1 / _BEYOND < value < _BEYOND for value in values)
-
-
-def middle(repeats: Sequence[Repeat]) -> float | None:
-    """Returns the number of a point: of its run, or the geometric mean if it has several seeds.
-
-    It is None unless all values can be compared.
-    """
-    values = [value for repeat in repeats for value in repeat.values]
-    if not values or not usable(values):
-        return None
-    runs = _runs(repeats)
-    return of_run(repeats) if len(runs) == 1 else math.exp(_centre(repeats))
 
 
 def block_length(values: Floats) -> int:
@@ -219,7 +184,7 @@ def _of_units(logs: Floats, rng: np.random.Generator, resamples: int) -> _Drawn:
 
 def _of_repeats(side: Sequence[Repeat], rng: np.random.Generator, resamples: int) -> _Drawn:
     """Returns draws of a side: of its runs, or of the attempts if there is one run."""
-    runs = _runs(side)
+    runs = by_seed(side)
     if len(runs) > 1:
         return _of_units(np.log([of_run(run) for run in runs]), rng, resamples)
     medians = np.array([np.median(repeat.values) for repeat in side])
@@ -234,7 +199,7 @@ def _of_steps(
 ) -> _Drawn:
     """Returns draws of a side whose steps are drawn; the lengths of blocks are added."""
     freedom, runs = 0.0, []
-    for run in _runs(side):
+    for run in by_seed(side):
         medians = []
         for repeat in run:
             values = _grouped(np.asarray(repeat.values, dtype=np.float64))
@@ -244,7 +209,7 @@ def _of_steps(
             medians.append(_medians(values, length, rng, resamples))
         runs.append(np.log(np.median(medians, axis=0)))
     drawn = np.mean(runs, axis=0)
-    return _Drawn(drawn - _centre(side), freedom)
+    return _Drawn(drawn - centre(side), freedom)
 
 
 def _medians(values: Floats, length: int, rng: np.random.Generator, resamples: int) -> Floats:
@@ -270,24 +235,10 @@ def _widened(drawn: Sequence[_Drawn], rng: np.random.Generator) -> Floats:
     return np.asarray(total * widths)
 
 
-def _by_seed(a: Sequence[Repeat], b: Sequence[Repeat]) -> Floats:
+def _differences(a: Sequence[Repeat], b: Sequence[Repeat]) -> Floats:
     """Returns the differences of the seeds that both sides have."""
-    sides = [{r.seed: [s for s in side if s.seed == r.seed] for r in side} for side in (a, b)]
-    shared = [seed for seed in sides[0] if seed in sides[1]]
-    return np.array([_centre(sides[1][seed]) - _centre(sides[0][seed]) for seed in shared])
-
-
-def _runs(side: Sequence[Repeat]) -> list[list[Repeat]]:
-    """Returns the repeats of every seed."""
-    found: dict[str, list[Repeat]] = {}
-    for repeat in side:
-        found.setdefault(repeat.seed, []).append(repeat)
-    return list(found.values())
-
-
-def _centre(side: Sequence[Repeat]) -> float:
-    """Returns the logarithm of the number of a side."""
-    return float(np.mean(np.log([of_run(run) for run in _runs(side)])))
+    sides = [{runs[0].seed: centre(runs) for runs in by_seed(side)} for side in (a, b)]
+    return np.array([sides[1][seed] - sides[0][seed] for seed in shared_seeds(a, b)])
 
 
 def _exp(logarithm: float) -> float:

@@ -15,7 +15,7 @@ from hires.report.compare.differences import (
 )
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import Point, pair, points
-from hires.report.compare.references import Reference
+from hires.report.compare.references import Reference, best
 from hires.report.compare.verdicts import (
     DECIDED,
     WORSE,
@@ -104,7 +104,7 @@ def compare_runs(
         if labels:
             made.notes.append(f"only in {side}: {_listed(labels)}")
     made.notes += _left_out([point for _, *both in pairing.points for point in both])
-    made.notes += _few_repeats(made) + _by_chance(made) + _unread([*a, *b])
+    made.notes += _alone(made) + _few_repeats(made) + _by_chance(made) + _unread([*a, *b])
     return made
 
 
@@ -134,7 +134,7 @@ def compare_references(
     for metric in asked if metrics is None else metrics:
         judged = []
         for label, point in found:
-            fit = _first(references, metric, point)
+            fit = best(references, metric, point.runs[0])
             if fit is None:
                 without.append(f"{metric.name} of {label}")
                 continue
@@ -163,18 +163,26 @@ def _add(
     made.overall.append(overall(metric, results, estimates, made.settings))
 
 
-def _first(references: Sequence[Reference], metric: Metric, point: Point) -> Reference | None:
-    """Returns the first reference that fits a point."""
-    own = [reference for reference in references if reference.metric is metric]
-    return next((r for r in own if any(r.fits(run) for run in point.runs)), None)
-
-
 def _left_out(found: Sequence[Point]) -> list[str]:
     """Says how many attempts were made by other code or machines than the latest ones."""
     count = sum(point.left_out() for point in found)
     if not count:
         return []
     return [f"{count} complete attempts of another commit or machine than the latest left out"]
+
+
+def _alone(made: Comparison) -> list[str]:
+    """Says which seeds count nowhere because only one side has them."""
+    found: dict[str, list[str]] = {}
+    for result in made.results:
+        if result.alone:
+            words = f"seed{'s' if len(result.alone) > 1 else ''} {', '.join(result.alone)}"
+            found.setdefault(words, []).append(result.point)
+    return [
+        f"{words} left out, because only one side has {'them' if ',' in words else 'it'}: "
+        f"{_listed(list(dict.fromkeys(labels)))}"
+        for words, labels in found.items()
+    ]
 
 
 def _unread(runs: Sequence[Run]) -> list[str]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.core.units import size
-from hires.report.compare.bootstrap import of_run
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import Point
+from hires.report.compare.repeats import of_run
 from hires.report.reading import count, dig, spoken, text
 from hires.report.rows import run_row
 from hires.report.runs import Run

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.units import GIB, MIB
-from hires.report.reading import count, dicts, dig, number
+from hires.report.reading import count, dicts, dig, discarded_steps, number
 
 Record = dict[str, Any]
 
@@ -41,11 +41,11 @@ class Metric:
 
 def counted_steps(record: Record) -> list[float]:
     """Returns the seconds of the steps that count, in their order."""
-    out = {dig(entry, "step") for entry in dicts(dig(record, "throughput", "discarded"))}
+    out = discarded_steps(record)
     found = []
     for sample in dicts(record.get("samples")):
         took = number(sample.get("step_s"))
-        if took is not None and took > 0 and sample.get("step") not in out:
+        if took is not None and took > 0 and count(sample.get("step")) not in out:
             found.append(took)
     return found
 

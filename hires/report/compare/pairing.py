@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hires.core.naming import COSMETIC
-from hires.report.compare.bootstrap import Repeat
 from hires.report.compare.metrics import Metric
+from hires.report.compare.repeats import Repeat
 from hires.report.reading import dig, spoken, text
 from hires.report.rows import what
 from hires.report.runs import Attempt, Run
@@ -36,9 +36,10 @@ class Point:
         Attempts of another commit or machine than the latest one are no repeats of it.
         """
         found = [(run, attempt) for run in self.runs for attempt in run.complete]
-        made = [(_made(attempt), pair) for pair in found for attempt in (pair[1],)]
-        latest = max(made, key=lambda entry: _ended(entry[1][1]), default=None)
-        return [pair for made_by, pair in made if latest is not None and made_by == latest[0]]
+        if not found:
+            return []
+        _, latest = max(found, key=lambda pair: _ended(pair[1]))
+        return [(run, attempt) for run, attempt in found if _made(attempt) == _made(latest)]
 
     def left_out(self) -> int:
         """Returns how many complete attempts are no repeats of the latest one."""

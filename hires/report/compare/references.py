@@ -9,13 +9,14 @@ References:
       point: {model: resnet18, image: 64x64, layout: sp, batch: 4}
 
 ``point`` holds columns of a run (``rows.RUN_COLUMNS``) and keys of its config; a run fits if all of
-them are equal. Of several references that fit a run the first one counts.
+them are equal. Of several references that fit a run the one that says most of it counts, and of
+those the first.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,22 @@ def read(path: Path) -> list[Reference]:
     return [_reference(entry, f"{path}, entry {n}") for n, entry in enumerate(entries, start=1)]
 
 
-def from_point(point: Point, metric: Metric, value: float, tolerance: Tolerance) -> Reference:
+def apart(runs: Sequence[Run]) -> set[str]:
+    """Returns the keys in which runs differ, of those that say what a run is."""
+    held = [{k: spoken(v) for k, v in run.flat_config.items() if _counts(k)} for run in runs]
+    every = {key for config in held for key in config}
+    return {key for key in every if len({config.get(key) for config in held}) > 1}
+
+
+def best(references: Sequence[Reference], metric: Metric, run: Run) -> Reference | None:
+    """Returns the reference that fits a run and says most of it; None if none fits."""
+    fits = [r for r in references if r.metric is metric and r.fits(run)]
+    return max(fits, key=lambda r: len(r.point), default=None)
+
+
+def from_point(
+    point: Point, metric: Metric, value: float, tolerance: Tolerance, keys: Collection[str] = ()
+) -> Reference:
     """Returns what a point came to as what it should come to.
 
     Args:
@@ -109,10 +125,11 @@ def from_point(point: Point, metric: Metric, value: float, tolerance: Tolerance)
         metric: which number.
         value: of the point, in the base unit.
         tolerance: how far others may be off.
+        keys: what tells the point from others, and is written even if it is the default.
     """
     run = point.attempts()[0][0]
     host = reading.text(run.provenance.get("host"), 200) or "*"
-    return Reference(metric, value, tolerance, _named(run, metric), host)
+    return Reference(metric, value, tolerance, _named(run, metric, keys), host)
 
 
 def write(path: Path, references: Sequence[Reference], made_by: str) -> int:
@@ -145,17 +162,22 @@ def _about(reference: Reference) -> tuple[Any, ...]:
     return reference.metric.name, reference.cluster, point
 
 
-def _named(run: Run, metric: Metric) -> dict[str, str]:
-    """Returns columns and keys that name a run: those that differ from the defaults, too."""
-    told = _TOLD if metric.name == "loss" else (*_TOLD, *_NO_MATTER)
+def _named(run: Run, metric: Metric, keys: Collection[str]) -> dict[str, str]:
+    """Returns columns and keys that name a run: some keys, and what differs from the defaults."""
+    told = () if metric.name == "loss" else _NO_MATTER
     row = what(run)
     named = {key: spoken(row[key]) for key in _COLUMNS if row.get(key) is not None}
     defaults = {k: spoken(v) for k, v in reading.flat(to_dict(RunConfig())).items()}
     for key, value in run.flat_config.items():
-        kept = key not in (*COSMETIC, *told, SEED) and not key.startswith("checkpoint.")
-        if kept and defaults.get(key) != spoken(value):
+        unusual = key not in told and defaults.get(key) != spoken(value)
+        if _counts(key) and (key in keys or unusual):
             named[key] = spoken(value)
     return named
+
+
+def _counts(key: str) -> bool:
+    """Whether a key says what a run is, and no column says so already."""
+    return key not in (*COSMETIC, *_TOLD, SEED) and not key.startswith("checkpoint.")
 
 
 def _reference(entry: Any, where: str) -> Reference:

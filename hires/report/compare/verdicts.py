@@ -19,9 +19,10 @@ import numpy as np
 
 from hires.core.errors import ConfigError
 from hires.report.compare import bootstrap
-from hires.report.compare.bootstrap import Estimate, Repeat, middle
+from hires.report.compare.bootstrap import Estimate
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import Point
+from hires.report.compare.repeats import Repeat, middle, paired, usable
 
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "same", "unknown"
 UNDECIDED = "undecided"
@@ -85,6 +86,8 @@ class Result:
     low: float | None = None
     high: float | None = None
     tolerance: Tolerance | None = None
+    alone: Sequence[str] = ()
+    """Seeds that count nowhere because one side lacks them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -138,10 +141,12 @@ def judge(
     if told is not None:
         return told, None
     rng = generator(settings.seed, label, metric)
+    # What is shown is of the same runs as the ratio, or the two would contradict each other.
+    old, new, alone = paired(old, new)
     estimate = bootstrap.compare(old, new, rng, settings.resamples)
     made = _decided(label, metric, estimate, settings)
-    repeats = (len(old), len(new))
-    return dataclasses.replace(made, a=middle(old), b=middle(new), repeats=repeats), estimate
+    made = dataclasses.replace(made, repeats=(len(old), len(new)), alone=alone)
+    return dataclasses.replace(made, a=middle(old), b=middle(new)), estimate
 
 
 def judge_beside(
@@ -240,11 +245,11 @@ def _without(
 ) -> Result | None:
     """Returns what to say of a point without numbers that can be compared."""
     values = [value for repeat in repeats for value in repeat.values]
-    if values and bootstrap.usable(values):
+    if values and usable(values):
         return None
     why = "it recorded none"
     if values:
-        odd = next(value for value in values if not bootstrap.usable([value]))
+        odd = next(value for value in values if not usable([value]))
         why = f"it recorded {odd:g}"
     elif not point.attempts():
         why = f"{point.trouble()[0]}: no attempt is complete"

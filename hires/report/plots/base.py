@@ -11,7 +11,7 @@ from hires.core.timeline import StepSpans, complete_steps
 from hires.plan.plan import Plan
 from hires.report.frames import Frames
 from hires.report.plots import style
-from hires.report.reading import dicts, dig
+from hires.report.reading import discarded_steps
 from hires.report.runs import Run
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ class Shown:
     @functools.cached_property
     def counted(self) -> dict[int, list[StepSpans]]:
         """Those of its steps that count: neither warm-up nor anything else that was discarded."""
-        left_out = dicts(dig(self.run.record, "throughput", "discarded"))
-        out = {entry.get("step") for entry in left_out if isinstance(entry.get("step"), int)}
+        out = discarded_steps(self.run.record)
         return {number: ranks for number, ranks in self.steps.items() if number not in out}
 
 

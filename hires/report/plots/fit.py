@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from hires.core.config import RunConfig
 from hires.core.naming import model_label
@@ -13,6 +15,7 @@ from hires.report import points as known
 from hires.report.frames import Frames, numeric, plain_rows
 from hires.report.plots import style
 from hires.report.plots.base import Material, Plot
+from hires.report.rows import model_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +26,8 @@ MAX_PANELS = 6
 """Combinations that a figure has room for; the rest is in the tables."""
 _EACH = ("campaign", "model", "precision", "task", "batch", "limit")
 """What the bars of one panel share."""
+_NETWORK = "model."
+_Ran = list[tuple[dict[str, str], dict[str, Any]]]
 _COLUMNS = [*_EACH, "layout", "ranks", "image", "height", "width", "peak_bytes_max"]
 
 
@@ -109,10 +114,10 @@ def _points(frames: Frames) -> pd.DataFrame:
             kept = {key: run.get(key) for key in _COLUMNS}
             limit = run["memory_limit"]
             rows.append({**kept, "limit": limit, "refused": run["state"] != "done"})
-    labels = _labels(frames)
-    for point in plain_rows(frames.planned):
+    ran = _ran(frames)
+    for point in frames.planned_rows:
         if point["state"] == "infeasible" and "[memory." in (point["reason"] or ""):
-            row = _from_words(str(point["overrides"] or ""), labels)
+            row = point["what"] or _from_words(str(point["overrides"] or ""), ran)
             rows.append({**row, "campaign": point["campaign"], "refused": True})
     frame = pd.DataFrame(rows, columns=[*_COLUMNS, "refused"])
     frame = frame[frame["height"].notna() & frame["width"].notna()].copy()
@@ -123,16 +128,40 @@ def _points(frames: Frames) -> pd.DataFrame:
     return frame
 
 
-def _labels(frames: Frames) -> dict[str, str]:
-    """Returns what networks are called in records, by the word that chooses them."""
-    runs = {(row["campaign"], row["run"]): row["model"] for row in plain_rows(frames.runs)}
-    found = {}
-    for point in plain_rows(frames.planned):
-        word = _values(str(point["overrides"] or "")).get("model")
-        label = runs.get((point["campaign"], point["run"]))
-        if word and label:
-            found[word] = label
-    return found
+def _ran(frames: Frames) -> _Ran:
+    """Returns the overrides and the network's config of the planned points that have a run."""
+    held = [(frames.run(p["campaign"], str(p["run"])), p) for p in frames.planned_rows]
+    found = [(_values(str(p["overrides"] or "")), r.config.get("model")) for r, p in held if r]
+    return [(values, model) for values, model in found if isinstance(model, dict)]
+
+
+def _model(values: dict[str, str], ran: _Ran) -> str:
+    """Returns what the network of some overrides is called.
+
+    What its word means is known from a run of the same word that overrides nothing else of it.
+    """
+    word = values.get("model")
+    own = {key: value for key, value in values.items() if key.startswith(_NETWORK)}
+    base: dict[str, Any] | None = {} if word is None else None
+    for others, config in ran if word is not None else ():
+        if others.get("model") == word and own.keys() >= _network(others):
+            base = config
+            break
+    if base is not None:
+        try:
+            typed = {key.removeprefix(_NETWORK): yaml.safe_load(v) for key, v in own.items()}
+        except yaml.YAMLError:  # somebody else's words
+            typed = {}
+        label = model_of({**base, **typed})
+        if label is not None:
+            return label
+    said = [f"{key.removeprefix(_NETWORK)}={value}" for key, value in own.items()]
+    return " ".join([word or model_label(RunConfig().model), *said])
+
+
+def _network(values: dict[str, str]) -> set[str]:
+    """Returns the keys of some overrides that are the network's."""
+    return {key for key in values if key.startswith(_NETWORK)}
 
 
 def _values(words: str) -> dict[str, str]:
@@ -146,12 +175,12 @@ def _values(words: str) -> dict[str, str]:
     }
 
 
-def _from_words(words: str, labels: dict[str, str]) -> dict[str, object]:
+def _from_words(words: str, ran: _Ran) -> dict[str, object]:
     """Returns a point that has no run; what its words do not say has the default.
 
     Args:
         words: overrides that make it.
-        labels: what networks are called.
+        ran: overrides of other points, and what network they mean.
     """
     values, default = _values(words), RunConfig()
     sizes = re.fullmatch(r"\[?\s*(\d{1,6})\s*(?:,\s*(\d{1,6})\s*)?\]?", values.get("image", ""))
@@ -159,9 +188,9 @@ def _from_words(words: str, labels: dict[str, str]) -> dict[str, object]:
     if sizes is not None:
         height = int(sizes[1])
         width = int(sizes[2] or height)
-    batch, model = values.get("batch", ""), values.get("model")
+    batch = values.get("batch", "")
     return {
-        "model": labels.get(model, model) if model else model_label(default.model),
+        "model": _model(values, ran),
         "precision": values.get("precision", default.precision.name),
         "task": values.get("task", default.task.name),
         "batch": int(batch) if batch.isdecimal() and len(batch) < 10 else default.batch,

@@ -7,15 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from hires.report.compare.bootstrap import (
-    Repeat,
-    beside,
-    block_length,
-    compare,
-    middle,
-    of_run,
-    together,
-)
+from hires.report.compare.bootstrap import beside, block_length, compare, together
+from hires.report.compare.repeats import Repeat, middle, of_run
 
 SEEDS = 100
 

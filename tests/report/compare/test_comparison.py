@@ -118,6 +118,32 @@ def test_seeds_of_a_point_are_its_repeats(tmp_path):
     assert (result.why, result.status) == ("3 and 3 repeats", "worse")
 
 
+def test_seed_that_one_side_lacks_counts_nowhere(tmp_path):
+    # The ratio was of the shared seeds and the columns of all: B looked slower and was faster.
+    a = [
+        compared_run(tmp_path, [steps(factor)], campaign="a", seed=seed)
+        for seed, factor in enumerate((0.1, 1.25, 1.25))
+    ]
+    b = [compared_run(tmp_path, [steps()], campaign="b", seed=seed) for seed in (1, 2)]
+    made = compare(a, b)
+    [result] = made.results
+    assert result.repeats == (2, 2)
+    assert result.ratio == pytest.approx(1.25, rel=0.02)
+    assert result.b / result.a == pytest.approx(result.ratio)
+    told = "seed 0 left out, because only one side has it: resnet50 224x224 single fp32"
+    assert told in made.notes
+
+
+def test_steps_that_are_no_numbers_are_steps_that_count(tmp_path, before):
+    after = compared_run(tmp_path, [steps()], campaign="after")
+    for path in (after / "record.json", after / "a0" / "record.json"):
+        values = json.loads(path.read_text())
+        values["throughput"]["discarded"].append({"step": [0]})
+        values["samples"][3]["step"] = [3]
+        path.write_text(json.dumps(values))
+    assert verdicts(compare([before], [after])) == [("no difference", "same")]
+
+
 def test_attempts_of_other_code_are_no_repeats(tmp_path):
     a = compared_run(tmp_path, [steps(), steps(), steps()], campaign="a")
     old = a / "a0" / "record.json"

@@ -7,10 +7,10 @@ import yaml
 
 from hires.core.errors import ConfigError
 from hires.report.compare import references
-from hires.report.compare.bootstrap import middle
 from hires.report.compare.comparison import compare_references
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import points
+from hires.report.compare.repeats import middle
 from hires.report.compare.verdicts import Settings, Tolerance, parse_tolerance
 from hires.report.runs import read_runs
 from tests.helpers.compared_runs import compared_run
@@ -163,6 +163,29 @@ def test_what_was_written_fits_its_runs_and_no_others(tmp_path):
     assert [reference.tolerance for reference in known] == [Tolerance(-0.05, 0.15)] * 4
     assert known[0].cluster == "node1"
     assert judged(path, *runs) == [("no difference", "same")] * 4
+
+
+def test_run_is_judged_by_the_reference_that_says_most_of_it(tmp_path, file):
+    # The first entry that fitted counted, and the first one here fits both runs.
+    run = compared_run(tmp_path, [STEPS], task={"name": "train", "momentum": 0.5})
+    momentum = {**ENTRY["point"], "task.momentum": 0.5}
+    path = file({**ENTRY, "value": 4.0}, {**ENTRY, "point": momentum})
+    assert judged(path, run) == [("no difference", "same")]
+
+
+def test_what_tells_points_apart_is_written_even_if_it_is_the_default(tmp_path):
+    # Only keys that were no default were written: the reference of 0.9 fitted the run of 0.5.
+    runs = read_runs(
+        compared_run(tmp_path, [STEPS], task={"name": "train", "momentum": m}, steps=n)
+        for m, n in ((0.9, 10), (0.5, 10), (0.9, 20))
+    )
+    metric, tolerance = METRICS["throughput"], parse_tolerance("5%")
+    keys = references.apart(runs)
+    assert keys == {"task.momentum", "steps"}
+    made = [references.from_point(point, metric, 8.0, tolerance, keys) for _, point in points(runs)]
+    fits = [[reference.fits(run) for run in runs] for reference in made]
+    assert fits == [[row == column for column in range(3)] for row in range(3)]
+    assert references.write(tmp_path / "r.yaml", made, "hires") == 3
 
 
 def test_writing_again_replaces_and_keeps_the_rest(tmp_path, file):
