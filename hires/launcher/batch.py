@@ -97,7 +97,7 @@ class Attempt:
         try:
             allocation.refuse_without_module()
             self._refuse_other_code()
-            places = self.job.places(self.world, self.config)
+            places = self.job.places(self.world, self.config, packed=self._packed)
         except RunError as error:
             leave(self.path, self.number, "failed", str(error))
             raise

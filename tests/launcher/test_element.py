@@ -160,6 +160,18 @@ def test_run_that_fails_takes_no_other_along(submitted, cluster, monkeypatch):
     assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(times))
 
 
+def test_runs_side_by_side_meet_at_ports_of_their_own(submitted, cluster):
+    """Else the ranks of one run join another, and both fail."""
+    runs = submitted(2, pack=2)
+    with start(runs[0].parent / "arrays" / "0", "saver") as process:
+        wait_for_ranks(runs)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    lines = [line for run in runs for line in records.read_lines(run / "a0" / "events.jsonl")]
+    found = [line["port"] for line in lines if line["event"] == "launch_started"]
+    assert len(set(found)) == len(found) == 2
+
+
 def test_run_whose_folder_is_gone_takes_no_other_along(submitted, cluster):
     runs = submitted(2, pack=2)
     shutil.rmtree(runs[0])
