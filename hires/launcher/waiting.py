@@ -8,6 +8,7 @@ was cancelled or is lost. No answer, or a single empty one, is no verdict.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -77,9 +78,20 @@ def queued(runs: Iterable[Path]) -> dict[Path, str]:
         if answer is not None and answer.state in (scheduler.PENDING, scheduler.RUNNING):
             found[run] = (
                 f"{run.name} is job {job} already ({answer.state}); wait for it, stop it with "
-                f"`scancel {job}`, or start this one with another campaign=NAME"
+                f"`{_stop_line(run, job or '')}`, or start this one with another campaign=NAME"
             )
     return found
+
+
+def _stop_line(run: Path, job: str) -> str:
+    """Returns the command that stops a job of a run.
+
+    ``scancel`` leaves nothing behind in the run, but alone knows a job that was replaced.
+    """
+    last = last_number(run)
+    if last is not None and slurm.read_job(records.attempt_dir(run, last)) == job:
+        return f"hires cancel {shlex.quote(str(run))}"
+    return f"scancel {job}"
 
 
 def _unfinished(run: Path) -> Iterator[Path]:
