@@ -24,7 +24,7 @@ from hires.core.naming import run_name
         ("options", {"mem;x": 1}, "'mem;x': write an option"),
         ("options", {"-mem": 1}, "'-mem': write an option"),
         ("options", {"nodes": 3}, "options.nodes is written by hires; it follows from launcher.no"),
-        ("options", {"test-only": True}, "options.test-only cannot be used: sbatch would submit no"),
+        ("options", {"test-only": True}, "options.test-only cannot be used: sbatch would subm"),
         ("options", {"wait": True}, "options.wait cannot be used: sbatch would return after the"),
         ("options", {"parsable": True}, "options.parsable cannot be used: hires itself says how"),
         ("options", {"no-requeue": True}, "options.no-requeue cannot be used: a job that made wa"),
