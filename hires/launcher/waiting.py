@@ -17,7 +17,7 @@ from typing import Any
 from hires.core import launchfile, records, rundir
 from hires.core.errors import RunError
 from hires.core.rundir import RunDir
-from hires.launcher import local, scheduler, slurm
+from hires.launcher import local, scheduler, slurm, unheard
 from hires.launcher.attempt_files import last_number, read_json
 from hires.launcher.local import Outcome
 from hires.launcher.progress import MetricsTail
@@ -70,6 +70,7 @@ def refuse_begun(run: Path, seen: int | None) -> None:
 
 def queued(runs: Iterable[Path]) -> dict[Path, str]:
     """Returns why runs must not be submitted now: a job of each waits, runs or starts again."""
+    runs = list(runs)
     jobs = {(run, slurm.read_job(folder)) for run in runs for folder in _unfinished(run)}
     answers = scheduler.ask_slurm(scheduler.job_of(job) for _, job in jobs if job is not None)
     found = {}
@@ -80,6 +81,11 @@ def queued(runs: Iterable[Path]) -> dict[Path, str]:
                 f"{run.name} is job {job} already ({answer.state}); wait for it, stop it with "
                 f"`{_stop_line(run, job or '')}`, or start this one with another campaign=NAME"
             )
+    for run, job in unheard.jobs_of(run for run in runs if run not in found).items():
+        found[run] = (
+            f"{run.name} is job {job} already, though sbatch did not say so in time; wait for it, "
+            f"stop it with `scancel {job}`, or start this one with another campaign=NAME"
+        )
     return found
 
 
