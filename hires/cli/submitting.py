@@ -97,7 +97,7 @@ def tell(run: RunDir, job: str, as_json: bool) -> None:
     print(f"  in the queue:   squeue --jobs={job}")
     print(f"  what it says:   tail -F {shlex.quote(str(run.path / slurm.LOG))}")
     print(f"  its tables:     hires show {shlex.quote(str(run.path))}")
-    print(f"  to stop it:     scancel {job}")
+    print(f"  to stop it:     hires cancel {shlex.quote(str(run.path))}")
 
 
 def waited(config: RunConfig, run: RunDir, job: str, world: int) -> Outcome:
@@ -109,5 +109,6 @@ def waited(config: RunConfig, run: RunDir, job: str, world: int) -> Outcome:
         with StepProgress(world, config.batch, config.steps) as progress:
             return waiting.Waiting(run, job, progress).wait()
     except KeyboardInterrupt:
-        print(f"hires: job {job} goes on; `scancel {job}` stops it", file=sys.stderr)
+        stop = f"hires cancel {shlex.quote(str(run.path))}"
+        print(f"hires: job {job} goes on; `{stop}` stops it", file=sys.stderr)
         raise

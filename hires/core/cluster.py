@@ -39,6 +39,13 @@ OWN_OPTIONS = {
     "chdir": "the folder in which hires is called",
 }
 """Options of sbatch that hires writes itself -> what decides them."""
+SPOILING_OPTIONS = {
+    "test-only": "sbatch would submit nothing; `hires plan` asks when the job would start",
+    "wait": "sbatch would return after the job only; `hires run --wait` waits and shows the steps",
+    "parsable": "hires itself says how sbatch is to answer",
+    "no-requeue": "a job that made way would not be started again; see launcher.requeues",
+}
+"""Options with which hires could not submit, or not look after a job -> why, and what would do."""
 
 _OPTION = re.compile(r"[a-z]+(-[a-z]+)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -133,6 +140,8 @@ def _check_option(name: str, value: Any) -> None:
         raise ConfigError(
             f"cluster.options.{name} is written by hires; it follows from {OWN_OPTIONS[name]}"
         )
+    if name in SPOILING_OPTIONS:
+        raise ConfigError(f"cluster.options.{name} cannot be used: {SPOILING_OPTIONS[name]}")
     if isinstance(value, (dict, list)) or value is None or value is False:
         raise ConfigError(
             f"cluster.options.{name}={value!r} must be text, a number, or true for an option "

@@ -70,15 +70,21 @@ class Allocation:
         """
         return self.job if self.array is None else f"{self.array[0]}_{self.array[1]}"
 
-    def places(self, num_ranks: int, config: RunConfig) -> Places:
+    def places(self, num_ranks: int, config: RunConfig, *, packed: bool = False) -> Places:
         """Returns where the ranks of a world run: evenly over the nodes, neighbours together.
+
+        Args:
+            num_ranks: how many there are.
+            config: of the run.
+            packed: whether other runs share the job, so that its number is that of no run.
 
         Raises:
             RunError: the nodes cannot reach this one.
         """
         address, interface = self._meeting(config)
         # This process runs where rank 0 does, so any port that is free here will do.
-        ports = (config.launcher.port,) if config.launcher.port else (job_port(self.job), 0, 0)
+        first = 0 if packed else job_port(self.job)
+        ports = (config.launcher.port,) if config.launcher.port else (first, 0, 0)
         sizes = spread(num_ranks, len(self.nodes))
         together = config.mpi != "srun" or config.srun_mpi != "none"
         ranks = [

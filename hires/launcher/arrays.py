@@ -155,6 +155,23 @@ def read_element(folder: Path, index: int) -> list[Entry]:
         raise RunError(f"{path} cannot be read ({error}); submit the points again") from None
 
 
+def read_all(path: Path) -> list[list[Entry]]:
+    """Returns the runs of all elements.
+
+    Args:
+        path: of the list.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        return [_entries(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, *_DAMAGED) as error:
+        raise RunError(
+            f"{path} is damaged ({error}): which runs its job has is not known any more"
+        ) from None
+
+
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What comes of reading a line of a list that is damaged."""
 
@@ -187,10 +204,12 @@ def mend(campaign: Path) -> Iterator[str]:
         if told is None:
             continue
         try:
-            job, lines = str(told["job"]), path.read_text(encoding="utf-8").splitlines()
-            elements = [_entries(line) for line in lines]
-        except (OSError, *_DAMAGED) as error:
-            yield f"{path} is damaged ({error}): which runs its job has is not known any more"
+            job, elements = str(told["job"]), read_all(path)
+        except KeyError:
+            yield f"{path.with_name('job.json')} is damaged: the job of its runs is not known"
+            continue
+        except RunError as error:
+            yield str(error)
             continue
         for index, entries in enumerate(elements):
             for entry in entries:

@@ -14,6 +14,8 @@ from hires.core import pulse
 from hires.core.records import attempt_dir, parse_lines
 from hires.launcher.scheduler import Job
 
+REQUEST = "cancel"
+"""File in the folder of an attempt that is a job, or shares one: somebody cancelled it."""
 _EVENTS_BYTES = 2**13
 """The event that begins a launch is among the first so many bytes."""
 
@@ -81,6 +83,15 @@ def last_number(path: Path) -> int | None:
     except OSError:
         return None
     return max((int(name[1:]) for name in names if re.fullmatch(r"a\d+", name)), default=None)
+
+
+def is_asked(folder: Path) -> bool:
+    """Whether somebody cancelled an attempt that is a job, or shares one.
+
+    Args:
+        folder: of the attempt.
+    """
+    return (folder / REQUEST).exists()
 
 
 def launched_by(folder: Path) -> dict[str, Any] | None:

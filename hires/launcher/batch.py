@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         job = allocation.current()
         path = rundir.frozen_folder(words[0])
-        if rundir.is_complete(path) and not packed and _is_restarted():
+        if not packed and _is_restarted() and _is_over(path, job):
             _say(f"{path.name} is complete: nothing is left for this start of job {job.name}")
             return 0
         number = number_of(path, job, int(words[1]) if words[1:] else None)
@@ -97,7 +97,7 @@ class Attempt:
         try:
             allocation.refuse_without_module()
             self._refuse_other_code()
-            places = self.job.places(self.world, self.config)
+            places = self.job.places(self.world, self.config, packed=self._packed)
         except RunError as error:
             leave(self.path, self.number, "failed", str(error))
             raise
@@ -152,11 +152,16 @@ class Attempt:
         return f"launcher.requeues={requeues} are used up: run it again to go on"
 
 
+def attempts_of(path: Path, job: Allocation) -> list[int]:
+    """Returns the attempts of a run that are this job's, in order."""
+    numbers = rundir.attempt_numbers(path)
+    return [n for n in numbers if slurm.read_job(records.attempt_dir(path, n)) == job.name]
+
+
 def timeouts(path: Path, job: Allocation, before: int) -> int:
     """Returns how many attempts of a run, below a number, reached the time limit of a job."""
-    folders = [records.attempt_dir(path, number) for number in range(before)]
-    own = [folder for folder in folders if slurm.read_job(folder) == job.name]
-    ends = [read_json(folder / "exit.json") or {} for folder in own]
+    own = [number for number in attempts_of(path, job) if number < before]
+    ends = [read_json(records.attempt_dir(path, n) / "exit.json") or {} for n in own]
     return sum(end.get("reason") == "timeout" for end in ends)
 
 
@@ -213,6 +218,15 @@ def is_fresh(path: Path, number: int) -> bool:
         return False
     lines = records.read_lines(folder / "events.jsonl")
     return not any(line.get("event") == "launch_started" for line in lines)
+
+
+def _is_over(path: Path, job: Allocation) -> bool:
+    """Whether a run was completed since this job has it.
+
+    What was complete before is no reason to stop: a run may be made again.
+    """
+    own = attempts_of(path, job)
+    return bool(own) and any(number >= own[0] for number in rundir.done_attempts(path))
 
 
 def _is_restarted() -> bool:

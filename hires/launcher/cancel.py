@@ -14,21 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.core import provenance
 from hires.core.errors import RunError
 from hires.core.files import write_atomically
 from hires.core.records import attempt_dir
 from hires.launcher import scheduler, whois
-from hires.launcher.attempt_files import last_number, launched_by, read_json
-from hires.launcher.last_word import leave_word
+from hires.launcher.attempt_files import REQUEST, last_number, launched_by, of_number, read_json
+from hires.launcher.attempt_files import is_asked as is_asked  # others ask for it here, too
+from hires.launcher.last_word import leave_cancelled
 from hires.launcher.scheduler import Job
-from hires.launcher.state import PENDING, RUNNING, RunState
+from hires.launcher.state import PENDING, RUNNING, RunState, goes_on
 
 WAIT_S = 15.0
 """How long a launcher may take to stop its ranks and say so."""
 _POLL_S = 0.05
-_REQUEST = "cancel"
-"""File in the folder of an attempt that is a job, or shares one: somebody cancelled it."""
 
 
 def cancel_all(
@@ -46,7 +44,7 @@ def cancel_all(
     asked = [_folder(s) for s in live if (job := jobs[id(s)]) and scheduler.job_name(job) in whole]
     try:
         for folder in asked:  # first: an attempt that begins just now must not seem to have failed
-            write_atomically(folder / _REQUEST, "")
+            write_atomically(folder / REQUEST, "")
         if whole:
             cancel_jobs(list(whole.values()))
         why = None
@@ -54,7 +52,7 @@ def cancel_all(
         why = str(error)
         for folder in asked:
             with contextlib.suppress(OSError):
-                (folder / _REQUEST).unlink()
+                (folder / REQUEST).unlink()
     for state in states:
         job = jobs.get(id(state))
         try:
@@ -68,15 +66,6 @@ def cancel_all(
                 yield state, _cancelled(state, job), True
         except RunError as error:
             yield state, str(error), False
-
-
-def is_asked(folder: Path) -> bool:
-    """Whether somebody cancelled an attempt that is a job, or shares one.
-
-    Args:
-        folder: of the attempt.
-    """
-    return (folder / _REQUEST).exists()
 
 
 def _is_live(state: RunState) -> bool:
@@ -115,14 +104,14 @@ def _whole_jobs(states: Sequence[RunState], jobs: dict[int, Job | None]) -> dict
 
 
 def _mates(run: Path, job: Job) -> Iterator[Path]:
-    """Yields the runs of a campaign that share a job and have not ended."""
+    """Yields the runs of a campaign that share a job, and run in it, wait for it or go on in it."""
     for folder in run.parent.iterdir():
         number = last_number(folder)
         if number is not None:
             last = attempt_dir(folder, number)
             theirs = read_json(last / "job.json")
             same = theirs is not None and scheduler.job_name(theirs) == scheduler.job_name(job)
-            if same and not (last / "exit.json").exists():
+            if same and goes_on(of_number(folder, number)):
                 yield folder
 
 
@@ -130,16 +119,16 @@ def _cancelled(state: RunState, job: Job) -> str:
     """Returns what to say of a run whose job was cancelled, and writes its end if nobody will."""
     name = scheduler.job_name(job)
     if state.state == PENDING:
-        _write_end(_folder(state), f"job {name} was cancelled while it waited")
+        _leave_cancelled(state, f"job {name} was cancelled while it waited")
     return f"job {name} was cancelled"
 
 
 def _ask(state: RunState, job: Job) -> str:
     """Tells one of several runs that share a job to end; returns that in words."""
     folder, name = _folder(state), scheduler.job_name(job)
-    write_atomically(folder / _REQUEST, "")
+    write_atomically(folder / REQUEST, "")
     if state.state == PENDING:
-        _write_end(folder, f"cancelled while it waited for its turn in job {name}")
+        _leave_cancelled(state, f"cancelled while it waited for its turn in job {name}")
         return f"will not be begun; the other runs of job {name} go on"
     return f"was told to end; the other runs of job {name} go on"
 
@@ -158,14 +147,11 @@ def _cancel_here(state: RunState) -> str:
     return _stop(launched, _folder(state))
 
 
-def _write_end(folder: Path, cause: str) -> None:
-    """Writes ``exit.json`` of an attempt that nobody else will: it never began.
-
-    If it did begin in this very moment, its launcher writes its own end over this one.
-    """
-    now = provenance.now()
-    end: dict[str, Any] = {"state": "cancelled", "cause": cause, "reason": None, "exit_codes": {}}
-    leave_word(folder.parent, int(folder.name[1:]), {**end, "started": None, "ended": now}, {})
+def _leave_cancelled(state: RunState, cause: str) -> None:
+    """Writes the end of a run that waits, as nobody else will."""
+    assert state.path is not None
+    assert state.attempt is not None
+    leave_cancelled(state.path, state.attempt, cause)
 
 
 def _stop(launched: dict[str, Any], folder: Path) -> str:

@@ -19,7 +19,7 @@ from hires.launcher import allocation, arrays, cancel, slurm
 from hires.launcher.allocation import Allocation
 from hires.launcher.arrays import Entry
 from hires.launcher.attempt_files import read_json
-from hires.launcher.batch import Attempt, is_fresh, number_of, timeouts
+from hires.launcher.batch import Attempt, attempts_of, is_fresh, number_of, timeouts
 from hires.launcher.interrupts import Interrupts
 from hires.launcher.local import CANCELLED, leave
 from hires.launcher.pack import Pack, Packed
@@ -119,7 +119,7 @@ def is_open(path: Path, submitted: int, job: Allocation, attempts: int = 1) -> b
         job: this job.
         attempts: how many complete ones the job is to make.
     """
-    own = [n for n in rundir.attempt_numbers(path) if slurm.read_job(_folder(path, n)) == job.name]
+    own = attempts_of(path, job)
     if not own:
         return is_fresh(path, submitted) or not rundir.is_complete(path)
     end = read_json(_folder(path, own[-1]) / "exit.json")

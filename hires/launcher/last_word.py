@@ -7,10 +7,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from hires.core import index, records
+from hires.core import index, provenance, records
 from hires.core.errors import HiresError
 from hires.core.files import write_atomically
 from hires.core.naming import plain
+from hires.launcher.attempt_files import read_json
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,32 @@ def leave_word(run: Path, attempt: int, end: dict[str, Any], record: dict[str, A
     write_atomically(records.attempt_dir(run, attempt) / "exit.json", text)
     if record is not None:
         _add_to_index(run, attempt, end, record)
+
+
+def leave_cancelled(run: Path, attempt: int, cause: str) -> None:
+    """Writes that an attempt was cancelled which nobody supervises: it waits, or its job is gone.
+
+    If it made way and waits to go on, what it said then stays. If it begins in this very moment,
+    its launcher writes its own end over this one.
+
+    Args:
+        run: the run folder.
+        attempt: which of its attempts.
+        cause: who or what cancelled it.
+
+    Raises:
+        RunError: ``exit.json`` cannot be written.
+    """
+    said = read_json(records.attempt_dir(run, attempt) / "exit.json") or {}
+    end = {
+        "state": "cancelled",
+        "cause": f"{cause}; before that: {said['cause']}" if said.get("cause") else cause,
+        "reason": None,
+        "exit_codes": said.get("exit_codes") or {},
+        "started": said.get("started"),
+        "ended": said.get("ended") or provenance.now(),
+    }
+    leave_word(run, attempt, end, {})
 
 
 def _add_to_index(run: Path, attempt: int, end: dict[str, Any], record: dict[str, Any]) -> None:

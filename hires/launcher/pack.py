@@ -22,7 +22,7 @@ from hires.core.errors import HiresError, RunError
 from hires.core.files import cannot_write
 from hires.launcher import cancel, local, slurm
 from hires.launcher.allocation import Allocation, cores, spread
-from hires.launcher.batch import number_of
+from hires.launcher.batch import attempts_of, number_of
 from hires.launcher.interrupts import Interrupts
 from hires.launcher.processes import die_with
 
@@ -119,7 +119,7 @@ class Pack:
             if not self._fits(run):
                 continue
             self.waiting.remove(run)
-            run.over = cancel.is_asked(records.attempt_dir(run.path, run.submitted))
+            run.over = self._is_cancelled(run)
             if not run.over:
                 self._start(run)
 
@@ -206,9 +206,17 @@ class Pack:
             return
         self._looked_s = time.monotonic()
         for run in self.running:
-            if not run.ended and cancel.is_asked(run.folder):
+            if not run.ended and self._is_cancelled(run):
                 run.ended += 1
                 _send(run, signal.SIGTERM)
+
+    def _is_cancelled(self, run: Packed) -> bool:
+        """Whether somebody cancelled a run since this job has it.
+
+        Who did so while the run waited to go on could only say it in an attempt that was over.
+        """
+        numbers = attempts_of(run.path, self.job) or [run.submitted]
+        return any(cancel.is_asked(records.attempt_dir(run.path, number)) for number in numbers)
 
     def _leave_others(self, why: str) -> None:
         """Writes down that the runs which were not begun are cancelled with the job."""

@@ -2,8 +2,9 @@
 
 Rank 0 listens there, seconds after the port was chosen. Until then the launcher keeps the port
 bound without listening: nobody is given it by chance, but a socket that allows reuse, as that of
-torch's store does, may listen at it. If somebody asks for this very port and gets it first, the
-launcher starts again with another one.
+torch's store does, may listen at it. Another launcher that asks for this very port could bind it in
+the same way, and its ranks would join a run that is not theirs; so each also takes a name that only
+one may have. If somebody else gets the port first, the launcher starts again with another one.
 """
 
 from __future__ import annotations
@@ -31,12 +32,17 @@ def reserve(port: int) -> Iterator[int]:
     Raises:
         PortTakenError: ``port`` is taken or not permitted.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as kept:
+    with contextlib.ExitStack() as stack:
+        kept = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             if port:
+                # Before the trial, which would keep out the rank 0 of who has the port.
+                stack.enter_context(_claim(port))
                 _try_to_listen(port)
             kept.bind(("", port))
+            if not port:
+                stack.enter_context(_claim(int(kept.getsockname()[1])))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             why = "is taken" if taken else f"cannot be used ({error.strerror})"
@@ -55,6 +61,24 @@ def was_taken(log: Path) -> bool:
     except OSError:
         return False
     return any(words in text for words in _TAKEN)
+
+
+@contextlib.contextmanager
+def _claim(port: int) -> Iterator[None]:
+    """Keeps other launchers from a port, of all users and in all containers that share the network.
+
+    The name is that of a socket without a file: Linux gives it to one process at a time, and takes
+    it back however that ends.
+
+    Raises:
+        OSError: another launcher has it.
+    """
+    if not sys.platform.startswith("linux"):
+        yield  # elsewhere a bound port keeps others out
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as name:
+        name.bind(f"\0hires-port-{port}")
+        yield
 
 
 def _try_to_listen(port: int) -> None:

@@ -74,6 +74,25 @@ def ask_slurm(jobs: Iterable[Job]) -> dict[str, Answer]:
     return answers
 
 
+def scripts_of_all() -> Iterator[tuple[str, str]]:
+    """Yields this user's jobs that wait or run, by name, and the script of each.
+
+    A script's path may hold blanks, and one word may stand behind it: each job is yielded with both
+    readings. Nothing comes if squeue does not answer.
+    """
+    done = _run("squeue", "--noheader", f"--user={os.getuid()}", "--format=%F|%K|%o")
+    if isinstance(done, str) or done.returncode:
+        return
+    for line in done.stdout.splitlines():
+        parts = line.strip().split("|", 2)
+        if len(parts) == 3:
+            job, index, command = parts
+            words = command.split(" ")
+            for name in _names(job, index):
+                # After the script may stand the number of an attempt, or of an element.
+                yield from ((name, " ".join(words[: len(words) - cut])) for cut in (0, 1))
+
+
 def exit_code(name: str) -> int | None:
     """Returns the exit code of a job that has just ended; None if Slurm does not say."""
     done = _run("scontrol", "show", "job", name)

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from hires.core import checkpoints, pulse
+from hires.core.errors import RunError
 from hires.core.naming import SCHEMA
 from hires.core.records import attempt_dir, other_schema
 from hires.core.rundir import attempt_numbers
 from hires.launcher import scheduler, whois
-from hires.launcher.attempt_files import Attempt, Clock, latest, read_json
+from hires.launcher.attempt_files import Attempt, Clock, is_asked, latest, read_json
+from hires.launcher.last_word import leave_cancelled
 from hires.launcher.progress_ends import read_ends
 from hires.launcher.scheduler import Answer, Job
 
@@ -93,6 +95,8 @@ class RunState:
 def states(paths: Sequence[Path], ask: Ask = scheduler.ask_slurm) -> list[RunState]:
     """Returns how runs are doing, in the order given.
 
+    That a job was cancelled which left no word is written into its run: Slurm soon forgets it.
+
     Args:
         paths: run folders.
         ask: asks the scheduler; it is called only if some attempt is a job.
@@ -105,6 +109,7 @@ def states(paths: Sequence[Path], ask: Ask = scheduler.ask_slurm) -> list[RunSta
         again = _look([paths[index] for index in doubtful], ask)
         for index, state in zip(doubtful, again, strict=True):
             found[index] = state
+            _keep(state)
     return found
 
 
@@ -123,6 +128,11 @@ def _look(paths: Sequence[Path], ask: Ask) -> list[RunState]:
         _with_progress(_judged(path, attempt, answers, clock), attempt)
         for path, attempt in zip(paths, attempts, strict=True)
     ]
+
+
+def goes_on(attempt: Attempt) -> bool:
+    """Whether an attempt has not ended, or its job may start the run again."""
+    return _may_live(attempt) and not _is_used_up(attempt)
 
 
 def _may_live(attempt: Attempt) -> bool:
@@ -144,12 +154,29 @@ def _is_used_up(attempt: Attempt) -> bool:
 
 
 def _is_doubtful(state: RunState) -> bool:
-    """Whether a run looks lost for the first time."""
-    if state.state != LOST or state.path is None or state.attempt is None:
+    """Whether a run looks lost for the first time, or cancelled without having said so."""
+    if _has_word(state):
         return False
-    if (attempt_dir(state.path, state.attempt) / "exit.json").exists():
-        return False
-    return state.heartbeat_s is None or state.heartbeat_s <= OLD_S
+    if state.state == LOST:
+        return state.heartbeat_s is None or state.heartbeat_s <= OLD_S
+    return state.state == CANCELLED
+
+
+def _has_word(state: RunState) -> bool:
+    """Whether a run has no attempt, or its latest one left ``exit.json``."""
+    if state.path is None or state.attempt is None:
+        return True
+    return (attempt_dir(state.path, state.attempt) / "exit.json").exists()
+
+
+def _keep(state: RunState) -> None:
+    """Writes down that a run was cancelled which has not said so itself."""
+    if state.state != CANCELLED or _has_word(state):
+        return
+    assert state.path is not None
+    assert state.attempt is not None
+    with contextlib.suppress(RunError):  # of somebody else's run it is only told
+        leave_cancelled(state.path, state.attempt, str(state.cause))
 
 
 def _judged(
@@ -164,7 +191,7 @@ def _judged(
     answer = answers.get(name or "", Answer(scheduler.UNKNOWN))
     if attempt.exit is not None:
         lives = answer.state in (scheduler.PENDING, scheduler.RUNNING)
-        if _may_live(attempt) and lives and not _is_used_up(attempt):
+        if lives and goes_on(attempt):
             why = f"queued again after {attempt.exit['reason']}"
             cause = f"{why} ({answer.reason})" if answer.reason else why
             return replace(state, cause=cause, expected=answer.expected, job=name)
@@ -219,9 +246,14 @@ def _as_job(state: RunState, attempt: Attempt, answer: Answer, clock: Clock) -> 
         if not began and (attempt.job or {}).get("pack", 1) > 1:
             return replace(state, cause=f"waits for its turn in job {state.job}, which runs")
         return replace(state, state=RUNNING, cause=None if beats or not began else _silent(age_s))
-    if answer.state == scheduler.ENDED and answer.reason in _ENDS:
+    ended = answer.state == scheduler.ENDED
+    gone = answer.state == scheduler.GONE and not beats
+    if (ended or gone) and is_asked(attempt.folder):
+        cause = f"job {state.job} was cancelled, and left no word"
+        return replace(state, state=CANCELLED, cause=cause)
+    if ended and answer.reason in _ENDS:
         known, reason = _ENDS[answer.reason]
-        cause = f"job {state.job} ended with {answer.reason}, and left no exit.json"
+        cause = f"job {state.job} ended with {answer.reason}, and left no word"
         return replace(state, state=known, reason=reason, cause=cause)
     if beats:
         return replace(state, state=RUNNING)
@@ -232,7 +264,7 @@ def _as_job(state: RunState, attempt: Attempt, answer: Answer, clock: Clock) -> 
         return replace(state, cause=why)
     if not began and age_s <= OLD_S:
         return replace(state, cause="the scheduler does not list it yet")
-    how = "has ended" if answer.state == scheduler.ENDED else "is not known to the scheduler"
+    how = "has ended" if ended else "is not known to the scheduler"
     why = "left no exit.json" if began else "never began: it was cancelled there, or died at once"
     return replace(state, state=LOST, cause=f"job {state.job} {how}, and {why}")
 

@@ -8,6 +8,7 @@ was cancelled or is lost. No answer, or a single empty one, is no verdict.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from hires.core import launchfile, records, rundir
 from hires.core.errors import RunError
 from hires.core.rundir import RunDir
-from hires.launcher import local, scheduler, slurm
+from hires.launcher import local, scheduler, slurm, unheard
 from hires.launcher.attempt_files import last_number, read_json
 from hires.launcher.local import Outcome
 from hires.launcher.progress import MetricsTail
@@ -69,6 +70,7 @@ def refuse_begun(run: Path, seen: int | None) -> None:
 
 def queued(runs: Iterable[Path]) -> dict[Path, str]:
     """Returns why runs must not be submitted now: a job of each waits, runs or starts again."""
+    runs = list(runs)
     jobs = {(run, slurm.read_job(folder)) for run in runs for folder in _unfinished(run)}
     answers = scheduler.ask_slurm(scheduler.job_of(job) for _, job in jobs if job is not None)
     found = {}
@@ -77,9 +79,25 @@ def queued(runs: Iterable[Path]) -> dict[Path, str]:
         if answer is not None and answer.state in (scheduler.PENDING, scheduler.RUNNING):
             found[run] = (
                 f"{run.name} is job {job} already ({answer.state}); wait for it, stop it with "
-                f"`scancel {job}`, or start this one with another campaign=NAME"
+                f"`{_stop_line(run, job or '')}`, or start this one with another campaign=NAME"
             )
+    for run, job in unheard.jobs_of(run for run in runs if run not in found).items():
+        found[run] = (
+            f"{run.name} is job {job} already, though sbatch did not say so in time; wait for it, "
+            f"stop it with `scancel {job}`, or start this one with another campaign=NAME"
+        )
     return found
+
+
+def _stop_line(run: Path, job: str) -> str:
+    """Returns the command that stops a job of a run.
+
+    ``scancel`` leaves nothing behind in the run, but alone knows a job that was replaced.
+    """
+    last = last_number(run)
+    if last is not None and slurm.read_job(records.attempt_dir(run, last)) == job:
+        return f"hires cancel {shlex.quote(str(run))}"
+    return f"scancel {job}"
 
 
 def _unfinished(run: Path) -> Iterator[Path]:

@@ -78,6 +78,31 @@ def test_run_that_shares_its_job_is_cancelled_without_the_others(hires, tmp_path
     assert slurm() == []
 
 
+@pytest.mark.parametrize("reason", ["preempted", "timeout", "node"])
+def test_runs_that_wait_to_go_on_keep_their_job_when_one_of_them_is_cancelled(
+    hires, tmp_path, slurm, reason
+):
+    """They have an exit.json, and go on all the same when their job starts again."""
+    runs = [packed(tmp_path / "results", n, index=1, pack=3) for n in range(3)]
+    for run in runs:
+        with (run / "config.yaml").open("a") as file:
+            file.write("launcher:\n  requeues: 3\n")
+    for run in runs[:2]:
+        told = {"reason": reason, "cause": "it made way", "exit_codes": {"0": 75}}
+        end(begin(run), "failed", **told)
+    end(begin(runs[2]), "done")
+    answer = hires("cancel", runs[0].name)
+    assert "will not be begun; the other runs of job 7_1 go on" in answer.out
+    assert slurm() == []
+    found = json.loads((runs[0] / "a0" / "exit.json").read_text())
+    assert (found["state"], found["reason"], found["exit_codes"]) == ("cancelled", None, {"0": 75})
+    assert found["cause"].endswith("its turn in job 7_1; before that: it made way")
+    assert state.state_of(runs[0]).state == "cancelled"
+    assert state.state_of(runs[1]).state == "pending"
+    hires("cancel", runs[1].name)
+    assert slurm() == ["7_1"]
+
+
 def test_shared_job_is_cancelled_when_none_of_its_runs_is_to_go_on(hires, tmp_path, slurm):
     runs = [packed(tmp_path / "results", n, index=0, pack=3) for n in range(3)]
     begin(runs[0])

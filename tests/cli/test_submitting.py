@@ -46,7 +46,8 @@ def test_submission_says_the_job_and_how_to_watch_it(hires, cluster, tmp_path):
     assert answer.code == 0, answer.err
     run = only_run()
     assert f"job 7 is attempt 0 of {run}" in answer.out
-    for words in ("squeue --jobs=7", f"tail -F {run}/job.log", f"hires show {run}", "scancel 7"):
+    told = ("squeue --jobs=7", f"tail -F {run}/job.log", f"hires show {run}", f"hires cancel {run}")
+    for words in told:
         assert words in answer.out
     assert (tmp_path / "commands/words").read_text() == f"--parsable|{run}/job.sbatch|0|"
     assert json.loads((run / "a0/job.json").read_text())["job"] == "7"

@@ -55,6 +55,11 @@ def test_port_follows_from_the_job_or_is_the_one_that_was_asked_for(routed):
     assert places(port=29500).ports == (29500,)
 
 
+def test_packed_runs_do_not_meet_at_the_port_of_their_job(routed):
+    config = RunConfig(launcher=LauncherConfig(name="slurm", pack=3))
+    assert Allocation("42", None, HERE).places(2, config, packed=True).ports == (0, 0, 0)
+
+
 def test_nodes_of_one_machine_meet_on_it():
     found = places((Node("n1", "a", "127.0.0.1"), Node("n2", "a", "127.0.0.1")))
     assert found.address == "127.0.0.1"

@@ -152,6 +152,25 @@ def test_start_of_a_run_that_is_complete_does_nothing(fake_world, cluster, monke
     assert not (run.path / "a1").exists()
 
 
+def test_complete_run_that_is_made_again_goes_on_when_its_job_starts_again(
+    fake_world, cluster, monkeypatch
+):
+    """`hires run --again`: that another job completed the run once is no reason to stop."""
+    run = fake_world("ok")
+    batch.main([str(run.path), "0"])
+    monkeypatch.setattr(allocation, "current", lambda: Allocation("8", None, JOB.nodes))
+    again = rundir.next_attempt(run.path)
+    folder = records.attempt_dir(run.path, again)
+    slurm.note_job(folder, "8", None)
+    records.event(run.path, again, "launch_started")
+    (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert batch.main([str(run.path), str(again)]) == 0
+    assert exit_of(run, 2)["state"] == "done"
+    assert batch.main([str(run.path), str(again)]) == 0
+    assert not (run.path / "a3").exists()
+
+
 def test_job_that_makes_way_is_queued_again(fake_world, cluster):
     run = fake_world("saver")
     thread = ask_to_make_way(run, 0)

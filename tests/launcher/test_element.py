@@ -160,6 +160,18 @@ def test_run_that_fails_takes_no_other_along(submitted, cluster, monkeypatch):
     assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(times))
 
 
+def test_runs_side_by_side_meet_at_ports_of_their_own(submitted, cluster):
+    """Else the ranks of one run join another, and both fail."""
+    runs = submitted(2, pack=2)
+    with start(runs[0].parent / "arrays" / "0", "saver") as process:
+        wait_for_ranks(runs)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    lines = [line for run in runs for line in records.read_lines(run / "a0" / "events.jsonl")]
+    found = [line["port"] for line in lines if line["event"] == "launch_started"]
+    assert len(set(found)) == len(found) == 2
+
+
 def test_run_whose_folder_is_gone_takes_no_other_along(submitted, cluster):
     runs = submitted(2, pack=2)
     shutil.rmtree(runs[0])
@@ -254,6 +266,26 @@ def test_run_that_was_cancelled_while_it_waited_is_not_begun(submitted, cluster,
     (runs[1] / "a0" / "cancel").touch()
     assert finished(runs[0].parent / "arrays" / "0")[0] == 0
     assert ends(runs) == [["done"], [], ["done"]]
+
+
+def test_run_that_was_cancelled_while_it_waited_to_go_on_is_not_begun(
+    submitted, cluster, monkeypatch
+):
+    """After two preemptions the request lies in the second attempt, not in the submitted one."""
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2")
+    runs = submitted(2, pack=2)
+    for number in range(2):
+        folder = records.attempt_dir(runs[1], number)
+        folder.mkdir(exist_ok=True)
+        slurm.note_job(folder, "7", 0, 2)
+        (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')
+    with start(runs[0].parent / "arrays" / "0", "saver", SLURM_RESTART_COUNT="1") as process:
+        wait_for_ranks(runs[:1])
+        (runs[1] / "a1" / "cancel").touch()  # its turn has not come
+        (runs[0] / "a0" / "cancel").touch()  # and now it comes
+        process.communicate(timeout=60)
+    assert ends(runs[:1]) == [["cancelled"]]
+    assert not (runs[1] / "a2").exists()
 
 
 def test_run_that_is_cancelled_while_it_runs_leaves_the_others(submitted, cluster):

@@ -1,6 +1,8 @@
 import errno
 import socket
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +31,32 @@ def test_nobody_else_gets_the_port_by_chance():
                 assert other != port
         with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
             stranger.bind(("127.0.0.1", port))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux keeps the port")
+@pytest.mark.parametrize("choice", ["0", "own"])
+def test_two_launchers_never_have_one_port(choice):
+    """Both may bind it as long as nobody listens; ranks of one run would then join the other."""
+    own = chosen(0) if choice == "own" else 0
+    code = (
+        "from hires.launcher import ports\n"
+        f"with ports.reserve({own}) as port: print(port, flush=True); input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        try:
+            port = int(other.stdout.readline())
+            with pytest.raises(ports.PortTakenError, match="is taken"):
+                chosen(port)
+            other.communicate("\n", timeout=60)
+        finally:
+            other.kill()
+    assert chosen(port) == port
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])

@@ -115,7 +115,7 @@ def test_run_that_is_queued_is_not_submitted_twice(runs):
     job = runs.submit(*LONG, layout=TWO)
     _, err = runs.hires("run", *TINY, *TWO, *LONG, code=1)
     assert f"is job {job} already" in err
-    assert f"scancel {job}" in err
+    assert f"hires cancel {runs.run}" in err
 
 
 def test_job_that_makes_way_goes_on_as_the_next_attempt(runs):

@@ -204,6 +204,44 @@ def test_job_that_ended_without_last_words(run, word, expected, reason):
     assert (found.state, found.reason) == (expected, reason)
 
 
+def test_cancelled_job_stays_cancelled_when_slurm_has_forgotten_it(run):
+    """Without accounts Slurm forgets a job after minutes; a lost run would be submitted again."""
+    folder = submitted(run)
+    os.utime(folder / "job.json", (1.0, 1.0))
+    assert state_of(run, says(Answer(scheduler.ENDED, "CANCELLED"))).state == "cancelled"
+    found = state_of(run, says(Answer(scheduler.GONE)))
+    assert (found.state, found.cause) == (
+        "cancelled",
+        "job 77 ended with CANCELLED, and left no word",
+    )
+
+
+def test_last_words_of_a_cancelled_job_are_not_written_over(run, monkeypatch):
+    folder = submitted(run)
+    told = {"cause": "stopped by SIGTERM", "exit_codes": {"0": -15}}
+    monkeypatch.setattr(state.time, "sleep", lambda _: end(folder, "cancelled", **told))
+    found = state_of(run, says(Answer(scheduler.ENDED, "CANCELLED")))
+    assert (found.state, found.cause) == ("cancelled", "stopped by SIGTERM")
+    assert json.loads((folder / "exit.json").read_text())["exit_codes"] == {"0": -15}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(scheduler.GONE),
+        Answer(scheduler.ENDED, "COMPLETED"),
+        Answer(scheduler.ENDED, "FAILED"),
+    ],
+)
+def test_attempt_that_was_to_be_cancelled_and_whose_job_is_gone_is_cancelled(run, answer):
+    folder = submitted(run)
+    os.utime(folder / "job.json", (1.0, 1.0))
+    (folder / "cancel").touch()
+    assert state_of(run, says(Answer(scheduler.RUNNING))).state == "running"
+    assert state_of(run, says(answer)).state == "cancelled"
+    assert json.loads((folder / "exit.json").read_text())["state"] == "cancelled"
+
+
 def test_one_missing_answer_is_no_verdict(run):
     folder = submitted(run)
     os.utime(folder / "job.json", (1.0, 1.0))

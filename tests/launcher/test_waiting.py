@@ -127,7 +127,10 @@ def test_slurm_that_does_not_answer_is_no_verdict(run, squeue):
 
 def test_run_whose_job_is_queued_is_refused(run, squeue):
     squeue(PENDING)
-    with pytest.raises(RunError, match=r"is job 7 already \(pending\).*scancel 7"):
+    with pytest.raises(RunError, match=r"is job 7 already \(pending\).*`hires cancel /.*`"):
+        waiting.refuse_queued(run.path)
+    rundir.next_attempt(run.path)  # hires cancels what is the latest, and no other
+    with pytest.raises(RunError, match=r"is job 7 already \(pending\).*`scancel 7`"):
         waiting.refuse_queued(run.path)
 
 
