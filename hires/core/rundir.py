@@ -277,7 +277,7 @@ def _refresh(path: Path, files: dict[str, str]) -> None:
 
 def _done_attempt(path: Path) -> int | None:
     """Returns the attempt that completed the run, or None if none did or its record is damaged."""
-    with contextlib.suppress(RunError):
+    with contextlib.suppress(RunError, KeyError, TypeError, ValueError, AttributeError):
         record = read_record(path)
         if record is not None and record.get("state") == "done":
             return int(record["attempt"])
