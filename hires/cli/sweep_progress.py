@@ -101,6 +101,13 @@ class SweepProgress:
         if end.state in ("failed", "lost") and end.attempt is not None:
             self._say(f"    logs: {records.attempt_dir(end.task.path, end.attempt) / 'logs'}")
 
+    def left(self, task: Task, why: str) -> None:
+        """A task is left to somebody else, or was completed by others."""
+        self.count += 1
+        if self._bars:
+            self._bars.remove(task)
+        self._say(f"[{self.count}/{self.total}] {task.path.name} is left out: {why}")
+
     def _say(self, text: str) -> None:
         """Prints a line, above the bars if there are any."""
         if self._bars:

@@ -19,11 +19,12 @@ from hires.cli.screen import print_table
 from hires.cli.sweep_points import Point, Points, in_order
 from hires.cli.sweep_progress import SweepProgress
 from hires.cli.sweep_show import as_json, print_points
-from hires.cli.sweep_submit import refuse_beyond, submit_all, uses_slurm
+from hires.cli.sweep_submit import Freeze, refuse_beyond, submit_all, uses_slurm
 from hires.core import campaign, provenance, rundir
 from hires.core.errors import PlanError, RunError
 from hires.core.naming import model_label
 from hires.core.records import read_record
+from hires.launcher import live
 from hires.launcher.arrays import Options
 from hires.launcher.local import CANCELLED
 from hires.launcher.queue import Ended, Limits, Result, Task, run_all
@@ -61,10 +62,10 @@ def run_sweep(sweep: Sweep) -> int:
         if options.json:
             print(json.dumps(as_json(points), indent=2))
         return PlanError.exit_code
-    tasks = freeze(sweep)
+    tasks = tasks_of(sweep)
     if tasks and _is_slurm(sweep):
         return _submit(sweep, tasks, folder)
-    result = _run(sweep, tasks)
+    result = _run(sweep, freeze(sweep, tasks, folder))
     for path in dict.fromkeys(end.task.path for end in result.ended if end.state == "done"):
         record = read_record(path)
         if record is not None:
@@ -87,17 +88,37 @@ def campaign_folder(points: Points) -> Path:
     return campaign.folder_of(config)
 
 
-def freeze(sweep: Sweep) -> list[Task]:
-    """Freezes the points that need attempts and returns these in the order of their start.
+def tasks_of(sweep: Sweep) -> list[Task]:
+    """Returns the attempts that points need, in the order of their start.
 
-    This list is all that a launcher needs.
+    This list is all that a launcher needs, once their folders are frozen.
+    """
+    order = _attempts(sweep)
+    tasks = {id(point): _task(point, sweep.config_dir) for point in order}
+    return [tasks[id(point)] for point in order]
+
+
+def freeze(sweep: Sweep, tasks: Sequence[Task], folder: Path) -> list[Task]:
+    """Freezes the points of attempts, and returns those attempts that nobody else makes already.
+
+    Args:
+        sweep: the planned sweep.
+        tasks: its attempts.
+        folder: of its campaign.
 
     Raises:
         RunError: a run folder cannot be written.
     """
-    order = _attempts(sweep)
-    tasks = {id(point): _frozen(point, sweep.config_dir) for point in order}
-    return [tasks[id(point)] for point in order]
+    paths = list(dict.fromkeys(task.path for task in tasks))
+    frozen = _freezer(sweep, tasks)
+    with campaign.starting([folder]):
+        others = live.under_way(paths)
+        for path in paths:
+            if path in others:
+                print(f"{path.name} is left out: {others[path]}", file=sys.stderr)
+            else:
+                frozen(path)
+    return [task for task in tasks if task.path not in others]
 
 
 def refuse_costly(sweep: Sweep) -> None:
@@ -133,15 +154,29 @@ def exit_code(result: Result) -> int:
     return RunError.exit_code if bad else 0
 
 
-def _frozen(point: Point, config_dir: str | None) -> Task:
-    """Freezes one point and returns what a launcher needs to know about it."""
+def _task(point: Point, config_dir: str | None) -> Task:
+    """Returns what a launcher needs to know about an attempt of a point."""
     assert point.config is not None
     assert point.planned is not None
+    assert point.path is not None
     argv = ("hires", "run", *point.words)
     argv += ("--config-dir", config_dir) if config_dir else ()
-    path = rundir.freeze(point.config, point.planned.facts(), argv)
-    threads = point.config.launcher.threads
-    return Task(path, argv, point.planned.ranks, threads, point.planned.needs_bytes)
+    threads, planned = point.config.launcher.threads, point.planned
+    return Task(point.path, argv, planned.ranks, threads, planned.needs_bytes, len(point.done))
+
+
+def _freezer(sweep: Sweep, tasks: Sequence[Task]) -> Freeze:
+    """Returns what freezes a point, by its folder."""
+    points = {point.path: point for point in sweep.points.valid}
+    argvs = {task.path: task.argv for task in tasks}
+
+    def frozen(path: Path) -> None:
+        point = points[path]
+        assert point.config is not None
+        assert point.planned is not None
+        rundir.freeze(point.config, point.planned.facts(), argvs[path])
+
+    return frozen
 
 
 def _run(sweep: Sweep, tasks: Sequence[Task]) -> Result:
@@ -165,7 +200,7 @@ def _submit(sweep: Sweep, tasks: Sequence[Task], folder: Path) -> int:
     """Submits the points to Slurm; returns the exit code."""
     configs = {p.path: p.config for p in sweep.points.valid if p.path and p.config}
     options = Options(sweep.argv, sweep.options.max_parallel, sweep.after)
-    found = submit_all(tasks, configs, options)
+    found = submit_all(tasks, configs, options, _freezer(sweep, tasks))
     jobs = [one for one in found if one.job is not None]
     if sweep.options.json:
         points = as_json(sweep.points) | {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hires.core import campaign
 from hires.core.config import RunConfig
-from hires.core.errors import ConfigError
-from hires.launcher import arrays
+from hires.core.errors import ConfigError, RunError
+from hires.launcher import arrays, live
 from hires.launcher.arrays import Options, Submitted, Wanted
 from hires.launcher.queue import Task
 from hires.launcher.waiting import queued
@@ -85,15 +85,20 @@ _MINUTES = 60
 """Of an hour."""
 
 
+Freeze = Callable[[Path], object]
+"""Freezes what a run is to start with in its folder."""
+
+
 def submit_all(
-    tasks: Sequence[Task], configs: Mapping[Path, RunConfig], options: Options
+    tasks: Sequence[Task], configs: Mapping[Path, RunConfig], options: Options, freeze: Freeze
 ) -> list[Submitted]:
-    """Submits frozen points, and says so; one that fails does not stop the others.
+    """Submits points, and says so; one that fails does not stop the others.
 
     Args:
         tasks: the attempts; several of one point are made by one element.
         configs: their configs, by run folder.
         options: what holds for all of them.
+        freeze: is called for every point that may be submitted.
     """
     counts = collections.Counter(task.path for task in tasks)
     first = {task.path: task for task in reversed(tasks)}
@@ -102,22 +107,31 @@ def submit_all(
         for path, count in counts.items()
     ]
     with campaign.starting(run.path.parent for run in wanted):
-        return submit(wanted, options)
+        return submit(wanted, options, freeze)
 
 
-def submit(wanted: Sequence[Wanted], options: Options) -> list[Submitted]:
-    """Submits frozen runs, and says so, but those that wait or run already.
+def submit(wanted: Sequence[Wanted], options: Options, freeze: Freeze) -> list[Submitted]:
+    """Submits runs, and says so, but those that wait or run already, which stay as they are.
 
     Call it within :func:`hires.core.campaign.starting`.
 
     Args:
         wanted: the runs.
         options: what holds for all of them.
+        freeze: is called for every run that may be submitted.
     """
     for folder in sorted({run.path.parent for run in wanted}):
         for note in arrays.mend(folder):
             print(f"note: {note}", file=sys.stderr)
     refused = queued(run.path for run in wanted)
+    others = live.under_way(run.path for run in wanted if run.path not in refused)
+    refused |= {path: f"{path.name} is under way: {why}" for path, why in others.items()}
+    for run in wanted:
+        if run.path not in refused:
+            try:
+                freeze(run.path)
+            except RunError as error:
+                refused[run.path] = str(error)
     found = [Submitted(path, None, why) for path, why in refused.items()]
     free = [run for run in wanted if run.path not in refused]
     folders = {run.path.parent for run in free}

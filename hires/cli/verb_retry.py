@@ -16,6 +16,7 @@ from hires.core import campaign, records, rundir
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.rundir import RunDir
+from hires.launcher import live
 from hires.launcher.arrays import Options, Wanted
 from hires.launcher.attempt_files import last_number
 from hires.launcher.failed_nodes import to_exclude
@@ -125,22 +126,23 @@ def _submit_all(runs: Sequence[Run], seen: Seen, argv: list[str]) -> int:
 
 def _submit_alone(runs: Sequence[Run], seen: Seen, argv: list[str]) -> int:
     """Submits them while no other command can; the arguments are those of ``_submit_all``."""
-    wanted, code = [], 0
+    wanted, configs, code = [], {}, 0
     for state, config in runs:
         assert state.path is not None
         try:
             refuse_begun(state.path, seen[state.path])
-            rundir.refreeze(state.path, config)
             ranks = int(records.read_plan(state.path)["world"])
         except RunError as error:
             print(f"hires: {error}", file=sys.stderr)
             code = RunError.exit_code
             continue
         wanted.append(Wanted(state.path, None, ranks, config))
+        configs[state.path] = config
     exclude = _failed_nodes(runs)
     if exclude:
         print(f"not on {', '.join(exclude)}, where an attempt failed", file=sys.stderr)
-    found = submit(wanted, Options(argv, exclude=tuple(exclude)))
+    options = Options(argv, exclude=tuple(exclude))
+    found = submit(wanted, options, lambda path: rundir.refreeze(path, configs[path]))
     jobs = [one for one in found if one.job is not None]
     print(f"{len(jobs)} of {len(runs)} runs submitted; `hires status` watches")
     return code if len(jobs) == len(found) else RunError.exit_code
@@ -180,8 +182,9 @@ def _next(path: Path, config: RunConfig, seen: Seen) -> RunDir:
     """Returns a run with a fresh attempt, its config frozen anew if it has changed."""
     with campaign.starting([path.parent]):
         refuse_begun(path, seen[path])
-        rundir.refreeze(path, config)
-        return RunDir(path, rundir.next_attempt(path), complete=False)
+        with live.alone(path, None, None):
+            rundir.refreeze(path, config)
+            return RunDir(path, rundir.next_attempt(path), complete=False)
 
 
 def _command(path: Path) -> str:

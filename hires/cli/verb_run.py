@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from hires.core.errors import RunError
 from hires.core.naming import run_name
 from hires.core.records import read_record
 from hires.core.rundir import RunDir, create, freeze, is_complete, open_run
+from hires.launcher import live
 from hires.launcher.attempt_files import last_number
 from hires.launcher.waiting import refuse_begun, refuse_queued
 from hires.report.tables import write
@@ -91,16 +93,20 @@ def _start(config: RunConfig, argv: list[str], args: argparse.Namespace, after: 
     plan = planned(config)
     require_feasible(plan)
     if args.dry_run:
-        refuse_queued(_path(config))
-        path = freeze(config, plan.to_dict(), argv)
+        with starting([_path(config).parent]):
+            refuse_queued(_path(config))
+            with live.alone(_path(config), None, None):
+                path = freeze(config, plan.to_dict(), argv)
         print(f"run folder: {path}", file=sys.stderr)
         print("\n".join(str(script) for script in prepared(config, path, plan.world, argv)))
         return 0
     job = None
-    with starting([_path(config).parent]):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(starting([_path(config).parent]))
         refuse_queued(_path(config))
         if args.again or not is_complete(_path(config)):
             refuse_begun(_path(config), seen)
+            stack.enter_context(live.alone(_path(config), None, None))
         run = create(config, plan.to_dict(), argv, again=args.again)
         if not run.complete:  # another process may have completed it since we looked
             prepared(config, run.path, plan.world, argv)

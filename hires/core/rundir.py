@@ -19,7 +19,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from hires.core.config import RunConfig
 from hires.core.errors import RunError
 from hires.core.files import StrPath, cannot_write, make_folder, write_atomically
 from hires.core.naming import identity, plain, run_name
-from hires.core.records import attempt_dir, read_lines, read_record
+from hires.core.records import attempt_dir, read_record
 
 
 @dataclass(frozen=True)
@@ -78,9 +77,10 @@ def create(
         argv: the command line as typed, for the record: ``["hires", "run", ...]``.
         again: whether a complete run gets another attempt.
 
+    The caller sees to it that the run is not under way.
+
     Raises:
-        RunError: the folder cannot be written, its ``config.yaml`` was edited, or the same run is
-            under way on this machine.
+        RunError: the folder cannot be written, or its ``config.yaml`` was edited.
         ConfigError: the config holds something that cannot be written down.
     """
     path = Path(config.results).absolute() / config.campaign / run_name(config)
@@ -91,7 +91,6 @@ def create(
     done = _done_attempt(path)
     if done is not None and not again:
         return RunDir(path, done, complete=True)
-    _refuse_running(path)
     _refresh(path, files)
     return RunDir(path, next_attempt(path, argv), complete=False)
 
@@ -99,8 +98,9 @@ def create(
 def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path:
     """Makes or refreshes the folder of a run that is to start later, and returns it, absolute.
 
-    It gets no attempt: a run without one is pending. A run that is under way is left as it is. Who
-    planned it, and how it is made again, stands in ``planned.json``.
+    It gets no attempt: a run without one is pending. Who planned it, and how it is made again,
+    stands in ``planned.json``. The caller sees to it that the run is neither under way nor queued:
+    its job would find another config than the one that was submitted.
 
     Args:
         config: the resolved config; it is frozen as ``config.yaml``.
@@ -119,24 +119,22 @@ def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path
     if _build(path, files | told, None):
         return path
     _check_same_config(path, config)
-    if _running(path) is None:
-        _refresh(path, files)
-        _write_files(path, told)
+    _refresh(path, files)
+    _write_files(path, told)
     return path
 
 
 def start_attempt(path: StrPath, argv: Sequence[str] | None) -> RunDir:
-    """Returns a frozen run with a fresh attempt.
+    """Returns a frozen run with a fresh attempt; the caller sees to it that it is not under way.
 
     Args:
         path: a folder that :func:`freeze` made.
         argv: the command line that makes this run alone; None: that of the first attempt holds.
 
     Raises:
-        RunError: the run is under way on this machine, or the folder cannot be written.
+        RunError: the folder cannot be written.
     """
     path = Path(path).absolute()
-    _refuse_running(path)
     return RunDir(path, next_attempt(path, argv), complete=False)
 
 
@@ -191,11 +189,10 @@ def refreeze(path: StrPath, config: RunConfig) -> None:
     """Freezes a config anew that differs in cosmetic keys only; the old one moves to its attempt.
 
     Raises:
-        RunError: the folder cannot be written, its config was edited, or the run is under way.
+        RunError: the folder cannot be written, or its config was edited.
     """
     path = Path(path)
     _check_same_config(path, config)
-    _refuse_running(path)
     _refresh(path, {"config.yaml": _config_text(config)})
 
 
@@ -277,46 +274,11 @@ def _refresh(path: Path, files: dict[str, str]) -> None:
 
 def _done_attempt(path: Path) -> int | None:
     """Returns the attempt that completed the run, or None if none did or its record is damaged."""
-    with contextlib.suppress(RunError, KeyError, TypeError, ValueError):
+    with contextlib.suppress(RunError, KeyError, TypeError, ValueError, AttributeError):
         record = read_record(path)
         if record is not None and record.get("state") == "done":
             return int(record["attempt"])
     return None
-
-
-def _refuse_running(path: Path) -> None:
-    """Refuses a second start of a run whose latest attempt still runs on this machine."""
-    pid = _running(path)
-    if pid is not None:
-        attempt = max(attempt_numbers(path))
-        raise RunError(
-            f"{path.name} runs already as attempt a{attempt} (process {pid}); wait for "
-            f"it, stop it, or start this one with another campaign=NAME"
-        )
-
-
-def _running(path: Path) -> int | None:
-    """Returns the process that runs the latest attempt on this machine, if there is one."""
-    attempts = attempt_numbers(path)
-    if not attempts:
-        return None
-    folder = attempt_dir(path, max(attempts))
-    if (folder / "exit.json").exists() or not (folder / "events.jsonl").exists():
-        return None
-    for event in read_lines(folder / "events.jsonl"):
-        if event.get("event") == "launch_started" and event.get("host") == socket.gethostname():
-            pid = int(event["pid"])
-            if pid != os.getpid() and _is_hires(pid):
-                return pid
-    return None
-
-
-def _is_hires(pid: int) -> bool:
-    """Whether a process of that number lives and is one of hires."""
-    try:
-        return b"hires" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def _check_same_config(path: Path, config: RunConfig) -> None:

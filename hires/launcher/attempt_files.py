@@ -33,6 +33,9 @@ class Attempt:
     """``job.json``: what a scheduler knows it by; None: it was started on some machine at once."""
     launched: dict[str, Any] | None
     """The event of the process that started the ranks, see ``launcher.whois``."""
+    damaged: tuple[str, ...] = ()
+    """Files that are there and make no sense, by their names below the run folder; what they say
+    is left out."""
 
     @property
     def folder(self) -> Path:
@@ -72,8 +75,32 @@ def latest(path: Path) -> Attempt | None:
 def of_number(path: Path, number: int) -> Attempt:
     """Returns what the files say of one attempt of a run."""
     folder = attempt_dir(path, number)
-    end, job = read_json(folder / "exit.json"), read_json(folder / "job.json")
-    return Attempt(path, number, end, job, None if end else launched_by(folder))
+    end, job = read_exit(folder), read_job(folder)
+    damaged = tuple(
+        f"{folder.name}/{name}"
+        for name, value in (("exit.json", end), ("job.json", job))
+        if value is None and (folder / name).exists()
+    )
+    return Attempt(path, number, end, job, None if end else launched_by(folder), damaged)
+
+
+def read_job(folder: Path) -> Job | None:
+    """Returns what a scheduler knows an attempt by; None: it is no job, or the file is damaged."""
+    job = read_json(folder / "job.json")
+    if job is None or not re.fullmatch(r"[0-9]+", str(job.get("job"))):
+        return None
+    index, pack = job.get("index"), job.get("pack", 1)
+    whole = (index is None or type(index) is int) and type(pack) is int
+    return job if whole else None
+
+
+def read_exit(folder: Path) -> dict[str, Any] | None:
+    """Returns how an attempt ended; None if it left no word, or the file is damaged."""
+    end = read_json(folder / "exit.json")
+    if end is None or not isinstance(end.get("state"), str):
+        return None
+    texts = (end.get(key) for key in ("reason", "cause"))
+    return end if all(text is None or isinstance(text, str) for text in texts) else None
 
 
 def last_number(path: Path) -> int | None:

@@ -74,7 +74,8 @@ def of_campaign(folder: Path) -> Selection:
             cause = "planned, and not begun"
             found.planned.append(RunState(None, name, folder.name, PENDING, cause=cause))
     for point in _dicts(values.get("excluded")):
-        name = " ".join(map(str, point.get("overrides") or ["?"]))
+        words = point.get("overrides")
+        name = " ".join(map(str, words)) if isinstance(words, list) and words else "?"
         cause = str(point.get("reason"))
         found.planned.append(RunState(None, name, folder.name, INFEASIBLE, cause=cause))
     return found

@@ -32,6 +32,8 @@ class Ends:
     """Seconds of a step lately, of the slowest rank."""
     peak_bytes: int | None = None
     """Most memory of any rank, as far as they have measured it."""
+    damaged: bool = False
+    """Whether some step lacks what every step says."""
 
 
 def read_ends(path: Path, num_ranks: int) -> Ends:
@@ -54,9 +56,11 @@ def read_ends(path: Path, num_ranks: int) -> Ends:
         return Ends()
     lines = [*_lines(head), *_lines(tail)]
     peaks = [line["peak_bytes"] for line in lines if isinstance(line.get("peak_bytes"), int)]
-    done, times = _steps(lines, num_ranks)
+    steps = [line for line in lines if line.get("kind") == "step"]
+    whole = [line for line in steps if _is_whole(line)]
+    done, times = _steps(whole, num_ranks)
     step_s = statistics.median(times) if times else None
-    return Ends(done, step_s, max(peaks, default=None))
+    return Ends(done, step_s, max(peaks, default=None), len(whole) < len(steps))
 
 
 def _lines(data: bytes) -> Iterator[dict[str, Any]]:
@@ -65,16 +69,21 @@ def _lines(data: bytes) -> Iterator[dict[str, Any]]:
         if text[:1] == b"{" and text[-1:] == b"}":
             try:
                 yield json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue  # two pieces that look like one
+
+
+def _is_whole(line: dict[str, Any]) -> bool:
+    """Whether a step says which it is, of which rank, and how long it took."""
+    known = type(line.get("step")) is int and type(line.get("rank")) is int
+    return known and type(line.get("step_s")) in (int, float)
 
 
 def _steps(lines: list[dict[str, Any]], num_ranks: int) -> tuple[int, list[float]]:
     """Returns how many steps all ranks have finished, and how long the last of them took."""
     by_step: dict[int, dict[int, float]] = {}
     for line in lines:
-        if line.get("kind") == "step":
-            by_step.setdefault(line["step"], {})[line["rank"]] = line["step_s"]
+        by_step.setdefault(line["step"], {})[line["rank"]] = line["step_s"]
     world = max(num_ranks, *(len(ranks) for ranks in by_step.values())) if by_step else num_ranks
     whole = sorted(step for step, ranks in by_step.items() if len(ranks) >= world)
     times = [max(by_step[step].values()) for step in whole[-RECENT_STEPS:]]

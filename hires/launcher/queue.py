@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from hires.core import provenance, records, rundir
 from hires.core.errors import RunError
 from hires.core.files import cannot_write
+from hires.launcher import live
 from hires.launcher.interrupts import Interrupts
 from hires.launcher.last_word import leave_word
 from hires.launcher.processes import die_with
@@ -48,6 +49,8 @@ class Task:
     """Compute threads of every rank."""
     needs_bytes: int = 0
     """Predicted memory of all ranks with their libraries; 0: nobody knows."""
+    done: int = 0
+    """Complete attempts of the run that were known when this one was planned."""
 
     @property
     def cores(self) -> int:
@@ -92,6 +95,8 @@ class Result:
     why: str | None = None
     """Why there are such."""
     interrupted: bool = False
+    left: list[tuple[Task, str]] = field(default_factory=list)
+    """Those that others have completed or are making, and that in words."""
 
 
 class Watcher(Protocol):
@@ -105,6 +110,9 @@ class Watcher(Protocol):
 
     def ended(self, end: Ended) -> None:
         """An attempt ended, or could not be made."""
+
+    def left(self, task: Task, why: str) -> None:
+        """A task is left to somebody else, or was completed by others."""
 
 
 @dataclass
@@ -158,6 +166,8 @@ class Queue:
         self.waiting = list(tasks)
         self.running: list[_Running] = []
         self.ended: list[Ended] = []
+        self.left: list[tuple[Task, str]] = []
+        self._known = {task.path: task.done for task in tasks}
         self._limits = limits
         self._watcher = watcher
         self._module = module
@@ -182,7 +192,7 @@ class Queue:
         finally:
             self._end_all()
         left = why if self.waiting else None
-        return Result(self.ended, self.waiting, left, interrupts.count > 0)
+        return Result(self.ended, self.waiting, left, interrupts.count > 0, self.left)
 
     def _spent_hours(self) -> float:
         """Returns ranks times hours of all attempts so far."""
@@ -211,10 +221,18 @@ class Queue:
         )
 
     def _start(self, task: Task) -> None:
-        """Starts a task; one that cannot be started has failed."""
+        """Starts a task; one that others have is left to them, one that cannot start has failed."""
         try:
-            run = rundir.start_attempt(task.path, task.argv)
-            process = self._process(run)
+            with live.alone(task.path, None, None):
+                if len(rundir.done_attempts(task.path)) > self._known[task.path]:
+                    self._known[task.path] += 1
+                    self._leave(task, "completed by another command meanwhile")
+                    return
+                run = rundir.start_attempt(task.path, task.argv)
+                process = self._process(run)
+        except live.UnderWayError as error:
+            self._leave(task, str(error))
+            return
         except RunError as error:
             self._note(Ended(task, None, "failed", str(error)))
             return
@@ -249,8 +267,14 @@ class Queue:
                 self.running.remove(run)
                 self._note(_end_of(run, code))
 
+    def _leave(self, task: Task, why: str) -> None:
+        """Leaves a task to others, and tells of it."""
+        self.left.append((task, why))
+        self._watcher.left(task, why)
+
     def _note(self, end: Ended) -> None:
         """Keeps how a task ended, and tells of it."""
+        self._known[end.task.path] += end.state == "done"
         self.ended.append(end)
         self._watcher.ended(end)
 

@@ -21,7 +21,7 @@ from hires.core import launchfile, provenance
 from hires.core.cluster import spread
 from hires.core.config import RunConfig
 from hires.core.files import write_atomically
-from hires.launcher import sbatch
+from hires.launcher import attempt_files, sbatch
 
 SCRIPT = "job.sbatch"
 LOG = "job.log"
@@ -197,11 +197,8 @@ def note_job(attempt: Path, job: str, index: int | None, pack: int = 1) -> None:
 
 def read_job(attempt: Path) -> str | None:
     """Returns the job of an attempt as Slurm names it; None if it has none."""
-    try:
-        values = json.loads((attempt / "job.json").read_text(encoding="utf-8"))
-        return job_name(str(values["job"]), values["index"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    job = attempt_files.read_job(attempt)
+    return None if job is None else job_name(str(job["job"]), job.get("index"))
 
 
 def job_name(job: str, index: int | None) -> str:

@@ -22,7 +22,15 @@ from hires.core.naming import SCHEMA
 from hires.core.records import attempt_dir, other_schema
 from hires.core.rundir import attempt_numbers
 from hires.launcher import scheduler, whois
-from hires.launcher.attempt_files import Attempt, Clock, is_asked, latest, read_json
+from hires.launcher.attempt_files import (
+    Attempt,
+    Clock,
+    is_asked,
+    latest,
+    read_exit,
+    read_job,
+    read_json,
+)
 from hires.launcher.last_word import leave_cancelled
 from hires.launcher.progress_ends import read_ends
 from hires.launcher.scheduler import Answer, Job
@@ -125,7 +133,7 @@ def _look(paths: Sequence[Path], ask: Ask) -> list[RunState]:
     answers = ask(jobs) if jobs else {}
     clock = Clock()
     return [
-        _with_progress(_judged(path, attempt, answers, clock), attempt)
+        _with_damage(_with_progress(_judged(path, attempt, answers, clock), attempt), attempt)
         for path, attempt in zip(paths, attempts, strict=True)
     ]
 
@@ -148,8 +156,8 @@ def _is_used_up(attempt: Attempt) -> bool:
     ends = 0
     for number in attempt_numbers(attempt.path):
         folder = attempt_dir(attempt.path, number)
-        same = (read_json(folder / "job.json") or {}).get("job") == job.get("job")
-        ends += same and (read_json(folder / "exit.json") or {}).get("reason") == "timeout"
+        same = (read_job(folder) or {}).get("job") == job.get("job")
+        ends += same and (read_exit(folder) or {}).get("reason") == "timeout"
     return ends > _numbers(attempt.path).get("requeues", 0)
 
 
@@ -200,6 +208,8 @@ def _judged(
         return _as_job(replace(state, job=name), attempt, answer, clock)
     if attempt.launched is None:
         age_s = _age(attempt, clock)
+        if attempt.damaged:
+            return replace(state, state=LOST, heartbeat_s=age_s)
         if age_s <= OLD_S:
             return replace(state, cause="its ranks were not started yet")
         cause = "whoever made the attempt ended before any rank was started"
@@ -212,8 +222,8 @@ def _ended(state: RunState, end: dict[str, Any]) -> RunState:
     said, reason, cause = end.get("state"), end.get("reason"), end.get("cause")
     if said != DONE and state.path is not None:
         record = read_json(state.path / "record.json") or {}
-        if record.get("state") == DONE:
-            return replace(state, state=DONE, attempt=record.get("attempt"))
+        if record.get("state") == DONE and type(record.get("attempt")) is int:
+            return replace(state, state=DONE, attempt=record["attempt"])
     known = said if said in STATES else FAILED
     return replace(state, state=known, reason=reason, cause=cause)
 
@@ -294,19 +304,38 @@ def _with_progress(state: RunState, attempt: Attempt | None) -> RunState:
         return state
     ends = read_ends(attempt.folder / "metrics.jsonl", len(pulse.heartbeats(attempt.folder)))
     speed = numbers.get("batch", 0) / ends.step_s if ends.step_s else None
+    if ends.damaged:
+        state = _damaged(state, f"{attempt.folder.name}/metrics.jsonl")
     return replace(state, step=ends.steps or saved, img_per_s=speed, peak_bytes=ends.peak_bytes)
 
 
 def _from_record(state: RunState) -> RunState:
     """Adds the numbers of a run that is done."""
     assert state.path is not None
-    record = read_json(state.path / "record.json") or {}
+    file = state.path / "record.json"
+    record = read_json(file)
+    if record is None:
+        return _damaged(state, file.name) if file.exists() else state
     if record.get("schema", SCHEMA) != SCHEMA:
         return replace(state, cause=f"its record is not read: {other_schema(record)}")
-    rates = (record.get("throughput") or {}).get("img_per_s") or {}
-    peaks = [rank.get("peak_bytes") or 0 for rank in record.get("memory") or []]
-    peak = max(peaks, default=0) or None
-    return replace(state, img_per_s=rates.get("median"), peak_bytes=peak)
+    try:
+        rates = (record.get("throughput") or {}).get("img_per_s") or {}
+        speed = None if rates.get("median") is None else float(rates["median"])
+        peaks = [int(rank.get("peak_bytes") or 0) for rank in record.get("memory") or []]
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return _damaged(state, file.name)
+    return replace(state, img_per_s=speed, peak_bytes=max(peaks, default=0) or None)
+
+
+def _with_damage(state: RunState, attempt: Attempt | None) -> RunState:
+    """Names the files of an attempt that make no sense; the other runs are shown as they are."""
+    return _damaged(state, *attempt.damaged) if attempt and attempt.damaged else state
+
+
+def _damaged(state: RunState, *files: str) -> RunState:
+    """Adds to the cause which files are damaged."""
+    parts = [f"damaged: {', '.join(files)}", *([state.cause] if state.cause else [])]
+    return replace(state, cause="; ".join(parts))
 
 
 def _numbers(path: Path) -> dict[str, int]:

@@ -105,6 +105,19 @@ def test_point_whose_job_waits_is_not_submitted_again(hires, cluster):
     assert jobs() == [("1", 0), ("1", 1)]
 
 
+def test_config_of_a_point_whose_job_waits_stays_as_it_was_submitted(hires, cluster):
+    # The job would have started with the newer values.
+    hires("sweep", *SMALL, *SLURM, "parallel=sp", "seed=0")
+    [run] = [path.parent for path in Path("results").glob("*/*/config.yaml")]
+    before = {path.name: path.read_bytes() for path in run.glob("*.*")}
+    changed = ("comm.timeout_s=7", "checkpoint.every=1")
+    answer = hires("sweep", *SMALL, *SLURM, "parallel=sp", "seed=0", *changed)
+    assert answer.code == 1, answer.err
+    assert "is job 1_0 already (pending)" in answer.err
+    assert {path.name: path.read_bytes() for path in run.glob("*.*")} == before
+    assert not (run / "a1").exists()
+
+
 def test_sweep_that_was_killed_while_it_submitted_is_not_submitted_twice(hires, cluster):
     hires("sweep", *SMALL, *SLURM, "parallel=sp", "seed=0,1")
     for path in Path("results").glob("*/*/a0/job.json"):  # it came as far as sbatch

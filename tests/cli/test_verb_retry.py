@@ -185,6 +185,20 @@ def test_run_of_slurm_is_not_run_here_if_slurm_does_not_answer(hires, runs, clus
     assert ends(runs["failed"]) == ["failed", "failed"]
 
 
+def test_config_of_a_job_that_waits_stays_as_it_was_submitted(hires, runs, cluster, tmp_path):
+    run = runs["failed"]
+    of_slurm(run)
+    (submitted(run, job="9", index=0) / "exit.json").unlink()
+    (run / "a0" / "events.jsonl").unlink()
+    waits = "#!/bin/sh\necho '9|0|PENDING|N/A|Priority'\n"
+    (tmp_path / "commands" / "squeue").write_text(waits)
+    before = (run / "config.yaml").read_bytes()
+    answer = hires("retry", "--state", "pending", "--set", "comm.timeout_s=7")
+    assert answer.code == 1
+    assert "is job 9_0 already (pending)" in answer.err
+    assert (run / "config.yaml").read_bytes() == before
+
+
 @pytest.mark.parametrize("launcher", ["slurm", "local"])
 def test_run_that_another_command_began_again_meanwhile_is_left_to_it(
     hires, runs, cluster, launcher, monkeypatch

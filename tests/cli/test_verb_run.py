@@ -15,6 +15,7 @@ from hires.cli.launching import warn_of_checkpoints
 from hires.core import records
 from hires.core.rundir import open_run
 from tests.cli.conftest import SMALL
+from tests.helpers.run_folders import begin
 
 pytestmark = pytest.mark.usefixtures("traced")
 
@@ -115,6 +116,21 @@ def test_failed_run_is_tried_again_by_the_same_command(hires, fake_ranks):
     fake_ranks({})
     assert hires("run", *SMALL).code == 0
     assert (only_run() / "a1").is_dir()
+
+
+@pytest.mark.parametrize("more", [(), ("--again",), ("--dry-run",), ("comm.timeout_s=7",)])
+def test_run_that_another_machine_runs_is_left_alone(hires, fake_ranks, more):
+    # Two machines with the same results began the same attempt's checkpoints anew.
+    fake_ranks({"0": "exit 1"})
+    hires("run", *SMALL)
+    fake_ranks({})
+    begin(only_run(), 1, host="another", boot="1", space="pid:[1]", pid=7)
+    before = (only_run() / "config.yaml").read_bytes()
+    answer = hires("run", *SMALL, *more)
+    assert answer.code == 1
+    assert "process 7 on another runs attempt a1" in answer.err
+    assert (only_run() / "config.yaml").read_bytes() == before
+    assert not (only_run() / "a2").exists()
 
 
 def test_json_of_a_failed_run_holds_the_cause(hires, fake_ranks):

@@ -186,3 +186,43 @@ def test_status_of_1500_runs(tmp_path, capsys):
     assert last == "1500 runs: 600 done, 300 failed, 300 pending, 300 running"
     with capsys.disabled():
         sys.stdout.write(f"\n1500 runs: {cpu_s:.2f} s of CPU, {wall_s:.2f} s in all\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "shown"),
+    [
+        ("a0/job.json", "{}", "damaged: a0/job.json"),
+        ("a0/job.json", '{"job": "7", "index": "x"}', "damaged: a0/job.json"),
+        ("a0/exit.json", "{}", "damaged: a0/exit.json"),
+        ("a0/exit.json", '{"state": "failed", "cause": [3]}', "damaged: a0/exit.json"),
+        ("a0/metrics.jsonl", '{"kind": "step"}\n', "damaged: a0/metrics.jsonl"),
+        ("a0/metrics.jsonl", '{"kind": "step", "step": [], "rank": 0}\n', "a0/metrics.jsonl"),
+    ],
+)
+def test_damaged_file_is_named_and_the_other_runs_are_shown(hires, campaign, file, text, shown):
+    # Each of these once ended the whole table with a traceback.
+    (campaign / "two-00000002" / file).write_text(text)
+    answer = hires("status")
+    assert answer.code == 0, answer.err
+    rows = table(answer.out)
+    assert shown in rows["two-00000002"]
+    assert rows["one-00000001"].split()[1:3] == ["done", "100/100"]
+
+
+@pytest.mark.parametrize("text", ['{"state": "done", "attempt": 0, "memory": [3]}', "[", "3"])
+def test_damaged_record_of_a_run_that_is_done_is_named(hires, campaign, text):
+    (campaign / "one-00000001" / "record.json").write_text(text)
+    answer = hires("status")
+    assert answer.code == 0, answer.err
+    rows = table(answer.out)
+    assert "done" in rows["one-00000001"]
+    assert rows["one-00000001"].endswith("damaged: record.json")
+    assert "running" in rows["two-00000002"]
+
+
+def test_job_that_never_began_and_whose_file_is_damaged_is_lost(hires, campaign):
+    folder = submitted(campaign / "four-00000004")
+    (folder / "job.json").write_text('{"job": [1]}')
+    row = table(hires("status").out)["four-00000004"]
+    assert row.split()[1] == "lost"
+    assert row.endswith("damaged: a0/job.json")

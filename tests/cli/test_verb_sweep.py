@@ -13,6 +13,7 @@ import pytest
 
 from hires.core import campaign, lock
 from tests.cli.conftest import SMALL
+from tests.helpers.run_folders import begin
 
 pytestmark = [pytest.mark.usefixtures("traced"), pytest.mark.timeout(120)]
 FOLDER = Path("results/default")
@@ -276,3 +277,18 @@ def test_lock_file_is_the_one_of_the_campaign(hires, fake_ranks):
     with lock.held(FOLDER.absolute() / ".other", "x"):
         assert hires("sweep", *SMALL, "campaign=mine", "precision=fp32").code == 0
     assert (Path("results/mine/campaign.json")).is_file()
+
+
+def test_point_that_another_machine_runs_is_left_to_it_as_it_is(hires, fake_ranks):
+    fake_ranks({"0": "exit 1"})
+    assert hires("sweep", *SMALL, "seed=0").code == 1
+    fake_ranks({})
+    [run] = [path.parent for path in Path("results").glob("*/*/config.yaml")]
+    begin(run, 1, host="another", boot="1", space="pid:[1]", pid=7)
+    before = (run / "config.yaml").read_bytes()
+    answer = hires("sweep", *SMALL, "seed=0,1", "comm.timeout_s=7")
+    assert answer.code == 0, answer.err
+    assert f"{run.name} is left out: process 7 on another runs attempt a1" in answer.err
+    assert "1 of 1 attempts done" in answer.err
+    assert (run / "config.yaml").read_bytes() == before
+    assert not (run / "a2").exists()

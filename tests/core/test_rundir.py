@@ -1,8 +1,5 @@
 import json
 import os
-import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -95,21 +92,6 @@ def test_attempts_taken_at_once_are_distinct(config):
     assert sorted(numbers) == list(range(1, 33))
 
 
-def test_same_run_twice_at_once_is_refused(config):
-    # Two equal runs at a time shared the machine, and the later end won the tables.
-    run = rundir.create(config, PLAN, ARGV)
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)  # hires"])
-    try:
-        host = socket.gethostname()
-        records.event(run, 0, "launch_started", pid=other.pid, host=host)
-        with pytest.raises(RunError, match=f"a0 .process {other.pid}"):
-            rundir.create(config, PLAN, ARGV)
-    finally:
-        other.kill()
-        other.wait()
-    assert rundir.create(config, PLAN, ARGV).attempt == 1
-
-
 def test_frozen_run_is_pending_until_its_first_attempt(config):
     path = rundir.freeze(config, PLAN, ARGV)
     assert rundir.frozen_folder(path) == path
@@ -126,15 +108,6 @@ def test_frozen_run_is_pending_until_its_first_attempt(config):
         "hires run parallel=sp"
     )
     assert rundir.create(config, PLAN, ARGV).attempt == 1
-
-
-def test_frozen_files_of_a_run_under_way_are_left_alone(config, monkeypatch):
-    run = rundir.create(config, PLAN, ARGV)
-    monkeypatch.setattr(rundir, "_running", lambda path: 7)
-    rundir.freeze(config, {**PLAN, "verdict": "another"}, ARGV)
-    assert records.read_plan(run) == PLAN
-    with pytest.raises(RunError, match="process 7"):
-        rundir.start_attempt(run.path, ARGV)
 
 
 def test_done_attempts_are_those_that_ended_well(config):

@@ -13,6 +13,7 @@ import pytest
 from hires.core import records
 from hires.core.errors import ConfigError, RunError
 from hires.launcher import local, whois
+from tests.helpers.run_folders import end
 
 from .conftest import alive, events, rank_pids
 
@@ -283,6 +284,7 @@ def test_launches_at_the_same_time_do_not_meet(fake_world, launch):
 
 def test_by_hand_is_a_new_attempt_with_plain_lines(fake_world, capsys, monkeypatch):
     run = fake_world("ok", "ok")
+    end(run.attempt_dir, "failed")
     launch = local.launch
     monkeypatch.setattr(
         local, "launch", lambda *args, **options: launch(*args, module="fake_rank", **options)
@@ -297,6 +299,7 @@ def test_by_hand_is_a_new_attempt_with_plain_lines(fake_world, capsys, monkeypat
 
 def test_by_hand_failure_shows_cause_and_last_lines(fake_world, capsys, monkeypatch):
     run = fake_world("raise")
+    end(run.attempt_dir, "failed")
     launch = local.launch
     monkeypatch.setattr(
         local, "launch", lambda *args, **options: launch(*args, module="fake_rank", **options)

@@ -10,6 +10,7 @@ import pytest
 from hires.core import records, rundir
 from hires.core.config import MeasureConfig, RunConfig
 from hires.launcher.queue import Limits, Task, run_all
+from tests.helpers.run_folders import begin
 from tests.launcher.conftest import ROOT, alive
 
 pytestmark = pytest.mark.timeout(120)
@@ -23,6 +24,7 @@ class Watcher:
         self.most = 0
         self.order: list[str] = []
         self.lines = 0
+        self.out: list[str] = []
 
     def started(self, task, attempt):
         assert task.path.name not in self.running
@@ -32,6 +34,9 @@ class Watcher:
 
     def line(self, task, line):
         self.lines += 1
+
+    def left(self, task, why):
+        self.out.append(task.path.name)
 
     def ended(self, end):
         if end.attempt is not None:
@@ -160,13 +165,42 @@ def test_nothing_starts_once_the_budget_is_used_up(make):
     assert "budget of 1e-09 rank hours is used up" in result.why
 
 
-def test_run_that_is_under_way_elsewhere_is_told_and_left_alone(make, monkeypatch):
+def test_run_that_is_under_way_elsewhere_is_left_to_that(make, monkeypatch):
+    # Another machine shares the results: its process cannot be seen, its heartbeat can.
     tasks = [make(seed) for seed in range(2)]
-    monkeypatch.setattr(rundir, "_running", lambda path: 7 if path == tasks[0].path else None)
-    monkeypatch.setattr(rundir, "attempt_numbers", lambda path: [0])
-    result = run_all(tasks[:1], Limits(), Watcher(), "fake_rank")
-    assert states(result) == [(None, "failed")]
-    assert "runs already as attempt a0 (process 7)" in result.ended[0].cause
+    begin(tasks[0].path, host="another", boot="1", space="pid:[1]", pid=7)
+    watcher = Watcher()
+    result = run_all(tasks, Limits(), watcher, "fake_rank")
+    assert states(result) == [(0, "done")]
+    [(task, why)] = result.left
+    assert (task, watcher.out) == (tasks[0], [tasks[0].path.name])
+    assert "process 7 on another runs attempt a0" in why
+    assert not (tasks[0].path / "a1").exists()
+
+
+def test_attempt_that_another_command_is_just_starting_is_left_to_it(make):
+    task = make(0)
+    rundir.next_attempt(task.path)
+    result = run([task])
+    assert (states(result), len(result.left)) == ([], 1)
+    assert "a0 was just made" in result.left[0][1]
+
+
+def test_run_that_another_command_completed_since_it_was_planned_is_not_made_twice(make):
+    tasks = [make(seed) for seed in range(2)]
+    assert states(run(tasks[1:])) == [(0, "done")]
+    result = run(tasks)
+    assert states(result) == [(0, "done")]
+    assert result.left == [(tasks[1], "completed by another command meanwhile")]
+    assert not (tasks[1].path / "a1").exists()
+
+
+def test_repeat_that_another_command_made_counts_once(make):
+    task = make(0)
+    assert states(run([task])) == [(0, "done")]
+    result = run([task] * 3)
+    assert states(result) == [(1, "done"), (2, "done")]
+    assert len(result.left) == 1
 
 
 def test_pending_run_starts_by_hand(make, capsys, monkeypatch):
