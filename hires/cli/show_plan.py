@@ -11,6 +11,7 @@ from typing import Any
 
 from hires.cli.show_memory import memory_lines
 from hires.core.units import count, seconds, size
+from hires.plan.machine import MAILBOXES
 
 Facts = dict[str, Any]
 
@@ -117,7 +118,9 @@ def _proof_section(plan: Facts) -> list[tuple[str, list[str]]]:
     """Returns the title and lines of the proofs, if they were asked for and could be made."""
     if "proofs" not in plan:
         return []
-    title = f"proof (the messages of this plan go through {plan['backend']})"
+    mailed = any(p["decides"] and p["semantics"] == MAILBOXES for p in plan["proofs"])
+    memory = "; small halos within a machine through memory" if mailed else ""
+    title = f"proof (the messages of this plan go through {plan['backend']}{memory})"
     return [(title, proof_lines(plan["proofs"]) if plan["proofs"] else ["not made"])]
 
 

@@ -4,6 +4,7 @@ Tiles exchange statistics and borders hundreds of times a step, and wait for eac
 Over TCP a busy machine answers in a millisecond, since the transport's thread must first get a
 core. Here a rank writes into memory that all members see, and looks at counters until others have.
 Two slots for each way, used in turns, are enough: a third message waits until the first is read.
+``hires.plan.mailboxes`` proves for every plan that no rank waits so for ever.
 """
 
 from __future__ import annotations
@@ -21,16 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hires.core import mail as limits
 from hires.core.errors import CommError
+from hires.core.mail import LINE, SLOTS
 
 GATHER_BYTES = 65536
 """Largest tensor that a rank gives to a gather."""
-MAIL_BYTES = 262144
-"""Largest message between two ranks, unless there are many."""
-ALL_MAIL_BYTES = 2**26
-"""Memory for the messages of one group."""
-LINE = 128
-"""Bytes between two counters: each on cache lines of its own."""
 SPINS = 2000
 """Looks before a waiting rank begins to give its core away between them."""
 FOLDER = Path("/dev/shm")
@@ -62,7 +59,7 @@ class SharedMemory:
         rest = torch.frombuffer(memory, dtype=torch.uint8, offset=num_counters * LINE)
         split = 2 * num_ranks * GATHER_BYTES
         self._gathers = rest[:split].view(2, num_ranks, GATHER_BYTES)
-        self._mail = rest[split:].view(num_ranks, num_ranks, 2, self.mail_bytes)
+        self._mail = rest[split:].view(num_ranks, num_ranks, SLOTS, self.mail_bytes)
         self._index = index
         self._timeout_s = timeout_s
         self._num_gathers = 0
@@ -95,7 +92,7 @@ class SharedMemory:
         """
         self._sent[target] = number = self._sent[target] + 1
         read = self._read[self._index]
-        self._wait(lambda: read[target] >= number - 2, f"member {target} to read")
+        self._wait(lambda: read[target] >= number - SLOTS, f"member {target} to read")
         self._slot(self._index, target, number, tensor).copy_(tensor)
         self._written[self._index, target] = number
 
@@ -118,7 +115,7 @@ class SharedMemory:
     def _slot(self, source: int, target: int, number: int, like: Tensor) -> Tensor:
         """Returns the memory of a message, in another tensor's shape and type."""
         size = like.numel() * like.element_size()
-        return self._mail[source, target, number % 2, :size].view(like.dtype).view(like.shape)
+        return self._mail[source, target, number % SLOTS, :size].view(like.dtype).view(like.shape)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         """Returns when something has happened."""
@@ -146,14 +143,14 @@ def supported() -> bool:
 
 def mail_bytes(num_ranks: int, mail: bool = True) -> int:
     """Returns the largest message between two members of a group; 0 without ``mail``."""
-    share = ALL_MAIL_BYTES // (2 * num_ranks * num_ranks)
-    return min(MAIL_BYTES, share // LINE * LINE) if mail else 0
+    return limits.mail_bytes(num_ranks) if mail else 0
 
 
 def num_bytes(num_ranks: int, mail: bool = True) -> int:
     """Returns the size of a group's memory: counters, slots of gathers, slots of messages."""
     counters = num_ranks * (1 + 2 * num_ranks) * LINE
-    return counters + 2 * num_ranks * (GATHER_BYTES + num_ranks * mail_bytes(num_ranks, mail))
+    letters = SLOTS * num_ranks * num_ranks * mail_bytes(num_ranks, mail)
+    return counters + 2 * num_ranks * GATHER_BYTES + letters
 
 
 def create(num_ranks: int, mail: bool = True) -> Path | None:

@@ -93,6 +93,9 @@ def _rank_sentence(walk: Walk, rank: int) -> str:
     if event.kind == "wait_recv":
         early = ", which it has not begun to receive" if _is_too_early(walk, Waiter(rank)) else ""
         return f"rank {rank} waits for {spoken(event)} from rank {event.peer}{early}"
+    if event.kind == "send":
+        room = f"to make room for {spoken(event)}"
+        return f"rank {rank} waits for rank {event.peer} to read older messages, {room}"
     unmet = walk.unmet(rank, event)
     others = _listed(dict.fromkeys(target for _, target, _ in unmet))
     said = " and ".join(spoken(walk.open_sends[rank][channel][0]) for channel in unmet)
@@ -102,9 +105,9 @@ def _rank_sentence(walk: Walk, rank: int) -> str:
 def _never_waited_for(walk: Walk, coming: Coming) -> list[str]:
     """Returns the messages that were received and are never used."""
     return [
-        f"rank {target} never waits for {spoken(left[0])} from rank {source}"
-        for (source, target, tag), left in walk.arrived.items()
-        if left and not coming.has("wait_recv", target, source, tag)
+        f"rank {target} never waits for {spoken(receive)} from rank {source}"
+        for source, target, receive in walk.unused()
+        if not coming.has("wait_recv", target, source, receive.tag)
     ]
 
 

@@ -6,6 +6,11 @@ over the programs decides. What begins when is told by the semantics:
 * ``rendezvous`` (gloo, mpi): the least possible buffering. A send ends when its receive is posted;
   messages with one tag between two ranks keep their order, others pass each other. A posted
   operation holds up nothing but its own wait.
+* ``mailboxes`` (gloo on one machine): the same, but halos that are not too large go through memory
+  (``Event.mail``). Such a send needs no receive, and holds its rank up while two older ones to the
+  same tile lie unread. They are read where they are waited for, in the order of sending, whatever
+  their tag: another order ends the run. Which of them go there depends on their size, so the
+  machine decides as the transport does: ways that are safe alone could block each other.
 * ``pair streams`` (nccl, one communicator for every two ranks): each rank has one stream for each
   peer, and what is posted there runs in the order of posting. A send or receive occupies the stream
   until both sides run it, so what is posted behind it cannot begin. There are no tags: the first
@@ -40,15 +45,18 @@ Source:
 from __future__ import annotations
 
 from hires.plan.explain import explain
+from hires.plan.mailboxes import Mailboxes
 from hires.plan.program import Event
 from hires.plan.rendezvous import Rendezvous
 from hires.plan.streams import SeparateStreams, Streams
 from hires.plan.walk import Proof, Walk
 
-RENDEZVOUS, STREAMS, SEPARATE = "rendezvous", "pair streams", "separate streams"
+RENDEZVOUS, MAILBOXES = "rendezvous", "mailboxes"
+STREAMS, SEPARATE = "pair streams", "separate streams"
 
 MACHINES: dict[str, type[Walk]] = {
     RENDEZVOUS: Rendezvous,
+    MAILBOXES: Mailboxes,
     STREAMS: Streams,
     SEPARATE: SeparateStreams,
 }
@@ -63,7 +71,7 @@ def run_machine(
     Args:
         programs: what each rank does, in order.
         members: the ranks of each group.
-        semantics: ``RENDEZVOUS``, ``STREAMS`` or ``SEPARATE``.
+        semantics: ``RENDEZVOUS``, ``MAILBOXES``, ``STREAMS`` or ``SEPARATE``.
 
     Returns:
         The proof; ``problems`` is empty if every rank reaches its end with every message received,

@@ -12,9 +12,11 @@ posted in one of two orders:
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from hires.core.mail import mail_bytes
 from hires.plan.groups import gradient_group, held_stages, num_holders, tile_group
 from hires.plan.halos import companions, name_of
 from hires.plan.plan import CommOp, Edge, Plan, Stage
@@ -41,6 +43,8 @@ class Event(NamedTuple):
     lane: int = 0
     """Which kind of message it is: of halos or between stages, in which direction. Messages of one
     kind from one rank to another are received in the order of sending."""
+    mail: bool = False
+    """Whether it goes through memory where its ranks share some: a halo that is not too large."""
     call: int = 0
     """Sends and receives next to each other with the same number, not 0, are one group call; only a
     stream-ordered backend sees a difference."""
@@ -232,10 +236,14 @@ def _halo(
     sends, receives = halo_messages(plan, rank, plan.direction_of(action), op, back)
     what = f"the {'gradient of the ' if back else ''}halo of {op.node} in {action}"
     lane = plan.num_directions + _lane(plan, action)
-    posts = [_post("recv", m, plan, what, lane) for m in receives]
-    posts += [_post("send", m, plan, what, lane) for m in sends]
-    waits = [Event("wait_recv", m.peer, m.tag, what=what, lane=lane) for m in receives]
-    waits += [Event("wait_send", m.peer, m.tag, what=what, lane=lane) for m in sends]
+    stage = plan.stages[plan.slot_of(rank, plan.direction_of(action)).stage]
+    most = mail_bytes(stage.num_ranks) // BYTES[plan.dtype]
+    posts, waits = [], []
+    for kind, messages in (("recv", receives), ("send", sends)):
+        for m in messages:
+            mail = math.prod(m.shape) <= most
+            posts.append(_post(kind, m, plan, what, lane)._replace(mail=mail))
+            waits.append(Event(f"wait_{kind}", m.peer, m.tag, what=what, lane=lane, mail=mail))
     return posts, waits
 
 

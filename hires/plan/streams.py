@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hires.plan.program import Event
 from hires.plan.stuck import Coming, Waiter
-from hires.plan.walk import Walk, not_received, not_sent, spoken
+from hires.plan.walk import Walk, extra, not_received, not_sent, spoken
 
 Direction = tuple[str, int, int, int]
 """(``send`` or ``recv``, source, target, communicator)."""
@@ -162,9 +162,9 @@ class Streams(Walk):
             receives = left.get(("recv", source, target, number), [])
             receives = receives + self._coming(coming.posts("recv", target, source), number)
             if len(sends) > len(receives):
-                found.append(not_received(source, target, _extra(sends, receives)))
+                found.append(not_received(source, target, extra(sends, receives)))
             if len(receives) > len(sends):
-                found.append(not_sent(source, target, _extra(receives, sends)))
+                found.append(not_sent(source, target, extra(receives, sends)))
         return found
 
     def _coming(self, posts: list[Event], communicator: int) -> list[Event]:
@@ -182,9 +182,3 @@ class SeparateStreams(Streams):
     def lane(self, event: Event, kind: str) -> int:
         """Returns on which of a rank's streams for a peer the send or receive of a message runs."""
         return 1 + 2 * event.lane + (kind == "recv")
-
-
-def _extra(more: list[Event], fewer: list[Event]) -> Event:
-    """Returns one that has no other side: the first that the other side does not name at all."""
-    named = {event.what for event in fewer}
-    return next((event for event in more if event.what not in named), more[len(fewer)])

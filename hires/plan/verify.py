@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hires.plan.groups import groups
-from hires.plan.machine import RENDEZVOUS, SEPARATE, STREAMS, run_machine
+from hires.plan.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import AHEAD, JOINED, Event, events
 from hires.plan.walk import Proof
 
-BACKENDS = {"gloo": RENDEZVOUS, "mpi": RENDEZVOUS, "nccl": SEPARATE}
-"""How a backend's messages meet."""
+BACKENDS = {"gloo": (RENDEZVOUS, MAILBOXES), "mpi": (RENDEZVOUS,), "nccl": (SEPARATE,)}
+"""How a backend's messages meet. A plan must be right under each of them: whether ranks share
+memory, which depends on the machine, is known when they start."""
 
-WAYS = ((RENDEZVOUS, AHEAD), (SEPARATE, AHEAD), (STREAMS, JOINED), (STREAMS, AHEAD))
+WAYS = (
+    (RENDEZVOUS, AHEAD),
+    (MAILBOXES, AHEAD),
+    (SEPARATE, AHEAD),
+    (STREAMS, JOINED),
+    (STREAMS, AHEAD),
+)
 """Semantics and orders of posting that ``hires plan --prove`` tries. The engine posts ahead; the
 others show why a stream-ordered backend needs a communicator for each way."""
 
@@ -52,8 +60,8 @@ class Verdict:
         return {
             "semantics": self.semantics,
             "order": self.order,
-            "backends": [name for name, kind in BACKENDS.items() if kind == self.semantics],
-            "decides": (self.semantics, self.order) == (BACKENDS[plan.backend], AHEAD),
+            "backends": [name for name, kinds in BACKENDS.items() if self.semantics in kinds],
+            "decides": self.semantics in BACKENDS[plan.backend] and self.order == AHEAD,
             "ok": not self.proof.problems,
             "messages": self.messages,
             "collectives": self.collectives,
@@ -96,15 +104,15 @@ def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdi
 def verify(plan: Plan) -> list[Finding]:
     """Returns the findings of the proofs and sets the plan's verdict.
 
-    Under the semantics of the plan's own backend a problem is an error, under others a note.
+    Under each semantics of the plan's own backend a problem is an error, under others a note.
     """
-    decides = BACKENDS[plan.backend]
-    semantics = [decides, *(kind for kind in dict.fromkeys(BACKENDS.values()) if kind != decides)]
-    verdicts = judged(plan, [(kind, AHEAD) for kind in semantics])
-    own = next(verdicts)
-    plan.verdict = own.text
-    if own.proof.problems:
-        return [Finding("error", "parallel", text) for text in own.proof.problems[:SHOWN]]
+    own = BACKENDS[plan.backend]
+    kinds = dict.fromkeys([*own, *itertools.chain.from_iterable(BACKENDS.values())])
+    verdicts = judged(plan, [(kind, AHEAD) for kind in kinds])
+    for verdict in itertools.islice(verdicts, len(own)):
+        plan.verdict = verdict.text
+        if verdict.proof.problems:
+            return [Finding("error", "parallel", text) for text in verdict.proof.problems[:SHOWN]]
     return [
         Finding("note", "comm.backend", f"{_backends(other.semantics)} could not run it: {text}")
         for other in verdicts
@@ -148,4 +156,4 @@ def _no_collection() -> Iterator[None]:
 
 def _backends(semantics: str) -> str:
     """Returns the backends whose messages meet so."""
-    return " and ".join(name for name, kind in BACKENDS.items() if kind == semantics)
+    return " and ".join(name for name, kinds in BACKENDS.items() if semantics in kinds)

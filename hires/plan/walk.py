@@ -1,12 +1,13 @@
-"""How do ranks walk through their programs and meet? What both semantics of messages share.
+"""How do ranks walk through their programs and meet? What all semantics of messages share.
 
 Ranks, collectives and waits are here; when a posted message begins and ends is up to
-``hires.plan.rendezvous`` and ``hires.plan.streams``.
+``hires.plan.rendezvous``, ``hires.plan.mailboxes`` and ``hires.plan.streams``.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hires.plan.program import Event
@@ -63,8 +64,25 @@ class Walk:
         return [member for member in self.members[event.peer] if member not in present]
 
     def post(self, rank: int, event: Event) -> int:
-        """Posts a send or receive; returns how many events of the rank that takes."""
+        """Posts a send or receive; returns how many events of the rank that takes.
+
+        0 where the rank cannot go on yet.
+        """
         raise NotImplementedError
+
+    def take(self, rank: int, event: Event) -> bool:
+        """Takes the message that a rank waits for; returns whether it was there."""
+        arrived = self.arrived.get((event.peer, rank, event.tag))
+        if arrived:
+            arrived.popleft()
+            return True
+        return False
+
+    def unused(self) -> Iterator[tuple[int, int, Event]]:
+        """Yields (source, target, receive) of messages that have come and lie there."""
+        for (source, target, _), receives in self.arrived.items():
+            if receives:
+                yield source, target, receives[0]
 
     def expects(self, rank: int, event: Event) -> bool:
         """Whether a rank has posted a receive of the message that an event waits for."""
@@ -89,11 +107,11 @@ class Walk:
         steps = 1
         if event.kind in ("send", "recv"):
             steps = self.post(rank, event)
-        elif event.kind == "wait_recv":
-            arrived = self.arrived.get((event.peer, rank, event.tag))
-            if not arrived:
+            if not steps:
                 return False
-            arrived.popleft()
+        elif event.kind == "wait_recv":
+            if not self.take(rank, event):
+                return False
         elif self._waits_for_sends(rank, event):
             return False
         self.at[rank] += steps
@@ -182,3 +200,9 @@ def not_received(source: int, target: int, send: Event) -> str:
 def not_sent(source: int, target: int, receive: Event) -> str:
     """Says that a receive has no message."""
     return f"rank {target} expects {spoken(receive)} from rank {source}, which never sends it"
+
+
+def extra(more: list[Event], fewer: list[Event]) -> Event:
+    """Returns one that has no other side: the first that the other side does not name at all."""
+    named = {event.what for event in fewer}
+    return next((event for event in more if event.what not in named), more[len(fewer)])

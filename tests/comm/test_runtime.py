@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from hires.comm import shared
 from hires.comm.attach import _pieces
+from hires.core.errors import CommError
+from hires.core.mail import SLOTS
 from tests.helpers.jobs import (
     agreement_of_rank,
     gather_of_rank,
@@ -84,3 +86,23 @@ def test_no_room_for_shared_memory_is_no_error(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(full))
     assert shared.create(2) is None
     assert not list(tmp_path.iterdir())
+
+
+def test_mailboxes_have_the_places_that_the_proof_counts_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(shared, "FOLDER", tmp_path)
+    path = shared.create(2)
+    assert path is not None
+    here, there = (shared.SharedMemory(path, 2, index, timeout_s=0.05) for index in (0, 1))
+    for number in range(SLOTS):
+        here.send(torch.tensor([number]), 1)
+    with pytest.raises(CommError, match="member 1 to read"):
+        here.send(torch.tensor([SLOTS]), 1)
+    buffers = [torch.zeros(1, dtype=torch.int64) for _ in range(SLOTS)]
+    receives = [there.expect(buffer, 0) for buffer in buffers]
+    with pytest.raises(AssertionError, match="out of order"):
+        receives[1]()
+    for receive in receives:
+        receive()
+    assert [int(buffer) for buffer in buffers] == [*range(SLOTS)]

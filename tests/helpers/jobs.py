@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires import comm
-from hires.comm import attach
+from hires.comm import attach, runtime
+from hires.core import mail
 from hires.core.config import from_dict
 from hires.core.errors import CommError
 from hires.core.world import World
@@ -186,12 +187,21 @@ def silent_peer(world: World) -> str:
     return "no error"
 
 
-def logged_step(world: World, config: dict[str, Any], plan: dict[str, Any]) -> list[tuple]:
+def logged_step(
+    world: World, config: dict[str, Any], plan: dict[str, Any], mail_bytes: int
+) -> list[tuple]:
     """Returns what a rank really does in one step and before it, in order.
 
-    (``create``, ranks), (``send`` or ``recv``, peer, tag, shape), (``wait_send`` or ``wait_recv``,
-    peer, tag), (``collective`` or ``gradients``, ranks).
+    (``create``, ranks), (``send`` or ``recv``, peer, tag, shape, whether through memory),
+    (``wait_send`` or ``wait_recv``, peer, tag), (``collective`` or ``gradients``, ranks).
+
+    Args:
+        world: this rank and where the ranks meet.
+        config: of the run, as plain values.
+        plan: the same.
+        mail_bytes: largest message that goes through memory.
     """
+    mail.MAIL_BYTES = mail_bytes
     log: list[tuple] = []
 
     def logging(kind: str, function: Any) -> Any:
@@ -200,7 +210,9 @@ def logged_step(world: World, config: dict[str, Any], plan: dict[str, Any]) -> l
                 log.append((kind, tuple(where.ranks)))
                 return function(tensor, where, *rest, **named)
             tag = named.get("tag", rest[0] if rest else 0)
-            log.append((kind, where, tag, tuple(tensor.shape)))
+            group = rest[1] if len(rest) > 1 else None
+            through_memory = runtime._memory_for(tensor, group) is not None
+            log.append((kind, where, tag, tuple(tensor.shape), through_memory))
             handle = function(tensor, where, *rest, **named)
             wait = handle.wait
             handle.wait = lambda: (log.append((f"wait_{kind}", where, tag)), wait())

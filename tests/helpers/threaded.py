@@ -13,7 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hires.plan.machine import RENDEZVOUS, SEPARATE, STREAMS
+from hires.core.mail import SLOTS
+from hires.plan.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
 from hires.plan.program import Event
 
 HARD_TIMEOUT_S = 60.0
@@ -162,15 +163,21 @@ class Execution(Threads):
             if event.kind in ("send", "recv"):
                 self.post([self.note(rank, post) for post in call])
             elif event.kind == "wait_recv":
-                posted = self.receives[rank][event.peer, event.tag]
-                self.wait(lambda posted=posted: bool(posted) and posted[0].done)  # type: ignore[misc]
-                posted.popleft()
+                if not self.receive(rank, event):
+                    return
             elif event.kind in ("wait_send", "wait_sends"):
                 self.wait(lambda event=event: self.all_sent(rank, event))  # type: ignore[misc]
             else:
                 self.meet(rank, event)
             at += len(call)
         self.ended.add(rank)
+
+    def receive(self, rank: int, event: Event) -> bool:
+        """Waits for a message; returns whether the rank may go on."""
+        posted = self.receives[rank][event.peer, event.tag]
+        self.wait(lambda: bool(posted) and posted[0].done)
+        posted.popleft()
+        return True
 
     def note(self, rank: int, event: Event) -> Post:
         """Keeps a post for those who wait for it."""
@@ -206,10 +213,14 @@ class Execution(Threads):
             return None
         other = box.popleft()
         post.met = other.met = True
+        self.compare(post, other)
+        return other
+
+    def compare(self, post: Post, other: Post) -> None:
+        """Notes where both sides of a message say different things."""
         mine, theirs = ((e.tag, e.shape, e.dtype, e.what) for e in (post.event, other.event))
         if mine != theirs:
             self.outcome.wrong.append(f"{post.ends}: {mine} is not {theirs}")
-        return other
 
     def meet(self, rank: int, event: Event) -> None:
         """Comes to a collective, and waits until all members have."""
@@ -226,6 +237,68 @@ class Execution(Threads):
             self.changed()
         else:
             self.wait(lambda: self.meetings.get(event.peer) is not present)
+
+
+class MailExecution(Execution):
+    """Ranks whose halos go through queues of so many places: one for each (from, to, lane).
+
+    Counted as in the memory of one machine: every message and every receive has a number.
+    """
+
+    def __init__(self, programs: Programs, members: list[list[int]]) -> None:
+        super().__init__(programs, members)
+        self.letters: dict[tuple[int, int, int], list[Post]] = defaultdict(list)
+        self.wanted: dict[tuple[int, int, int], list[Post]] = defaultdict(list)
+        self.num_read: dict[tuple[int, int, int], int] = defaultdict(int)
+
+    def run(self) -> Outcome:
+        outcome = super().run()
+        for key, letters in self.letters.items():
+            outcome.left += len(letters) - self.num_read[key]
+        for wanted in self.wanted.values():
+            outcome.left += sum(not post.done for post in wanted)
+        return outcome
+
+    def note(self, rank: int, event: Event) -> Post:
+        """Keeps a post; who expects a letter knows its number."""
+        return Post(event, rank) if event.mail else super().note(rank, event)
+
+    def post(self, posts: list[Post]) -> None:
+        """Puts letters into their queues, one after the other; a full one keeps the rank."""
+        for post in posts:
+            if not post.event.mail:
+                super().post([post])
+                continue
+            key = (*post.ends, post.event.lane)
+            if post.event.kind == "recv":
+                self.wanted[key].append(post)
+                continue
+            letters = self.letters[key]
+            self.wait(lambda: len(letters) - self.num_read[key] < SLOTS)  # noqa: B023
+            letters.append(post)
+            self.changed()
+
+    def receive(self, rank: int, event: Event) -> bool:
+        """Reads a letter; a rank that would read another one than the next fails."""
+        if not event.mail:
+            return super().receive(rank, event)
+        key = (event.peer, rank, event.lane)
+        letters, wanted = self.letters[key], self.wanted[key]
+
+        def number() -> int | None:
+            mine = (i for i, p in enumerate(wanted) if not p.done and p.event.tag == event.tag)
+            return next(mine, None)
+
+        self.wait(lambda: number() is not None and len(letters) > number())
+        index = number()
+        if index != self.num_read[key]:
+            self.outcome.wrong.append(f"rank {rank} reads {event.what} out of order")
+            return False
+        self.compare(letters[index], wanted[index])
+        wanted[index].done = True
+        self.num_read[key] += 1
+        self.changed()
+        return True
 
 
 class StreamExecution(Execution):
@@ -274,7 +347,12 @@ class SeparateExecution(StreamExecution):
     separate = True
 
 
-EXECUTIONS = {RENDEZVOUS: Execution, STREAMS: StreamExecution, SEPARATE: SeparateExecution}
+EXECUTIONS = {
+    RENDEZVOUS: Execution,
+    MAILBOXES: MailExecution,
+    STREAMS: StreamExecution,
+    SEPARATE: SeparateExecution,
+}
 
 
 def called(program: list[Event], at: int) -> list[Event]:

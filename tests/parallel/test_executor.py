@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from hires.comm import shared
+from hires.core import mail
 from hires.core.config import to_dict
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
@@ -50,7 +52,17 @@ def test_one_exchange_serves_several_layers(checkpoint: str):
     check(parallel, {"checkpoint": checkpoint})
 
 
-def check(parallel: dict[str, Any], memory: dict[str, Any], net: str = "zoo") -> None:
+def test_large_halos_go_round_the_memory_as_the_plan_says(monkeypatch: pytest.MonkeyPatch):
+    # Between the sizes of this layout's halos, so that both ways are used by turns.
+    monkeypatch.setattr(mail, "MAIL_BYTES", 8192)
+    plan = check({"tiles": [2, 1], "stages": 2}, {})
+    assert {e.mail for e in events(plan, 0) if e.kind == "send" and "halo" in e.what} == {
+        True,
+        False,
+    }
+
+
+def check(parallel: dict[str, Any], memory: dict[str, Any], net: str = "zoo") -> Plan:
     """Compares the plan of a layout with the log of its ranks."""
     model = {"name": "custom", "target": f"tests.helpers.custom_nets:{net}"}
     data = {"classes": 5, "length": 16}
@@ -58,9 +70,10 @@ def check(parallel: dict[str, Any], memory: dict[str, Any], net: str = "zoo") ->
         image=[37, 41], batch=4, model=model, data=data, parallel=parallel, memory=memory
     )
     plan = plan_of(config)
-    logs = run_ranks(logged_step, plan.world, to_dict(config), plan.to_dict())
+    logs = run_ranks(logged_step, plan.world, to_dict(config), plan.to_dict(), mail.MAIL_BYTES)
     for rank, log in enumerate(logs):
         assert _once(log) == _once(_planned(plan, rank))
+    return plan
 
 
 def _planned(plan: Plan, rank: int) -> list[tuple]:
@@ -69,7 +82,8 @@ def _planned(plan: Plan, rank: int) -> list[tuple]:
     open_sends: list[tuple[int, int]] = []
     for event in [*creation(groups(plan), rank), *events(plan, rank)]:
         if event.kind in ("send", "recv"):
-            planned.append((event.kind, event.peer, event.tag, event.shape))
+            through_memory = event.mail and shared.supported()
+            planned.append((event.kind, event.peer, event.tag, event.shape, through_memory))
             open_sends += [(event.peer, event.tag)] * (event.kind == "send")
         elif event.kind == "wait_sends":
             # The engine has a handle for each send: it waits for one after the other.

@@ -8,8 +8,9 @@ from collections import Counter
 
 import pytest
 
-from hires.plan import machine
-from hires.plan.machine import RENDEZVOUS, SEPARATE, STREAMS, run_machine
+from hires.core.mail import SLOTS
+from hires.plan import machine, mailboxes
+from hires.plan.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
 from hires.plan.program import AHEAD, JOINED, Event
 from hires.plan.rendezvous import Rendezvous
 from hires.plan.walk import Proof
@@ -17,8 +18,12 @@ from tests.helpers.damage import WAYS, Damage, at_once, damage, valid_programs
 from tests.helpers.random_plans import random_plan
 from tests.helpers.threaded import Outcome, Programs, execute
 
-ORDERS = {RENDEZVOUS: (AHEAD,), SEPARATE: (AHEAD,), STREAMS: (JOINED, JOINED, AHEAD)}
-
+ORDERS = {
+    RENDEZVOUS: (AHEAD,),
+    MAILBOXES: (AHEAD,),
+    SEPARATE: (AHEAD,),
+    STREAMS: (JOINED, JOINED, AHEAD),
+}
 
 SAID = r"rank \d+(?: and \d+)*"
 """How problems name ranks."""
@@ -42,10 +47,19 @@ def names(problems: list[str], done: Damage) -> bool:
     return False
 
 
+def partly_mailed(rng: random.Random, programs: Programs) -> Programs:
+    """Sends some halos, as if they were too large for memory: both sides agree by their tags."""
+    tags = sorted({event.tag for program in programs for event in program if event.mail})
+    kept = {tag for tag in tags if rng.random() < 0.5}
+    return [[e._replace(mail=e.mail and e.tag in kept) for e in program] for program in programs]
+
+
 def tried(seed: int, semantics: str) -> tuple[str, str]:
     """Plans, damages, proves and executes; returns what was done, and what is wrong with it."""
     rng = random.Random(seed)
     programs, members = valid_programs(random_plan(rng), rng.choice(ORDERS[semantics]))
+    if semantics == MAILBOXES and rng.random() < 0.5:
+        programs = partly_mailed(rng, programs)
     before = run_machine(programs, members, semantics)
     done = damage(rng, programs, members) if rng.random() < 0.85 else None
     proof = run_machine(programs, members, semantics)
@@ -113,6 +127,34 @@ def test_buffered_sends_are_caught_by_the_threads(monkeypatch):
 def test_rendezvous_is_caught_where_messages_run_on_streams(monkeypatch):
     monkeypatch.setitem(machine.MACHINES, STREAMS, Rendezvous)
     assert compare(range(20), STREAMS)[1]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_wrong_number_of_places_is_caught_by_the_threads(monkeypatch, slots):
+    made = [blocking_programs(seed) for seed in range(20)]
+    made += [crowded_programs(seed) for seed in range(60)]
+    found = {}
+    for number in (SLOTS, slots):
+        monkeypatch.setattr(mailboxes, "SLOTS", number)
+        found[number] = [
+            disagreement(run_machine(*one, MAILBOXES), execute(*one, MAILBOXES)) for one in made
+        ]
+    assert not any(found[SLOTS])
+    assert any("were to hang" in text for text in found[slots])
+
+
+def crowded_programs(seed: int) -> tuple[Programs, list[list[int]]]:
+    """Two tiles that each send several halos, and read the other's halos somewhere among them."""
+    rng = random.Random(seed)
+    number, programs = rng.randint(1, 5), []
+    for peer in (1, 0):
+        sends = [Event("send", peer, tag, what=f"{tag}", mail=True) for tag in range(number)]
+        waits = [Event("wait_recv", peer, tag, what=f"{tag}", mail=True) for tag in range(number)]
+        program = [Event("recv", peer, tag, what=f"{tag}", mail=True) for tag in range(number)]
+        while sends or waits:
+            program.append((sends if not waits or (sends and rng.random() < 0.5) else waits).pop(0))
+        programs.append(program)
+    return programs, []
 
 
 def test_threads_tell_a_deadlock_at_once_and_name_who_hangs():

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from hires.plan.groups import groups
-from hires.plan.machine import RENDEZVOUS, SEPARATE, STREAMS, run_machine
+from hires.plan.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
 from hires.plan.plan import Finding
 from hires.plan.program import AHEAD, JOINED, Event, events
 from hires.plan.verify import creation, judged, prove, verify
@@ -230,12 +230,13 @@ def test_verdict_is_told_for_each_semantics():
     verdicts = list(judged(plan))
     assert [(v.semantics, v.order, not v.proof.problems) for v in verdicts] == [
         ("rendezvous", "ahead", True),
+        ("mailboxes", "ahead", True),
         ("separate streams", "ahead", True),
         ("pair streams", "joined", True),
         ("pair streams", "ahead", False),
     ]
-    assert [v.to_dict(plan)["decides"] for v in verdicts] == [True, False, False, False]
-    assert verdicts[0].text == plan.verdict
+    assert [v.to_dict(plan)["decides"] for v in verdicts] == [True, True, False, False, False]
+    assert verdicts[0].text == verdicts[1].text == plan.verdict
 
 
 def test_ranks_meet_to_create_every_group_of_more_than_one():
@@ -252,7 +253,7 @@ def test_ranks_meet_to_create_every_group_of_more_than_one():
 def test_no_random_plan_can_deadlock_where_streams_are_separate():
     for seed in range(60):
         plan = random_plan(random.Random(seed))
-        for semantics in (RENDEZVOUS, SEPARATE):
+        for semantics in (RENDEZVOUS, MAILBOXES, SEPARATE):
             assert not prove(plan, semantics).problems, seed
 
 
