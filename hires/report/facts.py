@@ -10,6 +10,7 @@ from hires.core.units import MIB, size
 from hires.report import points
 from hires.report.frames import Frames, plain_rows
 from hires.report.reading import count, dicts, dig, spoken, text
+from hires.report.rows import largest
 from hires.report.runs import Attempt, Run
 from hires.report.tables import Cell, Column, Table
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _MOST = 6
 """Values that a line lists before it counts the rest."""
-_TITLE = "The layouts beside each other, each the median over its attempts"
+_TITLE = "The layouts beside each other, each the median over its attempts of the latest code"
 _MANY = 20
 """Attempts of a run that its box lists."""
 HEADLINE = (
@@ -58,7 +59,8 @@ class Box:
 def origins(frames: Frames) -> list[tuple[str, str]]:
     """Returns what was run, where and with which versions, as lines with a name each."""
     runs = frames.runs
-    origin = [run.provenance for run in frames.held]
+    every = [a.record.get("provenance") for run in frames.held for a in run.attempts]
+    origin = [run.provenance for run in frames.held] + [o for o in every if isinstance(o, dict)]
     hardware = [dig(found, "hardware") for found in origin]
     lines = [
         ("networks", _several(runs["model"])),
@@ -130,12 +132,14 @@ def box(run: Run, number: int) -> Box:
     """
     state, reason, cause = run.end
     record = run.record
-    rate = points.median_speed(attempt.record for attempt in run.complete)
-    peaks = [n for n in (count(e.get("peak_bytes")) for e in dicts(record.get("memory"))) if n]
+    told = [attempt.record for attempt in run.repeats]
+    rate = points.median_speed(told)
+    entries = [dicts(values.get("memory")) for values in told or [record]]
+    peaks = [n for n in (largest(ranks, "peak_bytes") for ranks in entries) if n]
     said = [f"{rate:.2f} img/s"] if rate is not None else []
-    if said and len(run.complete) > 1:
-        said = [f"{said[0]}, median of {len(run.complete)} attempts"]
-    said += [f"fullest rank {size(max(peaks))}"] if peaks else []
+    if said and len(told) > 1:
+        said = [f"{said[0]}, median of {len(told)} attempts"]
+    said += [f"fullest rank {size(int(points.quantile(peaks, 0.5)))}"] if peaks else []
     ended = f"{reason}: {cause}" if reason and cause else cause or reason or ""
     layout = text(record.get("layout"), 60) or text(dig(run.config, "parallel", "name"), 60) or "?"
     return Box(

@@ -17,7 +17,7 @@ from hires.core.campaign import FILE, SCHEMA
 from hires.report import points, reading, rows, traffic
 from hires.report.reading import Note, count, dicts, number, spoken, text
 from hires.report.rows import Row, words_of
-from hires.report.runs import Attempt, Run, labels, read_runs
+from hires.report.runs import Attempt, Run, labels, made, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +50,7 @@ class Frames:
                 **rows.what(run),
                 **rows.speed(attempt.record),
                 "attempt": attempt.number,
+                **dict(zip(("git", "host", "ended"), made(attempt.record), strict=True)),
                 "peak_bytes_max": rows.largest(dicts(attempt.record.get("memory")), "peak_bytes"),
             }
             for run, attempt in self._complete()
@@ -174,7 +175,17 @@ class Frames:
     def all_notes(self) -> list[Note]:
         """Returns everything that could not be used, each once."""
         found = [*self.notes, *(note for run in self.held for note in run.notes)]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys([*found, *self._left_out()]))
+
+    def _left_out(self) -> list[Note]:
+        """Returns which attempts count in no median, because later code or others made the rest."""
+        told = []
+        for point in plain_rows(self.points):
+            if point["left_out"]:
+                why = f"{point['left_out']} complete attempts of another commit or machine than "
+                why += f"{(point['git'] or '?')[:10]} on {point['host'] or '?'} count in no median"
+                told.append(Note(f"{point['campaign']}/{point['run']}", why))
+        return told
 
     def _complete(self) -> Iterable[tuple[Run, Attempt]]:
         """Yields the complete attempts; a run of before attempts kept records has one."""
@@ -267,7 +278,7 @@ _TEXTS = frozenset(
         "campaign", "run", "hash", "model", "image", "layout", "precision", "task", "state",
         "reason", "cause", "memory_limit", "git", "host", "started", "reproduce", "stage", "tile",
         "source", "kind", "size_class", "ended_as", "overrides", "nearest", "reference",
-        "arranged", "settings",
+        "arranged", "settings", "ended",
     )
 )  # fmt: skip
 """Columns of text, even where nobody has written any."""

@@ -13,6 +13,7 @@ from hires.core.config import RunConfig, to_dict
 from hires.core.naming import COSMETIC
 from hires.report import reading
 from hires.report.reading import dig, number, spoken
+from hires.report.runs import repeat_latest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,9 +30,10 @@ RIVALS = ("campaign", *WORK, "layout", "ranks")
 """Points that share all of these differ in how a layout is arranged: the fastest is shown."""
 COLUMNS = (
     *POINT, "height", "width", "img_per_s_median", "img_per_s_p10", "img_per_s_p90", "speedup",
-    "efficiency_percent", "peak_bytes_max", "attempts", "run",
+    "efficiency_percent", "peak_bytes_max", "attempts", "left_out",
+    "git", "host", "run",
 )  # fmt: skip
-RULE = "Medians are over all attempts of a point"
+RULE = "Medians are over the attempts of a point that the latest commit and machine made"
 SPREAD = f"{RULE}, bars reach from p10 to p90 of all their counted steps"
 """How a point of several attempts is drawn; captions say it."""
 
@@ -97,7 +99,11 @@ def point_rows(
 def _point_row(
     group: list[dict[str, Any]], steps: dict[tuple[str, str, int], list[float]]
 ) -> dict[str, Any]:
-    """Returns the row of one point."""
+    """Returns the row of one point, of those attempts that repeat its latest one."""
+    kept = repeat_latest([(row["git"], row["host"], row["ended"] or "") for row in group])
+    num_all = len(group)
+    group = [row for row, counts in zip(group, kept, strict=True) if counts]
+    peaks = [row["peak_bytes_max"] for row in group if row["peak_bytes_max"]]
     batch = group[0]["batch"]
     keys = [(row["campaign"], row["run"], row["attempt"]) for row in group]
     speeds = [batch / took for key in keys for took in steps.get(key, ()) if batch and took > 0]
@@ -110,8 +116,9 @@ def _point_row(
         # A record without its steps still has the spread of each attempt.
         "img_per_s_p10": quantile(speeds, 0.1) if speeds else min(lows, default=None),
         "img_per_s_p90": quantile(speeds, 0.9) if speeds else max(highs, default=None),
-        "peak_bytes_max": max((row["peak_bytes_max"] or 0 for row in group), default=0) or None,
+        "peak_bytes_max": int(quantile(peaks, 0.5)) if peaks else None,
         "attempts": len(group),
+        "left_out": num_all - len(group),
     }
 
 

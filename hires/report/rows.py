@@ -36,7 +36,7 @@ ATTEMPT_COLUMNS = (
     "campaign", "run", "attempt", "model", "image", "height", "width", "layout", "precision",
     "task", "batch", "ranks", "arranged", "settings", "img_per_s_median", "img_per_s_p10",
     "img_per_s_p90", "step_s_median", "step_s_p10", "step_s_p90", "samples", "peak_bytes_max",
-    "reproduce",
+    "git", "host", "ended", "reproduce",
 )  # fmt: skip
 MEMORY_COLUMNS = (
     "campaign", "run", "model", "image", "layout", "precision", "ranks", "rank", "replica",
@@ -233,7 +233,7 @@ def _precision_row(run: Run, best: Run) -> Row:
     """Returns the row of a run beside its reference."""
     record = run.record
     row = {**named(run), **what(run), **speed(record)}
-    row["img_per_s_median"] = points.median_speed(attempt.record for attempt in run.complete)
+    row["img_per_s_median"] = points.median_speed(attempt.record for attempt in run.repeats)
     finite = dig(record, "loss", "finite")
     row["loss_finite"] = finite if isinstance(finite, bool) else None
     row["reference"] = None if best is run else text(best.record.get("precision"), 30)

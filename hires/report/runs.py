@@ -7,7 +7,7 @@ asked for and not kept, so that thousands of runs fit.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,8 @@ from hires.report import reading
 from hires.report.reading import Note, dig, number, text
 
 Values = dict[str, Any]
+Made = tuple[str | None, str | None, str]
+"""Commit, machine and end of an attempt."""
 _LONGEST = 80
 """Characters of a campaign's name."""
 ENDED = ("done", "failed", "cancelled", "lost", "infeasible")
@@ -89,6 +91,13 @@ class Run:
         return done
 
     @property
+    def repeats(self) -> list[Attempt]:
+        """The complete attempts that count in its medians (:func:`repeat_latest`)."""
+        done = self.complete
+        kept = repeat_latest([made(attempt.record) for attempt in done])
+        return [attempt for attempt, counts in zip(done, kept, strict=True) if counts]
+
+    @property
     def shown(self) -> int:
         """Number of the attempt that the record is of, or of the last one."""
         found = reading.count(self.record.get("attempt"))
@@ -153,6 +162,24 @@ class Run:
                 return []
             found.append(step)
         return sorted(found, key=lambda step: (step.step, step.rank))
+
+
+def made(record: Values) -> Made:
+    """Returns commit and machine of an attempt, and when it ended, as text that sorts."""
+    origin = record.get("provenance")
+    git, host, ended = (text(dig(origin, key), 80) for key in ("git", "host", "ended"))
+    return git, host, ended or ""
+
+
+def repeat_latest(attempts: Sequence[Made]) -> list[bool]:
+    """Returns which attempts repeat the latest one: those of its commit and machine.
+
+    This is the one place that says so: pages and comparisons ask here.
+    """
+    if not attempts:
+        return []
+    git, host, _ = max(reversed(attempts), key=lambda one: one[2])
+    return [one[:2] == (git, host) for one in attempts]
 
 
 MAX_WORLD = 2**16

@@ -60,7 +60,8 @@ def _throughput(frames: Frames) -> Summary:
         _THROUGHPUT,
         "Every complete attempt; a step takes as long as its slowest rank, and p10 and p90 are of "
         "the steps after the warm-up. The headline and the plots have the median over the attempts "
-        "of a point. Efficiency is the share of as many single processes at the same point.",
+        "of a point by its latest commit and machine. Efficiency is the share of as many single "
+        "processes at the same point.",
         "No run is complete, so there is no throughput.",
     )
 
@@ -100,7 +101,7 @@ def _precision(frames: Frames) -> Summary:
         _PRECISION,
         "Errors are relative to the same point in the most exact precision that was run. The "
         "first loss has the same weights and images in both. Losses are of the last attempt, "
-        "images per second the median over all attempts.",
+        "images per second the median over those of the latest code.",
         "No complete run recorded a loss.",
     )
 

@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 
 from hires.report import facts, figures, frames
+from hires.report.compare.metrics import METRICS
+from hires.report.compare.pairing import points as pairs
 from hires.report.plots.base import material
 from hires.report.summaries import summaries
 from tests.helpers.report_runs import MIB, report_run
@@ -102,6 +104,37 @@ def test_point_is_the_median_of_its_attempts_and_the_spread_of_all_steps(tmp_pat
     assert point["img_per_s_median"] == pytest.approx(8.0)
     assert point["img_per_s_p10"] == pytest.approx(4.0)
     assert point["img_per_s_p90"] > 14
+
+
+def test_attempts_of_other_code_and_machines_count_in_no_median(tmp_path):
+    # compare left them out, and the page said another number of the same runs.
+    run = report_run(tmp_path, step_s=0.5)
+    more_attempts(run, 1.0, 2.0)
+    path = run / "a0" / "record.json"
+    record = json.loads(path.read_text())
+    record["provenance"] |= {"git": "0123456789abcdef", "hires": "0.0.9"}
+    path.write_text(json.dumps(record))
+    held = frames.load([run])
+    [point] = held.points.to_dict("records")
+    assert (point["attempts"], point["left_out"]) == (2, 1)
+    assert point["img_per_s_median"] == pytest.approx(6.0)
+    [repeats] = [point.repeats(METRICS["throughput"]) for _, point in pairs(held.held)]
+    assert len(repeats) == 2
+    assert facts.box(held.held[0], 0).summary.startswith("6.00 img/s, median of 2 attempts")
+    assert any("1 complete attempts of another commit" in note.text for note in held.all_notes())
+    assert "0.0.9 (0123456789)" in dict(facts.origins(held))["hires"]
+
+
+def test_fullest_rank_is_the_median_of_the_attempts(tmp_path):
+    run = report_run(tmp_path)
+    more_attempts(run, 0.5, 0.5)
+    path = run / "a1" / "record.json"
+    record = json.loads(path.read_text())
+    record["memory"][0]["peak_bytes"] = 900 * MIB
+    path.write_text(json.dumps(record))
+    [row] = rows_of(run)
+    assert row["peak_bytes_max"] == 20 * MIB
+    assert "fullest rank 20.0 MiB" in facts.box(frames.load([run]).held[0], 0).summary
 
 
 def test_box_lists_attempts_and_says_their_median(tmp_path):

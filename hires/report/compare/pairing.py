@@ -15,7 +15,7 @@ from hires.report.compare.metrics import Metric
 from hires.report.compare.repeats import Repeat
 from hires.report.reading import dig, spoken, text
 from hires.report.rows import what
-from hires.report.runs import Attempt, Run
+from hires.report.runs import Attempt, Run, made, repeat_latest
 
 SEED = "seed"
 _COLUMNS = ("model", "image", "layout", "precision")
@@ -36,10 +36,8 @@ class Point:
         Attempts of another commit or machine than the latest one are no repeats of it.
         """
         found = [(run, attempt) for run in self.runs for attempt in run.complete]
-        if not found:
-            return []
-        _, latest = max(found, key=lambda pair: _ended(pair[1]))
-        return [(run, attempt) for run, attempt in found if _made(attempt) == _made(latest)]
+        kept = repeat_latest([made(attempt.record) for _, attempt in found])
+        return [pair for pair, counts in zip(found, kept, strict=True) if counts]
 
     def left_out(self) -> int:
         """Returns how many complete attempts are no repeats of the latest one."""
@@ -147,14 +145,3 @@ def _labels(
 def _both(values: Sequence[object]) -> str:
     """Returns a value of both sides in words, with an arrow if they are not the same."""
     return "->".join(dict.fromkeys(str(value or "?") for value in values))
-
-
-def _made(attempt: Attempt) -> tuple[str, str]:
-    """Returns by which code and machine an attempt was made."""
-    origin = attempt.record.get("provenance")
-    return str(dig(origin, "git")), str(dig(origin, "host"))
-
-
-def _ended(attempt: Attempt) -> str:
-    """Returns when an attempt ended, as text that sorts."""
-    return str(dig(attempt.record, "provenance", "ended") or "")
