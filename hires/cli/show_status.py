@@ -57,13 +57,19 @@ def _cells(state: RunState) -> tuple[str, ...]:
     speed = "-" if state.img_per_s is None else f"{state.img_per_s:.4g}"
     return (
         state.name,
-        state.state + reason,
+        state.state + reason + repeats(state),
         f"{state.step}/{state.steps}" if state.steps else "-",
         speed,
         "-" if state.peak_bytes is None else units.size(state.peak_bytes),
         "-" if state.attempt is None else f"a{state.attempt}",
         _note(state),
     )
+
+
+def repeats(state: RunState) -> str:
+    """Returns how many repeats of a run there are, if that is not all that were asked for."""
+    there = state.repeats - state.missing
+    return f", {there} of {state.repeats} repeats" if state.missing else ""
 
 
 def _note(state: RunState) -> str:

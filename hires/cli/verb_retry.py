@@ -10,7 +10,7 @@ from hires.cli.launching import explain, launched
 from hires.cli.nearest import offer
 from hires.cli.options import Parser, add_results
 from hires.cli.rekey import with_keys
-from hires.cli.show_status import count
+from hires.cli.show_status import count, repeats
 from hires.cli.sweep_submit import submit
 from hires.core import campaign, records, rundir
 from hires.core.config import RunConfig
@@ -22,7 +22,7 @@ from hires.launcher.attempt_files import last_number
 from hires.launcher.failed_nodes import to_exclude
 from hires.launcher.local import CANCELLED
 from hires.launcher.points import select
-from hires.launcher.state import INFEASIBLE, RUNNING, STATES, RunState, states
+from hires.launcher.state import FAILED, INFEASIBLE, RUNNING, STATES, RunState, states
 from hires.launcher.waiting import refuse_begun
 
 Run = tuple[RunState, RunConfig]
@@ -65,7 +65,7 @@ def main(words: Sequence[str]) -> int:
     paths = select(args.names, args.results).paths
     seen = {path: last_number(path) for path in paths}
     found = states(paths)
-    chosen = [state for state in found if state.state in wanted]
+    chosen = [state for state in found if state.state in wanted or _lacks(state, wanted)]
     if not chosen:
         print(f"nothing to retry: no run is {' or '.join(wanted)}")
         if found:
@@ -77,6 +77,11 @@ def main(words: Sequence[str]) -> int:
     code = 0 if len(runs) == len(chosen) else RunError.exit_code
     code = (_submit_all(jobs, seen, ["hires", "retry", *words]) if jobs else 0) or code
     return _run_all([run for run in runs if run not in jobs], seen) or code
+
+
+def _lacks(state: RunState, wanted: Sequence[str]) -> bool:
+    """Whether repeats of a run are to be made which failed, though the run itself is done."""
+    return state.missing > 0 and FAILED in wanted
 
 
 def _wanted(text: str) -> list[str]:
@@ -136,7 +141,7 @@ def _submit_alone(runs: Sequence[Run], seen: Seen, argv: list[str]) -> int:
             print(f"hires: {error}", file=sys.stderr)
             code = RunError.exit_code
             continue
-        wanted.append(Wanted(state.path, None, ranks, config))
+        wanted.append(Wanted(state.path, None, ranks, config, max(1, state.missing)))
         configs[state.path] = config
     exclude = _failed_nodes(runs)
     if exclude:
@@ -157,14 +162,16 @@ def _failed_nodes(runs: Sequence[Run]) -> list[str]:
 
 
 def _run_all(chosen: Sequence[Run], seen: Seen) -> int:
-    """Runs points one after the other; returns the exit code."""
-    code = 0
-    for number, (state, config) in enumerate(chosen, start=1):
+    """Runs points one after the other, each as often as it lacks attempts; returns the code."""
+    code, own = 0, dict(seen)
+    todo = [run for run in chosen for _ in range(max(1, run[0].missing))]
+    for number, (state, config) in enumerate(todo, start=1):
         assert state.path is not None
         try:
-            run = _next(state.path, config, seen)
-            told = f"{number} of {len(chosen)}: {run.name}, attempt {run.attempt}"
-            print(f"{told}; it was {state.state}", file=sys.stderr)
+            run = _next(state.path, config, own)
+            own[state.path] = run.attempt
+            told = f"{number} of {len(todo)}: {run.name}, attempt {run.attempt}"
+            print(f"{told}; it was {state.state}{repeats(state)}", file=sys.stderr)
             outcome = launched(config, run, int(records.read_plan(run.path)["world"]))
         except RunError as error:
             print(f"hires: {error}", file=sys.stderr)

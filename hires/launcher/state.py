@@ -33,6 +33,7 @@ from hires.launcher.attempt_files import (
 )
 from hires.launcher.last_word import leave_cancelled
 from hires.launcher.progress_ends import read_ends
+from hires.launcher.repeats import Repeats
 from hires.launcher.scheduler import Answer, Job
 
 DONE, FAILED, CANCELLED, LOST = "done", "failed", "cancelled", "lost"
@@ -94,6 +95,10 @@ class RunState:
     """Number of its job."""
     heartbeat_s: float | None = None
     """Seconds since the last sign of life; of runs that are under way."""
+    repeats: int = 1
+    """How many complete attempts a sweep asked for."""
+    missing: int = 0
+    """How many of them a run that is done lacks."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -131,11 +136,15 @@ def _look(paths: Sequence[Path], ask: Ask) -> list[RunState]:
     attempts = [latest(path) for path in paths]
     jobs = [a.job for a in attempts if a is not None and a.job is not None and _may_live(a)]
     answers = ask(jobs) if jobs else {}
-    clock = Clock()
-    return [
-        _with_damage(_with_progress(_judged(path, attempt, answers, clock), attempt), attempt)
-        for path, attempt in zip(paths, attempts, strict=True)
-    ]
+    clock, repeats = Clock(), Repeats()
+    found = []
+    for path, attempt in zip(paths, attempts, strict=True):
+        state = _with_progress(_judged(path, attempt, answers, clock), attempt)
+        if state.state == DONE:
+            wanted, missing = repeats.wanted(path), repeats.missing(path)
+            state = replace(state, repeats=wanted, missing=missing)
+        found.append(_with_damage(state, attempt))
+    return found
 
 
 def goes_on(attempt: Attempt) -> bool:

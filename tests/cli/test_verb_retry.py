@@ -254,3 +254,21 @@ def test_help_has_examples(hires, capsys):
     with pytest.raises(SystemExit):
         hires("retry", "--help")
     assert "--set comm.timeout_s=600" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_repeats_that_failed_are_told_and_made_again(hires, fake_ranks, lost):
+    words = ("sweep", *SMALL, "--repeat", "3")
+    assert hires(*words).code == 0
+    [run] = [path.parent for path in Path("results").glob("*/*/config.yaml")]
+    for number in range(lost):  # as if a rank of it had been killed
+        file = run / f"a{number}" / "exit.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "state": "failed"}))
+    assert f"done, {3 - lost} of 3 repeats" in hires("status").out
+    answer = hires("retry")
+    assert answer.code == 0, answer.err
+    assert f"attempt 3; it was done, {3 - lost} of 3 repeats" in answer.err
+    assert len(rundir.done_attempts(run)) == 3
+    assert ends(run).count("done") == 3
+    assert "repeats" not in hires("status").out
+    assert hires("retry").out.startswith("nothing to retry")
