@@ -242,8 +242,8 @@ def _halo(
     for kind, messages in (("recv", receives), ("send", sends)):
         for m in messages:
             mail = math.prod(m.shape) <= most
-            posts.append(_post(kind, m, plan, what, lane)._replace(mail=mail))
-            waits.append(Event(f"wait_{kind}", m.peer, m.tag, what=what, lane=lane, mail=mail))
+            posts.append(Event(kind, m.peer, m.tag, m.shape, plan.dtype, what, lane, mail))
+            waits.append(Event(f"wait_{kind}", m.peer, m.tag, (), "", what, lane, mail))
     return posts, waits
 
 
