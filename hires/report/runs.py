@@ -193,7 +193,8 @@ def read_run(path: Path) -> Run:
     record = _known(path, reading.read_json(path / "record.json", notes), notes)
     attempts = [_attempt(path, number, record, notes) for number in _numbers(path, notes)]
     ended = [attempt for attempt in attempts if attempt.exit.get("state") == "done"]
-    if ended and not any(attempt.record for attempt in ended) and not _is_there(path):
+    told = (path / "record.json").exists()  # what is wrong with it is told already
+    if ended and not told and not any(attempt.record for attempt in ended):
         why = f"is missing, though attempt a{ended[-1].number} ended as done: it has no numbers"
         notes.append(Note(text(f"{path.name}/record.json", 200) or "?", why))
     return Run(path, config, attempts, record, notes)
@@ -232,11 +233,6 @@ def labels(folders: Iterable[Path]) -> dict[Path, str]:
             tail = text("/".join(path[-parts:]), 4 * _LONGEST)
             found[folder] = name if len(own) == 1 else tail or "?"
     return found
-
-
-def _is_there(path: Path) -> bool:
-    """Whether a run has a record; what is wrong with it is told where it is read."""
-    return (path / "record.json").exists()
 
 
 def _attempt(path: Path, number: int, record: Values, notes: list[Note]) -> Attempt:
