@@ -14,7 +14,7 @@ from hires.core.errors import ConfigError
 from hires.launcher.points import select
 from hires.launcher.state import states
 from hires.report.indexed import runs_of
-from hires.report.reading import Note, dig
+from hires.report.reading import Note, alike, dig, spoken
 from hires.report.rows import RUN_COLUMNS, Row, run_row
 from hires.report.runs import Run
 
@@ -42,12 +42,38 @@ class RunRow:
         name = METRICS.get(name, _GROUPS.get(name, name))
         if name == "image":
             height, width = self.values.get("height"), self.values.get("width")
-            return height if height == width else [height, width]
+            if height is None or width is None:
+                return None
+            return Square(height) if height == width else Rectangle((height, width))
         if name in self.values:
             return self.values[name]
         if name in groups():
             return dig(self.run.config, name, "name")
         return dig(self.run.config, *name.split("."))
+
+
+class Square(int):
+    """A square image, a number that equals all that an image may be said as."""
+
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return alike(f"{int(self)}x{int(self)}", spoken(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+class Rectangle(list[int]):
+    """Height and width of an image, which equal all that it may be said as."""
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        return alike("x".join(map(str, self)), spoken(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
 
 class RunsWhere(Expression):

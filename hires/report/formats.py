@@ -66,6 +66,8 @@ def markdown_text(summary: Summary) -> str:
 def latex_text(summary: Summary) -> str:
     """Returns a table for LaTeX: booktabs rules, numbers flush right, everything escaped.
 
+    It is as wide as the text, however many columns it has.
+
     The reproduce lines, too long for a page, stand behind the table as comments.
     """
     table = summary.table
@@ -77,18 +79,19 @@ def latex_text(summary: Summary) -> str:
     ]
     return "\n".join(
         [
-            "% needs \\usepackage{booktabs}",
+            "% needs \\usepackage{booktabs} and \\usepackage{graphicx}",
             r"\begin{table}",
             r"  \centering",
             f"  \\caption{{{latex(summary.table.title)}. {latex(summary.caption)}}}",
             f"  \\label{{tab:{table.name}}}",
+            r"  \resizebox{\linewidth}{!}{%",
             f"  \\begin{{tabular}}{{{''.join('r' if c.numeric else 'l' for c in columns)}}}",
             r"  \toprule",
             f"  {heads} \\\\",
             r"  \midrule",
             *rows,
             r"  \bottomrule",
-            r"  \end{tabular}",
+            r"  \end{tabular}}",
             r"\end{table}",
             *_latex_again(table),
             "",

@@ -47,15 +47,18 @@ def write_mlflow(runs: Sequence[Run], out: Path) -> tuple[int, int]:
     """
     client = _client(out)
     written = there = 0
+    held: dict[str, dict[str, None]] = {}
     try:
         for run in runs:
-            known = _known(client, run.campaign) if run.complete else {}
+            if run.complete and run.campaign not in held:
+                held[run.campaign] = _known(client, run.campaign)
             for attempt in run.complete:
                 name = f"{run.campaign}/{run.name}/a{attempt.number}"
-                if name in known:
+                if name in held[run.campaign]:
                     there += 1
                     continue
                 _write(client, run, attempt, name)
+                held[run.campaign][name] = None
                 written += 1
     except _errors() as error:
         raise ConfigError(f"mlflow cannot write into {out}: {error}") from error

@@ -217,6 +217,18 @@ def spoken(value: Any) -> str:
     return f"({type(value).__name__})"
 
 
+def alike(held: Any, said: str) -> bool:
+    """Whether a run has a value; an image may be said as 64, 64x64 or [64,64]."""
+    if held is None:
+        return said == "null"
+    words = spoken(held)
+    height, times, width = words.partition("x")
+    if times and height.isdigit() and width.isdigit():
+        square = height == width
+        return said in (words, f"[{height},{width}]", *([height] if square else []))
+    return said == words
+
+
 def _is_deep(value: Any) -> bool:
     """Whether a value holds keys, or lists in lists, which no key has."""
     if not isinstance(value, list):

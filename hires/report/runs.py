@@ -192,6 +192,11 @@ def read_run(path: Path) -> Run:
     config = reading.read_yaml(path / "config.yaml", notes)
     record = _known(path, reading.read_json(path / "record.json", notes), notes)
     attempts = [_attempt(path, number, record, notes) for number in _numbers(path, notes)]
+    ended = [attempt for attempt in attempts if attempt.exit.get("state") == "done"]
+    told = (path / "record.json").exists()  # what is wrong with it is told already
+    if ended and not told and not any(attempt.record for attempt in ended):
+        why = f"is missing, though attempt a{ended[-1].number} ended as done: it has no numbers"
+        notes.append(Note(text(f"{path.name}/record.json", 200) or "?", why))
     return Run(path, config, attempts, record, notes)
 
 

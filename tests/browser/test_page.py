@@ -11,6 +11,7 @@ from selenium.webdriver.common.keys import Keys
 
 from hires.report.report import Wish, write_report
 from tests.helpers.hostile import hostile_campaign
+from tests.helpers.report_runs import report_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1500)]
 
@@ -195,3 +196,18 @@ def test_hostile_runs_execute_nothing(one_browser, tmp_path):
     assert one_browser.all("img") == []
     assert len(one_browser.all("#notes li")) > 3
     assert one_browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_link_that_was_followed_last_opens_its_box_again(one_browser, tmp_path):
+    # Only a change of the hash was listened to, and the same link changes none.
+    paths = [report_run(tmp_path / "results")]
+    made = write_report(paths, [], Wish(("html",), tmp_path))
+    one_browser.resize(1600)
+    one_browser.open(made.files[0])
+    follow = "document.querySelector('td a[href^=\"#run-\"]').click()"
+    box = "document.querySelector('.box')"
+    opens = "const done = arguments[0]; setTimeout(() => done(%s.open), 200)"
+    for _ in range(2):
+        one_browser.run(follow)
+        assert one_browser.driver.execute_async_script(opens % box)
+        one_browser.run(f"{box}.open = false")

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hires.report import mlflow_export
 from hires.report.mlflow_export import TAG
+from hires.report.runs import read_runs
 from tests.helpers.compared_runs import compared_run, failed_run
 
 RESULTS = Path("results")
@@ -59,6 +61,20 @@ def test_plan_of_a_campaign_is_written_if_all_of_its_runs_are(hires, names, stat
     assert Path("out/planned.csv").exists() == (states is not None)
     if states:
         assert [row["state"] for row in rows("planned")] == states
+
+
+def test_mlflow_is_asked_once_a_campaign_what_it_has(tmp_path, monkeypatch):
+    # It was asked for all runs of the campaign once for every one of them.
+    asked = []
+    monkeypatch.setattr(mlflow_export, "_client", lambda out: None)
+    monkeypatch.setattr(mlflow_export, "_errors", lambda: (OSError,))
+    monkeypatch.setattr(mlflow_export, "_write", lambda *words: None)
+    monkeypatch.setattr(mlflow_export, "_known", lambda _, name: asked.append(name) or {})
+    runs = [
+        compared_run(tmp_path, [[0.5]], campaign=name, batch=n) for name in "ab" for n in (1, 2)
+    ]
+    assert mlflow_export.write_mlflow(read_runs(runs), tmp_path / "out") == (4, 0)
+    assert asked == ["a", "b"]
 
 
 @pytest.mark.usefixtures("runs")

@@ -63,6 +63,38 @@ def test_ranks_on_an_accelerator_are_not_marked_as_simulated(tmp_path):
     assert setting(frames.load([run])).startswith("accelerator, 2 cores, 1 machine; ranks are")
 
 
+def placed(folder, source, *ranks):
+    """Returns the setting of a run whose ranks stand as (host, cores, devices)."""
+    run = report_run(folder, "sp grid")
+    record = json.loads((run / "record.json").read_text())
+    record["provenance"]["ranks"] = [
+        {"rank": n, "host": host, "cores": cores, "devices": devices}
+        for n, (host, cores, devices) in enumerate(ranks)
+    ]
+    record["provenance"]["hardware"]["cores"] = 2
+    for entry in record["memory"]:
+        entry["source"] = source
+    (run / "record.json").write_text(json.dumps(record))
+    return setting(frames.load([run]))
+
+
+def test_ranks_of_several_machines_are_counted_where_they_stand(tmp_path):
+    # Six ranks and the two cores of rank 0's machine looked like six ranks on two cores.
+    nodes = [(f"n{n // 2}", [n % 2], None) for n in range(6)]
+    assert placed(tmp_path / "a", "rss", *nodes) == "CPU, 2 cores each, 3 machines"
+    crowded = [("n0", [0, 1], None)] * 5 + [("n1", [0, 1, 2, 3], None)]
+    told = placed(tmp_path / "b", "rss", *crowded)
+    assert told == "CPU, 2 to 4 cores each, 2 machines; simulated ranks: up to 5 share the cores"
+    assert placed(tmp_path / "c", "rss", ("n0", "x", 3), ("n0", [[]], [1])).startswith("CPU, 2 ")
+
+
+def test_ranks_that_share_an_accelerator_are_told(tmp_path):
+    own = [("n0", list(range(8)), str(n)) for n in range(6)]
+    assert "share" not in placed(tmp_path / "a", "device", *own)
+    told = placed(tmp_path / "b", "device", *[("n0", list(range(8)), "0,1")] * 6)
+    assert told.endswith("up to 3 ranks share one accelerator")
+
+
 def test_one_run_has_its_own_plots_and_a_line_for_the_others(tmp_path):
     found = drawn(report_run(tmp_path))
     without = {name for name, plot in found.items() if plot.figure is None}

@@ -88,6 +88,9 @@ def test_latex_is_booktabs_with_everything_escaped():
     assert r"50\%\_a\&b\#\$\textasciicircum{}\textasciitilde{}\{\}\textbackslash{}x" in text
     assert [rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [True] * 3
     assert r"\begin{tabular}{lr}" in text
+    assert r"\resizebox{\linewidth}{!}{%" in text
+    assert r"\end{tabular}}" in text
+    assert r"\usepackage{graphicx}" in text.splitlines()[0]
     assert r"x [KiB]" in text
     assert "% other: hires run a=b" in text
 

@@ -104,6 +104,15 @@ def test_campaigns_of_one_name_in_two_folders_are_two(tmp_path):
     assert list(found.planned["campaign"]) == [names[1], f"{tmp_path.name}/third/before"]
 
 
+def test_run_that_is_done_and_has_no_record_is_told(tmp_path):
+    run = report_run(tmp_path)
+    for path in (run / "record.json", run / "a0" / "record.json"):
+        path.unlink(missing_ok=True)
+    [note] = frames.load([run]).all_notes()
+    assert note.where.endswith("/record.json")
+    assert "attempt a0 ended as done" in note.text
+
+
 def test_no_runs_are_frames_without_rows():
     found = frames.load([])
     for name in ("runs", "attempts", "samples", "memory", "communication", "failures", "planned"):

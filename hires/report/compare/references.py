@@ -31,7 +31,7 @@ from hires.report import reading
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.pairing import SEED, Point
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
-from hires.report.reading import number, spoken
+from hires.report.reading import alike, number, spoken
 from hires.report.rows import Row, what
 from hires.report.runs import Run
 
@@ -64,7 +64,7 @@ class Reference:
         if not fnmatch.fnmatchcase(host, self.cluster):
             return False
         known: Row = {**run.flat_config, **what(run)}
-        return all(_alike(known.get(key), said) for key, said in self.point.items())
+        return all(alike(known.get(key), said) for key, said in self.point.items())
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what the file holds."""
@@ -223,15 +223,3 @@ def _typed(said: str) -> Any:
     except yaml.YAMLError:
         return said
     return value if spoken(value) == said else said
-
-
-def _alike(held: Any, said: str) -> bool:
-    """Whether a run has a value; an image may be said as 64, 64x64 or [64,64]."""
-    if held is None:
-        return said == "null"
-    words = spoken(held)
-    height, times, width = words.partition("x")
-    if times and height.isdigit() and width.isdigit():
-        square = height == width
-        return said in (words, f"[{height},{width}]", *([height] if square else []))
-    return said == words

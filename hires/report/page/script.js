@@ -83,6 +83,11 @@
     }
   };
   addEventListener("hashchange", open);
+  // The link that was followed last changes no hash, and its box may be closed since.
+  addEventListener("click", (event) => {
+    const link = event.target.closest('a[href^="#run-"]');
+    if (link && link.hash === location.hash) open();
+  });
   open();
 
   // Paper shows everything; the screen gets back what was closed.

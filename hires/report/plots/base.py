@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hires.core.timeline import StepSpans, complete_steps
 from hires.plan.plan import Plan
 from hires.report.frames import Frames
+from hires.report.machines import places
 from hires.report.plots import style
 from hires.report.reading import discarded_steps
 from hires.report.runs import Run
@@ -92,23 +93,26 @@ def material(frames: Frames) -> Material:
 
 def setting(frames: Frames) -> str:
     """Returns what kind of device was measured, as every figure says it."""
-    runs = frames.runs
-    cores = [int(n) for n in runs["cores"].dropna().unique()]
+    found = [place for run in frames.held for place in places(run)]
+    cores = [place.cores for place in found if place.cores]
     if not cores:
         return "device not recorded"
-    each = f"{min(cores)} to {max(cores)} cores" if len(cores) > 1 else f"{cores[0]} cores"
-    most = runs["ranks"].max()
-    machine = "1 machine" if runs["host"].nunique() == 1 else f"{runs['host'].nunique()} machines"
+    each = f"{min(cores)} to {max(cores)} cores" if len(set(cores)) > 1 else f"{cores[0]} cores"
+    hosts = len({place.host for place in found})
     sources = set(frames.memory["source"].dropna())
     kinds = ["accelerator"] if DEVICE in sources else []
     kinds += ["CPU"] if sources != {DEVICE} else []
-    said = f"{style.listed(kinds)}, {each}, {machine}"
-    crowded = runs[(runs["ranks"] > runs["cores"]).fillna(False)]
-    if len(crowded) and "CPU" in kinds:
-        said += f"; simulated ranks: up to {int(most)} share the cores"
-    elif most > 1:
-        said += "; ranks are processes of one machine" if machine == "1 machine" else ""
-    return said
+    machine = "1 machine" if hosts == 1 else f"{hosts} machines"
+    said = [f"{style.listed(kinds)}, {each}{'' if hosts == 1 else ' each'}, {machine}"]
+    crowded = [place.ranks for place in found if place.cores and place.ranks > place.cores]
+    if crowded and "CPU" in kinds:
+        said.append(f"simulated ranks: up to {max(crowded)} share the cores")
+    elif hosts == 1 and max(place.ranks for place in found) > 1:
+        said.append("ranks are processes of one machine")
+    most = max(place.on_device for place in found)
+    if most > 1 and DEVICE in sources:
+        said.append(f"up to {most} ranks share one accelerator")
+    return "; ".join(said)
 
 
 def _shown(frames: Frames) -> list[Shown]:
