@@ -167,7 +167,17 @@ def _ask_some(names: dict[str, list[str]]) -> dict[str, Answer]:
         if isinstance(told, str):
             told = dict.fromkeys(names[number], Answer(UNKNOWN, told))
         found = {**told, **found}
-    return {name: found.get(name, Answer(GONE)) for name in wanted}
+    return {name: _told(name, found) for name in wanted}
+
+
+def _told(name: str, found: dict[str, Answer]) -> Answer:
+    """Returns what Slurm says of a job or an element.
+
+    If an array is cancelled, what waits of it is listed under its number alone from then on.
+    """
+    cancelled = Answer(ENDED, "CANCELLED")
+    whole = found.get(name.partition("_")[0])
+    return found.get(name, cancelled if whole == cancelled else Answer(GONE))
 
 
 def _missing(names: dict[str, list[str]], found: dict[str, Answer]) -> list[str]:

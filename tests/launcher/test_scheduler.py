@@ -12,6 +12,7 @@ from hires.core.errors import RunError
 from hires.launcher import scheduler
 from hires.launcher.scheduler import Answer, ask_slurm, cancel
 
+ENDED = Answer("ended", "CANCELLED")
 JOBS = [{"job": "12", "index": None}, {"job": "13", "index": 4}]
 
 
@@ -61,6 +62,15 @@ def test_job_that_squeue_has_forgotten_is_found_in_the_accounts(slurm):
         "12": Answer("ended", "TIMEOUT"),
         "13_4": Answer("ended", "CANCELLED"),
     }
+
+
+def test_elements_that_were_cancelled_with_their_array_are_not_gone(slurm):
+    """Slurm lists an array of which nothing waits any more without the indices of what did."""
+    slurm("squeue", "13|N/A|CANCELLED|N/A|None\n13|0|COMPLETED|N/A|None\n")
+    slurm("sacct", code=1)
+    slurm("scontrol", "JobId=13 ArrayJobId=13 ArrayTaskId=N/A JobState=CANCELLED Reason=None\n")
+    jobs = [{"job": "13", "index": index} for index in (0, 4)]
+    assert ask_slurm(jobs) == {"13_0": Answer("ended", "COMPLETED"), "13_4": ENDED}
 
 
 def test_without_accounts_scontrol_is_asked(slurm):
