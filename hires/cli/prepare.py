@@ -13,9 +13,11 @@ from pathlib import Path
 from hires.cli.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess
 from hires.core import checkpoints
+from hires.core.checkpoints import Checkpoint
 from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, PlanError
 from hires.core.naming import run_name
+from hires.core.tensor_shapes import refuse_other_network
 from hires.plan.graph import Graph
 from hires.plan.offered import offered
 from hires.plan.partition import layer_starts
@@ -33,20 +35,37 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
         ConfigError: the network cannot be built or traced, or ``checkpoint.resume`` names nothing
             that the run can go on with.
     """
-    run = Path(config.results) / config.campaign / run_name(config)
-    checkpoints.candidates(run, config)
+    begins = from_elsewhere(config)
     from hires.cli.forecast import add_forecast
     from hires.plan.planner import make_plan
 
     with TorchProcess() as process:
         _say("tracing the network ...")
         graph = traced(config, process)
+        refuse_other_network(begins, shapes_of(graph), config.checkpoint.source)
         plan = make_plan(config, graph, offered(config, len(layer_starts(graph))))
         if memory:
             _say("predicting the memory ...")
             add_forecast(config, plan, process)
     _say("")
     return plan
+
+
+def from_elsewhere(config: RunConfig) -> list[Checkpoint]:
+    """Returns the checkpoints of another run with which a run may begin, the best first.
+
+    Raises:
+        ConfigError: ``checkpoint.resume`` names nothing that the run can go on with.
+    """
+    run = Path(config.results) / config.campaign / run_name(config)
+    found, _ = checkpoints.candidates(run, config)
+    return [one for one in found if one.path.parent != run / checkpoints.FOLDER]
+
+
+def shapes_of(graph: Graph) -> dict[str, list[int]]:
+    """Returns the shapes of a network's parameters and buffers, in the order of its layers."""
+    names = dict.fromkeys(name for node in graph.nodes for name in node.params)
+    return {name: list(graph.params[name].shape) for name in names}
 
 
 def traced(config: RunConfig, process: TorchProcess) -> Graph:

@@ -15,9 +15,10 @@ from typing import Any
 
 from hires.cli.deciding import deciding
 from hires.cli.forecast import add_memory
-from hires.cli.prepare import classes_of_data, traced, with_classes
+from hires.cli.prepare import classes_of_data, from_elsewhere, shapes_of, traced, with_classes
 from hires.cli.tracing import TorchProcess
 from hires.core.config import RunConfig
+from hires.core.tensor_shapes import refuse_other_network
 from hires.plan.graph import Graph
 from hires.plan.memory import room_of
 from hires.plan.offered import offered
@@ -80,9 +81,14 @@ class Planner:
         """Returns the plan of a config, as :meth:`with_classes` returns it.
 
         Raises:
-            ConfigError: the network cannot be built or traced.
+            ConfigError: the network cannot be built or traced, or ``checkpoint.resume`` names
+                nothing that the run can go on with.
             RunError: the process that has torch failed.
         """
+        source = config.checkpoint.source
+        if source is not None:  # no part of the plan, so it is not in the key
+            shapes = shapes_of(self._traced(config))
+            refuse_other_network(from_elsewhere(config), shapes, source)
         key = json.dumps(deciding(config), sort_keys=True)
         if key not in self._plans:
             self._plans[key] = self._planned(config)

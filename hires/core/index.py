@@ -54,7 +54,7 @@ def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) 
         "run": run.name,
         "attempt": attempt,
     }
-    line |= {"attempt": attempt, "exit": told, "config": config, "record": _brief(record)}
+    line |= {"exit": told, "config": config, "record": _brief(record)}
     if len(json.dumps(line)) > _MAX_LINE:
         line |= {"config": None, "record": {}}
     return line

@@ -18,7 +18,14 @@ from hires.core.errors import RunError
 from hires.core.files import write_atomically
 from hires.core.records import attempt_dir
 from hires.launcher import scheduler, whois
-from hires.launcher.attempt_files import REQUEST, last_number, launched_by, of_number, read_json
+from hires.launcher.attempt_files import (
+    REQUEST,
+    last_number,
+    launched_by,
+    of_number,
+    read_job,
+    read_json,
+)
 from hires.launcher.attempt_files import is_asked as is_asked  # others ask for it here, too
 from hires.launcher.last_word import leave_cancelled
 from hires.launcher.scheduler import Job
@@ -83,7 +90,7 @@ def _folder(state: RunState) -> Path:
 
 def _job(state: RunState) -> Job | None:
     """Returns the job of a run, if it has one."""
-    return read_json(_folder(state) / "job.json")
+    return read_job(_folder(state))
 
 
 def _whole_jobs(states: Sequence[RunState], jobs: dict[int, Job | None]) -> dict[str, Job]:
@@ -109,7 +116,7 @@ def _mates(run: Path, job: Job) -> Iterator[Path]:
         number = last_number(folder)
         if number is not None:
             last = attempt_dir(folder, number)
-            theirs = read_json(last / "job.json")
+            theirs = read_job(last)
             same = theirs is not None and scheduler.job_name(theirs) == scheduler.job_name(job)
             if same and goes_on(of_number(folder, number)):
                 yield folder

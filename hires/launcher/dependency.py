@@ -36,12 +36,13 @@ def dependency(
 
 def _condition(kind: str, name: str, results: StrPath) -> str:
     """Returns one condition; nothing if it holds already."""
+    option = "--after" if kind == "afterok" else "--after-any"
     if _JOB.fullmatch(name):
         # Slurm itself takes a job that it does not know for one that has ended well.
         if is_unknown(name):
             raise ConfigError(
-                f"--after {name}: Slurm knows no such job, or not any more; if it has ended well, "
-                f"leave the option out"
+                f"{option} {name}: Slurm knows no such job, or not any more; if it has ended as it "
+                f"should, leave the option out"
             )
         return f"{kind}:{name}"
     chosen = select([name], results)
@@ -50,13 +51,13 @@ def _condition(kind: str, name: str, results: StrPath) -> str:
     without = [state for state in live if state.job is None]
     if without:
         raise ConfigError(
-            f"--after {name}: {_named(without)} no Slurm job that could be waited for; submit "
+            f"{option} {name}: {_named(without)} no Slurm job that could be waited for; submit "
             f"what is pending with launcher=slurm first, or wait until it has ended"
         )
     failed = [state for state in found if state not in live and state.state != DONE]
     if failed and kind == "afterok":
         raise ConfigError(
-            f"--after {name}: {_named(failed)} not done and will not be; mend it with "
+            f"{option} {name}: {_named(failed)} not done and will not be; mend it with "
             f"`hires retry {name}`, or use --after-any {name}"
         )
     jobs = dict.fromkeys(str(state.job) for state in live)

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from hires.cli.launching import warn_of_checkpoints
+from hires.cli.prepare import shapes_of
 from hires.core import records
 from hires.core.rundir import open_run
 from tests.cli.conftest import SMALL
-from tests.helpers.run_folders import begin
+from tests.helpers.run_folders import begin, saved_with
 
 pytestmark = pytest.mark.usefixtures("traced")
 
@@ -208,6 +209,45 @@ def test_named_checkpoint_that_is_none_is_refused_before_anything_starts(hires, 
     assert answer.code == 2
     assert f"checkpoint.resume={Path.cwd() / 'elsewhere'}: it is no checkpoint" in answer.err
     assert not Path("results").exists()
+
+
+@pytest.fixture
+def saved(graph, tmp_path):
+    """Returns a function that makes a checkpoint of the traced network, with some shapes changed.
+
+    A shape of None leaves the tensor out.
+    """
+
+    def make(**changed: list[int] | None) -> Path:
+        shapes = {**shapes_of(graph), **changed}
+        return saved_with({name: s for name, s in shapes.items() if s is not None}, tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_checkpoint_of_another_network_is_refused_before_anything_starts(
+    hires, fake_ranks, graph, saved, verb
+):
+    # Only the ranks found out, and an attempt that had failed was left behind.
+    first, second, *_ = shapes_of(graph)
+    path = saved(**{first: [1, 2], second: None})
+    answer = hires(verb, *SMALL, f"checkpoint.resume={path}", "--json")
+    assert answer.code == (2 if verb == "run" else 3)
+    words = " ".join((answer.err + answer.out).split())
+    assert f"is of another network: {first} is [1, 2] there and" in words
+    assert f"it has no {second}; use the model and model.classes of its run" in words
+    assert not list(Path("results").glob("*/*/a0"))
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_checkpoint_of_the_same_network_is_taken(hires, fake_ranks, saved, damage):
+    path = saved()
+    if damage:  # the ranks say what is wrong with it
+        file = path / "stage00.safetensors"
+        file.write_bytes(b"\xff" * file.stat().st_size)
+    answer = hires("run", *SMALL, f"checkpoint.resume={path}")
+    assert answer.code == 0, answer.err
 
 
 def test_checkpoints_that_went_wrong_are_told_on_screen(hires, fake_ranks, capsys):

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hires.core import records
+from hires.core import checkpoints, records
 from hires.core.pulse import alive_file
 from hires.launcher import whois
 
@@ -79,3 +79,18 @@ def submitted(run: Path, attempt: int = 0, job: str = "77", index: int | None = 
     told = {"launcher": "slurm", "job": job, "index": index, "submitted": time.time()}
     (folder / "job.json").write_text(json.dumps(told))
     return folder
+
+
+def saved_with(shapes: dict[str, list[int]], folder: Path) -> Path:
+    """Makes a checkpoint after one step whose tensors have these shapes, and no numbers."""
+    path = folder / "checkpoints" / "step000001"
+    path.mkdir(parents=True)
+    empty = {"dtype": "F32", "data_offsets": [0, 0]}
+    held = {name: {**empty, "shape": shape} for name, shape in shapes.items()}
+    header = json.dumps({"__metadata__": {}, **held}).encode()
+    data = len(header).to_bytes(8, "little") + header
+    (path / "stage00.safetensors").write_bytes(data)
+    told: dict[str, Any] = {"schema": checkpoints.SCHEMA, "step": 1, "attempt": 0, "task": "train"}
+    told |= {"layout": "x", "files": {"stage00.safetensors": len(data)}}
+    (path / checkpoints.MANIFEST).write_text(json.dumps(told))
+    return path

@@ -43,6 +43,8 @@ def test_job_is_waited_for_by_its_number(results):
 def test_job_that_slurm_does_not_know_is_refused(results, name):
     with pytest.raises(ConfigError, match=f"--after {name}: Slurm knows no such job"):
         dependency([name], [])
+    with pytest.raises(ConfigError, match=f"--after-any {name}: Slurm knows no such job"):
+        dependency([], [name])
 
 
 def test_campaign_is_waited_for_as_far_as_it_has_not_ended(results):
@@ -69,6 +71,8 @@ def test_run_that_is_no_job_cannot_be_waited_for(results):
     begun(results, 0)
     with pytest.raises(ConfigError, match="is no Slurm job that could be waited for"):
         dependency(["default"], [], results)
+    with pytest.raises(ConfigError, match="--after-any default: "):
+        dependency([], ["default"], results)
 
 
 def test_name_that_means_nothing_is_refused(results):
