@@ -113,7 +113,8 @@ class Runs:
 
     def steps(self, attempt: int) -> list[int]:
         """Returns the steps that rank 0 did in an attempt."""
-        lines = (self.run / f"a{attempt}" / "metrics.jsonl").read_text().splitlines()
+        path = self.run / f"a{attempt}" / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
         found = [line for line in map(json.loads, lines) if line["kind"] == "step"]
         return [line["step"] for line in found if line["rank"] == 0]
 

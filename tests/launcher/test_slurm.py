@@ -164,7 +164,9 @@ def test_time_limit_queues_the_job_again_as_often_as_allowed(runs):
     first, second = runs.exit(0), runs.exit(1)
     assert (first["state"], first["reason"]) == ("failed", "timeout")
     assert "goes on as its next attempt" in first["cause"]
-    assert runs.steps(1)[0] == runs.steps(0)[-1] + 1
+    # Slurm may send its signal a minute early, that is before the first step.
+    done = runs.steps(0) + runs.steps(1)
+    assert done == list(range(len(done)))
     assert (second["state"], second["reason"]) == ("failed", "timeout")
     assert "launcher.requeues=1 are used up" in second["cause"]
 

@@ -28,10 +28,10 @@ from tests.helpers.slurm_runs import FIVE, LONG, REPOSITORY, TINY, ask, until
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("mpi", ["none", "openmpi"])
+@pytest.mark.parametrize("mpi", ["null", "openmpi"])
 def test_eight_points_over_two_nodes_as_one_array(runs, mpi):
     """Two layouts, two precisions, two sizes; five ranks on both nodes for each point."""
-    program = {"none": "srun", "openmpi": "mpirun.openmpi"}[mpi]
+    program = {"null": "srun", "openmpi": "mpirun.openmpi"}[mpi]
     if shutil.which(program) is None:
         pytest.skip(f"there is no {program} here; make test-mpi installs it")
     points = ["parallel=sp+gems,sp+pp", "precision=fp32,bf16", "image=64,96"]
