@@ -12,8 +12,8 @@ On processors with AVX-512, the gradient of the weight of a strided 1x1 convolut
 fewer than 16 channels per group writes beyond its memory once the maps are large: the process dies
 later, or computes with what was overwritten. Such a convolution reads one pixel in every stride, so
 these are picked out first and it goes over them pixel by pixel. Measured with a checking allocator
-on 1920 strided 1x1 convolutions of 1 to 104 channels each in fp32 and bf16, of which 102 failed, all
-of them so, and on 1360 random others.
+on 1920 strided 1x1 convolutions of 1 to 104 channels each in fp32 and bf16, of which 102 failed,
+all of them so, and on 1360 random others.
 """
 
 from __future__ import annotations
