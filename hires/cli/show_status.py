@@ -9,7 +9,7 @@ import collections
 from collections.abc import Sequence
 
 from hires.core import units
-from hires.launcher.state import DONE, STATES, RunState
+from hires.launcher.run_state import DONE, STATES, RunState
 
 TITLES = ("run", "state", "step", "img/s", "peak", "attempt", "")
 _RIGHT = (2, 3, 4)

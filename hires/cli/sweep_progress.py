@@ -18,7 +18,7 @@ from hires.core.config import RunConfig
 from hires.core.errors import RunError
 from hires.core.units import seconds
 from hires.launcher.progress import Progress
-from hires.launcher.queue import Ended, Task
+from hires.launcher.tasks import Ended, Task
 
 _PLAIN_EVERY_S = 10.0
 """How often a long planning is told of where there is no terminal."""

@@ -27,7 +27,8 @@ from hires.core.records import read_record
 from hires.launcher import live
 from hires.launcher.arrays import Options
 from hires.launcher.local import CANCELLED
-from hires.launcher.queue import Ended, Limits, Result, Task, run_all
+from hires.launcher.queue import run_all
+from hires.launcher.tasks import Ended, Limits, Result, Task
 from hires.plan.memory import machine_bytes
 from hires.report import campaign as report
 from hires.report.tables import write

@@ -9,7 +9,7 @@ from typing import Any
 from hires.cli.screen import print_table
 from hires.cli.sweep_points import Point, Points, varied_words
 from hires.core.units import MIB
-from hires.launcher.queue import Ended
+from hires.launcher.tasks import Ended
 from hires.report.tables import Cell, Column, Table
 
 _WIDTH = 120

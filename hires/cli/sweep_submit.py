@@ -12,7 +12,7 @@ from hires.core.config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.launcher import arrays, live
 from hires.launcher.arrays import Options, Submitted, Wanted
-from hires.launcher.queue import Task
+from hires.launcher.tasks import Task
 from hires.launcher.waiting import queued
 
 _SHOWN = 5

@@ -12,7 +12,8 @@ from hires.core import campaign
 from hires.core.errors import ConfigError, RunError
 from hires.launcher.cancel import WAIT_S, cancel_all
 from hires.launcher.points import select
-from hires.launcher.state import PENDING, RUNNING, states
+from hires.launcher.run_state import PENDING, RUNNING
+from hires.launcher.state import states
 
 _EXAMPLES = (
     "hires cancel 0123abcd           one run, by the beginning of its hash",

@@ -18,7 +18,7 @@ from hires.core.errors import ConfigError
 from hires.core.layout import SCHEDULES
 from hires.core.naming import COSMETIC
 from hires.launcher.points import campaigns
-from hires.launcher.state import INFEASIBLE, RUNNING, STATES
+from hires.launcher.run_state import INFEASIBLE, RUNNING, STATES
 
 COMPOSING = {"--cfg", "--config-dir", "--help", "--json"}
 AFTER = {"--after", "--after-any"}

@@ -22,7 +22,8 @@ from hires.launcher.attempt_files import last_number
 from hires.launcher.failed_nodes import to_exclude
 from hires.launcher.local import CANCELLED
 from hires.launcher.points import select
-from hires.launcher.state import FAILED, INFEASIBLE, RUNNING, STATES, RunState, states
+from hires.launcher.run_state import FAILED, INFEASIBLE, RUNNING, STATES, RunState
+from hires.launcher.state import states
 from hires.launcher.waiting import refuse_begun
 
 Run = tuple[RunState, RunConfig]

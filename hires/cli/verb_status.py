@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from hires.cli.options import Parser, add_json, add_results
 from hires.cli.show_status import lines
 from hires.launcher.points import select
-from hires.launcher.state import PENDING, RUNNING, RunState, states
+from hires.launcher.run_state import PENDING, RUNNING, RunState
+from hires.launcher.state import states
 
 INTERRUPTED = 130
 WATCH_S = 2.0

@@ -28,8 +28,9 @@ from hires.launcher.attempt_files import (
 )
 from hires.launcher.attempt_files import is_asked as is_asked  # others ask for it here, too
 from hires.launcher.last_word import leave_cancelled
+from hires.launcher.run_state import PENDING, RUNNING, RunState
 from hires.launcher.scheduler import Job
-from hires.launcher.state import PENDING, RUNNING, RunState, goes_on
+from hires.launcher.state import goes_on
 
 WAIT_S = 15.0
 """How long a launcher may take to stop its ranks and say so."""

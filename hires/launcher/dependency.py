@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from hires.core.errors import ConfigError
 from hires.core.files import StrPath
 from hires.launcher.points import select
+from hires.launcher.run_state import DONE, PENDING, RUNNING, RunState
 from hires.launcher.scheduler import is_unknown
-from hires.launcher.state import DONE, PENDING, RUNNING, RunState, states
+from hires.launcher.state import states
 
 _JOB = re.compile(r"\d+(_\d+)?")
 _SHOWN = 3

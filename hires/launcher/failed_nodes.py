@@ -14,7 +14,7 @@ from hires.core.records import attempt_dir, read_lines
 from hires.core.rundir import attempt_numbers
 from hires.launcher import allocation
 from hires.launcher.attempt_files import read_json
-from hires.launcher.state import RunState
+from hires.launcher.run_state import RunState
 
 _BAD = ("down", "drain", "fail", "error", "unknown", "reboot", "maint")
 """How Slurm's words for nodes that run nothing begin; an asterisk behind one means no answer."""

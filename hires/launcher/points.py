@@ -15,7 +15,7 @@ from hires.core.errors import ConfigError
 from hires.core.files import StrPath
 from hires.core.find import locate
 from hires.launcher.attempt_files import read_json
-from hires.launcher.state import INFEASIBLE, PENDING, RunState
+from hires.launcher.run_state import INFEASIBLE, PENDING, RunState
 
 FILE = "campaign.json"
 

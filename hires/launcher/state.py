@@ -9,17 +9,14 @@ second time, and a heartbeat must be old by the file system's own clock.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hires.core import checkpoints, pulse
 from hires.core.errors import RunError
-from hires.core.naming import SCHEMA
-from hires.core.records import attempt_dir, other_schema
+from hires.core.records import attempt_dir
 from hires.core.rundir import attempt_numbers
 from hires.launcher import scheduler, whois
 from hires.launcher.attempt_files import (
@@ -32,13 +29,21 @@ from hires.launcher.attempt_files import (
     read_json,
 )
 from hires.launcher.last_word import leave_cancelled
-from hires.launcher.progress_ends import read_ends
 from hires.launcher.repeats import Repeats
+from hires.launcher.run_state import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    LOST,
+    PENDING,
+    RUNNING,
+    STATES,
+    RunState,
+    config_numbers,
+    with_damage,
+    with_progress,
+)
 from hires.launcher.scheduler import Answer, Job
-
-DONE, FAILED, CANCELLED, LOST = "done", "failed", "cancelled", "lost"
-INFEASIBLE, PENDING, RUNNING = "infeasible", "pending", "running"
-STATES = (DONE, FAILED, CANCELLED, LOST, INFEASIBLE, PENDING, RUNNING)
 
 OLD_S = 60.0
 """A heartbeat of this age has stopped: twelve beats."""
@@ -60,49 +65,6 @@ _ENDS: dict[str, tuple[str, str | None]] = {
 """What Slurm's words for an end mean, if the attempt itself left none."""
 _QUEUED_AGAIN = ("preempted", "timeout", "node")
 """Reasons after which a scheduler may start the same job again, as the run's next attempt."""
-_NUMBER = re.compile(r"^(?:(steps|batch)|  (requeues)): (\d+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class RunState:
-    """How one point is doing."""
-
-    path: Path | None
-    """The run folder; None: the point cannot run, so it has none."""
-    name: str
-    """Of the folder; of a point without one its overrides."""
-    campaign: str
-    state: str
-    """One of ``STATES``."""
-    reason: str | None = None
-    """Kind of failure: ``oom``, ``hang``, ``nan``, ``launch``, ``preempted``, ``timeout``, ``node``
-    or ``parity``."""
-    cause: str | None = None
-    """Why, in words; of a pending run why it waits."""
-    attempt: int | None = None
-    """None: none was begun."""
-    step: int = 0
-    """Steps that all ranks have finished; before the first of an attempt, those that are saved."""
-    steps: int = 0
-    """Of the run."""
-    img_per_s: float | None = None
-    """Of a run that is done the median of its record, else what it was lately."""
-    peak_bytes: int | None = None
-    """Of the rank that needs most."""
-    expected: str | None = None
-    """When a pending job is expected to start."""
-    job: str | None = None
-    """Number of its job."""
-    heartbeat_s: float | None = None
-    """Seconds since the last sign of life; of runs that are under way."""
-    repeats: int = 1
-    """How many complete attempts a sweep asked for."""
-    missing: int = 0
-    """How many of them a run that is done lacks."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values."""
-        return {**asdict(self), "path": None if self.path is None else str(self.path)}
 
 
 def states(paths: Sequence[Path], ask: Ask = scheduler.ask_slurm) -> list[RunState]:
@@ -139,11 +101,11 @@ def _look(paths: Sequence[Path], ask: Ask) -> list[RunState]:
     clock, repeats = Clock(), Repeats()
     found = []
     for path, attempt in zip(paths, attempts, strict=True):
-        state = _with_progress(_judged(path, attempt, answers, clock), attempt)
+        state = with_progress(_judged(path, attempt, answers, clock), attempt)
         if state.state == DONE:
             wanted, missing = repeats.wanted(path), repeats.missing(path)
             state = replace(state, repeats=wanted, missing=missing)
-        found.append(_with_damage(state, attempt))
+        found.append(with_damage(state, attempt))
     return found
 
 
@@ -167,7 +129,7 @@ def _is_used_up(attempt: Attempt) -> bool:
         folder = attempt_dir(attempt.path, number)
         same = (read_job(folder) or {}).get("job") == job.get("job")
         ends += same and (read_exit(folder) or {}).get("reason") == "timeout"
-    return ends > _numbers(attempt.path).get("requeues", 0)
+    return ends > config_numbers(attempt.path).get("requeues", 0)
 
 
 def _is_doubtful(state: RunState) -> bool:
@@ -297,59 +259,3 @@ def _silent(age_s: float, host: Any = None) -> str:
     """Says that a heart has stopped."""
     where = f" (on {host})" if host else ""
     return f"no sign of life{where} for {age_s:.0f} s"
-
-
-def _with_progress(state: RunState, attempt: Attempt | None) -> RunState:
-    """Adds how far a run is, how fast, and with how much memory."""
-    assert state.path is not None
-    numbers = _numbers(state.path)
-    steps = numbers.get("steps", 0)
-    if state.state == DONE:
-        return _from_record(replace(state, step=steps, steps=steps))
-    # An attempt that has not begun, or not finished a step, goes on where the run was saved.
-    saved = checkpoints.saved_step(state.path)
-    state = replace(state, step=saved, steps=steps)
-    if attempt is None or (state.state == PENDING and attempt.launched is None):
-        return state
-    ends = read_ends(attempt.folder / "metrics.jsonl", len(pulse.heartbeats(attempt.folder)))
-    speed = numbers.get("batch", 0) / ends.step_s if ends.step_s else None
-    if ends.damaged:
-        state = _damaged(state, f"{attempt.folder.name}/metrics.jsonl")
-    return replace(state, step=ends.steps or saved, img_per_s=speed, peak_bytes=ends.peak_bytes)
-
-
-def _from_record(state: RunState) -> RunState:
-    """Adds the numbers of a run that is done."""
-    assert state.path is not None
-    file = state.path / "record.json"
-    record = read_json(file)
-    if record is None:
-        return _damaged(state, file.name) if file.exists() else state
-    if record.get("schema", SCHEMA) != SCHEMA:
-        return replace(state, cause=f"its record is not read: {other_schema(record)}")
-    try:
-        rates = (record.get("throughput") or {}).get("img_per_s") or {}
-        speed = None if rates.get("median") is None else float(rates["median"])
-        peaks = [int(rank.get("peak_bytes") or 0) for rank in record.get("memory") or []]
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        return _damaged(state, file.name)
-    return replace(state, img_per_s=speed, peak_bytes=max(peaks, default=0) or None)
-
-
-def _with_damage(state: RunState, attempt: Attempt | None) -> RunState:
-    """Names the files of an attempt that make no sense; the other runs are shown as they are."""
-    return _damaged(state, *attempt.damaged) if attempt and attempt.damaged else state
-
-
-def _damaged(state: RunState, *files: str) -> RunState:
-    """Adds to the cause which files are damaged."""
-    parts = [f"damaged: {', '.join(files)}", *([state.cause] if state.cause else [])]
-    return replace(state, cause="; ".join(parts))
-
-
-def _numbers(path: Path) -> dict[str, int]:
-    """Returns some numbers of a frozen config; to parse all of it would take milliseconds."""
-    with contextlib.suppress(OSError):
-        text = (path / "config.yaml").read_text(encoding="utf-8", errors="replace")
-        return {key or other: int(value) for key, other, value in _NUMBER.findall(text)}
-    return {}

@@ -13,7 +13,7 @@ from hires.core import records, rundir
 from hires.core.cluster import ClusterConfig
 from hires.core.config import RunConfig
 from hires.launcher import state
-from hires.launcher.state import RunState
+from hires.launcher.run_state import RunState
 from tests.cli.conftest import SMALL
 from tests.helpers.run_folders import submitted
 

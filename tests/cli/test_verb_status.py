@@ -16,7 +16,7 @@ import pytest
 from hires.cli import verb_status
 from hires.cli.show_status import lines
 from hires.launcher import state
-from hires.launcher.state import RunState
+from hires.launcher.run_state import RunState
 from tests.helpers.run_folders import begin, done, end, make_run, steps, submitted
 
 ROOT = Path(__file__).resolve().parents[2]

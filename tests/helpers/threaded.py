@@ -1,27 +1,20 @@
 """Programs of events executed for real: a thread for each rank, blocking on conditions.
 
-It shares no code with the abstract machine, only the names of the semantics. A deadlock is told at
-once: a thread that blocks says what it waits for, and whoever changes something wakes those whose
-wait is over, so when all threads block nobody is left to wake them.
+It shares no code with the abstract machine, only the names of the semantics.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hires.core.mail import SLOTS
 from hires.plan.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
 from hires.plan.program import Event
-
-HARD_TIMEOUT_S = 60.0
-"""Longer than any program runs: only a mistake in this file is ever caught by it."""
+from tests.helpers.threads import HARD_TIMEOUT_S, Threads
 
 Programs = list[list[Event]]
-Condition = Callable[[], bool]
 
 
 @dataclass
@@ -41,10 +34,6 @@ class Outcome:
         return not (self.stuck or self.wrong or self.left)
 
 
-class AllBlockedError(Exception):
-    """All threads are blocked."""
-
-
 @dataclass(eq=False)
 class Post:
     """A send or receive under way."""
@@ -59,69 +48,6 @@ class Post:
         """Source and target."""
         other = self.event.peer
         return (self.rank, other) if self.event.kind == "send" else (other, self.rank)
-
-
-class Threads:
-    """Threads that share one lock and know when all of them are blocked."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.waiting: dict[threading.Condition, Condition] = {}
-        self.num_live = 0
-        self.stopped = False
-        self.timed_out = False
-        self.threads: list[threading.Thread] = []
-
-    def start(self, work: Callable[[], None]) -> None:
-        """Starts a thread; the caller holds the lock."""
-
-        def body() -> None:
-            with self.lock:
-                try:
-                    work()
-                except AllBlockedError:
-                    pass
-                finally:
-                    self.num_live -= 1
-                    self.changed()
-                    self._stop_if_all_wait()
-
-        self.num_live += 1
-        self.threads.append(threading.Thread(target=body, daemon=True))
-        self.threads[-1].start()
-
-    def wait(self, over: Condition) -> None:
-        """Blocks the calling thread, which holds the lock, until ``over()``."""
-        if self.stopped:
-            raise AllBlockedError
-        if over():
-            return
-        condition = threading.Condition(self.lock)
-        self.waiting[condition] = over
-        self._stop_if_all_wait()
-        while condition in self.waiting and not self.stopped:
-            if not condition.wait(HARD_TIMEOUT_S):
-                self.timed_out = True
-                self._stop()
-        if self.stopped:
-            raise AllBlockedError
-
-    def changed(self) -> None:
-        """Wakes the threads whose wait is over."""
-        for condition in [c for c, over in self.waiting.items() if over()]:
-            del self.waiting[condition]
-            condition.notify()
-
-    def _stop_if_all_wait(self) -> None:
-        """Ends the execution if nobody is left to change anything."""
-        if self.num_live and len(self.waiting) == self.num_live:
-            self._stop()
-
-    def _stop(self) -> None:
-        """Wakes all threads for their end."""
-        self.stopped = True
-        for condition in self.waiting:
-            condition.notify()
 
 
 class Execution(Threads):

@@ -9,7 +9,8 @@ import pytest
 
 from hires.core import records, rundir
 from hires.core.config import MeasureConfig, RunConfig
-from hires.launcher.queue import Limits, Task, run_all
+from hires.launcher.queue import run_all
+from hires.launcher.tasks import Limits, Task
 from tests.helpers.run_folders import begin
 from tests.launcher.conftest import ROOT, alive
 
