@@ -79,7 +79,7 @@ class ParallelConfig:
         if balance is not None and (len(balance) != self.stages or any(b < 1 for b in balance)):
             raise ConfigError(
                 f"parallel.balance={balance} must hold one positive number for each of the "
-                f"{self.stages} stages"
+                f"{self.stages} stages; parallel.balance=null shares the layers out by their FLOPs"
             )
 
     @property
