@@ -7,10 +7,11 @@ References:
       tolerance: [-5%, +15%]      # of the value: below, above
       cluster: node*              # host, as the run recorded it; unset: any
       point: {model: resnet18, image: 64x64, layout: sp, batch: 4}
+      others: default             # keys that point leaves out; unset: any value
 
 ``point`` holds columns of a run (``rows.RUN_COLUMNS``) and keys of its config; a run fits if all of
-them are equal. Of several references that fit a run the one that says most of it counts, and of
-those the first.
+them are equal, and with ``others: default`` if no other key that matters differs from its default.
+Of several references that fit a run the one that says most of it counts, and of those the first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import Any
 
 import yaml
 
-from hires.core.config import RunConfig, to_dict
 from hires.core.errors import ConfigError
 from hires.core.files import write_atomically
 from hires.core.naming import COSMETIC
@@ -31,13 +31,15 @@ from hires.report import reading
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.pairing import SEED, Point
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
+from hires.report.points import defaults
 from hires.report.reading import alike, number, spoken
 from hires.report.rows import Row, what
 from hires.report.runs import Run
 
 ENDINGS = (".yaml", ".yml")
 OPTION = "--write-reference FILE"
-_KEYS = ("metric", "value", "unit", "tolerance", "cluster", "point")
+_KEYS = ("metric", "value", "unit", "tolerance", "cluster", "point", "others")
+_DEFAULT = "default"
 _COLUMNS = ("model", "image", "layout", "precision", "task", "batch", "ranks")
 """Columns that name a point in a file that is written."""
 _TOLD = ("image", "batch", "task.name", "parallel.name", "precision.name", "model.name")
@@ -57,6 +59,8 @@ class Reference:
     point: Mapping[str, str]
     """Columns and keys, with their values in words."""
     cluster: str = "*"
+    strict: bool = False
+    """Whether keys that ``point`` does not hold must have their defaults."""
 
     def fits(self, run: Run) -> bool:
         """Whether it is about a run."""
@@ -64,7 +68,9 @@ class Reference:
         if not fnmatch.fnmatchcase(host, self.cluster):
             return False
         known: Row = {**run.flat_config, **what(run)}
-        return all(alike(known.get(key), said) for key, said in self.point.items())
+        if not all(alike(known.get(key), said) for key, said in self.point.items()):
+            return False
+        return not self.strict or all(key in self.point for key in _named(run, self.metric, ()))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what the file holds."""
@@ -77,6 +83,7 @@ class Reference:
             "tolerance": [f"{100 * tolerance.low:+g}%", f"{100 * tolerance.high:+g}%"],
             "cluster": self.cluster,
             "point": {key: _typed(said) for key, said in self.point.items()},
+            **({"others": _DEFAULT} if self.strict else {}),
         }
 
 
@@ -129,7 +136,7 @@ def from_point(
     """
     run = point.attempts()[0][0]
     host = reading.text(run.provenance.get("host"), 200) or "*"
-    return Reference(metric, value, tolerance, _named(run, metric, keys), host)
+    return Reference(metric, value, tolerance, _named(run, metric, keys), host, strict=True)
 
 
 def write(path: Path, references: Sequence[Reference], made_by: str) -> int:
@@ -167,9 +174,8 @@ def _named(run: Run, metric: Metric, keys: Collection[str]) -> dict[str, str]:
     told = () if metric.name == "loss" else _NO_MATTER
     row = what(run)
     named = {key: spoken(row[key]) for key in _COLUMNS if row.get(key) is not None}
-    defaults = {k: spoken(v) for k, v in reading.flat(to_dict(RunConfig())).items()}
     for key, value in run.flat_config.items():
-        unusual = key not in told and defaults.get(key) != spoken(value)
+        unusual = key not in told and defaults().get(key) != spoken(value)
         if _counts(key) and (key in keys or unusual):
             named[key] = spoken(value)
     return named
@@ -204,7 +210,11 @@ def _reference(entry: Any, where: str) -> Reference:
     filters = {str(key): spoken(said) for key, said in point.items()}
     tolerance = _tolerance(entry.get("tolerance"), where)
     cluster = str(entry.get("cluster") or "*")
-    return Reference(metric, value * metric.units[unit], tolerance, filters, cluster)
+    others = entry.get("others")
+    if others not in (None, _DEFAULT):
+        raise ConfigError(f"{where} has others {others!r}; it is {_DEFAULT}, or left out")
+    strict = others == _DEFAULT
+    return Reference(metric, value * metric.units[unit], tolerance, filters, cluster, strict)
 
 
 def _tolerance(said: Any, where: str) -> Tolerance:

@@ -118,6 +118,7 @@ def test_runs_without_a_reference_are_told_and_if_none_has_one_it_is_an_error(tm
         ({"tolerance": None}, "write 5%"),
         ({"point": "sp"}, "write it as {layout: sp"),
         ({"host": "a"}, "unknown key 'host'"),
+        ({"others": "any"}, "entry 1 has others 'any'; it is default, or left out"),
     ],
 )
 def test_mistakes_are_named(file, change, told):
@@ -186,6 +187,30 @@ def test_what_tells_points_apart_is_written_even_if_it_is_the_default(tmp_path):
     fits = [[reference.fits(run) for run in runs] for reference in made]
     assert fits == [[row == column for column in range(3)] for row in range(3)]
     assert references.write(tmp_path / "r.yaml", made, "hires") == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        ({"task": {"name": "train", "momentum": 0.5}}, False),
+        ({"parallel": {"halo": {"fuse": 2}}}, False),
+        ({"steps": 20, "seed": 7, "campaign": "b"}, True),
+    ],
+)
+def test_reference_of_defaults_is_none_of_a_run_with_other_values(tmp_path, change, fits):
+    task = {"task": {"name": "train"}}
+    runs = read_runs([compared_run(tmp_path, [STEPS], **task)])
+    [(_, point)] = points(runs)
+    made = references.from_point(point, METRICS["throughput"], 8.0, parse_tolerance("5%"))
+    path = tmp_path / "r.yaml"
+    references.write(path, [made], "hires")
+    assert yaml.safe_load(path.read_text())["references"][0]["others"] == "default"
+    [known] = references.read(path)
+    [other] = read_runs([compared_run(tmp_path, [STEPS], **(task | change))])
+    assert known.fits(runs[0])
+    assert known.fits(other) is fits
+    path.write_text(path.read_text().replace("others: default", ""))
+    assert references.read(path)[0].fits(other)
 
 
 def test_writing_again_replaces_and_keeps_the_rest(tmp_path, file):
