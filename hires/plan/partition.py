@@ -57,7 +57,8 @@ def partition(graph: Graph, num_ranks: list[int], balance: list[int] | None) -> 
         sum(node.flops for node in graph.nodes[a:b]) for a, b in zip(starts, ends, strict=True)
     ]
     costs = cut_costs(graph)
-    chosen = _cheapest_cuts(flops, [costs[start] or 0 for start in starts], num_ranks)
+    total = [0, *itertools.accumulate(flops)]
+    chosen = cheapest_cuts(total, [costs[start] or 0 for start in starts], num_ranks)
     return [*(starts[index] for index in chosen), len(graph.nodes)]
 
 
@@ -89,28 +90,36 @@ def cut_costs(graph: Graph) -> list[int | None]:
     return [None if refused else cost for cost, refused in summed]
 
 
-def _cheapest_cuts(flops: list[int], costs: list[int], num_ranks: list[int]) -> list[int]:
+def cheapest_cuts(total: list[int], costs: list[int], num_ranks: list[int]) -> list[int]:
     """Returns the first layer of every stage.
 
     Dynamic programming: the least that crosses, of all cuts whose slowest stage is within
     SLACK of the fastest possible.
+
+    Args:
+        total: FLOPs of the layers before each layer, and of all.
+        costs: of a cut before each layer, in numbers that cross it.
+        num_ranks: ranks of each stage.
     """
-    total = [0, *itertools.accumulate(flops)]
     limit = _smallest_maximum(total, num_ranks) * SLACK
-    n = len(flops)
-    # best[k][i]: (cost of the cuts, first layers) of k stages that hold the layers before i.
-    best: list[dict[int, tuple[int, list[int]]]] = [{0: (0, [])}]
+    n = len(costs)
+    # best[k][i]: (cost of the cuts, first layer of the last stage) of k stages before layer i.
+    best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
     for ranks in num_ranks:
-        row: dict[int, tuple[int, list[int]]] = {}
-        for start, (sent, cuts) in best[-1].items():
+        row: dict[int, tuple[int, int]] = {}
+        for start, (sent, _) in best[-1].items():
             here = sent + (costs[start] if 0 < start < n else 0)
+            before = total[start]
             for end in range(start + 1, n + 1):
-                if total[end] - total[start] > limit * ranks:
+                if total[end] - before > limit * ranks:
                     break
                 if end not in row or here < row[end][0]:
-                    row[end] = (here, [*cuts, start])
+                    row[end] = (here, start)
         best.append(row)
-    return best[-1][n][1]
+    firsts = [n]
+    for row in reversed(best[1:]):
+        firsts.append(row[firsts[-1]][1])
+    return firsts[:0:-1]
 
 
 def _smallest_maximum(total: list[int], num_ranks: list[int]) -> float:

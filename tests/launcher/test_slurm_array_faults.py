@@ -28,6 +28,7 @@ from tests.helpers.slurm_runs import FIVE, TINY, TWO, ask, until
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
+@pytest.mark.slow
 def test_killed_supervisor_fails_its_element_and_no_other_and_it_is_retried(runs):
     runs.hires("sweep", *TINY, *FIVE, "steps=50", "seed=0,1,2", "--max-parallel", "1")
     first = element(runs, 0)[0]
@@ -49,6 +50,7 @@ def test_killed_supervisor_fails_its_element_and_no_other_and_it_is_retried(runs
     assert counts(runs) == {"done": 3}
 
 
+@pytest.mark.slow
 def test_element_whose_node_goes_down_goes_on_as_its_next_attempt(runs):
     words = ["steps=60", "checkpoint.every=3", "seed=0,1,2", "--max-parallel", "1"]
     runs.hires("sweep", *TINY, *TWO, *words)
@@ -71,6 +73,7 @@ def test_element_whose_node_goes_down_goes_on_as_its_next_attempt(runs):
     until(lambda: counts(runs) == {"done": 3}, "three runs")
 
 
+@pytest.mark.slow
 def test_array_goes_on_while_slurmctld_is_dead_and_ends_under_the_new_one(runs):
     runs.hires("sweep", *TINY, *TWO, "steps=60", "seed=0,1,2", "--max-parallel", "1")
     found = [element(runs, index)[0] for index in range(3)]

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("mpi", ["null", "openmpi"])
+@pytest.mark.slow
 def test_eight_points_over_two_nodes_as_one_array(runs, mpi):
     """Two layouts, two precisions, two sizes; five ranks on both nodes for each point."""
     program = {"null": "srun", "openmpi": "mpirun.openmpi"}[mpi]
@@ -79,6 +80,7 @@ def test_element_that_makes_way_goes_on_alone_as_its_next_attempt(runs):
     assert steps(last, 0) + steps(last, 1) == list(range(60))
 
 
+@pytest.mark.slow
 def test_time_limit_saves_the_running_point_of_a_pack_and_the_rest_goes_on(runs):
     limit = ["launcher.minutes=30", "launcher.signal_s=45", "launcher.requeues=1"]
     runs.hires("sweep", *TINY, *FIVE, *limit, "launcher.pack=2", *LONG, "seed=0,1")
@@ -103,6 +105,7 @@ def test_time_limit_saves_the_running_point_of_a_pack_and_the_rest_goes_on(runs)
     assert counts(runs) == {"cancelled": 1, "failed": 1}
 
 
+@pytest.mark.slow
 def test_packed_points_run_side_by_side_where_the_job_has_room(runs):
     two = ["parallel=sp", "launcher=slurm", "launcher.pack=2"]
     # The job is sized for four ranks, so both points of two ranks fit.
@@ -132,6 +135,7 @@ def test_one_element_that_slurm_cancels_is_cancelled_and_the_others_go_on(runs):
     until(lambda: counts(runs) in ({"done": 2, "cancelled": 1}, {"done": 2, "lost": 1}), "an end")
 
 
+@pytest.mark.slow
 def test_sweep_that_waits_for_another_begins_when_that_has_ended(runs):
     runs.hires("sweep", *TINY, *FIVE, *LONG, "campaign=first", "seed=0,1")
     runs.hires("sweep", *TINY, *FIVE, "campaign=second", "seed=2", "--after-any", "first")
@@ -173,6 +177,7 @@ def test_partition_that_is_closed_is_told(runs):
     assert "may be one of debug, scav (inactive)" in err
 
 
+@pytest.mark.slow
 def test_array_is_submitted_again_by_hand_for_what_is_not_complete(runs):
     runs.hires("sweep", *TINY, *FIVE, "seed=0,1")
     [first, second] = [element(runs, index)[0] for index in (0, 1)]
@@ -199,6 +204,7 @@ def test_array_by_hand_begins_nothing_that_its_own_array_still_has(runs):
     assert not any((run / "a1").exists() for run in both)
 
 
+@pytest.mark.slow
 def test_repeats_are_attempts_of_one_element(runs):
     runs.hires("sweep", *TINY, *FIVE, "seed=0,1", "--repeat", "2")
     for run in (element(runs, 0)[0], element(runs, 1)[0]):
@@ -219,6 +225,7 @@ def test_two_commands_at_once_submit_a_point_once(runs):
     assert f"is job {runs.jobs[0]} already" in "".join(map(str, ends))
 
 
+@pytest.mark.slow
 def test_many_points_are_planned_submitted_asked_about_and_cancelled(runs):
     words = [str(REPOSITORY / "scripts" / "measure_sweep.py"), "--points", "24", "--run", "2"]
     done = subprocess.run(

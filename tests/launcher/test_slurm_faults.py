@@ -85,6 +85,7 @@ def test_run_whose_node_goes_down_is_queued_again_and_goes_on(runs):
     assert second >= 6
 
 
+@pytest.mark.slow
 def test_node_that_is_given_up_while_all_on_it_still_runs_does_not_run_on(runs):
     words = ["parallel=sp", "parallel.tiles=[2,1]", "launcher=slurm"]
     runs.submit("steps=120", "checkpoint.every=3", layout=words)
@@ -104,6 +105,7 @@ def test_node_that_is_given_up_while_all_on_it_still_runs_does_not_run_on(runs):
     assert second >= 6
 
 
+@pytest.mark.slow
 def test_job_that_is_preempted_without_a_warning_goes_on_at_its_last_checkpoint(runs):
     options = ["PriorityTier=1", "PreemptMode=REQUEUE", "GraceTime=0"]
     with daemons.partition("rude", *options) as name:

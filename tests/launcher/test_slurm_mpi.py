@@ -42,6 +42,7 @@ def test_five_ranks_on_two_nodes_end_in_tables(runs, mpi):
     assert ask("squeue", "--noheader") == ""
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_ranks_that_srun_starts(runs):
     def losses(campaign: str, *words: str) -> list[float]:
         words = ("precision=fp64", f"campaign={campaign}", *words, "--wait")
@@ -83,6 +84,7 @@ def test_cancelled_job_leaves_a_cancelled_run(runs):
     until(lambda: not runs.rank_pids(), "the end of all ranks")
 
 
+@pytest.mark.slow
 def test_job_that_makes_way_goes_on_as_the_next_attempt(runs):
     job = runs.submit("steps=60", OPENMPI)
     runs.wait_for_step(3)

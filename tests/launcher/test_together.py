@@ -92,7 +92,7 @@ def test_killed_rank_is_blamed_and_the_others_are_gone(fake_world, launch, keys)
     thread = when_started(run, 3, murder)
     outcome = launch(run)
     thread.join()
-    assert time.monotonic() - took["since"] < 10
+    assert time.monotonic() - took["since"] < 60  # no rank ends by itself
     assert outcome.failed_rank == 2
     assert "rank 2 was killed by SIGKILL" in outcome.cause
 
