@@ -25,12 +25,15 @@ from hires.report.compare.verdicts import (
     judge_beside,
     overall,
 )
+from hires.report.reading import text
 from hires.report.runs import Run
 
 _FEW = 3
 """Repeats from which on their spread is known at least roughly."""
 _MOST_NOTES = 5
 """Notes of what could not be read that are told."""
+_LONGEST = 300
+"""Characters of what keeps a run and a reference apart."""
 _MANY = 20
 """From so many points on chance alone calls some of them different."""
 
@@ -145,12 +148,23 @@ def compare_references(
     if not made.results:
         raise ConfigError(
             f"no reference of {names[0]} fits a run of {names[1]}: cluster, point and metric must; "
-            f"the first run is {found[0][0] if found else 'missing'}"
+            f"{_nearest(references, found)}"
         )
     if without:
         made.notes.append(f"no reference for {_listed(without)}")
     made.notes += _left_out([point for _, point in found]) + _unread(runs)
     return made
+
+
+def _nearest(references: Sequence[Reference], found: Sequence[tuple[str, Point]]) -> str:
+    """Returns what keeps the first run and the reference that says most of it apart."""
+    if not found:
+        return "there is no run"
+    label, point = found[0]
+    told = f"the first run is {label}"
+    misfits = min((r.misfits(point.runs[0]) for r in references), key=len, default=[])
+    why = text(", ".join(misfits), _LONGEST)
+    return f"{told}; of the nearest reference {why}" if misfits else told
 
 
 def _add(

@@ -17,7 +17,7 @@ Of several references that fit a run the one that says most of it counts, and of
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,13 +64,24 @@ class Reference:
 
     def fits(self, run: Run) -> bool:
         """Whether it is about a run."""
+        return next(self._against(run), None) is None
+
+    def misfits(self, run: Run) -> list[str]:
+        """Returns in words why it is not about a run, one for each thing that differs."""
+        return list(self._against(run))
+
+    def _against(self, run: Run) -> Iterator[str]:
+        """Yields in words what differs from a run."""
         host = reading.text(run.provenance.get("host"), 200) or ""
         if not fnmatch.fnmatchcase(host, self.cluster):
-            return False
+            yield f"cluster {self.cluster} is not {host or 'known'}"
         known: Row = {**run.flat_config, **what(run)}
-        if not all(alike(known.get(key), said) for key, said in self.point.items()):
-            return False
-        return not self.strict or all(key in self.point for key in _named(run, self.metric, ()))
+        for key, said in self.point.items():
+            if not alike(known.get(key), said):
+                yield f"{key} {said} is not {spoken(known.get(key))}"
+        for key, said in _named(run, self.metric, ()).items() if self.strict else ():
+            if key not in self.point:
+                yield f"{key} is {said}, not its default"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what the file holds."""

@@ -100,8 +100,13 @@ def test_runs_without_a_reference_are_told_and_if_none_has_one_it_is_an_error(tm
     made = compare_references(("ref", "B"), known, read_runs(runs), None, SETTINGS)
     assert len(made.results) == 1
     assert made.notes == ["no reference for throughput of resnet50 224x224 single fp32 batch=8"]
-    with pytest.raises(ConfigError, match="no reference of ref fits a run of B"):
-        judged(file({**ENTRY, "cluster": "elsewhere"}), *runs)
+    elsewhere = {**ENTRY, "cluster": "elsewhere"}
+    point = {"point": {"layout": "sp", "batch": 5}}
+    with pytest.raises(ConfigError, match="no reference of ref fits a run of B") as caught:
+        judged(file(elsewhere | point, elsewhere), *runs)
+    assert str(caught.value).endswith(
+        "batch=4; of the nearest reference cluster elsewhere is not node1"
+    )
     with pytest.raises(ConfigError, match="no reference"):
         judged(file(ENTRY), *runs, metrics=[METRICS["loss"]])
 
@@ -190,14 +195,14 @@ def test_what_tells_points_apart_is_written_even_if_it_is_the_default(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "fits"),
+    ("change", "told"),
     [
-        ({"task": {"name": "train", "momentum": 0.5}}, False),
-        ({"parallel": {"halo": {"fuse": 2}}}, False),
-        ({"steps": 20, "seed": 7, "campaign": "b"}, True),
+        ({"task": {"name": "train", "momentum": 0.5}}, "task.momentum is 0.5, not its default"),
+        ({"parallel": {"halo": {"fuse": 2}}}, "parallel.halo.fuse is 2, not its default"),
+        ({"steps": 20, "seed": 7, "campaign": "b"}, None),
     ],
 )
-def test_reference_of_defaults_is_none_of_a_run_with_other_values(tmp_path, change, fits):
+def test_reference_of_defaults_is_none_of_a_run_with_other_values(tmp_path, change, told):
     task = {"task": {"name": "train"}}
     runs = read_runs([compared_run(tmp_path, [STEPS], **task)])
     [(_, point)] = points(runs)
@@ -208,7 +213,8 @@ def test_reference_of_defaults_is_none_of_a_run_with_other_values(tmp_path, chan
     [known] = references.read(path)
     [other] = read_runs([compared_run(tmp_path, [STEPS], **(task | change))])
     assert known.fits(runs[0])
-    assert known.fits(other) is fits
+    assert known.fits(other) is (told is None)
+    assert known.misfits(other) == ([told] if told else [])
     path.write_text(path.read_text().replace("others: default", ""))
     assert references.read(path)[0].fits(other)
 
