@@ -64,35 +64,82 @@ def test_rank_that_waits_too_long_says_so_once(run):
     assert said["since_s"] >= 0.2
 
 
-def test_rank_that_sleeps_in_an_action_says_so_and_one_that_computes_does_not(run):
-    doing, recorder = Doing(), Recorder()
-    doing.recorder = recorder
-    with pulse.beating(run, 0, 0, doing, timeout_s=0.4):
-        recorder.begin_step()
-        with recorder.span(FORWARD, "F0"):
-            end = time.monotonic() + 1.0
-            while time.monotonic() < end:
-                sum(range(1000))
-            assert stuck(run) == []
-            until(lambda: stuck(run), pause_s=1.0)  # to look more often would be to compute
-    assert stuck(run)[0]["action"] == "F0"
+class Clock:
+    """The time of a process, which passes only when it is told."""
+
+    def __init__(self) -> None:
+        self.now_s, self.cpu_s = 100.0, 1.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def process_time(self) -> float:
+        return self.cpu_s
 
 
-def test_rank_at_a_large_file_may_take_longer_and_has_the_usual_time_afterwards(run):
+@pytest.fixture
+def spend(run, monkeypatch):
+    """Returns a function that passes time, asleep or not, while a rank's pulse looks at it."""
+    clock = Clock()
+    monkeypatch.setattr(pulse, "time", clock)
+    looking = {}
+
+    def spend(doing: Doing, seconds: float, *, computing: bool = False) -> None:
+        found = looking.setdefault(doing, pulse.Pulse(run, 0, 0, doing, timeout_s=2.0))
+        for _ in range(round(seconds / 0.5)):
+            clock.now_s += 0.5
+            clock.cpu_s += 0.5 * computing
+            found._look()
+
+    return spend
+
+
+def in_step() -> Doing:
     doing = Doing()
     doing.recorder = Recorder()
-    with pulse.beating(run, 0, 0, doing, timeout_s=0.2):
-        doing.recorder.begin_step()
-        with doing.patiently(60.0):
-            time.sleep(1.0)
-            assert stuck(run) == []
-        until(lambda: stuck(run), pause_s=0.3)
-    assert stuck(run)[0]["since_s"] < 1.0
+    doing.recorder.begin_step()
+    return doing
 
 
-def test_rank_that_prepares_may_take_its_time(run):
-    with pulse.beating(run, 0, 0, Doing(), timeout_s=0.1):
-        time.sleep(0.5)
+def test_rank_that_sleeps_in_an_action_says_so_and_one_that_computes_does_not(run, spend):
+    doing = in_step()
+    with doing.recorder.span(FORWARD, "F0"):
+        spend(doing, 60.0, computing=True)
+        spend(doing, 1.5)
+        assert stuck(run) == []
+        spend(doing, 60.0)
+    [said] = stuck(run)
+    assert said["action"] == "F0"
+
+
+def test_rank_that_computes_while_it_waits_says_so(run, spend):
+    doing = in_step()
+    doing.begin("a receive from rank 1", 1, 7)
+    spend(doing, 60.0, computing=True)
+    [said] = stuck(run)
+    assert said["what"] == "a receive from rank 1"
+
+
+def test_rank_at_a_large_file_may_take_longer_and_has_the_usual_time_afterwards(run, spend):
+    doing = in_step()
+    with doing.patiently(60.0):
+        spend(doing, 50.0)
+    spend(doing, 2.0)
+    assert stuck(run) == []
+    spend(doing, 60.0)
+    [said] = stuck(run)
+    assert said["since_s"] == 2.0
+
+
+def test_rank_at_a_large_file_may_not_take_for_ever(run, spend):
+    doing = in_step()
+    with doing.patiently(60.0):
+        spend(doing, 70.0)
+    assert len(stuck(run)) == 1
+
+
+def test_rank_that_prepares_may_take_its_time(run, spend):
+    spend(Doing(), 600.0)
     assert stuck(run) == []
 
 
