@@ -182,15 +182,15 @@ def test_an_error_stays():
 def test_waiting_is_measured():
     slow = loader(Numbers(delay_s=0.03), steps=1)
     slow.next_microbatch()
-    assert 0.05 < slow.wait_s < 5
+    assert 0.05 < slow.wait_s < 60
     slow.close()
 
 
 def test_no_waiting_when_the_rank_computes_longer_than_the_loader_reads():
-    quick = loader(Numbers(), steps=1, prefetch=9)
+    quick = loader(Numbers(delay_s=0.3), steps=1, prefetch=9)
     wait_until(lambda: not threads())  # everything has been read
     quick.next_microbatch()
-    assert quick.wait_s < 0.05
+    assert quick.wait_s < 0.3
 
 
 def test_closing_stops_the_thread_and_may_be_repeated():
