@@ -94,7 +94,7 @@ def test_replicas_cost_nothing_more_to_plan():
     assert (one["ranks"], many["ranks"]) == (3, 192)
     # Only the sum of gradients is new: it was none's on the last stage's one rank.
     assert many["messages"] == 64 * (one["messages"] + 1)
-    assert many["cpu_s"] < 32 * one["cpu_s"]  # not 64
+    assert many["cpu_s"] < 10 * one["cpu_s"]
 
 
 def row(**change: object) -> dict:

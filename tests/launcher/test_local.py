@@ -97,6 +97,8 @@ def test_all_ranks_are_gone_within_five_seconds(fake_world, launch, stubborn):
     assert supervisor.SETTLE_S + supervisor.GRACE_S + supervisor.POLL_S < 5
     assert time.monotonic() - took["since"] < 30  # no rank ends by itself
     assert outcome.failed_rank == 2
+    # Who is deaf to being told is killed after the time of grace; who was stopped is told, too.
+    assert outcome.exit_codes == {0: -9 if stubborn == "deaf" else -15, 1: -15, 2: -9}
     assert "SIGKILL" in outcome.cause
 
 

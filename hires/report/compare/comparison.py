@@ -157,7 +157,7 @@ def compare_references(
 
 
 def _nearest(references: Sequence[Reference], found: Sequence[tuple[str, Point]]) -> str:
-    """Returns what keeps the first run and the reference that says most of it apart."""
+    """Returns what keeps the first run apart from the reference that differs least from it."""
     if not found:
         return "there is no run"
     label, point = found[0]
