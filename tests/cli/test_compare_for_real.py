@@ -14,7 +14,7 @@ from hires.core import index
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ("model=resnet18", "image=64", "batch=4", "steps=4", "measure.warmup=1")
+TINY = ("model=resnet18", "image=64", "batch=4", "steps=4", "measure.warmup=2")
 
 
 def hires(folder: Path, *words: str, code: int | None = 0) -> str:

@@ -25,7 +25,7 @@ from hires.report.compare.verdicts import (
     judge_beside,
     overall,
 )
-from hires.report.reading import text
+from hires.report.reading import dicts, text
 from hires.report.runs import Run
 
 _FEW = 3
@@ -106,7 +106,8 @@ def compare_runs(
     for side, labels in zip(names, (pairing.only_a, pairing.only_b), strict=True):
         if labels:
             made.notes.append(f"only in {side}: {_listed(labels)}")
-    made.notes += _left_out([point for _, *both in pairing.points for point in both])
+    compared = [point for _, *both in pairing.points for point in both]
+    made.notes += _left_out(compared) + _rough_peaks(made, compared)
     made.notes += _alone(made) + _few_repeats(made) + _by_chance(made) + _unread([*a, *b])
     return made
 
@@ -152,7 +153,8 @@ def compare_references(
         )
     if without:
         made.notes.append(f"no reference for {_listed(without)}")
-    made.notes += _left_out([point for _, point in found]) + _unread(runs)
+    compared = [point for _, point in found]
+    made.notes += _left_out(compared) + _rough_peaks(made, compared) + _unread(runs)
     return made
 
 
@@ -183,6 +185,20 @@ def _left_out(found: Sequence[Point]) -> list[str]:
     if not count:
         return []
     return [f"{count} complete attempts of another commit or machine than the latest left out"]
+
+
+def _rough_peaks(made: Comparison, found: Sequence[Point]) -> list[str]:
+    """Says how many peaks are those of a whole process: they differ where nothing else does."""
+    if not any(result.metric.name == "memory" for result in made.results):
+        return []
+    told = [attempt.record for point in found for _, attempt in point.attempts()]
+    rough = sum(any(e.get("source") == "rss" for e in dicts(r.get("memory"))) for r in told)
+    if not rough:
+        return []
+    return [
+        f"the memory of {rough} of {len(told)} attempts is that of whole processes, which differs "
+        f"by a fifth from one run to the next; measure.warmup=2 measures that of a step"
+    ]
 
 
 def _alone(made: Comparison) -> list[str]:

@@ -52,6 +52,20 @@ def test_speed(tmp_path, before, factor, throughput, step_time):
     assert made.results[1].ratio == pytest.approx(factor, rel=0.02)
 
 
+def test_memory_of_whole_processes_is_told_apart(tmp_path, before):
+    after = compared_run(tmp_path, [steps(), steps()], campaign="after")
+    assert not any("whole" in note for note in compare([before], [after], "memory").notes)
+    path = after / "record.json"  # of its latest attempt
+    record = json.loads(path.read_text())
+    record["memory"][1]["source"] = "rss"
+    path.write_text(json.dumps(record))
+    told = [note for note in compare([before], [after], "memory").notes if "whole" in note]
+    assert len(told) == 1
+    assert told[0].startswith("the memory of 1 of 3 attempts is that of whole processes")
+    assert "measure.warmup=2" in told[0]
+    assert not any("whole" in note for note in compare([before], [after]).notes)
+
+
 def test_memory_and_loss_of_one_run_each_are_judged_by_the_tolerance_alone(tmp_path, before):
     after = compared_run(tmp_path, [steps()], peaks=[110 << 20], losses=[1.8], campaign="after")
     made = compare([before], [after], "memory", "loss")
