@@ -76,6 +76,17 @@ def test_other_commands_are_the_two_that_install():
     assert (ROOT / "constraints.txt").is_file()
 
 
+def test_figures_are_those_of_the_results():
+    section = TEXT.partition("\n## Measured\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| .* \| (.*) \| \[.*\]\((results/.*)\) \|$", section, re.MULTILINE)
+    assert len(rows) >= 5
+    for told, path in rows:
+        figures = re.findall(r"\d+(?:\.\d+)?", told)
+        assert figures
+        known = set(re.findall(r"\d+(?:\.\d+)?", (ROOT / path).read_text(encoding="utf-8")))
+        assert known >= set(figures), path
+
+
 def test_every_verb_has_its_row():
     rows = re.findall(r"^\| `(\w+)[^`]*` \|", TEXT, re.MULTILINE)
     assert set(VERBS) <= set(rows)
