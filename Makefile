@@ -26,7 +26,7 @@ run: $(INSTALLED)  ## write a small folder of images, train on it and print the 
 	    parallel=sp+gems precision=bf16 batch=8 steps=12 $(ARGS)
 
 test: $(INSTALLED)  ## run the tests, JOBS=2 at a time; ARGS='-m slow' runs the slow ones
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-mpi: $(INSTALLED)  ## run the tests that need an MPI; as root it installs Debian's Open MPI and MPICH first
 	bash scripts/install_mpi.sh
