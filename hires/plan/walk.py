@@ -6,6 +6,7 @@ Ranks, collectives and waits are here; when a posted message begins and ends is 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ class Proof:
     """Ranks that never reach their end."""
 
 
-class Walk:
+class Walk(ABC):
     """All ranks' positions, and what each of them waits for."""
 
     def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
@@ -63,12 +64,12 @@ class Walk:
         present = self.meeting.get(event.peer, {})
         return [member for member in self.members[event.peer] if member not in present]
 
+    @abstractmethod
     def post(self, rank: int, event: Event) -> int:
         """Posts a send or receive; returns how many events of the rank that takes.
 
         0 where the rank cannot go on yet.
         """
-        raise NotImplementedError
 
     def take(self, rank: int, event: Event) -> bool:
         """Takes the message that a rank waits for; returns whether it was there."""
@@ -84,21 +85,21 @@ class Walk:
             if receives:
                 yield source, target, receives[0]
 
+    @abstractmethod
     def expects(self, rank: int, event: Event) -> bool:
         """Whether a rank has posted a receive of the message that an event waits for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
         """Returns what cannot go on itself and holds up a message that a waiter waits for."""
-        raise NotImplementedError
 
     def sentence(self, waiter: Waiter) -> str:
-        """Says what a stream waits for."""
+        """Says what a stream waits for; where ranks send themselves no waiter is a stream."""
         raise NotImplementedError
 
+    @abstractmethod
     def one_sided(self, coming: Coming) -> list[str]:
         """Returns the messages whose other side does not come at all."""
-        raise NotImplementedError
 
     def _step(self, rank: int, event: Event) -> bool:
         """Executes one event; returns whether the rank may go on."""

@@ -64,8 +64,6 @@ for (const svg of document.querySelectorAll('.plot svg')) {
 }
 return found;
 """
-
-
 _BOX = """
 const box = arguments[0].getBoundingClientRect();
 return {x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height, scale: 1};

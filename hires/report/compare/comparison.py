@@ -197,7 +197,7 @@ def _rough_peaks(made: Comparison, found: Sequence[Point]) -> list[str]:
         return []
     return [
         f"the memory of {rough} of {len(told)} attempts is that of whole processes, which differs "
-        f"by a fifth from one run to the next; measure.warmup=2 measures that of a step"
+        f"by chance, most for small networks; measure.warmup=2 measures that of a step"
     ]
 
 
