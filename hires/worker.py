@@ -16,15 +16,16 @@ import torch
 
 from hires import comm
 from hires.core import log as logs
-from hires.core import pulse, records
-from hires.core.binding import bind
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, HiresError, RunError
-from hires.core.world import World, from_environment
+from hires.core.ranks import heartbeat
+from hires.core.ranks.binding import bind
+from hires.core.ranks.world import World, from_environment
+from hires.core.store import records
 from hires.engine import resume, stopping
 from hires.engine.build import RankEngine, build_rank
 from hires.engine.checkpoint import Saver
-from hires.engine.memory import PeakMeter
+from hires.engine.memory_meter import PeakMeter
 from hires.engine.run import run_steps
 from hires.engine.verify import verify_rank
 from hires.plan.plan import Plan
@@ -67,7 +68,7 @@ def _run(run_dir: Path, world: World, verify: bool) -> int:
     binding = bind(world, config)  # before the first thread starts: it is inherited
     records.event(run_dir, world.attempt, "rank_bound", rank=world.rank, **binding.to_dict())
     timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
-    with pulse.beating(run_dir, world.attempt, world.rank, comm.doing, timeout_s):
+    with heartbeat.beating(run_dir, world.attempt, world.rank, comm.doing, timeout_s):
         return _compute(run_dir, world, config, verify)
 
 

@@ -8,13 +8,13 @@ import typing
 import pytest
 import yaml
 
-from hires.cli.choices import EXPERIMENTS, conf_dir, experiments, groups, keys
-from hires.cli.compose import compose
-from hires.cli.sweep_axes import grid_of
-from hires.cli.sweep_compose import Composer
-from hires.cli.sweep_experiment import taken_out
-from hires.cli.sweep_points import compose_all
-from hires.core.config import RunConfig
+from hires.cli.compose.choices import EXPERIMENTS, conf_dir, experiments, groups, keys
+from hires.cli.compose.compose_config import compose
+from hires.cli.sweep.axes import grid_of
+from hires.cli.sweep.configs import Composer
+from hires.cli.sweep.experiment import taken_out
+from hires.cli.sweep.sweep_points import compose_all
+from hires.core.config.run_config import RunConfig
 
 EVERY = sorted(conf_dir().glob("*/*.yaml"))
 FILES = [path for path in EVERY if path.parent.name != EXPERIMENTS]

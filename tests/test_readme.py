@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.choices import groups, keys
+from hires.cli.compose.choices import groups, keys
 from hires.cli.main import INTERRUPTED, VERBS, main
 from hires.core.errors import PREEMPTED, REGRESSION, ConfigError, PlanError, RunError
 from tests.helpers.compared_runs import compared_run

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hires.core import log as logs
-from hires.core import provenance
 from hires.core.errors import HiresError
-from hires.core.files import make_folder, write_atomically
+from hires.core.store import provenance
+from hires.core.store.files import make_folder, write_atomically
 from hires.core.units import gib
 
 SCHEMA = 1

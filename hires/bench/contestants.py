@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hires.bench import more_rows
-from hires.core.config import (
+from hires.core.config.parallel_config import HaloConfig, ParallelConfig
+from hires.core.config.run_config import (
     DataConfig,
     MeasureConfig,
     MemoryConfig,
@@ -22,7 +23,6 @@ from hires.core.config import (
     TaskConfig,
 )
 from hires.core.errors import ConfigError
-from hires.core.layout import HaloConfig, ParallelConfig
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan

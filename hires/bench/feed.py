@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.data.source import open_data
 from hires.engine.build import image_dtype, samples_of, target_of
 from hires.engine.loader import Loader, Microbatch

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hires.core.config import RunConfig, from_dict
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 
 Choice = dict[str, Any]

@@ -16,11 +16,11 @@ import torch
 from hires.bench.contestants import Contestant
 from hires.bench.ranks import run_ranks
 from hires.comm import all_gather, barrier, make_groups
-from hires.core.config import MeasureConfig, RunConfig
+from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.units import MIB
 from hires.engine.build import build_rank
 from hires.engine.footprint import footprint
-from hires.engine.memory import PeakMeter
+from hires.engine.memory_meter import PeakMeter
 from hires.engine.run import run_step
 from hires.plan.plan import Plan
 

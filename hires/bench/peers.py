@@ -13,10 +13,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn.parallel import DistributedDataParallel
 
 from hires.bench.feed import Example, whole_batch, whole_microbatches
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.engine.build import build_rank, cast, make_optimizer
 from hires.engine.verify import plain_loss
-from hires.nets.build import build_model, materialise
+from hires.nets.build_network import build_model, materialise
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT
 from hires.plan.plan import Plan

@@ -11,8 +11,8 @@ import sys
 import time
 from typing import Any
 
-from hires.core.config import from_dict
-from hires.engine.memory import peak_rss_bytes
+from hires.core.config.run_config import from_dict
+from hires.engine.memory_meter import peak_rss_bytes
 from hires.plan.graph import Graph
 from hires.plan.planner import make_plan
 

@@ -24,8 +24,8 @@ from torch import multiprocessing as torch_multiprocessing
 from hires import comm
 from hires.core import log as logs
 from hires.core.errors import HiresError, RunError
-from hires.core.world import World
-from hires.engine.memory import keep_memory
+from hires.core.ranks.world import World
+from hires.engine.memory_meter import keep_memory
 
 Job = Callable[..., Any]
 

@@ -15,9 +15,9 @@ from hires.bench import peers
 from hires.bench.contestants import Contestant
 from hires.bench.feed import Replay
 from hires.comm import barrier
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.engine.build import build_rank
-from hires.engine.descent import Descent
+from hires.engine.optimizer import Descent
 from hires.engine.run import run_step
 from hires.plan.plan import Plan
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hires.bench import pairs, peaks
+from hires.bench import peaks, ratio_rows
 from hires.bench.answers import columns, header, markdown, origin
 from hires.bench.contestants import Contestant
 from hires.bench.runners import Verdict
@@ -97,10 +97,10 @@ def text(found: dict[str, Any]) -> str:
     for task, rows in found["tasks"].items():
         lines = columns([HEADINGS, *map(_cells, rows)], ALIGN)
         parts.append("\n".join([_title(found, task), *lines]))
-        answers = pairs.cells(pairs.pairs(rows))
+        answers = ratio_rows.cells(ratio_rows.pairs(rows))
         if answers:
             parts.append(
-                "\n".join([f"ratios, {task}", *columns([pairs.HEADINGS, *answers], "lrrl")])
+                "\n".join([f"ratios, {task}", *columns([ratio_rows.HEADINGS, *answers], "lrrl")])
             )
         memory = peaks.cells(rows)
         if memory:
@@ -116,10 +116,10 @@ def readme(name: str, found: dict[str, Any]) -> str:
     for task, rows in found["tasks"].items():
         lines += ["", f"## {_title(found, task)}", ""]
         lines += markdown([HEADINGS, *map(_cells, rows)], ALIGN)
-        answers = pairs.cells(pairs.pairs(rows))
+        answers = ratio_rows.cells(ratio_rows.pairs(rows))
         if answers:
-            lines += ["", f"## ratios, {task}", "", pairs.NOTE, ""]
-            lines += markdown([pairs.HEADINGS, *answers], "llll")
+            lines += ["", f"## ratios, {task}", "", ratio_rows.NOTE, ""]
+            lines += markdown([ratio_rows.HEADINGS, *answers], "llll")
         memory = peaks.cells(rows)
         if memory:
             lines += ["", f"## memory, {task}", "", MEMORY_NOTE, ""]

@@ -17,16 +17,16 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.core.config import RunConfig, from_dict
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import PlanError
 from hires.nets.trace import trace_config
-from hires.plan.costs import Device, Roofline
 from hires.plan.graph import Graph
-from hires.plan.links import Link, Network
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from hires.plan.simulate import Simulation, simulate
+from hires.plan.simulation.costs import Device, Roofline
+from hires.plan.simulation.links import Link, Network
+from hires.plan.simulation.simulate import Simulation, simulate
 
 RESNET: dict[str, Any] = {"name": "resnet", "depth": 101, "classes": 1000}
 AMOEBANET: dict[str, Any] = {"name": "amoebanet", "layers": 18, "filters": 416, "classes": 1000}

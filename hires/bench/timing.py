@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from hires.comm import Group, all_gather, barrier
-from hires.core.summary import quantile
+from hires.core.store.summary import quantile
 
 log = logging.getLogger(__name__)
 

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import hires
-from hires.cli.deciding import deciding
+from hires.cli.compose.plan_keys import deciding
 from hires.cli.tracing import TorchProcess
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
-from hires.core.files import write_atomically
+from hires.core.store.files import write_atomically
 from hires.plan.memory import memory_finding, room_of
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
-from hires.plan.remedies import Search
+from hires.plan.search.remedies import Search
 
 _DECIDE = ("image", "model", "data", "parallel", "precision", "comm", "task", "memory", "seed")
 """Parts of the config that may decide the memory together with the plan."""

@@ -17,27 +17,36 @@ from hires import __version__
 from hires.core.errors import ConfigError, HiresError
 
 VERBS = {
-    "run": ("hires.cli.verb_run", "run an experiment and print its throughput and memory"),
-    "sweep": ("hires.cli.verb_sweep", "run every combination of several values, or a stored sweep"),
-    "plan": ("hires.cli.verb_plan", "show who computes and sends what, without running it"),
-    "verify": ("hires.cli.verb_verify", "compare a layout with one process, in float64"),
-    "show": ("hires.cli.verb_show", "print the tables or the time line of a run"),
-    "report": ("hires.cli.verb_report", "turn runs into tables, plots and one page"),
+    "run": ("hires.cli.verbs.verb_run", "run an experiment and print its throughput and memory"),
+    "sweep": (
+        "hires.cli.verbs.verb_sweep",
+        "run every combination of several values, or a stored sweep",
+    ),
+    "plan": ("hires.cli.verbs.verb_plan", "show who computes and sends what, without running it"),
+    "verify": ("hires.cli.verbs.verb_verify", "compare a layout with one process, in float64"),
+    "show": ("hires.cli.verbs.verb_show", "print the tables or the time line of a run"),
+    "report": ("hires.cli.verbs.verb_report", "turn runs into tables, plots and one page"),
     "compare": (
-        "hires.cli.verb_compare",
+        "hires.cli.verbs.verb_compare",
         "is B better or worse than A? exit code 4 if it is worse",
     ),
-    "export": ("hires.cli.verb_export", "write runs as CSV, or into an mlflow store"),
-    "index": ("hires.cli.verb_index", "write the index of all runs anew"),
-    "status": ("hires.cli.verb_status", "show how runs are doing: state, step, speed, memory"),
-    "logs": ("hires.cli.verb_logs", "print what the ranks of a run said"),
-    "retry": ("hires.cli.verb_retry", "run failed and lost points again, as their next attempt"),
-    "cancel": ("hires.cli.verb_cancel", "stop runs"),
-    "list": ("hires.cli.verb_list", "list models, layouts, keys and other choices, or runs"),
-    "data": ("hires.cli.verb_data", "make a folder of labelled images"),
-    "bench": ("hires.cli.verb_bench", "measure layouts beside torch's own"),
-    "doctor": ("hires.cli.verb_doctor", "check what this machine has"),
-    "completion": ("hires.cli.verb_completion", "print the completion script of a shell"),
+    "export": ("hires.cli.verbs.verb_export", "write runs as CSV, or into an mlflow store"),
+    "index": ("hires.cli.verbs.verb_index", "write the index of all runs anew"),
+    "status": (
+        "hires.cli.verbs.verb_status",
+        "show how runs are doing: state, step, speed, memory",
+    ),
+    "logs": ("hires.cli.verbs.verb_logs", "print what the ranks of a run said"),
+    "retry": (
+        "hires.cli.verbs.verb_retry",
+        "run failed and lost points again, as their next attempt",
+    ),
+    "cancel": ("hires.cli.verbs.verb_cancel", "stop runs"),
+    "list": ("hires.cli.verbs.verb_list", "list models, layouts, keys and other choices, or runs"),
+    "data": ("hires.cli.verbs.verb_data", "make a folder of labelled images"),
+    "bench": ("hires.cli.verbs.verb_bench", "measure layouts beside torch's own"),
+    "doctor": ("hires.cli.verbs.verb_doctor", "check what this machine has"),
+    "completion": ("hires.cli.verbs.verb_completion", "print the completion script of a shell"),
 }
 INTERRUPTED = 130
 
@@ -87,7 +96,7 @@ def _dispatch(words: list[str]) -> int:
         return 0
     verb, rest = words[0], words[1:]
     if verb == "_complete":  # what the shell completion calls
-        return int(importlib.import_module("hires.cli.verb_completion").complete(rest))
+        return int(importlib.import_module("hires.cli.verbs.verb_completion").complete(rest))
     if verb not in VERBS:
         raise ConfigError(_unknown(verb))
     return int(importlib.import_module(VERBS[verb][0]).main(rest))
@@ -95,7 +104,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _unknown(verb: str) -> str:
     """Returns what to answer to a first word that is no verb."""
-    from hires.cli.nearest import offer
+    from hires.cli.compose.nearest import offer
 
     if "=" in verb:
         return f"{verb!r} is an override and a verb comes first: hires run {verb}"

@@ -12,8 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hires.cli.choices import keys
-from hires.cli.nearest import nearest
+from hires.cli.compose.choices import keys
+from hires.cli.compose.nearest import nearest
 from hires.core.errors import ConfigError
 
 _BELOW_0 = re.compile(r"-\.?\d")

@@ -10,18 +10,18 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from hires.cli.show_plan import finding_lines
+from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess
-from hires.core import checkpoints
-from hires.core.checkpoints import Checkpoint
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError
-from hires.core.naming import run_name
-from hires.core.tensor_shapes import refuse_other_network
+from hires.core.store import checkpoints
+from hires.core.store.checkpoints import Checkpoint
+from hires.core.store.naming import run_name
+from hires.core.store.tensor_shapes import refuse_other_network
 from hires.plan.graph import Graph
-from hires.plan.offered import offered
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan
+from hires.plan.search.offered import offered
 
 
 def planned(config: RunConfig, memory: bool = True) -> Plan:

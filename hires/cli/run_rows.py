@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hires.cli.choices import groups, keys
-from hires.cli.expression import Expression
-from hires.cli.nearest import offer
+from hires.cli.compose.choices import groups, keys
+from hires.cli.compose.expression import Expression
+from hires.cli.compose.nearest import offer
 from hires.core.errors import ConfigError
-from hires.launcher.points import select
-from hires.launcher.state import states
-from hires.report.indexed import runs_of
-from hires.report.reading import Note, alike, dig, spoken
-from hires.report.rows import RUN_COLUMNS, Row, run_row
-from hires.report.runs import Run
+from hires.launcher.status.run_selection import select
+from hires.launcher.status.state import states
+from hires.report.load.indexed import runs_of
+from hires.report.load.reading import Note, alike, dig, spoken
+from hires.report.load.rows import RUN_COLUMNS, Row, run_row
+from hires.report.load.runs import Run
 
 METRICS = {
     "throughput": "img_per_s_median",

@@ -15,7 +15,7 @@ import tempfile
 from types import TracebackType
 from typing import IO, Any
 
-from hires.core.config import RunConfig, to_dict
+from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan

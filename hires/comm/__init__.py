@@ -1,6 +1,6 @@
 """How do ranks talk? Every message of hires goes through these functions."""
 
-from hires.comm.groups import Group, make_groups
+from hires.comm.rank_groups import Group, make_groups
 from hires.comm.runtime import (
     Handle,
     all_gather,

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm import shared
-from hires.comm.groups import Group
+from hires.comm.rank_groups import Group
 from hires.comm.rehearsal import SilentMemory
 from hires.comm.shared import SharedMemory
 from hires.comm.wire import doing, guard, patient_group, transport, waiting
-from hires.core.timeline import COLLECTIVE, HALO, Recorder
+from hires.core.ranks.timeline import COLLECTIVE, HALO, Recorder
 
 DIRECT_BYTES = shared.GATHER_BYTES
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""

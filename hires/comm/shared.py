@@ -4,7 +4,7 @@ Tiles exchange statistics and borders hundreds of times a step, and wait for eac
 Over TCP a busy machine answers in a millisecond, since the transport's thread must first get a
 core. Here a rank writes into memory that all members see, and looks at counters until others have.
 Two slots for each way, used in turns, are enough: a third message waits until the first is read.
-``hires.plan.mailboxes`` proves for every plan that no rank waits so for ever.
+``hires.plan.proof.mailboxes`` proves for every plan that no rank waits so for ever.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hires.core import mail as limits
 from hires.core.errors import CommError
-from hires.core.mail import LINE, SLOTS
+from hires.core.ranks import mailbox_limits as limits
+from hires.core.ranks.mailbox_limits import LINE, SLOTS
 
 GATHER_BYTES = 65536
 """Largest tensor that a rank gives to a gather."""

@@ -16,10 +16,10 @@ from typing import Any
 import torch.distributed as dist
 
 from hires.comm.rehearsal import SilentWire
-from hires.core.doing import Doing
 from hires.core.errors import CommError
-from hires.core.network import interface_towards
-from hires.core.world import World
+from hires.core.ranks.activity import Doing
+from hires.core.ranks.network import interface_towards
+from hires.core.ranks.world import World
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 

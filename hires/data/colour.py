@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.data.window import ImageError, Pixels
+from hires.data.image_window import ImageError, Pixels
 
 LUMINANCE = (0.299, 0.587, 0.114)
 """Weights of red, green and blue (ITU-R BT.601), as Pillow uses them."""

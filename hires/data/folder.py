@@ -9,11 +9,11 @@ from pathlib import Path
 
 from hires.core.errors import RunError
 from hires.data.colour import to_channels
-from hires.data.fit import crop, resize
-from hires.data.index import TIFF_SUFFIXES, FolderIndex
+from hires.data.image_fit import crop, resize
+from hires.data.image_index import TIFF_SUFFIXES, FolderIndex
+from hires.data.image_window import ImageError, Pixels, Size, Span, Window, check_window, normalised
 from hires.data.tiff import CodecError, TiffImage
 from hires.data.whole import WholeImage, WholeImages
-from hires.data.window import ImageError, Pixels, Size, Span, Window, check_window, normalised
 
 log = logging.getLogger(__name__)
 

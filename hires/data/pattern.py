@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.data.window import Size, Span, Window
+from hires.data.image_window import Size, Span, Window
 
 GOLDEN = 0.6180339887498949
 PERIODS = (6.0, 15.0, 9.0, 24.0)

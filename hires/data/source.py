@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from hires.core.config import DataConfig, RunConfig
+from hires.core.config.run_config import DataConfig, RunConfig
 from hires.core.errors import ConfigError
 from hires.data.folder import FolderSource
-from hires.data.index import scan, scan_images
-from hires.data.pairs import PairSource
+from hires.data.image_index import scan, scan_images
+from hires.data.image_pairs import PairSource
+from hires.data.image_window import Span, Window
 from hires.data.synthetic import SyntheticSource
-from hires.data.window import Span, Window
 
 
 class Source(Protocol):

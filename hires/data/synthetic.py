@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hires.data import pattern
-from hires.data.window import Size, Span, Window, check_window, normalised
+from hires.data.image_window import Size, Span, Window, check_window, normalised
 
 
 class SyntheticSource:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from hires.core.errors import ConfigError, RunError
 from hires.data import pattern
-from hires.data.index import MANIFEST, UNFINISHED
-from hires.data.window import Span
+from hires.data.image_index import MANIFEST, UNFINISHED
+from hires.data.image_window import Span
 
 Progress = Callable[[int, int], None]
 """Is told how many images are there, of how many."""

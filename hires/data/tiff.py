@@ -16,7 +16,7 @@ import numpy as np
 from tifffile import COMPRESSION, PHOTOMETRIC, TIFF, TiffFile, TiffPage
 
 from hires.data import colour
-from hires.data.window import ImageError, Pixels, Size, Span
+from hires.data.image_window import ImageError, Pixels, Size, Span
 
 COLOURS: dict[int, int] = {
     PHOTOMETRIC.MINISWHITE: 1,

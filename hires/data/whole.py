@@ -17,7 +17,7 @@ from types import TracebackType
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from hires.data.window import ImageError, Pixels, Size, Span
+from hires.data.image_window import ImageError, Pixels, Size, Span
 
 CACHE_BYTES = 64 * 2**20
 """Decoded images that a process keeps, all together."""

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from hires.comm import make_groups
-from hires.core.config import RunConfig
-from hires.core.timeline import Recorder
+from hires.core.config.run_config import RunConfig
+from hires.core.ranks.timeline import Recorder
+from hires.data.image_pairs import PairSource
 from hires.data.order import step_indices
-from hires.data.pairs import PairSource
 from hires.data.source import Source, open_data
-from hires.engine.descent import Descent
 from hires.engine.loader import Loader, Loaders, Target
-from hires.nets.build import build_model, materialise, release
+from hires.engine.optimizer import Descent
+from hires.nets.build_network import build_model, materialise, release
 from hires.parallel.context import Context
 from hires.parallel.executor import Executor
 from hires.parallel.gradients import GradientSync

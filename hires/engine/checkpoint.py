@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from hires import comm
-from hires.core import checkpoints, records
-from hires.core.checkpoints import Checkpoint
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.files import cannot_write, write_atomically
+from hires.core.store import checkpoints, records
+from hires.core.store.checkpoints import Checkpoint
+from hires.core.store.files import cannot_write, write_atomically
 from hires.core.units import size
 from hires.engine import stopping, tensorfile
 from hires.engine.build import RankEngine, names_of

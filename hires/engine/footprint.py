@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hires.comm import rehearsal
 from hires.comm.rehearsal import SilentWire
-from hires.core.config import RunConfig, from_dict
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.engine.build import (
     RankEngine,
     assemble,
@@ -34,11 +34,11 @@ from hires.engine.build import (
     reads_labels,
     target_rect,
 )
-from hires.engine.live import LiveBytes
+from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import Loaders
 from hires.engine.run import run_passes
 from hires.nets import trace
-from hires.nets.build import build_model
+from hires.nets.build_network import build_model
 from hires.parallel.context import Context
 from hires.parallel.executor import Batch
 from hires.plan.memory import RankMemory, representatives

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hires.data.pairs import PairSource
+from hires.data.image_pairs import PairSource
+from hires.data.image_window import Span
 from hires.data.source import Source
-from hires.data.window import Span
 
 Order = Callable[[int], list[int]]
 """Gives the samples that this rank needs in a step, in the order of its microbatches."""

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from hires import comm
-from hires.core import checkpoints, records
-from hires.core.checkpoints import Checkpoint, DamagedError
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
-from hires.core.world import World
+from hires.core.ranks.world import World
+from hires.core.store import checkpoints, records
+from hires.core.store.checkpoints import Checkpoint, DamagedError
 from hires.engine.build import RankEngine, names_of
 from hires.engine.checkpoint import RANDOM, layout_of, rank_file
 from hires.engine.tensorfile import TensorFile

@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hires.core import records
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, LossError
-from hires.core.timeline import GRADIENTS, OPTIMISER
+from hires.core.ranks.timeline import GRADIENTS, OPTIMISER
+from hires.core.store import records
 from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
-from hires.engine.memory import PeakMeter
+from hires.engine.memory_meter import PeakMeter
 from hires.parallel.executor import Feed, StepResult
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hires.core.checkpoints import DamagedError
 from hires.core.errors import RunError
+from hires.core.store.checkpoints import DamagedError
 
 PIECE_BYTES = 2**22
 """A tensor is written in pieces of about this size: all memory that writing adds."""

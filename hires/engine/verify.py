@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.comm import barrier
-from hires.core import records
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ParityError
-from hires.core.files import write_atomically
+from hires.core.store import records
+from hires.core.store.files import write_atomically
 from hires.data.source import open_data
 from hires.engine.build import (
     RankEngine,
@@ -29,7 +29,7 @@ from hires.engine.build import (
     samples_of,
     target_of,
 )
-from hires.nets.build import build_model, materialise
+from hires.nets.build_network import build_model, materialise
 from hires.plan.graph import Graph
 
 TOLERANCE = 1e-10

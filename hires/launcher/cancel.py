@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
-from hires.core.files import write_atomically
-from hires.core.records import attempt_dir
-from hires.launcher import scheduler, whois
-from hires.launcher.attempt_files import (
+from hires.core.store.files import write_atomically
+from hires.core.store.records import attempt_dir
+from hires.launcher.slurm import scheduler
+from hires.launcher.slurm.scheduler import Job
+from hires.launcher.status import process_id
+from hires.launcher.status.attempt_files import (
     REQUEST,
     last_number,
     launched_by,
@@ -26,11 +28,10 @@ from hires.launcher.attempt_files import (
     read_job,
     read_json,
 )
-from hires.launcher.attempt_files import is_asked as is_asked  # others ask for it here, too
-from hires.launcher.last_word import leave_cancelled
-from hires.launcher.run_state import PENDING, RUNNING, RunState
-from hires.launcher.scheduler import Job
-from hires.launcher.state import goes_on
+from hires.launcher.status.attempt_files import is_asked as is_asked  # others ask for it here, too
+from hires.launcher.status.run_state import PENDING, RUNNING, RunState
+from hires.launcher.status.state import goes_on
+from hires.launcher.supervision.exit_record import leave_cancelled
 
 WAIT_S = 15.0
 """How long a launcher may take to stop its ranks and say so."""
@@ -166,7 +167,7 @@ def _stop(launched: dict[str, Any], folder: Path) -> str:
     """Stops the launcher of an attempt and waits until it has said so."""
     pid, host = launched.get("pid"), launched.get("host")
     if not _signal(launched):
-        if whois.lives(launched) is None:
+        if process_id.lives(launched) is None:
             raise RunError(
                 f"{folder.parent.name} runs as process {pid} on {host}, which cannot be seen from "
                 f"here; use `hires cancel` there"
@@ -184,12 +185,12 @@ def _stop(launched: dict[str, Any], folder: Path) -> str:
 def _signal(launched: dict[str, Any]) -> bool:
     """Sends SIGTERM to a launcher; returns whether it is surely that process."""
     pid = launched.get("pid")
-    if not isinstance(pid, int) or not whois.is_here(launched):
+    if not isinstance(pid, int) or not process_id.is_here(launched):
         return False
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)  # from here on the number cannot come to mean another one
         try:
-            if whois.lives(launched):
+            if process_id.lives(launched):
                 signal.pidfd_send_signal(handle, signal.SIGTERM)
                 return True
         except PermissionError:

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
-from hires.core.values import Checks
-from hires.nets.registry import NETS
+from hires.nets.catalog import NETS
 
 MakeOperation = Callable[[int, int], nn.Module]
 """Makes an operation that keeps its channels, from (channels, stride)."""

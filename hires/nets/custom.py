@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from hires.core.errors import ConfigError
-from hires.nets.registry import NETS
+from hires.nets.catalog import NETS
 
 
 @NETS.register("custom")

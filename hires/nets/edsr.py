@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.core.errors import ConfigError
+from hires.nets.catalog import NETS
 from hires.nets.layers import ScaledConv2d
-from hires.nets.registry import NETS
 
 FACTORS = {2: (2,), 3: (3,), 4: (2, 2)}
 """Scale -> what each step of the upsampler multiplies the image by."""

@@ -14,7 +14,7 @@ class ScaledConv2d(nn.Conv2d):
         width_in: channels of its input.
         width_out: channels of its output.
         kernel: rows and columns of its kernel.
-        gain: by which :mod:`hires.nets.build` multiplies the usual first weights.
+        gain: by which :mod:`hires.nets.build_network` multiplies the usual first weights.
     """
 
     def __init__(self, width_in: int, width_out: int, kernel: int, gain: float = 1.0) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.core.errors import ConfigError
-from hires.nets.registry import NETS
+from hires.nets.catalog import NETS
 
 LAYOUTS: dict[int, tuple[bool, tuple[int, int, int, int]]] = {
     18: (False, (2, 2, 2, 2)),

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
-from hires.core.config import RunConfig, from_dict
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError
-from hires.nets.build import build_model
-from hires.nets.export import COUNTER, graph_of, written
+from hires.nets.build_network import build_model
+from hires.nets.graph_export import COUNTER, graph_of, written
 from hires.plan.graph import Graph
 
 LARGER = (2, 4)

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hires.nets.catalog import NETS
 from hires.nets.layers import ScaledConv2d
-from hires.nets.registry import NETS
 
 HEAD_GAIN = 0.1
 """The last convolution begins small, so that every class begins about as likely."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hires.comm import Handle, irecv, isend
-from hires.core.timeline import BACKWARD, DATA, FORWARD, WAIT, Recorder
+from hires.core.ranks.timeline import BACKWARD, DATA, FORWARD, WAIT, Recorder
 from hires.parallel.context import Context
 from hires.parallel.halo import new_map, part
 from hires.parallel.loss import loss_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hires.core.config import RunConfig
-from hires.core.layout import ParallelConfig
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.run_config import RunConfig
 from hires.plan.graph import Graph, Node, describe
 from hires.plan.partition import layer_starts, scaled
 from hires.plan.plan import Finding, Plan, Stage

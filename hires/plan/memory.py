@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hires.core.cluster import spread
-from hires.core.config import RunConfig
+from hires.core.config.cluster_config import spread
+from hires.core.config.run_config import RunConfig
 from hires.core.units import parse_size, size
 from hires.plan.edges import Box, held_by
 from hires.plan.plan import Finding, Plan, Stage

@@ -8,9 +8,9 @@ from hires.plan.edges import edge_of
 from hires.plan.fusing import widen
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.halos import halos_of, ran_back
-from hires.plan.joins import far_halos, no_rule, vanishing
 from hires.plan.plan import CommOp, Edge, Finding, Stage
 from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_of
+from hires.plan.search.joins import far_halos, no_rule, vanishing
 from hires.plan.shards import shard_rule
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.plan.checks import (
     check_batch,
     check_cuts,
@@ -18,14 +18,14 @@ from hires.plan.checks import (
 )
 from hires.plan.graph import Graph
 from hires.plan.groups import held_stages, num_holders
+from hires.plan.key_conflicts import check_together
 from hires.plan.messages import add_loss, edges_of, lay_out, look_over, small_tiles
 from hires.plan.partition import layer_starts, partition
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.program import BYTES, edge_messages, halo_messages, inside
+from hires.plan.proof.prove import verify
 from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.segments import add_segments
-from hires.plan.together import check_together
-from hires.plan.verify import verify
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 

@@ -1,12 +1,12 @@
 """What does one rank say to the others in one step, in order?
 
-The engine executes and ``hires.plan.verify`` proves the same list: an action's sends are posted
-when it has been computed, and a rank waits for its sends at the end of the step. Receives are
-posted in one of two orders:
+The engine executes and ``hires.plan.proof.prove`` proves the same list: an action's sends are
+posted when it has been computed, and a rank waits for its sends at the end of the step. Receives
+are posted in one of two orders:
 
 * ``ahead``: one action ahead of the one that needs them. This is what the engine does.
 * ``joined``: together with the sends of the action before, as one group call: the usual order where
-  all messages of two ranks share a stream. ``hires.plan.machine`` tells what it is worth.
+  all messages of two ranks share a stream. ``hires.plan.proof.machine`` tells what it is worth.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from hires.core.mail import mail_bytes
+from hires.core.ranks.mailbox_limits import mail_bytes
 from hires.plan.groups import gradient_group, held_stages, num_holders, tile_group
 from hires.plan.halos import companions, name_of
 from hires.plan.plan import CommOp, Edge, Plan, Stage

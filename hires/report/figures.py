@@ -8,22 +8,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hires.core.files import cannot_write
+from hires.core.store.files import cannot_write
+from hires.report.load.reading import Note
 from hires.report.plots import (
     backends,
-    fit,
-    loss,
-    memory,
+    largest_image,
+    loss_curve,
+    memory_bars,
     precision,
     scaling,
     steps,
     style,
     throughput,
     tiles,
-    traffic,
+    traffic_map,
 )
 from hires.report.plots.base import Material, Plot
-from hires.report.reading import Note
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,14 +36,14 @@ _PLOTS: tuple[Callable[[Material], Plot], ...] = (
     throughput.by_layout,
     throughput.by_image,
     scaling.by_ranks,
-    fit.largest_image,
-    memory.per_rank,
+    largest_image.largest_image,
+    memory_bars.per_rank,
     steps.split_step,
     steps.timeline,
-    traffic.between_ranks,
+    traffic_map.between_ranks,
     tiles.grid,
     precision.error,
-    loss.curves,
+    loss_curve.curves,
     backends.links,
 )
 _COLOURS = {

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hires.core.campaign import FILE, SCHEMA
-from hires.report import points, reading, rows, traffic
-from hires.report.reading import Note, count, dicts, number, spoken, text
-from hires.report.rows import Row, words_of
-from hires.report.runs import Attempt, Run, labels, made, read_runs
+from hires.core.store.campaign import FILE, SCHEMA
+from hires.report.load import measured_points, reading, rows, traffic_matrix
+from hires.report.load.reading import Note, count, dicts, number, spoken, text
+from hires.report.load.rows import Row, words_of
+from hires.report.load.runs import Attempt, Run, labels, made, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +82,9 @@ class Frames:
             if row["counted"] and row["step_s"] is not None:
                 key = row["campaign"], row["run"], row["attempt"]
                 steps.setdefault(key, []).append(row["step_s"])
-        return _frame(points.point_rows(plain_rows(self.attempts), steps), points.COLUMNS)
+        return _frame(
+            measured_points.point_rows(plain_rows(self.attempts), steps), measured_points.COLUMNS
+        )
 
     @functools.cached_property
     def memory(self) -> pd.DataFrame:
@@ -111,7 +113,7 @@ class Frames:
                         **rows.named(run),
                         **rows.what(run),
                         "kind": kind,
-                        "size_class": traffic.CLASSES[size],
+                        "size_class": traffic_matrix.CLASSES[size],
                         "messages_per_step": messages,
                         "bytes_per_step": num_bytes,
                         "reproduce": run.reproduce,

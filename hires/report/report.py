@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hires.core.files import make_folder, write_atomically
-from hires.report import figures, formats
+from hires.core.store.files import make_folder, write_atomically
+from hires.report import figures
 from hires.report.frames import Frames, add_campaign, load
+from hires.report.load.reading import Note
 from hires.report.plots import backends
 from hires.report.plots.base import Material, Plot, material
-from hires.report.reading import Note
-from hires.report.summaries import Summary, summaries
+from hires.report.tables import formats
+from hires.report.tables.summaries import Summary, summaries
 
 PAGE = "index.html"
 OPTION = "--out DIR"

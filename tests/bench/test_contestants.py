@@ -6,7 +6,7 @@ import pytest
 
 from hires.bench.contestants import GROUPS, TASKS, Options, line_up, model_config
 from hires.core.errors import ConfigError, PlanError
-from hires.core.naming import model_label
+from hires.core.store.naming import model_label
 
 SMALL = {"model": "resnet18", "image": [48, 48]}
 

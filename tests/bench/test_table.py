@@ -8,7 +8,7 @@ import pytest
 
 from hires.bench.answers import keep
 from hires.bench.contestants import Options, line_up
-from hires.bench.layouts import FORM
+from hires.bench.layouts_bench import FORM
 from hires.bench.runners import Verdict
 from hires.bench.table import result, table, text
 from hires.bench.timing import Samples

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli import launching, sweep_run
+from hires.cli import start_run
+from hires.cli.sweep import execution
 from hires.cli.tracing import trace
-from hires.core.config import ModelConfig, RunConfig
+from hires.core.config.run_config import ModelConfig, RunConfig
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory
 from hires.plan.plan import Plan
@@ -43,7 +44,7 @@ def traced(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gra
         def __enter__(self) -> Process:
             return self
 
-    for verb in ("prepare", "verb_sweep"):
+    for verb in ("prepare", "verbs.verb_sweep"):
         monkeypatch.setattr(f"hires.cli.{verb}.TorchProcess", Process)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return graph
@@ -57,8 +58,8 @@ def fake_ranks(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("FAKE_RANKS", json.dumps(ranks))
 
     behave({})
-    fake = functools.partial(launching.launch, module="tests.helpers.fake_rank")
-    monkeypatch.setattr(launching, "launch", fake)
-    queue = functools.partial(sweep_run.run_all, module="tests.helpers.fake_rank")
-    monkeypatch.setattr(sweep_run, "run_all", queue)
+    fake = functools.partial(start_run.launch, module="tests.helpers.fake_rank")
+    monkeypatch.setattr(start_run, "launch", fake)
+    queue = functools.partial(execution.run_all, module="tests.helpers.fake_rank")
+    monkeypatch.setattr(execution, "run_all", queue)
     return behave

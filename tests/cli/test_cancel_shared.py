@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.launcher import state
+from hires.launcher.status import state
 from tests.helpers.run_folders import begin, end, make_run, submitted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,8 +20,9 @@ pytestmark = pytest.mark.timeout(120)
 
 SWEEP = """
 import functools, sys
-from hires.cli import main, sweep_run
-sweep_run.run_all = functools.partial(sweep_run.run_all, module="tests.helpers.fake_rank")
+from hires.cli import main
+from hires.cli.sweep import execution
+execution.run_all = functools.partial(execution.run_all, module="tests.helpers.fake_rank")
 sys.exit(main.main(sys.argv[1:]))
 """
 

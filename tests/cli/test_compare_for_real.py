@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core import index
+from hires.core.store import run_index
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_attempt_is_in_the_index_and_lists_need_no_folder(runs):
-    lines = [json.loads(line) for line in (runs / "results" / index.FILE).read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (runs / "results" / run_index.FILE).read_text().splitlines()
+    ]
     assert len(lines) == 8
     before = json.loads(hires(runs, "list", "runs", "--json"))
     hires(runs, "index")

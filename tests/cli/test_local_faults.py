@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.launcher import whois
+from hires.launcher.status import process_id
 from tests.cli.conftest import SMALL
 from tests.conftest import REPOSITORY
 
@@ -75,7 +75,7 @@ def until(condition) -> None:
 
 
 def gone(pid: int) -> bool:
-    return whois.state_of(pid) in (None, "Z")
+    return process_id.state_of(pid) in (None, "Z")
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_error_class_decides_the_exit_code(hires, monkeypatch, error, code):
     def fail(words):
         raise error("because")
 
-    monkeypatch.setattr("hires.cli.verb_list.main", fail)
+    monkeypatch.setattr("hires.cli.verbs.verb_list.main", fail)
     answer = hires("list", "--json")
     assert answer.code == code
     assert answer.err == "hires: because\n"
@@ -98,7 +98,7 @@ def test_error_class_decides_the_exit_code(hires, monkeypatch, error, code):
 
 
 def test_bug_of_hires_keeps_its_traceback(hires, monkeypatch):
-    monkeypatch.setattr("hires.cli.verb_list.main", lambda words: 1 // 0)
+    monkeypatch.setattr("hires.cli.verbs.verb_list.main", lambda words: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         hires("list")
 
@@ -107,7 +107,7 @@ def test_interrupt_exits_130(hires, monkeypatch):
     def interrupted(words):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hires.cli.verb_list.main", interrupted)
+    monkeypatch.setattr("hires.cli.verbs.verb_list.main", interrupted)
     assert hires("list").code == 130
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.naming import SCHEMA
-from hires.report import campaign as report
+from hires.core.store.naming import SCHEMA
+from hires.report.tables import campaign_tables as report
 from tests.helpers.run_folders import begin, done, end, make_run
 
 OLD = SCHEMA - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hires.cli import prepare
-from hires.core.config import RunConfig, from_dict
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.plan.graph import Graph
 from hires.plan.partition import layer_starts

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hires.cli.tracing import TorchProcess, trace
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError, RunError
 
 

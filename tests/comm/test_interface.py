@@ -7,7 +7,7 @@ import os
 import pytest
 
 from hires.comm import wire
-from hires.core.world import World
+from hires.core.ranks.world import World
 
 
 @pytest.fixture(autouse=True)

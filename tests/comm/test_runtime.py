@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hires.comm import shared
 from hires.comm.attach import _pieces
 from hires.core.errors import CommError
-from hires.core.mail import SLOTS
+from hires.core.ranks.mailbox_limits import SLOTS
 from tests.helpers.jobs import (
     agreement_of_rank,
     gather_of_rank,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hires.core import files, naming, rundir
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
+from hires.core.store import files, naming, rundir
 from tests.helpers.new_runs import ARGV, PLAN, leftovers
 
 pytestmark = pytest.mark.timeout(60)
@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 CREATE = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from hires.core import rundir
-from hires.core.config import RunConfig
+from hires.core.store import rundir
+from hires.core.config.run_config import RunConfig
 def create(seed):
     return rundir.create(RunConfig(results=sys.argv[1], seed=seed), {"world": 1}, [])
 seeds = [0] * 25 + list(range(1, 26))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tifffile
 
-from hires.core.config import DataConfig
+from hires.core.config.run_config import DataConfig
 from hires.core.errors import ConfigError, RunError
 from hires.data import textures
-from hires.data.index import MANIFEST, UNFINISHED
+from hires.data.image_index import MANIFEST, UNFINISHED
 from hires.data.source import open_source
 from hires.data.textures import make_folder
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from hires.core import checkpoints, records
 from hires.core.errors import PREEMPTED
+from hires.core.store import checkpoints, records
 from tests.helpers.saved import (
     STEPS,
     attempt,

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from hires.comm import wire
-from hires.core.config import RunConfig, from_dict, to_dict
-from hires.core.records import read_record
-from hires.core.rundir import create
+from hires.core.config.run_config import RunConfig, from_dict, to_dict
+from hires.core.store.records import read_record
+from hires.core.store.rundir import create
 from hires.engine.footprint import footprint
-from hires.launcher.local import launch
+from hires.launcher.local.local_launcher import launch
 from hires.nets.trace import trace_config
 from hires.plan.memory import RankMemory
 from hires.plan.plan import Plan
@@ -179,7 +179,7 @@ import resource
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 import hires.engine.footprint
-from hires.engine.descent import Descent
+from hires.engine.optimizer import Descent
 def step(count):
     parameter = torch.nn.Parameter(torch.empty(count))
     parameter.grad = torch.empty(count)

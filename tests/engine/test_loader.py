@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hires.core.config import DataConfig
+from hires.core.config.run_config import DataConfig
 from hires.core.errors import RunError
 from hires.data.order import step_indices
 from hires.data.source import open_source
@@ -218,7 +218,7 @@ def test_microbatches_of_unequal_size_are_a_bug():
 
 def test_a_process_ends_although_nobody_closed_the_loader():
     script = """
-from hires.core.config import DataConfig
+from hires.core.config.run_config import DataConfig
 from hires.data.source import open_source
 from hires.engine.loader import Loader
 source = open_source(DataConfig(), (64, 64), 3, seed=0)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hires.core.checkpoints import DamagedError
 from hires.core.errors import RunError
+from hires.core.store.checkpoints import DamagedError
 from hires.engine import tensorfile
-from hires.engine.live import LiveBytes
+from hires.engine.live_bytes import LiveBytes
 from hires.engine.tensorfile import TensorFile, write
 
 TENSORS = {

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from hires.core import records, summary
-from hires.core.config import RunConfig, from_dict
-from hires.core.naming import model_label, plain, run_name
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.store import records, summary
+from hires.core.store.naming import model_label, plain, run_name
 
 ORIGIN = {
     "git": "0123456789abcdef0123456789abcdef01234567",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import Event, events
-from hires.plan.verify import creation
+from hires.plan.proof.prove import creation
 from tests.helpers.threaded import Programs
 
 POSTS = ("send", "recv")

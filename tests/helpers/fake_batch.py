@@ -7,13 +7,14 @@ the supervisor of one run.
 import functools
 import sys
 
-from hires.launcher import batch, element, local
+from hires.launcher.local import local_launcher
+from hires.launcher.slurm import array_task, batch
 
 
 def main(words):
-    batch.launch = functools.partial(local.launch, module="fake_rank")
+    batch.launch = functools.partial(local_launcher.launch, module="fake_rank")
     if words[0] == "element":
-        return element.main(words[1:], module="tests.helpers.fake_batch")
+        return array_task.main(words[1:], module="tests.helpers.fake_batch")
     return batch.main(words)
 
 

@@ -10,8 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from hires.cli import launching, prepare, sweep_run, verb_sweep
+from hires.cli import prepare, start_run
 from hires.cli.main import main
+from hires.cli.sweep import execution
+from hires.cli.verbs import verb_sweep
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory
 
@@ -29,6 +31,6 @@ class Process(contextlib.nullcontext):
 
 if __name__ == "__main__":
     prepare.TorchProcess = verb_sweep.TorchProcess = Process
-    launching.launch = functools.partial(launching.launch, module="tests.helpers.fake_rank")
-    sweep_run.run_all = functools.partial(sweep_run.run_all, module="tests.helpers.fake_rank")
+    start_run.launch = functools.partial(start_run.launch, module="tests.helpers.fake_rank")
+    execution.run_all = functools.partial(execution.run_all, module="tests.helpers.fake_rank")
     sys.exit(main(sys.argv[2:]))

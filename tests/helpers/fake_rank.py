@@ -22,7 +22,8 @@ import sys
 import time
 from pathlib import Path
 
-from hires.core import records, world
+from hires.core.ranks import world
+from hires.core.store import records
 
 
 def main() -> None:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from hires import comm
 from hires.comm import attach, runtime
-from hires.core import mail
-from hires.core.config import from_dict
+from hires.core.config.run_config import from_dict
 from hires.core.errors import CommError
-from hires.core.world import World
+from hires.core.ranks import mailbox_limits
+from hires.core.ranks.world import World
 from hires.engine.build import build_rank
 from hires.engine.run import run_step
 from hires.engine.verify import verify_rank
@@ -201,7 +201,7 @@ def logged_step(
         plan: the same.
         mail_bytes: largest message that goes through memory.
     """
-    mail.MAIL_BYTES = mail_bytes
+    mailbox_limits.MAIL_BYTES = mail_bytes
     log: list[tuple] = []
 
     def logging(kind: str, function: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hires.core.config import RunConfig, from_dict, to_dict
+from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.nets.trace import trace_config
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan

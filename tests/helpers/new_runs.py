@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hires.core.rundir import RunDir
+from hires.core.store.rundir import RunDir
 
 PLAN = {"world": 2, "placement": [], "totals": {}}
 ARGV = ["hires", "run", "parallel=sp"]

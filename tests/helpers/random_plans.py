@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from hires.core.config import from_dict
+from hires.core.config.run_config import from_dict
 from hires.plan.graph import INPUT, Graph, Node, Parameter
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan

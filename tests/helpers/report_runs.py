@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hires.core import records, rundir
-from hires.core.config import RunConfig, from_dict, to_dict
-from hires.core.timeline import FILE
+from hires.core.config.run_config import RunConfig, from_dict, to_dict
+from hires.core.ranks.timeline import FILE
+from hires.core.store import records, rundir
 from hires.plan.plan import Plan
-from hires.plan.simulate import simulate
+from hires.plan.simulation.simulate import simulate
 from tests.helpers.simulated import unit_costs
 from tests.helpers.small_plans import LAYOUTS, config_of, plan_of
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from hires import comm, worker
-from hires.core import records, rundir
-from hires.core.config import RunConfig
-from hires.core.world import World
+from hires.core.config.run_config import RunConfig
+from hires.core.ranks.world import World
+from hires.core.store import records, rundir
 from hires.engine import checkpoint, run, stopping, tensorfile
-from hires.engine.memory import PeakMeter
+from hires.engine.memory_meter import PeakMeter
 from hires.plan.plan import Plan
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hires.core.timeline import (
+from hires.core.ranks.timeline import (
     BACKWARD,
     COLLECTIVE,
     DATA,
@@ -13,8 +13,8 @@ from hires.core.timeline import (
     WAIT,
     Span,
 )
-from hires.plan.costs import ActionCosts
 from hires.plan.plan import Plan
+from hires.plan.simulation.costs import ActionCosts
 
 STEP = [
     Span(DATA, "F0", 0.0, 1.0),

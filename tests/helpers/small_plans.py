@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hires.core.config import RunConfig, from_dict
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.nets.trace import trace
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan

@@ -9,9 +9,9 @@ import itertools
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from hires.core.mail import SLOTS
-from hires.plan.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
+from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.program import Event
+from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
 from tests.helpers.threads import HARD_TIMEOUT_S, Threads
 
 Programs = list[list[Event]]

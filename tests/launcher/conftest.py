@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hires.core import records, rundir
-from hires.core.config import LauncherConfig, MeasureConfig, RunConfig
-from hires.launcher import local
+from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
+from hires.core.store import records, rundir
+from hires.launcher.local import local_launcher
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +40,9 @@ def launch(monkeypatch):
 
     def checked(run, **options):
         try:
-            return functools.partial(local.launch, module="fake_rank")(run, run.attempt, **options)
+            return functools.partial(local_launcher.launch, module="fake_rank")(
+                run, run.attempt, **options
+            )
         finally:
             assert not alive(rank_pids(run))
 

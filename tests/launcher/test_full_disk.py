@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from .conftest import ROOT
+from tests.launcher.conftest import ROOT
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -16,10 +16,10 @@ IN_NAMESPACE = 'mount -t tmpfs -o size=256k none "$1" && exec "$2" "$3" "$1"'
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from hires.core import records, rundir
-from hires.core.config import MeasureConfig, RunConfig
+from hires.core.store import records, rundir
+from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.errors import RunError
-from hires.launcher import local
+from hires.launcher.local import local_launcher as local
 disk = Path(sys.argv[1])
 config = RunConfig(steps=3, results=str(disk / "results"), measure=MeasureConfig(warmup=1))
 run = rundir.create(config, {"world": 2}, ["hires", "run"])

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hires.core import records, rundir
-from hires.core.config import (
+from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.run_config import (
     CheckpointConfig,
     CommConfig,
     MeasureConfig,
@@ -22,14 +23,13 @@ from hires.core.config import (
     RunConfig,
     TaskConfig,
 )
-from hires.core.launching import LauncherConfig
-from hires.core.layout import ParallelConfig
-from hires.core.rundir import RunDir
-from hires.launcher import local, watchdog
+from hires.core.store import records, rundir
+from hires.core.store.rundir import RunDir
+from hires.launcher.local import local_launcher
+from hires.launcher.supervision import watchdog
 from hires.nets.trace import trace_config
 from hires.plan.planner import make_plan
-
-from .conftest import ROOT, alive, events, rank_pids
+from tests.launcher.conftest import ROOT, alive, events, rank_pids
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
@@ -83,7 +83,7 @@ def stop_rank_1(run: RunDir) -> None:
 
 def test_stopped_rank_is_named_with_the_message_that_is_missing(run):
     stop_rank_1(run)
-    outcome = local.launch(run, run.attempt)
+    outcome = local_launcher.launch(run, run.attempt)
     assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "hang", 1)
     assert "rank 1 does not answer: its process is stopped (by SIGSTOP" in outcome.cause
     assert "comm.timeout_s=3 s" in outcome.cause
@@ -104,7 +104,7 @@ def test_stopped_rank_is_named_with_the_message_that_is_missing(run):
 )
 def test_stopped_rank_that_one_command_started_is_named_too(run):
     stop_rank_1(run)
-    outcome = local.launch(run, run.attempt)
+    outcome = local_launcher.launch(run, run.attempt)
     assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "hang", 1)
     assert "rank 1 does not answer: its process is stopped (by SIGSTOP" in outcome.cause
     assert "Python stacks" in page_of(run)
@@ -113,7 +113,7 @@ def test_stopped_rank_that_one_command_started_is_named_too(run):
 
 def test_rank_that_sleeps_in_a_hook_is_found_with_the_line_where_it_sleeps(run, monkeypatch):
     monkeypatch.setenv("SLEEPY", "0")
-    outcome = local.launch(run, run.attempt, module="tests.helpers.sleepy_rank")
+    outcome = local_launcher.launch(run, run.attempt, module="tests.helpers.sleepy_rank")
     assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "hang", 0)
     page = page_of(run)
     assert "rank 0 is in B0 of step 2 and waits for nobody" in page
@@ -128,7 +128,7 @@ def test_one_rank_that_sleeps_alone_is_found_too(run, monkeypatch, tmp_path):
     config = replace(records.read_config(run), parallel=ParallelConfig(), campaign="alone")
     plan = make_plan(config, trace_config(config))
     alone = rundir.create(config, plan.to_dict(), ["hires", "run"])
-    outcome = local.launch(alone, 0, module="tests.helpers.sleepy_rank")
+    outcome = local_launcher.launch(alone, 0, module="tests.helpers.sleepy_rank")
     assert outcome.reason == "hang"
     assert events(alone, "rank_stuck")[0]["action"] == "B0"
 
@@ -138,7 +138,7 @@ def test_save_that_takes_longer_than_the_timeout_is_no_hang(run, monkeypatch):
     config = records.read_config(run)
     config = replace(config, steps=3, checkpoint=CheckpointConfig(every=2), campaign="slow")
     slow = rundir.create(config, records.read_plan(run), ["hires", "run"])
-    outcome = local.launch(slow, 0, module="tests.helpers.slow_saver")
+    outcome = local_launcher.launch(slow, 0, module="tests.helpers.slow_saver")
     assert (outcome.state, outcome.cause) == ("done", None)
     [saved] = events(slow, "checkpoint_saved")
     assert saved["save_s"] > config.comm.timeout_s

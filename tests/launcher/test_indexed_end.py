@@ -7,15 +7,15 @@ import shutil
 
 import pytest
 
-from hires.core import index, rundir
-from hires.launcher import local
-from hires.launcher.last_word import leave_word
+from hires.core.store import run_index, rundir
+from hires.launcher.local import local_launcher
+from hires.launcher.supervision.exit_record import leave_word
 
 pytestmark = pytest.mark.timeout(60)
 
 
 def lines(run):
-    text = (run.path.parent.parent / index.FILE).read_text()
+    text = (run.path.parent.parent / run_index.FILE).read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -38,13 +38,13 @@ def test_done_and_failed_attempts_have_a_line_each(fake_world, launch):
 
 def test_attempt_whose_ranks_never_started_has_one_too(fake_world):
     run = fake_world("ok")
-    local.leave(run, 0, "cancelled", "nobody wanted it")
+    local_launcher.leave(run, 0, "cancelled", "nobody wanted it")
     assert lines(run)[0]["exit"]["state"] == "cancelled"
 
 
 def test_index_that_cannot_be_written_changes_no_end(fake_world, launch, caplog):
     run = fake_world("ok")
-    (run.path.parent.parent / index.FILE).mkdir()
+    (run.path.parent.parent / run_index.FILE).mkdir()
     assert launch(run).state == "done"
     assert "index.jsonl" in caplog.text
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from hires.launcher.places import Making, here
+from hires.launcher.ranks.places import Making, here
 from tests.launcher.conftest import events
 
 RELAY = ("bash", "-c", 'trap "kill -USR2 \\$!" USR2; "$@" & wait $!; wait $!', "relay")

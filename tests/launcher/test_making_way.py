@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from hires.core import records
 from hires.core.errors import PREEMPTED
-
-from .conftest import events, rank_pids
+from hires.core.store import records
+from tests.launcher.conftest import events, rank_pids
 
 pytestmark = pytest.mark.timeout(60)
 

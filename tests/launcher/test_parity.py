@@ -6,14 +6,13 @@ import json
 
 import pytest
 
-from hires.core import rundir
-from hires.core.config import ModelConfig, PrecisionConfig, RunConfig
-from hires.core.layout import ParallelConfig
-from hires.launcher import local
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.run_config import ModelConfig, PrecisionConfig, RunConfig
+from hires.core.store import rundir
+from hires.launcher.local import local_launcher
 from hires.nets.trace import trace_config
 from hires.plan.planner import make_plan
-
-from .conftest import ROOT
+from tests.launcher.conftest import ROOT
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
@@ -30,7 +29,7 @@ def test_verification_that_differs_ends_with_its_reason(tmp_path, monkeypatch):
     )
     plan = make_plan(config, trace_config(config))
     run = rundir.create(config, plan.to_dict(), ["hires", "verify"])
-    outcome = local.launch(run, 0, args=("--verify",), module="tests.helpers.wrong_rank")
+    outcome = local_launcher.launch(run, 0, args=("--verify",), module="tests.helpers.wrong_rank")
     assert (outcome.state, outcome.reason) == ("failed", "parity")
     assert "the layout differs from one process by" in outcome.cause
     assert "parameters" in outcome.cause

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hires.core.config import ModelConfig
+from hires.core.config.run_config import ModelConfig
 from hires.core.errors import ConfigError
 from hires.nets.amoebanet import AmoebaNetD, Cell, FactorizedReduction
-from hires.nets.build import build_model, materialise
+from hires.nets.build_network import build_model, materialise
 from hires.nets.trace import trace
 
 PUBLISHED = {

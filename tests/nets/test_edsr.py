@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from hires.core.config import ModelConfig
+from hires.core.config.run_config import ModelConfig
 from hires.core.errors import ConfigError
-from hires.nets.build import build_model, materialise
+from hires.nets.build_network import build_model, materialise
 from hires.nets.edsr import EDSR, ResidualBlock
 
 PUBLISHED = {

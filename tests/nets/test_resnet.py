@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from hires.core.config import ModelConfig
+from hires.core.config.run_config import ModelConfig
 from hires.core.errors import ConfigError
-from hires.nets.build import build_model, materialise
+from hires.nets.build_network import build_model, materialise
 from hires.nets.trace import trace
 
 PUBLISHED = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}

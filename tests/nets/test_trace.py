@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hires.core.config import ModelConfig, RunConfig
-from hires.nets.build import build_model
+from hires.core.config.run_config import ModelConfig, RunConfig
+from hires.nets.build_network import build_model
 from hires.nets.trace import trace, trace_config
 from hires.plan.graph import INPUT, Graph
 from tests.helpers.custom_nets import zoo

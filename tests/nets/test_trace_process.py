@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hires.core.config import ModelConfig, RunConfig, to_dict
+from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
 from hires.nets.trace import answer
 from hires.plan.graph import Graph
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.core.config import from_dict
+from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
 from hires.nets.trace import trace, trace_config
 from tests.helpers.tiny_nets import Forward, Net, traced

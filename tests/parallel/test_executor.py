@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from hires.comm import shared
-from hires.core import mail
-from hires.core.config import to_dict
+from hires.core.config.run_config import to_dict
+from hires.core.ranks import mailbox_limits
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from hires.plan.verify import creation
+from hires.plan.proof.prove import creation
 from tests.helpers.jobs import logged_step
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
@@ -54,7 +54,7 @@ def test_one_exchange_serves_several_layers(checkpoint: str):
 
 def test_large_halos_go_round_the_memory_as_the_plan_says(monkeypatch: pytest.MonkeyPatch):
     # Between the sizes of this layout's halos, so that both ways are used by turns.
-    monkeypatch.setattr(mail, "MAIL_BYTES", 8192)
+    monkeypatch.setattr(mailbox_limits, "MAIL_BYTES", 8192)
     plan = check({"tiles": [2, 1], "stages": 2}, {})
     assert {e.mail for e in events(plan, 0) if e.kind == "send" and "halo" in e.what} == {
         True,
@@ -70,7 +70,9 @@ def check(parallel: dict[str, Any], memory: dict[str, Any], net: str = "zoo") ->
         image=[37, 41], batch=4, model=model, data=data, parallel=parallel, memory=memory
     )
     plan = plan_of(config)
-    logs = run_ranks(logged_step, plan.world, to_dict(config), plan.to_dict(), mail.MAIL_BYTES)
+    logs = run_ranks(
+        logged_step, plan.world, to_dict(config), plan.to_dict(), mailbox_limits.MAIL_BYTES
+    )
     for rank, log in enumerate(logs):
         assert _once(log) == _once(_planned(plan, rank))
     return plan

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hires.plan.groups import groups
-from hires.plan.machine import run_machine
 from hires.plan.plan import Plan
 from hires.plan.program import Event, events
-from hires.plan.verify import verify
+from hires.plan.proof.machine import run_machine
+from hires.plan.proof.prove import verify
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 Programs = list[list[Event]]

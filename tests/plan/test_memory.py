@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hires.core.cluster import ClusterConfig
-from hires.core.config import MemoryConfig, RunConfig, from_dict
-from hires.core.launching import LauncherConfig
+from hires.core.config.cluster_config import ClusterConfig
+from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.run_config import MemoryConfig, RunConfig, from_dict
 from hires.core.units import MIB
 from hires.nets.trace import trace
 from hires.plan import memory

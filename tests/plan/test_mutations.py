@@ -8,12 +8,12 @@ from collections import Counter
 
 import pytest
 
-from hires.core.mail import SLOTS
-from hires.plan import machine, mailboxes
-from hires.plan.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
+from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.program import AHEAD, JOINED, Event
-from hires.plan.rendezvous import Rendezvous
-from hires.plan.walk import Proof
+from hires.plan.proof import machine, mailboxes
+from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
+from hires.plan.proof.rendezvous import Rendezvous
+from hires.plan.proof.walk import Proof
 from tests.helpers.damage import WAYS, Damage, at_once, damage, valid_programs
 from tests.helpers.random_plans import random_plan
 from tests.helpers.threaded import Outcome, Programs, execute

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hires.core.config import from_dict
+from hires.core.config.run_config import from_dict
 from hires.core.errors import PlanError
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hires.core import layout
+from hires.core.config import parallel_config
 from hires.plan.schedule import SCHEDULES, Pipeline, bubble, forward_only, timeline
 
 ONE_WAY = ["gpipe", "1f1b"]
@@ -196,4 +196,4 @@ def test_both_directions_fill_the_bubbles_of_one(num_stages, num_microbatches):
 
 
 def test_config_and_plan_know_the_same_schedules():
-    assert tuple(SCHEDULES) == layout.SCHEDULES
+    assert tuple(SCHEDULES) == parallel_config.SCHEDULES

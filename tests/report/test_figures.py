@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from hires.core.config import RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.report import figures, frames
-from hires.report.plots import loss, style
+from hires.report.plots import loss_curve, style
 from hires.report.plots.base import Shown, material, setting
 from tests.helpers.report_runs import report_run, sized_campaign
 
@@ -257,8 +257,8 @@ def test_layouts_differ_in_more_than_colour():
 
 
 def test_long_curve_is_thinned_to_its_means():
-    steps, values = loss.thinned({step: float(step % 2) for step in range(10_000)})
-    assert len(steps) <= loss.MAX_POINTS
+    steps, values = loss_curve.thinned({step: float(step % 2) for step in range(10_000)})
+    assert len(steps) <= loss_curve.MAX_POINTS
     assert set(values) == {0.5}
 
 
@@ -270,4 +270,4 @@ def test_loss_that_is_no_number_is_left_out(tmp_path):
     (run / "a0" / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     [shown] = material(frames.load([run])).shown
     assert isinstance(shown, Shown)
-    assert loss.losses_of(shown) == {0: 2.0}
+    assert loss_curve.losses_of(shown) == {0: 2.0}

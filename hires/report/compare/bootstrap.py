@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.report.compare.repeats import Repeat, by_seed, centre, of_run, shared_seeds
+from hires.report.compare.repeated_points import Repeat, by_seed, centre, of_run, shared_seeds
 
 Floats = NDArray[np.float64]
 

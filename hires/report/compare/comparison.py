@@ -25,8 +25,8 @@ from hires.report.compare.verdicts import (
     judge_beside,
     overall,
 )
-from hires.report.reading import dicts, text
-from hires.report.runs import Run
+from hires.report.load.reading import dicts, text
+from hires.report.load.runs import Run
 
 _FEW = 3
 """Repeats from which on their spread is known at least roughly."""

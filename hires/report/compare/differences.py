@@ -10,10 +10,10 @@ from typing import Any
 from hires.core.units import size
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import Point
-from hires.report.compare.repeats import of_run
-from hires.report.reading import count, dig, spoken, text
-from hires.report.rows import run_row
-from hires.report.runs import Run
+from hires.report.compare.repeated_points import of_run
+from hires.report.load.reading import count, dig, spoken, text
+from hires.report.load.rows import run_row
+from hires.report.load.runs import Run
 
 _PLACES = ("campaign", "results")
 """Keys that say where a run is kept."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hires.core.naming import COSMETIC
+from hires.core.store.naming import COSMETIC
 from hires.report.compare.metrics import Metric
-from hires.report.compare.repeats import Repeat
-from hires.report.reading import dig, spoken, text
-from hires.report.rows import what
-from hires.report.runs import Attempt, Run, made, repeat_latest
+from hires.report.compare.repeated_points import Repeat
+from hires.report.load.reading import dig, spoken, text
+from hires.report.load.rows import what
+from hires.report.load.runs import Attempt, Run, made, repeat_latest
 
 SEED = "seed"
 _COLUMNS = ("model", "image", "layout", "precision")

@@ -22,7 +22,7 @@ from hires.report.compare import bootstrap
 from hires.report.compare.bootstrap import Estimate
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import Point
-from hires.report.compare.repeats import Repeat, middle, paired, usable
+from hires.report.compare.repeated_points import Repeat, middle, paired, usable
 
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "same", "unknown"
 UNDECIDED = "undecided"

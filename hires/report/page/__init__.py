@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import hires
-from hires.core import provenance
-from hires.report import facts, figures
+from hires.core.store import provenance
+from hires.report import figures
 from hires.report.frames import Frames
+from hires.report.load import facts
 from hires.report.plots.base import Plot, setting
-from hires.report.summaries import Summary
-from hires.report.tables import Cell, Column, Table
+from hires.report.tables.run_tables import Cell, Column, Table
+from hires.report.tables.summaries import Summary
 
 HERE = Path(__file__).parent
 MAX_ROWS = 2000

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.units import MIB
-from hires.report import reading
+from hires.report.load import reading
+from hires.report.load.reading import Note, dig, number
 from hires.report.plots import style
 from hires.report.plots.base import Material, Plot
-from hires.report.reading import Note, dig, number
 
 FILE = "simulate.json"
 """What ``hires bench simulate --out DIR`` writes; it holds the links that it measured."""

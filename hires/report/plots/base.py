@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hires.core.timeline import StepSpans, complete_steps
+from hires.core.ranks.timeline import StepSpans, complete_steps
 from hires.plan.plan import Plan
 from hires.report.frames import Frames
-from hires.report.machines import places
+from hires.report.load.machines import places
+from hires.report.load.reading import discarded_steps
+from hires.report.load.runs import Run
 from hires.report.plots import style
-from hires.report.reading import discarded_steps
-from hires.report.runs import Run
 
 if TYPE_CHECKING:
     import pandas as pd

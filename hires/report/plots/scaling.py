@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hires.report import points as known
 from hires.report.frames import numeric, plain_rows
+from hires.report.load import measured_points as known
+from hires.report.load.measured_points import SPREAD, WORK
 from hires.report.plots import style
 from hires.report.plots.base import Material, Plot
 from hires.report.plots.throughput import lines, points, spread
-from hires.report.points import SPREAD, WORK
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hires.core.timeline import (
+from hires.core.ranks.timeline import (
     BACKWARD,
     COLLECTIVE,
     DATA,
@@ -17,10 +17,10 @@ from hires.core.timeline import (
     StepSpans,
     length_s,
 )
-from hires.report import split
+from hires.report.load import time_split
 from hires.report.plots import style
 from hires.report.plots.base import MAX_RANKS, Material, Plot, Shown
-from hires.report.trace import planned_steps
+from hires.report.trace_file import planned_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ _MISSING = (
     f"ranks"
 )
 _ORDER = (FORWARD, BACKWARD, HALO, COLLECTIVE, WAIT, GRADIENTS, OPTIMISER, DATA)
-_LABELS = {**split.LABELS, WAIT: "wait for a stage"}
+_LABELS = {**time_split.LABELS, WAIT: "wait for a stage"}
 
 
 def timeline(material: Material) -> Plot:
@@ -68,7 +68,7 @@ def split_step(material: Material) -> Plot:
     """Returns where the time of a step goes, on every rank of the runs that are drawn."""
     plot = Plot("step_split", "Where the time of a step goes")
     held = [
-        (shown, split.split_steps(shown.plan, shown.counted))
+        (shown, time_split.split_steps(shown.plan, shown.counted))
         for shown in material.shown
         if shown.plan is not None and shown.counted
     ]
@@ -80,11 +80,11 @@ def split_step(material: Material) -> Plot:
     made, axes = style.figure(1, 1, 1.2 + 0.2 * len(names) + 0.1 * len(held))
     axis, places = axes[0][0], _places([len(ranks) for _, ranks in held])
     left = [0.0] * len(names)
-    for part in split.PARTS:
+    for part in time_split.PARTS:
         values = [1e3 * parts.get(part, 0.0) for *_, parts in names]
         if max(values) > 0:
             colour, hatch = style.KINDS[part]
-            label = split.LABELS.get(part, part)
+            label = time_split.LABELS.get(part, part)
             axis.barh(places, values, 0.8, left=left, color=colour, hatch=hatch, label=label)
             left = [a + b for a, b in zip(left, values, strict=True)]
     axis.set_yticks(places, [f"{style.short(s.label)}  {rank}" for s, rank, _ in names])
@@ -186,9 +186,11 @@ def _places(counts: list[int]) -> list[float]:
 def _split_words(shown: Shown, ranks: list[dict[str, float]]) -> str:
     """Returns the shares of a run in words."""
     total = sum(sum(parts.values()) for parts in ranks) or 1.0
-    shares = {part: sum(parts.get(part, 0.0) for parts in ranks) / total for part in split.PARTS}
+    shares = {
+        part: sum(parts.get(part, 0.0) for parts in ranks) / total for part in time_split.PARTS
+    }
     top = sorted(shares, key=lambda part: -shares[part])[:3]
-    said = [f"{100 * shares[part]:.0f} % {split.LABELS.get(part, part)}" for part in top]
-    if split.BUBBLE not in top and shares[split.BUBBLE] > 0.005:
-        said.append(f"{100 * shares[split.BUBBLE]:.0f} % bubble")
+    said = [f"{100 * shares[part]:.0f} % {time_split.LABELS.get(part, part)}" for part in top]
+    if time_split.BUBBLE not in top and shares[time_split.BUBBLE] > 0.005:
+        said.append(f"{100 * shares[time_split.BUBBLE]:.0f} % bubble")
     return f"{shown.label}: {', '.join(said)}"

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hires.core.timeline import (
+from hires.core.ranks.timeline import (
     BACKWARD,
     COLLECTIVE,
     DATA,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hires.report.compare.bootstrap import beside, block_length, compare, together
-from hires.report.compare.repeats import Repeat, middle, of_run
+from hires.report.compare.repeated_points import Repeat, middle, of_run
 
 SEEDS = 100
 

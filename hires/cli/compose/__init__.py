@@ -1,0 +1,1 @@
+"""Composes the config from Hydra's groups and the overrides on the command line."""

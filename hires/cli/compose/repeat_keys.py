@@ -1,0 +1,71 @@
+"""Which keys may a repeated run have changed? Only those that leave the point as it is."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from hires.cli.compose.choices import keys
+from hires.cli.compose.nearest import offer
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.errors import ConfigError
+from hires.core.store.naming import COSMETIC, identity, plain
+
+_PLACES = ("campaign", "results")
+"""Cosmetic keys that say where a run is kept."""
+
+
+def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunConfig:
+    """Returns a config with some keys changed.
+
+    Args:
+        config: of a run that exists.
+        changes: ``key=value`` each.
+        command: the command line that made the run.
+
+    Raises:
+        ConfigError: a key is unknown, its value has the wrong type, or it makes another point.
+    """
+    values = plain(config)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or key not in keys():
+            raise ConfigError(f"--set {change}: there is no key {key!r}; {offer(key, _free())}")
+        if key in _PLACES:
+            raise ConfigError(
+                f"--set {change} would keep the run elsewhere; run it there with "
+                f"`{command} {shlex.quote(change)}`"
+            )
+        _put(values, key, _parsed(text, change))
+    changed = from_dict(values)
+    if identity(plain(changed)) != identity(plain(config)):
+        other = [c for c in changes if c.partition("=")[0] not in _free()]
+        raise ConfigError(
+            f"--set {' '.join(other)} makes another point, which is a run of its own: "
+            f"`{command} {shlex.join(other)}`; a retry may change {', '.join(_free())}"
+        )
+    return changed
+
+
+def _free() -> list[str]:
+    """Returns the keys that a retry may change."""
+    return [key for key in COSMETIC if key not in _PLACES]
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key."""
+    *groups, last = key.split(".")
+    for group in groups:
+        values = values[group]
+    values[last] = value
+
+
+def _parsed(text: str, change: str) -> Any:
+    """Returns a value as YAML reads it."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {change}: the value cannot be read; put text in quotes") from None

@@ -1,0 +1,154 @@
+"""How does ``hires doctor`` ask the nodes of a cluster? By a small job, started as runs are."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hires.cli.doctor.machine_checks import FAILED, OK, Check
+from hires.cli.doctor.node_checks import node_checks
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import HiresError
+from hires.core.ranks import heartbeat
+from hires.core.store.files import make_folder, write_atomically
+from hires.core.store.naming import plain
+from hires.launcher.slurm import doctor_job, sbatch, scheduler, slurm_launcher
+from hires.launcher.status.attempt_files import read_json
+from hires.launcher.supervision.interrupts import Interrupts
+
+LOOK_S = 0.5
+ASK_S = 3.0
+_EMPTY = 2
+"""Equal answers of Slurm in a row that make a verdict."""
+_MINUTES = 10
+_TAIL = 5
+
+
+def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:
+    """Returns what one rank on each node of a job finds.
+
+    Args:
+        config: where the job goes: ``launcher.nodes``, ``launcher.partition``, ``results``, ...
+        argv: the command line as typed.
+        patience_s: how long the job may take, waiting included; then it is cancelled.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came; the job is cancelled.
+    """
+    with Interrupts() as interrupts:
+        return _checks(config, argv, patience_s, interrupts)
+
+
+def _checks(
+    config: RunConfig, argv: Sequence[str], patience_s: float, interrupts: Interrupts
+) -> list[Check]:
+    """Returns what :func:`cluster_checks` does, while signals are only counted."""
+    launcher = dataclasses.replace(config.launcher, minutes=_MINUTES, signal_s=10)
+    config = dataclasses.replace(config, launcher=launcher)
+    folder = Path(config.results).absolute() / f".doctor-{uuid.uuid4().hex[:8]}"
+    try:
+        job = _submitted(folder, config, argv)
+    except sbatch.RefusedError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return [Check("job", FAILED, error.why, error.remedy(besides=sbatch.RANKS), "job")]
+    except HiresError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return [Check("job", FAILED, str(error), "mend what Slurm says", "job")]
+    print(f"job {job} asks {launcher.nodes} nodes", file=sys.stderr)
+    why: str | None = "interrupted"
+    try:
+        why = _waited(folder, job, patience_s, interrupts)
+    finally:
+        if why is not None:
+            _cancel(job)
+    found = _found(folder, config, job, why)
+    if all(check.state != FAILED for check in found):
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def _submitted(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
+    """Makes a folder that looks like that of a run, and submits its job."""
+    make_folder(folder / "a0" / "logs")
+    write_atomically(folder / "config.yaml", yaml.safe_dump(plain(config), allow_unicode=False))
+    write_atomically(folder / "plan.json", json.dumps({"world": config.launcher.nodes}))
+    nodes = config.launcher.nodes
+    slurm_launcher.write_script(folder, config, nodes, argv, slurm_launcher.Step(doctor_job.MODULE))
+    return slurm_launcher.submit(folder, 0)
+
+
+def _waited(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -> str | None:
+    """Waits for the end of the job; returns why it is not waited for any longer, or None."""
+    until_s, asked_s, over = time.monotonic() + patience_s, 0.0, 0
+    answer = scheduler.Answer(scheduler.UNKNOWN)
+    while not (folder / "a0" / "exit.json").exists():
+        if interrupts.count:
+            raise KeyboardInterrupt
+        now_s = time.monotonic()
+        if now_s - asked_s >= ASK_S:
+            asked_s = now_s
+            answer = scheduler.ask_slurm([{"job": job}])[job]
+            over = over + 1 if answer.state in (scheduler.ENDED, scheduler.GONE) else 0
+        if over >= _EMPTY:
+            return None
+        if now_s > until_s:
+            told = f" ({answer.reason})" if answer.reason else ""
+            return f"after {patience_s:g} s it is {answer.state}{told}; it was cancelled"
+        time.sleep(LOOK_S)
+    return None
+
+
+def _cancel(job: str) -> None:
+    """Cancels a job that nobody waits for any longer."""
+    with contextlib.suppress(HiresError):
+        scheduler.cancel([{"job": job}])
+
+
+def _found(folder: Path, config: RunConfig, job: str, why: str | None) -> list[Check]:
+    """Returns the checks of what the job has left."""
+    end = read_json(folder / "a0" / "exit.json") or {}
+    facts, met = _told(folder, "facts"), _told(folder, "met")
+    nodes = ", ".join(one["node"] for one in facts) or "no node"
+    if end.get("state") == "done":
+        head = Check("job", OK, f"{job} ran on {nodes}", where="job")
+    else:
+        if why is None and not end:
+            why = (
+                f"it left no word in {folder}, as if its node did not see that folder or could not "
+                f"start {sys.executable}"
+            )
+        remedy = f"what it said: {folder}; {_tail(folder)}"
+        head = Check("job", FAILED, f"{job}: {why or end.get('cause')}", remedy, "job")
+    here_s = heartbeat.file_clock(folder) - time.time()
+    return [head, *node_checks(config, facts, met, here_s)]
+
+
+def _told(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Returns what the ranks wrote, in their order, with the file system's time of each file."""
+    found = []
+    for path in sorted(folder.glob(f"{kind}-rank*.json")):
+        values = read_json(path)
+        if values is not None:
+            found.append({**values, "rank": int(path.stem[-4:]), "written": path.stat().st_mtime})
+    return found
+
+
+def _tail(folder: Path) -> str:
+    """Returns the last words of the job and its ranks."""
+    lines: list[str] = []
+    for path in (folder / slurm_launcher.LOG, *sorted((folder / "a0" / "logs").glob("rank*.log"))):
+        try:
+            lines += path.read_text(encoding="utf-8", errors="replace").split("\n")[-_TAIL:]
+        except OSError:
+            continue
+    return " | ".join(line.strip() for line in lines if line.strip()) or "it said nothing"

@@ -1,0 +1,235 @@
+"""What does this machine have, and what would mend what is missing?
+
+Each check returns one line. What might break the process that asks, as a torch that cannot be
+loaded, is asked in a process of its own, so it is a line of the answer and not the end of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from hires.cli.compose.choices import conf_dir
+from hires.core.errors import HiresError
+from hires.core.ranks import heartbeat, network
+from hires.core.store.provenance import collect
+from hires.core.units import gib, size
+
+OK, WARNING, FAILED = "ok", "warning", "failed"
+_TIMEOUT_S = 120
+_ROOM_BYTES = 2**30
+_PROBE_BYTES = 2**25
+"""What is written to find out how fast a folder takes it."""
+_SLOW_BYTES_PER_S = 20e6
+_SKEW_S = 5.0
+_PACKAGES = (
+    "hydra-core",
+    "omegaconf",
+    "numpy",
+    "pillow",
+    "tifffile",
+    "PyYAML",
+    "rich",
+    "safetensors",
+    "submitit",
+)
+
+
+@dataclass
+class Check:
+    """What one check found."""
+
+    name: str
+    state: str
+    """``ok``, ``warning`` (works, with a limit) or ``failed`` (runs will fail)."""
+    text: str
+    remedy: str = ""
+    """What would mend it."""
+    where: str = "here"
+    """Which machine it is about: ``here``, a node, or ``job``: all nodes together."""
+
+
+def guarded(name: str, ask: Callable[[], Check]) -> Check:
+    """Returns what a check found; one that breaks has failed, and the others go on."""
+    try:
+        return ask()
+    except (OSError, ValueError, KeyError, HiresError, subprocess.SubprocessError) as error:
+        why = f"the check itself failed: {type(error).__name__}: {error}"
+        return Check(name, FAILED, why, "mend what it says, or report it as a bug of hires")
+
+
+def machine_checks(results: Path, nodes: int) -> list[Check]:
+    """Returns the lines about this machine that need no torch.
+
+    Args:
+        results: folder of all runs.
+        nodes: machines that runs are to use.
+    """
+    return [
+        _python(),
+        _packages(),
+        _config(),
+        _machine(),
+        guarded("results", lambda: _results(results)),
+        guarded("clock", lambda: _clock(results)),
+        guarded("address", lambda: _address(nodes)),
+    ]
+
+
+def _python() -> Check:
+    """Which Python this is; an older one than hires supports could not have come this far."""
+    version = ".".join(str(n) for n in sys.version_info[:3])
+    return Check("python", OK, f"{version} at {sys.executable}")
+
+
+def _packages() -> Check:
+    """Whether everything that hires imports is installed."""
+    missing = []
+    for name in _PACKAGES:
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    if not missing:
+        return Check("packages", OK, f"all {len(_PACKAGES)} are installed")
+    return Check("packages", FAILED, f"{', '.join(missing)} missing", "pip install hires again")
+
+
+def _config() -> Check:
+    """Whether the config files came along with the installation."""
+    try:
+        return Check("config", OK, str(conf_dir()))
+    except HiresError as error:
+        return Check("config", FAILED, str(error), "pip install hires again")
+
+
+def _machine() -> Check:
+    """What there is to compute with."""
+    facts = collect()["hardware"]
+    memory = gib(facts["memory"]) if facts["memory"] else "memory unknown"
+    text = f"{facts['cores']} cores, {memory}, {facts['cpu']}"
+    if facts["cores"] > 1:
+        return Check("machine", OK, text)
+    return Check("machine", WARNING, text, "ranks share one core: layouts run, but gain no speed")
+
+
+def _results(results: Path) -> Check:
+    """Whether run folders can be written here, how much fits, and how fast it goes."""
+    place = _existing(results)
+    free = shutil.disk_usage(place).free
+    text = f"{results.absolute()}, {gib(free)} free"
+    try:
+        rate = _write_rate(place)
+    except OSError as error:
+        text = f"{text}, not writable ({error.strerror})"
+        return Check("results", FAILED, text, "choose results=FOLDER, or free some space")
+    text += f", takes {size(rate)}/s"
+    if free < _ROOM_BYTES:
+        return Check("results", WARNING, text, "free some space, or choose results=FOLDER")
+    if rate < _SLOW_BYTES_PER_S:
+        remedy = (
+            "checkpoints take long: save less often (checkpoint.every), or elsewhere (results=)"
+        )
+        return Check("results", WARNING, text, remedy)
+    return Check("results", OK, text)
+
+
+def _existing(folder: Path) -> Path:
+    """Returns a folder, or the first one above it that exists."""
+    folder = folder.absolute()
+    return next(one for one in (folder, *folder.parents) if one.is_dir())
+
+
+def _write_rate(folder: Path) -> float:
+    """Returns how many bytes per second reach the disk of a folder.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    probe = folder / f".doctor-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    data = os.urandom(2**20)  # a disk that compresses would be praised for zeros
+    began_s = time.perf_counter()
+    try:
+        with probe.open("xb") as file:
+            for _ in range(_PROBE_BYTES // len(data)):
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return _PROBE_BYTES / (time.perf_counter() - began_s)
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _clock(results: Path) -> Check:
+    """Whether this machine's clock and that of the results' file system agree."""
+    ahead_s = heartbeat.file_clock(_existing(results)) - time.time()
+    text = f"the file system of the results is {abs(ahead_s):.1f} s "
+    text += "ahead of this machine" if ahead_s > 0 else "behind this machine"
+    if abs(ahead_s) < _SKEW_S:
+        return Check("clock", OK, text)
+    remedy = "set both clocks (chrony, ntpd); hires goes by the file system's own, so runs are fine"
+    return Check("clock", WARNING, text, remedy)
+
+
+def _address(nodes: int) -> Check:
+    """Where ranks meet: the address that this host's name leads to, and whether a port is free."""
+    name = socket.gethostname()
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        probe.listen(1)
+        port = probe.getsockname()[1]
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        text = f"the name of this host, {name}, leads nowhere ({error.strerror})"
+        if nodes == 1:
+            return Check("address", OK, f"{text}; ranks on one machine meet at 127.0.0.1")
+        return Check("address", FAILED, text, "add it to DNS or to /etc/hosts of all nodes")
+    text = f"{name} is {address}; port {port} is free"
+    if nodes > 1 and network.is_loopback(address):
+        remedy = "let the name lead to the network's address, or set launcher.interface=NAME"
+        return Check("address", WARNING, f"{text}; no other machine reaches that", remedy)
+    return Check("address", OK, text)
+
+
+def ask(*command: str, most_s: float = _TIMEOUT_S) -> tuple[int, str]:
+    """Returns exit code and output of a process, of one that failed its errors.
+
+    Args:
+        command: its words.
+        most_s: how long it may take, in seconds.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=most_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        return 127, f"{command[0]} is not installed"
+    except subprocess.TimeoutExpired:
+        return 124, f"no answer within {most_s:g} s"
+    return done.returncode, done.stdout if done.returncode == 0 else done.stderr or done.stdout
+
+
+def last(text: str) -> str:
+    """Returns the last line of an output."""
+    return (text.strip().splitlines() or ["it said nothing"])[-1]
+
+
+python = functools.partial(ask, sys.executable, "-c")
+"""Runs a piece of Python in a process of its own."""

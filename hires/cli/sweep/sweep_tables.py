@@ -1,0 +1,139 @@
+"""How do the points of a sweep look on a screen, and as JSON?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hires.cli.screens.screen import print_table
+from hires.cli.sweep.sweep_points import Point, Points, varied_words
+from hires.core.units import MIB
+from hires.launcher.local.queue_tasks import Ended
+from hires.report.tables.run_tables import Cell, Column, Table
+
+_WIDTH = 120
+"""Columns of the excluded points when the output is no terminal."""
+
+
+def print_points(points: Points, repeat: int) -> None:
+    """Prints the points that can run, then those that cannot with the reason, then the counts."""
+    if points.valid:
+        table = _valid_table(points, repeat)
+        print_table(table.title, table.columns, table.text_rows())
+    if points.excluded:
+        _print_excluded(points)
+    for line in _warnings(points):
+        print(line, file=sys.stderr)
+    print(counts(points))
+
+
+def counts(points: Points) -> str:
+    """Returns how many points there are of every state, in words."""
+    states = [point.state for point in points.held]
+    told = [f"{states.count('ready')} to run", f"{states.count('complete')} complete"]
+    told.append(f"{states.count('infeasible')} excluded")
+    if points.left_out:
+        told.append(f"{points.left_out} left out by --where")
+    if points.alike:
+        told.append(f"{points.alike} the same run as another")
+    return f"{len(points.held)} points: {', '.join(told)}"
+
+
+def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1) -> dict[str, Any]:
+    """Returns everything about the points as plain values.
+
+    Args:
+        points: the sweep.
+        ends: how the attempts of this command ended; None if none was to be started.
+        repeat: complete attempts that each point shall have.
+    """
+    by_path: dict[str, list[dict[str, Any]]] = {}
+    for end in ends or ():
+        told = {"attempt": end.attempt, "state": end.state, "cause": end.cause}
+        by_path.setdefault(str(end.task.path), []).append(told)
+    listed = []
+    for point in points.valid:
+        assert point.path is not None
+        planned, made = point.planned, by_path.get(str(point.path), [])
+        listed.append(
+            {
+                "run": point.path.name,
+                "path": str(point.path),
+                "overrides": point.words,
+                "state": point.state if ends is None else _end(point, made, repeat),
+                "ranks": planned.ranks if planned else None,
+                "peak_bytes": planned.peak_bytes if planned else None,
+                "warnings": list(planned.warnings) if planned else [],
+                "complete_attempts": point.done,
+                "attempts": made,
+            }
+        )
+    excluded = [
+        {"overrides": p.words, "state": p.state, "reason": p.reason, "nearest": p.nearest}
+        for p in points.excluded
+    ]
+    told = {"left_out": points.left_out, "alike": points.alike}
+    return {"points": listed, "excluded": excluded, **told}
+
+
+def _end(point: Point, made: list[dict[str, Any]], repeat: int) -> str:
+    """Returns the state of a point after its attempts: that of the last one if some is missing."""
+    complete = len(point.done) + [end["state"] for end in made].count("done")
+    if complete >= repeat and all(end["state"] == "done" for end in made):
+        return "done"
+    return next((end["state"] for end in reversed(made) if end["state"] != "done"), "pending")
+
+
+def _valid_table(points: Points, repeat: int) -> Table:
+    """Returns a row for every point that can run."""
+    keys = [key for axis in points.grid.varied for key in axis.keys]
+    columns = [Column("point", "point", digits=0), *(Column(key, key) for key in keys)]
+    columns += [Column("ranks", "ranks", digits=0), Column("peak", "memory", "MiB", 1 / MIB, 0)]
+    columns += [Column("state", "state"), Column("run", "run")]
+    numbers = {id(point): number for number, point in enumerate(points.held, start=1)}
+    rows: list[list[Cell]] = []
+    for point in points.valid:
+        assert point.path is not None
+        planned = point.planned
+        values = [word.partition("=")[2] for word in varied_words(points, point)]
+        ranks, peak = (planned.ranks, planned.peak_bytes) if planned else (None, None)
+        state = point.state
+        if repeat > 1:
+            state += f" ({len(point.done)} of {repeat})"
+        rows.append([numbers[id(point)], *values, ranks, peak, state, point.path.name])
+    return Table("points", "Points", columns, rows)
+
+
+def _print_excluded(points: Points) -> None:
+    """Prints a table whose reasons are wrapped, since they are sentences."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as Drawn
+
+    width = None if sys.stdout.isatty() else _WIDTH
+    console = Console(file=sys.stdout, width=width, markup=False, highlight=False)
+    shown = Drawn(title="Excluded", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    shown.add_column("point", justify="right")
+    shown.add_column("overrides", ratio=1, overflow="fold")
+    shown.add_column("reason", ratio=2, overflow="fold")
+    shown.add_column("nearest that can run", ratio=1, overflow="fold")
+    for number, point in enumerate(points.held, start=1):
+        if point.reason:
+            words = "\n".join(varied_words(points, point)) or " ".join(point.words)
+            shown.add_row(str(number), words, point.reason, point.nearest or "-")
+    with console.capture() as captured:
+        console.print(shown)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _warnings(points: Points) -> list[str]:
+    """Returns every warning once, with how many points have it."""
+    found: dict[str, list[Point]] = {}
+    for point in points.valid:
+        for text in point.planned.warnings if point.planned else ():
+            found.setdefault(text, []).append(point)
+    return [
+        f"warning: {text} ({len(held)} point{'s' if len(held) > 1 else ''})"
+        for text, held in found.items()
+    ]

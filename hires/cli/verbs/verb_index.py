@@ -1,0 +1,41 @@
+"""``hires index``: write ``results/index.jsonl`` anew from the run folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from hires.cli.options import Parser, add_json, add_results
+from hires.cli.verbs.list_runs import print_notes
+from hires.core.errors import ConfigError
+from hires.core.store import run_index
+from hires.launcher.status.run_selection import select
+from hires.report.load.indexed import rebuild
+
+_EXAMPLES = (
+    "hires index                     after folders were copied, moved or removed",
+    "hires index --results /data/results",
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Writes the index; returns 0."""
+    text = "Write the index of all attempts that have ended anew from the run folders."
+    parser = Parser("index", text, _EXAMPLES)
+    add_results(parser)
+    add_json(parser)
+    args = parser.read(words)
+    results = Path(args.results)
+    if not results.is_dir():
+        raise ConfigError(f"there is no folder {results}; name one with --results DIR")
+    paths = select([], args.results).paths
+    attempts, notes = rebuild(results, paths)
+    print_notes(notes)
+    file = results / run_index.FILE
+    if args.json:
+        print(json.dumps({"file": str(file), "runs": len(paths), "attempts": attempts}))
+    else:
+        runs = f"{len(paths)} run{'' if len(paths) == 1 else 's'}"
+        print(f"{file}: {attempts} attempts of {runs}")
+    return 0

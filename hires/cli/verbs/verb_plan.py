@@ -1,0 +1,71 @@
+"""``hires plan``: what would happen, without starting anything?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hires.cli.compose.compose_config import compose
+from hires.cli.options import Parser, add_json, add_overrides
+from hires.cli.prepare import planned, with_classes
+from hires.cli.screens.screen import print_config
+from hires.cli.screens.show_memory import node_lines
+from hires.cli.screens.show_plan import plan_lines
+from hires.cli.submit_run import estimated
+from hires.core.errors import PlanError
+from hires.core.units import parse_size
+from hires.plan.memory import room_of
+from hires.plan.plan import Plan
+from hires.plan.proof.prove import judged
+
+_EXAMPLES = (
+    "hires plan parallel=pp image=512",
+    "hires plan parallel=sp 'parallel.tiles=[2,2]' --json",
+    "hires plan parallel=sp+pp --prove",
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0.
+
+    Raises:
+        ConfigError: the config makes no sense, or Slurm would refuse the job.
+    """
+    parser = Parser("plan", "Show who computes and sends what, without running it.", _EXAMPLES)
+    add_overrides(parser)
+    add_json(parser)
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="show the proof under each semantics of messages, and who waits for whom if it fails",
+    )
+    args = parser.read(words)
+    config = compose(args.overrides, args.config_dir)
+    if args.cfg:
+        return print_config(config)
+    plan = planned(with_classes(config))
+    facts = plan.to_dict()
+    if args.prove:
+        facts["proofs"] = _proofs(plan)
+    if plan.ok and config.launcher.name == "slurm":
+        facts["slurm"] = estimated(config, plan.world)
+    room = room_of(config)
+    if plan.memory and room.counts_nodes:
+        facts["nodes"] = [
+            {"ranks": [node.ranks[0], node.ranks[-1]], "needs_bytes": node.bytes}
+            for node in room.per_node(plan)
+        ]
+    lines = plan_lines(facts, plan.timeline(), parse_size(config.memory.limit))
+    nodes = node_lines(room, plan)
+    if nodes:
+        lines += ["", "memory of a node, libraries included", *(f"  {line}" for line in nodes)]
+    if "slurm" in facts:
+        lines += ["", f"Slurm: {facts['slurm']}"]
+    print(json.dumps(facts) if args.json else "\n".join(lines))
+    return 0 if plan.ok else PlanError.exit_code
+
+
+def _proofs(plan: Plan) -> list[dict[str, Any]]:
+    """Returns the proofs of a plan that has messages: not of one that could not be made."""
+    return [verdict.to_dict(plan) for verdict in judged(plan)] if plan.verdict else []

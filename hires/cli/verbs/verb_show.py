@@ -1,0 +1,175 @@
+"""``hires show RUN``: what came out of a run, what did its ranks do, how does it come again?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hires.cli.options import Parser, add_json
+from hires.cli.screens.screen import print_record
+from hires.cli.screens.show_plan import placement_lines
+from hires.core.errors import ConfigError, RunError
+from hires.core.ranks.timeline import StepSpans, read
+from hires.core.store import checkpoints
+from hires.core.store.find import find, locate
+from hires.core.store.records import attempt_dir, read_plan, read_record
+from hires.core.store.rundir import RunDir
+from hires.core.units import size
+from hires.report.load.reading import count, spoken, text
+
+_EXAMPLES = (
+    "hires show results/default/resnet50-224x224-single-fp32-0123abcd",
+    "hires show 0123abcd                      the beginning of the hash is enough",
+    "hires show 0123abcd --json               record.json",
+    "hires show 0123abcd --reproduce          the line that makes it again, and what differs now",
+    "hires show 0123abcd --diff 4567cdef      config, versions, machine and numbers of two runs",
+    "hires show 0123abcd --timeline           what every rank did in a step, planned and measured",
+    "hires show 0123abcd --trace trace.json   the same for https://ui.perfetto.dev",
+)
+_INDENT = "  "
+_SEVERAL = 2
+
+
+def main(words: Sequence[str]) -> int:
+    """Prints the tables or the time line of a run; returns 0, whatever the run's own end was."""
+    parser = Parser("show", "Print the tables or the time line of a run.", _EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="path of a run folder, its name or its hash")
+    parser.add_argument("--results", default="results", metavar="DIR", help="where runs are kept")
+    parser.add_argument("--timeline", action="store_true", help="draw one step of every rank")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write the last steps in Chrome's trace format"
+    )
+    parser.add_argument(
+        "--reproduce", action="store_true", help="print what makes it again, and what differs now"
+    )
+    parser.add_argument("--diff", metavar="OTHER", help="print in what another run differs")
+    add_json(parser)
+    args = parser.read(words)
+    if args.reproduce or args.diff is not None:
+        return _show_other(args)
+    if args.json and args.timeline:
+        raise ConfigError(
+            "--json prints the record and --timeline a drawing; for the time line as data use "
+            "--trace FILE"
+        )
+    run = find(args.run, args.results)
+    if args.timeline or args.trace is not None:
+        return _show_timeline(run, args.timeline, args.trace)
+    record = read_record(run.path)
+    if record is None:
+        saved = "".join(f"; {line}" for line in _checkpoint_lines(run))
+        raise RunError(
+            f"{run.path} has no record: it is still running or was killed; see "
+            f"{run.attempt_dir / 'logs'}{saved}"
+        )
+    if args.json:
+        print(json.dumps(record, indent=2))
+    else:
+        state, cause = (text(record.get(key)) for key in ("state", "cause"))
+        where = f"{text(str(run.path))}, attempt a{spoken(record.get('attempt'))}"
+        print(f"{where}: {state or 'unknown'}{f': {cause}' if cause else ''}")
+        for line in [*_resumed_line(record), *_checkpoint_lines(run)]:
+            print(line)
+        print_record(record)
+        for line in _over_attempts(run.path):
+            print(line)
+        print()
+        _print_layout(run)
+    return 0
+
+
+def _show_other(args: Any) -> int:
+    """Prints what makes a run again, or in what another one differs."""
+    from hires.cli.screens import show_run
+
+    if args.timeline or args.trace is not None or (args.reproduce and args.diff is not None):
+        raise ConfigError("--reproduce, --diff, --timeline and --trace exclude each other")
+    path = locate(args.run, args.results)
+    if args.reproduce:
+        return show_run.reproduce(path, args.json)
+    return show_run.diff(path, locate(args.diff, args.results), args.json)
+
+
+def _over_attempts(path: Path) -> list[str]:
+    """Returns how fast a run is over all its attempts; nothing if the shown one is all there is."""
+    from hires.report.compare.metrics import METRICS
+    from hires.report.compare.pairing import Point
+    from hires.report.compare.repeated_points import of_run
+    from hires.report.load.runs import read_run
+
+    repeats = Point([read_run(path)]).repeats(METRICS["throughput"])
+    if len(repeats) < _SEVERAL:
+        return []
+    return [
+        f"this is the last attempt; the median over {len(repeats)} complete attempts, which "
+        f"`hires compare` and --diff take, is {of_run(repeats):.2f} img/s"
+    ]
+
+
+def _print_layout(run: RunDir) -> None:
+    """Prints placement and time line of a run as far as they are there."""
+    from hires.report.load.runs import read_run
+    from hires.report.text_timeline import timeline_lines
+
+    held = read_run(run.path)
+    plan = held.plan()
+    if plan is not None:
+        print("\n".join(["placement (ranks)", *_indented(placement_lines(plan.to_dict()))]))
+        steps = held.timeline()
+        if steps:
+            width = shutil.get_terminal_size().columns
+            lines = timeline_lines(plan, steps, width - len(_INDENT))
+            print("\n".join(["", "time line of a step", *_indented(lines)]))
+        else:
+            print("\nno time line was recorded")
+    for note in held.notes:
+        print(f"note: {note.where}: {note.text}")
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    """Returns lines that stand below a title."""
+    return [f"{_INDENT}{line}".rstrip() for line in lines]
+
+
+def _resumed_line(record: dict[str, Any]) -> list[str]:
+    """Returns where the attempt began, if it was not at step 0."""
+    began = record.get("resumed")
+    if not isinstance(began, dict):
+        return []
+    step, name, whose = (spoken(began.get(key)) for key in ("step", "checkpoint", "attempt"))
+    of_whom = "" if began.get("attempt") is None else f" of attempt a{whose}"
+    return [f"it went on at step {step} from {name}{of_whom}"]
+
+
+def _checkpoint_lines(run: RunDir) -> list[str]:
+    """Returns which checkpoints a run has, the latest first; nothing if it has none."""
+    whole, damaged = checkpoints.found(run.path)
+    told = [f"{c.name} ({size(c.num_bytes)}, attempt a{c.attempt})" for c in whole]
+    lines = [f"checkpoints: {', '.join(told)}"] if told else []
+    return [text(line) or "" for line in lines + damaged]
+
+
+def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> int:
+    """Draws the time line of a run, or writes it into a file."""
+    from hires.plan.plan import Plan
+    from hires.report.text_timeline import timeline_lines
+    from hires.report.trace_file import write_trace
+
+    steps = _read_timeline(run)
+    plan = Plan.from_dict(read_plan(run.path))
+    if trace is not None:
+        count = write_trace(trace, plan, steps)
+        print(f"{trace}: {count} spans; open it in https://ui.perfetto.dev or chrome://tracing")
+    if drawn:
+        print("\n".join(timeline_lines(plan, steps, shutil.get_terminal_size().columns)))
+    return 0
+
+
+def _read_timeline(run: RunDir) -> list[StepSpans]:
+    """Returns the time line of the attempt that the record is of, or else of the last one."""
+    record = read_record(run.path)
+    number = None if record is None else count(record.get("attempt"))
+    return read(run.attempt_dir if number is None else attempt_dir(run.path, number))

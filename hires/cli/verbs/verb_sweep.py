@@ -1,0 +1,167 @@
+"""``hires sweep``: many runs from one command, planned before the first one starts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hires.cli.compose.choices import groups
+from hires.cli.options import Parser, add_after, add_json, add_overrides
+from hires.cli.screens.screen import print_config
+from hires.cli.submit_run import waits_for
+from hires.cli.sweep.axes import grid_of
+from hires.cli.sweep.configs import Composer
+from hires.cli.sweep.execution import Sweep, campaign_folder, refuse_costly, run_sweep
+from hires.cli.sweep.experiment import Stored, taken_out
+from hires.cli.sweep.planning import Planner
+from hires.cli.sweep.submission import uses_slurm
+from hires.cli.sweep.sweep_points import ORDERS, Points, compose_all, plan_all
+from hires.cli.sweep.sweep_progress import PlanningProgress
+from hires.cli.sweep.sweep_tables import as_json, print_points
+from hires.cli.sweep.where import Where
+from hires.cli.tracing import TorchProcess
+from hires.core.errors import ConfigError, PlanError
+from hires.core.store.campaign import locked
+
+_EXAMPLES = (
+    "hires sweep parallel=sp,sp+gems precision=fp32,bf16 image=512,1024",
+    "hires sweep image=256,512,1024 batch=16,8,2 --zip image,batch      pairs, no product",
+    "hires sweep parallel=sp,pp batch=4,8 image=512,1024 --where 'image * batch <= 4096'",
+    "hires sweep parallel=sp,pp --repeat 3 --order interleaved           for error bars",
+    "hires sweep experiment=layouts --dry-run                            only look",
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs a sweep, or shows it; returns the exit code."""
+    parser = _parser()
+    args = parser.read(words)
+    extra = Path(args.config_dir).expanduser() if args.config_dir else None
+    typed, stored = taken_out(args.overrides, extra)
+    options = _merged(parser, words, args, stored)
+    known = groups(extra)
+    where = None if options.where is None else Where(options.where, known)
+    grid = grid_of([*stored.words, *typed], options.zip or [], known)
+    points = compose_all(grid, Composer(args.config_dir), where)
+    if not points.held:
+        raise ConfigError(f"--where {options.where!r} keeps none of {points.left_out} points")
+    if args.cfg:
+        return _print_configs(points)
+    configs = [point.config for point in points.held if point.config]
+    uses_slurm(configs, options.repeat, options.order)
+    after = waits_for(configs[0], options)
+    sweep = Sweep(points, ["hires", "sweep", *words], args.config_dir, options, after)
+    if args.dry_run:
+        return _show(sweep)
+    with locked(campaign_folder(points)) as note:
+        if note:
+            print(f"note: {note}", file=sys.stderr)
+        _plan(sweep)
+        return run_sweep(sweep)
+
+
+def _parser() -> Parser:
+    """Returns the parser of the verb."""
+    parser = Parser("sweep", "Run every combination of several values of some keys.", _EXAMPLES)
+    add_overrides(parser)
+    parser.add_argument(
+        "--zip", action="append", metavar="A,B", help="pair the values of these keys"
+    )
+    parser.add_argument(
+        "--where", metavar="EXPR", help="keep points of which this is true, as 'image <= 512'"
+    )
+    parser.add_argument(
+        "--repeat", type=_count, default=1, metavar="N", help="complete attempts of every point"
+    )
+    parser.add_argument(
+        "--order",
+        choices=ORDERS,
+        default=ORDERS[0],
+        help="all attempts of a point together, or one of every point in turn",
+    )
+    parser.add_argument(
+        "--max-parallel",
+        type=_count,
+        metavar="N",
+        help="points that run at once (default: 1; launcher=slurm: as many as the cluster lets)",
+    )
+    parser.add_argument(
+        "--budget-gpu-hours",
+        type=_hours,
+        metavar="H",
+        help="start nothing more once ranks times hours of this command come to it "
+        "(launcher=slurm: refuse points that may need more)",
+    )
+    add_after(parser)
+    parser.add_argument("--again", action="store_true", help="run what is complete already, too")
+    parser.add_argument("--dry-run", action="store_true", help="plan and show, write nothing")
+    add_json(parser)
+    return parser
+
+
+def _merged(
+    parser: Parser, words: Sequence[str], args: argparse.Namespace, stored: Stored
+) -> argparse.Namespace:
+    """Returns the options with those of the experiment in the place of defaults."""
+    kept = {name: value for name, value in stored.options.items() if name != "zip" or not args.zip}
+    typed = [word for name, value in kept.items() for word in _as_typed(name, value)]
+    return parser.read([*typed, *words])
+
+
+def _as_typed(name: str, value: object) -> list[str]:
+    """Returns an option of an experiment as one would type it."""
+    values = value if isinstance(value, list) else [value]
+    return [f"--{name.replace('_', '-')}={one}" for one in values]
+
+
+def _plan(sweep: Sweep) -> None:
+    """Plans all points."""
+    tell = PlanningProgress()
+    wanted = None if sweep.options.again else sweep.options.repeat
+    with TorchProcess() as process:
+        plan_all(sweep.points, Planner(process), wanted, tell)
+    tell.done()
+    refuse_costly(sweep)
+
+
+def _show(sweep: Sweep) -> int:
+    """Plans and shows the points; returns the exit code."""
+    _plan(sweep)
+    if sweep.options.json:
+        print(json.dumps(as_json(sweep.points), indent=2))
+    else:
+        print_points(sweep.points, sweep.options.repeat)
+    return 0 if sweep.points.valid else PlanError.exit_code
+
+
+def _print_configs(points: Points) -> int:
+    """Prints the config of every point as one YAML document each; returns 0."""
+    for point in points.held:
+        print(f"--- # {' '.join(' '.join(point.words).split())}")
+        if point.config is None:
+            print(f"# {point.reason}")
+        else:
+            print_config(point.config)
+    return 0
+
+
+def _count(text: str) -> int:
+    """Returns a number that is 1 or more."""
+    value = int(text) if text.isascii() and text.isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of 1 or more")
+    return value
+
+
+def _hours(text: str) -> float:
+    """Returns a number of hours above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of hours above 0")
+    return value

@@ -1,0 +1,119 @@
+"""``hires verify``: does a layout compute what one process computes?
+
+The layout runs one step in float64 in a temporary folder; its rank 0 compares it with one process
+on the same microbatches and writes ``verify.json``, which is shown here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from hires.cli.compose.compose_config import compose
+from hires.cli.options import Parser, add_json, add_overrides
+from hires.cli.prepare import planned, require_feasible, with_classes
+from hires.cli.screens.screen import print_config, print_table
+from hires.cli.start_run import explain, launched
+from hires.core.config.run_config import PrecisionConfig, RunConfig
+from hires.core.errors import ConfigError, PlanError, RunError
+from hires.core.store.rundir import create
+from hires.plan.graph import describe
+from hires.plan.plan import Plan
+from hires.plan.rules import is_random
+from hires.report.tables.run_tables import Column
+
+BOUND = 1e-10
+"""Largest difference that passes, relative to the largest value of each tensor."""
+
+_EXAMPLES = (
+    "hires verify parallel=sp 'parallel.tiles=[3,1]' 'image=[75,61]'",
+    "hires verify parallel=sp+pp parallel.microbatches=4 --json",
+    "hires verify model=custom model.target=package.module:function parallel=sp",
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Prints the largest relative errors; returns 0 if all are within 1e-10, else 1."""
+    text = "Compare a layout with one process on the same microbatches, in float64."
+    parser = Parser("verify", text, _EXAMPLES)
+    add_overrides(parser)
+    add_json(parser)
+    args = parser.read(words)
+    config = compose(args.overrides, args.config_dir)
+    config = dataclasses.replace(config, precision=PrecisionConfig("fp64"))
+    if args.cfg:
+        return print_config(config)
+    with tempfile.TemporaryDirectory(prefix="hires-verify-") as folder:
+        config = dataclasses.replace(config, results=folder)
+        answer = _answer(config, ["hires", "verify", *words])
+    if isinstance(answer, int):
+        return answer
+    if args.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        _print(answer)
+    return 0 if answer["ok"] else RunError.exit_code
+
+
+def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
+    """Returns what rank 0 found, or the exit code of ranks that failed, which was explained.
+
+    Raises:
+        ConfigError: the launcher is not that of this machine.
+        RunError: the ranks ended well without an answer.
+    """
+    if config.launcher.name == "slurm":
+        raise ConfigError(
+            f"launcher={config.launcher.name} cannot verify: the ranks run on this machine; leave "
+            f"it out"
+        )
+    config = with_classes(config)
+    plan = planned(config, memory=False)  # rank 0 holds the whole network besides
+    _refuse_random(plan)
+    require_feasible(plan)
+    run = create(config, plan.to_dict(), argv)
+    outcome = launched(config, run, plan.world, args=("--verify",))
+    file = run.attempt_dir / "verify.json"
+    if file.exists():
+        answer: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return answer
+    if outcome.exit_code == 0:
+        raise RunError("the ranks ended without comparing anything")
+    explain(outcome, run, keep=False)
+    return outcome.exit_code
+
+
+def _refuse_random(plan: Plan) -> None:
+    """Refuses networks that draw random numbers, which no two layouts draw alike.
+
+    Raises:
+        PlanError: names the first operation that does.
+    """
+    random = next((node for node in plan.graph.nodes if is_random(node)), None)
+    if random is not None:
+        raise PlanError(
+            f"{describe(random)} draws random numbers, which differ from one process to several; "
+            f"compare the network without it, as with a dropout of 0, or with task=infer"
+        )
+
+
+def _print(answer: dict[str, Any]) -> None:
+    """Prints the errors as a table."""
+    rows = [
+        (name.replace("_", " "), "-" if error is None else f"{error:.2e}", _mark(error))
+        for name, error in answer["errors"].items()
+    ]
+    columns = (Column("name", "compared"), Column("error", "error", digits=2), Column("ok", ""))
+    print_table("Largest relative error", columns, rows)
+    verdict = "equal" if answer["ok"] else "NOT equal"
+    print(f"{verdict} to one process: {answer['max_rel_err']:.2e}, allowed {BOUND:.0e}")
+
+
+def _mark(error: float | None) -> str:
+    """Returns whether one quantity passes; a NaN does not."""
+    if error is None:
+        return "not compared"
+    return "ok" if error <= BOUND else "too large"

@@ -1,0 +1,180 @@
+"""What does one rank on each node find when ``hires doctor`` asks the nodes of a job?
+
+    facts-rank0000.json   what the node has; written before the ranks meet
+    met-rank0000.json     what they found together: sums, clocks, and whose files they see
+
+``python -m hires.comm.node_report FOLDER`` is started as ranks of a run are, so it fails as they
+would.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hires.comm import runtime, wire
+from hires.core import log as logs
+from hires.core.errors import HiresError
+from hires.core.ranks import network
+from hires.core.ranks.world import World, from_environment
+from hires.core.store import provenance, records
+from hires.core.store.files import cannot_write, write_atomically
+
+SUM_BYTES = 2**22
+"""Size of the tensor that is summed over the network."""
+DISK_BYTES = 2**25
+"""Size of the file that is written to find out how fast that goes."""
+_REPEATS = 5
+_SEEN_S = 10.0
+"""How long a file of another node may take to appear: file servers tell late."""
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Checks as one rank of a world; returns the exit code."""
+    folder = Path((sys.argv[1:] if argv is None else argv)[0])
+    world = from_environment()
+    logs.setup(world.rank)
+    try:
+        records.require_seen(folder)
+        write_atomically(folder / f"facts-rank{world.rank:04d}.json", json.dumps(facts(folder)))
+        timeout_s = records.read_config(folder).comm.timeout_s
+        wire.start(world, timeout_s)
+        told = meet(folder, world)
+        write_atomically(folder / f"met-rank{world.rank:04d}.json", json.dumps(told))
+        runtime.barrier()
+        wire.shutdown()
+    except HiresError as error:
+        log.error("%s", error)
+        return error.exit_code
+    return 0
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """Returns what this node has, and how fast it writes into a folder."""
+    cuda = torch.cuda
+    count = cuda.device_count() if cuda.is_available() else 0
+    pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
+    own = provenance.collect()
+    return {
+        "node": _node(),
+        "time": time.time(),
+        **{key: own[key] for key in ("hires", "git", "python", "host")},
+        "torch": torch.__version__,
+        "gpus": [cuda.get_device_name(i) for i in range(count)],
+        "apart": [pair for pair in pairs if not cuda.can_device_access_peer(*pair)],
+        "bytes_per_s": _disk_rate(folder),
+    }
+
+
+def meet(folder: Path, world: World) -> dict[str, Any]:
+    """Returns what the ranks find together."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    told: dict[str, Any] = {"address": world.address, "port": world.port, "interface": interface}
+    told["own_address"] = network.address_of(interface) if interface else None
+    told["ahead_s"] = _ahead_s(world)
+    told["unseen"] = _unseen(folder, world)
+    told["sum_s"] = _sum(world, torch.ones(SUM_BYTES // 4))
+    told["nccl"] = _nccl(world)
+    return told
+
+
+def _node() -> str:
+    """Returns this machine's name, as Slurm calls it if it does."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+def _disk_rate(folder: Path) -> float:
+    """Returns how many bytes per second reach the disk."""
+    probe = folder / f".probe-{_node()}-{os.getpid()}"
+    data = secrets.token_bytes(DISK_BYTES)
+    began_s = time.perf_counter()
+    try:
+        with probe.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return DISK_BYTES / (time.perf_counter() - began_s)
+    except OSError as error:
+        raise cannot_write(probe, error) from error
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _ahead_s(world: World) -> float:
+    """Returns by how much this rank's clock is ahead of rank 0's, give or take a message."""
+    ahead = []
+    for _ in range(_REPEATS):
+        runtime.barrier()
+        now = torch.tensor([time.time()], dtype=torch.float64)
+        times = [torch.zeros_like(now) for _ in range(world.size)]
+        dist.all_gather(times, now)
+        ahead.append(float(now - times[0]))
+    return statistics.median(ahead)
+
+
+def _unseen(folder: Path, world: World) -> list[int]:
+    """Returns the ranks whose word, written now, does not come through the file system."""
+    word = runtime.told_by_first(secrets.token_hex(8))
+    mine = folder / f"word-rank{world.rank:04d}"
+    write_atomically(mine, word)
+    runtime.barrier()
+    until = time.monotonic() + _SEEN_S
+    while True:
+        unseen = [rank for rank in range(world.size) if not _holds(folder, rank, word)]
+        if not unseen or time.monotonic() > until:
+            return unseen
+        time.sleep(0.1)
+
+
+def _holds(folder: Path, rank: int, word: str) -> bool:
+    """Whether a rank's file is there with its word."""
+    try:
+        return (folder / f"word-rank{rank:04d}").read_text(encoding="utf-8") == word
+    except OSError:
+        return False
+
+
+def _sum(world: World, ones: torch.Tensor, group: Any = None) -> float | None:
+    """Returns how long it takes to sum a tensor over all ranks; None if the sum is wrong."""
+    times, right = [], True
+    for _ in range(_REPEATS):
+        given = ones.clone()
+        runtime.barrier()
+        began_s = time.perf_counter()
+        dist.all_reduce(given, group=group)
+        right = right and bool((given == world.size).all())  # waits for the device, too
+        times.append(time.perf_counter() - began_s)
+    return statistics.median(times) if right else None
+
+
+def _nccl(world: World) -> dict[str, Any] | None:
+    """Returns how long NCCL takes for the same sum, or why it fails; None without GPUs."""
+    has = torch.cuda.is_available() and dist.is_nccl_available()
+    if runtime.largest(int(not has)):
+        return None
+    device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+    try:
+        group = dist.new_group(backend="nccl")
+        return {"sum_s": _sum(world, torch.ones(SUM_BYTES // 4, device=device), group)}
+    except RuntimeError as error:
+        return {"error": str(error).splitlines()[0][:300]}
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of a broken transport must not keep a failed rank alive

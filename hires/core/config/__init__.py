@@ -1,0 +1,1 @@
+"""The config schema: dataclasses that hold every key and its default."""

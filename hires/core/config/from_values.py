@@ -1,0 +1,77 @@
+"""How do plain values become a config, with every mistake in them told at once?"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from typing import Any, TypeVar
+
+from hires.core.config.value_checks import Checks
+from hires.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: Any, prefix: str) -> T:
+    """Returns an instance of a config dataclass, its fields checked one by one.
+
+    Args:
+        cls: the dataclass.
+        values: by the names of its fields; those that are left out keep their defaults.
+        prefix: what stands before the names in messages, as ``parallel.``.
+
+    Raises:
+        ConfigError: a key is unknown or a value has the wrong type or makes no sense.
+    """
+    if not isinstance(values, dict):
+        raise ConfigError(f"{prefix.rstrip('.') or 'the config'} must hold keys, not {values!r}")
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(str(k) for k in values if k not in hints)
+    if unknown:
+        raise ConfigError(
+            f"unknown key {prefix}{unknown[0]}; choose one of {', '.join(sorted(hints))}"
+        )
+    made, check = {}, Checks()
+    for name, value in values.items():
+        hint, told = hints[name], len(check.problems)
+        if dataclasses.is_dataclass(hint):
+            found = check(build, hint, value, f"{prefix}{name}.")
+        else:
+            found = check(_checked, hint, value, prefix + name)
+        if len(check.problems) == told:
+            made[name] = found
+    # With defaults in the place of what is wrong, the rest is checked too.
+    built = check(functools.partial(cls, **made))
+    check.done()
+    assert built is not None
+    return built
+
+
+def _checked(hint: Any, value: Any, key: str) -> Any:
+    """Returns the value as the type that the field declares."""
+    if hint is Any:
+        return value
+    args = typing.get_args(hint)
+    if type(None) in args:
+        if value is None:
+            return None
+        hint = next(a for a in args if a is not type(None))
+        args = typing.get_args(hint)
+    origin = typing.get_origin(hint) or hint
+    if origin is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wrong_bool = isinstance(value, bool) and origin is not bool
+    if not isinstance(value, origin) or wrong_bool:
+        raise ConfigError(f"{key}={value!r} must be {_spoken(hint)}")
+    if origin is list:
+        return [_checked(args[0], item, f"{key}[{i}]") for i, item in enumerate(value)]
+    return value
+
+
+def _spoken(hint: Any) -> str:
+    """Returns a type as a user would say it."""
+    names = {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}
+    if "list[str]" in str(hint):
+        return "a list of names, as [a,b]"
+    return names.get(hint, "a list of whole numbers, as [2,2]" if "list" in str(hint) else "keys")

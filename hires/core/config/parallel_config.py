@@ -1,0 +1,153 @@
+"""``parallel.*``: which layouts can be asked for? The keys, with every default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hires.core.config.value_checks import Checks, at_least, one_of
+from hires.core.errors import ConfigError
+
+SCHEDULES = ("gpipe", "1f1b", "gems", "gems_1f1b")
+
+
+@dataclass
+class HaloConfig:
+    """``parallel.halo.*``: how tiles borrow the pixels around them."""
+
+    fuse: int = 1
+    """Windowed layers that one exchange serves, at most; more borrow wider halos less often, and
+    compute the pixels near a cut on both sides of it."""
+    overlap: str = "auto"
+    """Whether a convolution computes the interior of its tile while the halo travels, without a
+    copy of the tile: ``on`` (wherever there is an interior), ``auto`` (where the border, which is
+    then computed apart, is small beside it, and halos do not come through shared memory) or
+    ``off`` (the halo comes first)."""
+
+    def __post_init__(self) -> None:
+        check = Checks()
+        check(at_least, "parallel.halo.fuse", self.fuse, 1)
+        check(one_of, "parallel.halo.overlap", self.overlap, ("auto", "on", "off"))
+        check.done()
+
+
+@dataclass
+class ParallelConfig:
+    """``parallel=NAME``: the layout."""
+
+    name: str = "single"
+    """The label in tables; the keys below decide."""
+    replicas: int = 1
+    """Data-parallel copies of everything; the batch is divided among them."""
+    stages: int = 1
+    """Contiguous slices of the network, each on ranks of its own."""
+    tiles: Any = field(default_factory=lambda: [1, 1])
+    """[rows, cols] of the grid that cuts every image in the spatial stages, or one such pair for
+    each of them, as [[2,2],[1,2]]."""
+    spatial_stages: int = 0
+    """The first so many stages are tiled; 0 means as many as ``tiles`` has grids of several
+    tiles."""
+    local_dp: int = 1
+    """Ranks of every stage behind the tiles; they divide the samples of each microbatch."""
+    microbatches: int = 1
+    """Pieces into which every model pass cuts its share of the batch, one after the other."""
+    directions: int = 1
+    """2 runs a mirrored copy of the pipeline on the same ranks in the opposite order (GEMS)."""
+    pairs: int = 1
+    """Model passes per step of each direction; the batch is spread over all of them."""
+    schedule: str = "gpipe"
+    """Order of the passes of a pipeline: ``gpipe`` or ``1f1b``; in two directions ``gems`` (least
+    memory) or ``gems_1f1b`` (shortest step)."""
+    balance: list[int] | None = None
+    """Layers per stage, one number a stage; unset: balanced by estimated FLOPs."""
+    halo: HaloConfig = field(default_factory=HaloConfig)
+
+    def __post_init__(self) -> None:
+        check = Checks()
+        for key in ("replicas", "stages", "microbatches", "local_dp", "directions", "pairs"):
+            check(at_least, f"parallel.{key}", getattr(self, key), 1)
+        check(at_least, "parallel.spatial_stages", self.spatial_stages, 0)
+        check(self._check_tiles)
+        check(self._check_directions)
+        check(one_of, "parallel.schedule", self.schedule, SCHEDULES)
+        check(self._check_balance)
+        check.done()
+
+    def _check_balance(self) -> None:
+        """Refuses a balance that is not one number for each stage."""
+        balance = self.balance
+        if balance is not None and (len(balance) != self.stages or any(b < 1 for b in balance)):
+            raise ConfigError(
+                f"parallel.balance={balance} must hold one positive number for each of the "
+                f"{self.stages} stages; parallel.balance=null shares the layers out by their FLOPs"
+            )
+
+    @property
+    def listed(self) -> bool:
+        """Whether ``tiles`` holds a grid for each spatial stage, not one for all."""
+        return isinstance(self.tiles[0], list)
+
+    @property
+    def grids(self) -> list[list[int]]:
+        """[rows, cols] of every stage."""
+        spatial = self.tiles if self.listed else [self.tiles] * self.spatial_stages
+        return [list(grid) for grid in spatial] + [[1, 1]] * (self.stages - len(spatial))
+
+    @property
+    def shards(self) -> list[int]:
+        """Ranks of every stage that divide the samples of a microbatch."""
+        return [1] * self.spatial_stages + [self.local_dp] * (self.stages - self.spatial_stages)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the world."""
+        places = zip(self.grids, self.shards, strict=True)
+        return self.replicas * sum(rows * cols * shards for (rows, cols), shards in places)
+
+    @property
+    def passes(self) -> int:
+        """Model passes per step of one replica."""
+        return self.directions * self.pairs
+
+    @property
+    def pieces(self) -> int:
+        """Microbatches of the whole world in one step."""
+        return self.replicas * self.passes * self.microbatches
+
+    def _check_tiles(self) -> None:
+        """Refuses what is no grid, or not one grid for each spatial stage."""
+        many = isinstance(self.tiles, list) and any(isinstance(grid, list) for grid in self.tiles)
+        grids = self.tiles if many else [self.tiles]
+        if not all(_is_grid(grid) for grid in grids):
+            raise ConfigError(
+                f"parallel.tiles={self.tiles} must be [rows, cols], each at least 1, as [2,2], or "
+                f"one such pair for each spatial stage, as [[2,2],[1,2]]"
+            )
+        # Several grids say how many stages are tiled; conf/parallel/sp+*.yaml say one.
+        few = self.spatial_stages in (0, 1) if many else self.spatial_stages == 0
+        if few and (many or grids[0] != [1, 1]):
+            self.spatial_stages = len(grids)
+        if self.spatial_stages > self.stages:
+            spatial = f"parallel.spatial_stages={self.spatial_stages}"
+            given = f"the number of grids in parallel.tiles={self.tiles}" if many else spatial
+            raise ConfigError(
+                f"{given} is more than parallel.stages={self.stages}; use at most {self.stages}, "
+                f"or parallel.stages={self.spatial_stages}"
+            )
+        if many and len(grids) != self.spatial_stages:
+            raise ConfigError(
+                f"parallel.tiles={self.tiles} holds {len(grids)} grids for "
+                f"parallel.spatial_stages={self.spatial_stages}; give one grid for each"
+            )
+
+    def _check_directions(self) -> None:
+        """Refuses more than two directions."""
+        if self.directions > 2:
+            raise ConfigError(f"parallel.directions={self.directions} must be 1 or 2")
+
+
+def _is_grid(grid: Any) -> bool:
+    """Whether a value is [rows, cols]."""
+    if not isinstance(grid, list) or len(grid) != 2:
+        return False
+    return all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in grid)

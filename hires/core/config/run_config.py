@@ -1,0 +1,367 @@
+"""What can be configured, with which defaults?
+
+These dataclasses hold every default; the files under ``conf/`` hold differences only. Values are
+checked in ``__post_init__``, so a config that exists is a config whose values make sense one by
+one; what only makes sense together (does the batch divide?) is the plan's business.
+The worker reads a frozen ``config.yaml`` with :func:`from_dict` and needs neither hydra nor
+omegaconf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from hires.core.config.cluster_config import ClusterConfig
+from hires.core.config.from_values import build
+from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.value_checks import Checks, at_least, one_of
+from hires.core.errors import ConfigError
+from hires.core.units import parse_size
+
+PRECISIONS = ("fp32", "bf16", "fp64")
+LOSSES = ("auto", "cross_entropy", "l1")
+UPSAMPLES = ("transposed", "bilinear", "nearest")
+FITS = ("resize", "crop", "error")
+
+
+@dataclass
+class ModelConfig:
+    """``model=NAME``: the network."""
+
+    name: str = "resnet"
+    """Family: ``resnet`` (post-activation, 2015), ``preact_resnet`` (9n+2, 2016), ``amoebanet``
+    (AmoebaNet-D), ``unet`` (a class for every pixel), ``edsr`` (super-resolution) or ``custom``."""
+    depth: int = 50
+    """Layers of a ``resnet``: 18, 34, 50, 101 or 152."""
+    n: int = 12
+    """Blocks per group of a ``preact_resnet``, whose depth is 9n+2."""
+    layers: int = 18
+    """Normal cells of an ``amoebanet``, a multiple of 3."""
+    filters: int = 208
+    """Filters of an ``amoebanet``, a multiple of 4: its stem has a quarter as many channels."""
+    levels: int = 4
+    """Times a ``unet`` halves the image on its way down."""
+    blocks: int = 16
+    """Residual blocks of an ``edsr``."""
+    width: int = 64
+    """Channels of a ``unet`` at full size, and of an ``edsr``."""
+    upsample: str = "transposed"
+    """Way up of a ``unet``: ``transposed`` (a transposed convolution), ``bilinear`` or ``nearest``
+    (interpolation, then a convolution)."""
+    scale: int = 2
+    """Times larger an ``edsr`` makes the image: 2, 3 or 4. With ``task.loss=l1`` it is also how
+    much smaller than its target the image of any other network is made; 1 leaves it as it is."""
+    res_scale: float = 1.0
+    """By which an ``edsr`` multiplies what each of its blocks adds."""
+    classes: int | None = None
+    """Outputs of the classifier, or of a ``unet`` for every pixel; unset: as many as the data has
+    (pairs have the channels of their images)."""
+    channels: int = 3
+    """Channels of the input image."""
+    target: str | None = None
+    """``custom`` only: ``package.module:function`` that returns a torch module."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """``custom`` only: keyword arguments of the function."""
+
+    def __post_init__(self) -> None:
+        for key in ("n", "layers", "filters", "levels", "blocks", "width", "scale", "channels"):
+            at_least(f"model.{key}", getattr(self, key), 1)
+        one_of("model.upsample", self.upsample, UPSAMPLES)
+        if not 0 < self.res_scale < math.inf:
+            raise ConfigError(f"model.res_scale={self.res_scale} must be above 0, and finite")
+        if self.classes is not None:
+            at_least("model.classes", self.classes, 1)
+        if self.name == "custom" and (not self.target or self.target.count(":") != 1):
+            raise ConfigError(
+                f"model=custom needs model.target=package.module:function, not {self.target!r}"
+            )
+
+
+@dataclass
+class DataConfig:
+    """``data=NAME``: where the images come from."""
+
+    name: str = "synthetic"
+    """``synthetic`` (made in memory from the seed), ``folder`` (one sub-folder per class) or
+    ``pairs`` (a folder of images that are made smaller: input and target of super-resolution)."""
+    path: str | None = None
+    """``folder``: the folder whose sub-folders are the classes. ``pairs``: the folder below which
+    all images are."""
+    classes: int = 10
+    """``synthetic`` only: number of classes."""
+    length: int = 1024
+    """``synthetic`` only: number of images."""
+    fit: str = "resize"
+    """What happens to an image of another size than ``image``: ``resize`` (bilinear), ``crop`` (or
+    pad with zeros) about its centre, or ``error``."""
+    shuffle: bool = True
+    """Whether the order is drawn anew for every epoch, from the seed."""
+    prefetch: int = 2
+    """Microbatches that are read ahead."""
+
+    def __post_init__(self) -> None:
+        at_least("data.classes", self.classes, 1)
+        at_least("data.length", self.length, 1)
+        at_least("data.prefetch", self.prefetch, 0)
+        one_of("data.fit", self.fit, FITS)
+
+
+@dataclass
+class MemoryConfig:
+    """``memory.*``: what is kept, and how much may be used."""
+
+    limit: Any = None
+    """Most that a rank may need, in bytes or as text such as 4GiB or 800MB; unset: all ranks of the
+    local launcher together may need what the machine has."""
+    checkpoint: str = "none"
+    """What is computed again in the backward pass instead of kept: ``none``, ``stage`` (all of a
+    stage) or ``block`` (each block of it)."""
+
+    def __post_init__(self) -> None:
+        one_of("memory.checkpoint", self.checkpoint, ("none", "stage", "block"))
+        if self.limit is not None and parse_size(self.limit) is None:
+            raise ConfigError(
+                f"memory.limit={self.limit!r} is no size; give bytes, or a number and a unit as "
+                f"4GiB, 800MiB or 2.5GB"
+            )
+
+
+@dataclass
+class CheckpointConfig:
+    """``checkpoint.*``: when a run is saved, and where it goes on."""
+
+    every: int = 0
+    """Steps from one checkpoint to the next; 0: only when SIGUSR2 asks for one."""
+    keep: int = 2
+    """Checkpoints of the run that are kept, the latest ones."""
+    resume: str = "auto"
+    """Where an attempt begins: ``auto`` (at the run's latest checkpoint, if there is one),
+    ``never`` (at step 0), or the path of a run folder or checkpoint, perhaps of another layout,
+    that stands in as long as the run has no checkpoint of its own."""
+
+    def __post_init__(self) -> None:
+        at_least("checkpoint.every", self.every, 0)
+        at_least("checkpoint.keep", self.keep, 1)
+        if not self.resume or "\0" in self.resume:
+            raise ConfigError(
+                f"checkpoint.resume={self.resume!r} must be auto, never or the path of a run "
+                f"folder or checkpoint"
+            )
+
+    @property
+    def source(self) -> str | None:
+        """The path that ``resume`` names; None if it names none."""
+        return None if self.resume in ("auto", "never") else self.resume
+
+
+@dataclass
+class PrecisionConfig:
+    """``precision=NAME``: the arithmetic."""
+
+    name: str = "fp32"
+    """``fp32``, ``bf16`` (autocast in training, cast in inference) or ``fp64``."""
+
+    def __post_init__(self) -> None:
+        one_of("precision", self.name, PRECISIONS)
+
+
+@dataclass
+class CommConfig:
+    """``comm=NAME``: how ranks talk."""
+
+    backend: str = "gloo"
+    """Transport of every message."""
+    timeout_s: float = 120.0
+    """A rank that waits for another one longer than this, or that neither moves nor computes for so
+    long, stops the run; ``hang.txt`` of the attempt says why."""
+    shared_memory: bool = True
+    """Whether ranks on one machine exchange small messages through memory that they share, and sum
+    gradients by reading each other's."""
+
+    def __post_init__(self) -> None:
+        one_of("comm.backend", self.backend, ("gloo",))
+        if not 0 < self.timeout_s < math.inf:
+            raise ConfigError(
+                f"comm.timeout_s={self.timeout_s} must be above 0 seconds, and finite"
+            )
+
+
+@dataclass
+class TaskConfig:
+    """``task=NAME``: what is done with the network."""
+
+    name: str = "train"
+    """``train`` or ``infer``."""
+    lr: float = 0.005
+    """Learning rate of stochastic gradient descent."""
+    momentum: float = 0.9
+    """Its momentum."""
+    weight_decay: float = 1e-4
+    """Its L2 penalty, on every parameter."""
+    loss: str = "auto"
+    """``cross_entropy`` (classes), ``l1`` (images of ``model.scale`` times the size of the input)
+    or ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, ``cross_entropy`` for all else."""
+
+    def __post_init__(self) -> None:
+        one_of("task", self.name, ("train", "infer"))
+        one_of("task.loss", self.loss, LOSSES)
+        for key in ("lr", "momentum", "weight_decay"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ConfigError(f"task.{key}={getattr(self, key)} must be 0 or more, and finite")
+
+
+@dataclass
+class MeasureConfig:
+    """``measure.*``: which steps count."""
+
+    warmup: int = 2
+    """Steps at the start that no table counts."""
+    steps: int | None = None
+    """Steps after the warm-up that are counted; unset: all of them."""
+
+    def __post_init__(self) -> None:
+        at_least("measure.warmup", self.warmup, 0)
+        if self.steps is not None:
+            at_least("measure.steps", self.steps, 1)
+
+
+@dataclass
+class RunConfig:
+    """Everything that decides one run. The key names are the public interface."""
+
+    image: Any = 224
+    """Size of the images that enter the network in pixels: n, or [height, width]."""
+    batch: int = 8
+    """Images per step, of the whole world."""
+    steps: int = 12
+    """Steps of the run, warm-up included."""
+    seed: int = 0
+    """Decides weights, data and order."""
+    campaign: str = "default"
+    """Name that groups runs: one folder under ``results``."""
+    results: str = "results"
+    """Folder for all run folders."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    comm: CommConfig = field(default_factory=CommConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        check = Checks()
+        self.image = check(_image_size, self.image) or [1, 1]
+        for key, low in (("batch", 1), ("steps", 1), ("seed", 0)):
+            check(at_least, key, getattr(self, key), low)
+        check(_check_campaign, self.campaign)
+        check(self._check_steps)
+        check.done()
+        if self.data.name == "pairs" and self.loss != "l1":
+            raise ConfigError(
+                f"task.loss={self.loss} needs classes, which data=pairs does not have; use "
+                f"task.loss=l1 or data=folder"
+            )
+
+    def _check_steps(self) -> None:
+        """Refuses a run that ends before its measured steps do."""
+        counted = self.measure.warmup + (self.measure.steps or 1)
+        if self.steps < counted:
+            raise ConfigError(
+                f"steps={self.steps} leaves too little after measure.warmup={self.measure.warmup} "
+                f"for {self.measure.steps or 1} measured steps; use steps={counted} or more"
+            )
+
+    @property
+    def mpi(self) -> str:
+        """What starts the ranks where one command starts all: ``openmpi``, ..., or ``srun``."""
+        usual = "openmpi" if self.launcher.name == "mpirun" else "srun"
+        return self.launcher.mpi or self.cluster.mpi or usual
+
+    @property
+    def srun_mpi(self) -> str:
+        """TYPE of ``srun --mpi=TYPE``."""
+        return self.launcher.srun_mpi or self.cluster.srun_mpi or "none"
+
+    @property
+    def partition(self) -> str | None:
+        """Partition of its jobs; None: the default one of Slurm."""
+        return self.launcher.partition or self.cluster.partition
+
+    @property
+    def interface(self) -> str | None:
+        """Network interface over which ranks of several nodes talk; None: it is found out."""
+        return self.launcher.interface or self.cluster.interface
+
+    @property
+    def loss(self) -> str:
+        """What training minimises: ``task.loss``, or what ``auto`` means here."""
+        if self.task.loss != "auto":
+            return self.task.loss
+        makes_images = self.model.name == "edsr" or self.data.name == "pairs"
+        return "l1" if makes_images else "cross_entropy"
+
+    @property
+    def target_size(self) -> tuple[int, int] | None:
+        """(height, width) of the target image of every pair; None where targets are classes."""
+        scale = self.model.scale
+        return (scale * self.height, scale * self.width) if self.loss == "l1" else None
+
+    @property
+    def target_rect(self) -> tuple[int, int, int, int] | None:
+        """All rows and columns of the target image, as (0, height, 0, width); None likewise."""
+        size = self.target_size
+        return (0, size[0], 0, size[1]) if size else None
+
+    @property
+    def height(self) -> int:
+        """Rows of the image in pixels."""
+        return int(self.image[0])
+
+    @property
+    def width(self) -> int:
+        """Columns of the image in pixels."""
+        return int(self.image[1])
+
+
+def from_dict(values: dict[str, Any]) -> RunConfig:
+    """Returns the config that plain values describe, as :func:`to_dict` gives them.
+
+    Raises:
+        ConfigError: a key is unknown or a value has the wrong type or makes no sense.
+    """
+    return build(RunConfig, values, "")
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Returns the config as plain values: dicts, lists, strings and numbers."""
+    return dataclasses.asdict(config)
+
+
+def _image_size(image: Any) -> list[int]:
+    """Returns [height, width] of ``image``, which is n or [height, width]."""
+    size = [image, image] if isinstance(image, int) else image
+    good = isinstance(size, (list, tuple)) and len(size) == 2
+    if not good or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in size):
+        raise ConfigError(
+            f"image={image!r} must be a whole number of pixels or [height,width], as image=512 "
+            f"or image=[480,640]"
+        )
+    return list(size)
+
+
+def _check_campaign(name: str) -> None:
+    """Refuses a campaign that would not be one plain folder."""
+    if not name or name in (".", "..") or "/" in name or "\0" in name or name.startswith("."):
+        raise ConfigError(
+            f"campaign={name!r} names a folder under results/: use a plain name without '/' that "
+            f"does not begin with '.'"
+        )

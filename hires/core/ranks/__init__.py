@@ -1,0 +1,1 @@
+"""What every process of the world needs: its rank, its cores, its heartbeat, its time line."""

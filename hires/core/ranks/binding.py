@@ -1,0 +1,130 @@
+"""Which cores and devices does a rank keep to, with how many threads?
+
+The rank asks itself, on its own machine, before its first thread starts: only there can be seen
+what Slurm or an outer command has left it. The cores of the machine are shared out evenly, all of
+them, so that two runs side by side on a machine do not crowd the first cores. Neighbouring ranks
+get neighbouring cores, and the hardware threads of one core stay together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hires.core.config.run_config import RunConfig
+from hires.core.ranks.world import World
+
+DEVICES = "CUDA_VISIBLE_DEVICES"
+_SYSTEM = Path("/sys/devices/system/cpu")
+_DEV = Path("/dev")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a rank keeps to."""
+
+    host: str
+    local_rank: int
+    threads: int
+    """Compute threads."""
+    cores: list[int]
+    """Numbers of the cores that it may use."""
+    bound: bool
+    """Whether those are its own share; else all that the machine or the job has."""
+    devices: str | None
+    """CUDA_VISIBLE_DEVICES; None where nobody set it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values for an event."""
+        return asdict(self)
+
+
+def bind(world: World, config: RunConfig) -> Binding:
+    """Keeps this process, and all threads that it starts from now on, to its share.
+
+    Args:
+        world: which rank it is.
+        config: the frozen config.
+    """
+    threads = config.launcher.threads
+    cores = _usable()
+    share = share_of(_side_by_side(cores), world.local_rank, world.local_size)
+    spare = 1 if config.launcher.is_here else 0
+    wanted = config.launcher.bind == "auto" and len(share) >= threads + spare
+    bound = wanted and len(share) < len(cores) and _keep_to(share)
+    devices = devices_of(world, config.cluster.gpus, os.environ.get(DEVICES))
+    if devices is not None:
+        os.environ[DEVICES] = devices
+    kept = sorted(share) if bound else cores
+    return Binding(os.uname().nodename, world.local_rank, threads, kept, bound, devices)
+
+
+def share_of(cores: list[int], local_rank: int, local_size: int) -> list[int]:
+    """Returns one rank's part of the cores, which are shared out evenly; none if they are too few.
+
+    >>> share_of([0, 4, 1, 5, 2], 0, 2), share_of([0, 4, 1, 5, 2], 1, 2)
+    ([0, 4, 1], [5, 2])
+    """
+    if local_size > len(cores):
+        return []
+    least, more = divmod(len(cores), local_size)
+    first = local_rank * least + min(local_rank, more)
+    return cores[first : first + least + (local_rank < more)]
+
+
+def devices_of(world: World, gpus: int | None, visible: str | None) -> str | None:
+    """Returns the devices that a rank sees: one of those that its machine shows, in turn.
+
+    Args:
+        world: which rank it is.
+        gpus: of a node, as the cluster's file says; None: those that are there.
+        visible: CUDA_VISIBLE_DEVICES as it is. A single device is the rank's already.
+    """
+    if visible is not None:
+        there = [name.strip() for name in visible.split(",") if name.strip()]
+    else:
+        there = [str(number) for number in range(_count() if gpus is None else gpus)]
+    return there[world.local_rank % len(there)] if there else visible
+
+
+def _usable() -> list[int]:
+    """Returns the cores that this process may use; none where the system does not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return []
+
+
+def _keep_to(cores: list[int]) -> bool:
+    """Keeps this process to some cores; returns whether the system lets it."""
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError:
+        return False
+    return True
+
+
+def _side_by_side(cores: list[int]) -> list[int]:
+    """Returns cores in an order in which those that share a processor or a core are neighbours."""
+    return sorted(cores, key=lambda core: (_fact(core, "physical_package_id"), *_place(core)))
+
+
+def _place(core: int) -> tuple[int, int]:
+    """Returns which physical core of its processor a core is, and its own number."""
+    return _fact(core, "core_id"), core
+
+
+def _fact(core: int, name: str) -> int:
+    """Returns what the system tells about a core; 0 if nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((_SYSTEM / f"cpu{core}" / "topology" / name).read_text(encoding="ascii"))
+    return 0
+
+
+def _count() -> int:
+    """Returns the number of NVIDIA devices of this machine."""
+    with contextlib.suppress(OSError):
+        return sum(path.name.removeprefix("nvidia").isdigit() for path in _DEV.glob("nvidia*"))
+    return 0

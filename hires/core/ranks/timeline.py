@@ -1,0 +1,205 @@
+"""When did a rank compute, and when did it wait? Spans of time, kept cheaply while a run goes on.
+
+Every rank keeps the spans of its last few steps in memory and appends them to ``timeline.jsonl`` of
+the attempt when it ends: one line a step. Pure Python, so that the front end can read them back.
+
+Times of one machine have one clock. Machines are aligned where each step begins, behind a barrier
+of all ranks: between machines a span may be off by what the barrier takes to let them all go.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import json
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hires.core.errors import RunError
+from hires.core.store.files import StrPath, append_line
+from hires.core.store.records import parse_lines
+
+FILE = "timeline.jsonl"
+KEPT_STEPS = 3
+"""The last so many steps of a rank are kept."""
+MAX_SPANS = 50_000
+"""Of one step; what comes after them is counted and forgotten."""
+
+FORWARD, BACKWARD, OPTIMISER, DATA = "forward", "backward", "optimiser", "data"
+WAIT, HALO, COLLECTIVE, GRADIENTS = "wait", "halo", "collective", "gradient sum"
+COMPUTE = (DATA, FORWARD, BACKWARD, OPTIMISER)
+"""Kinds of spans in which a rank works; communication may lie inside them."""
+COMMUNICATION = (WAIT, HALO, COLLECTIVE, GRADIENTS)
+"""Kinds of spans in which it talks or waits."""
+
+
+class Span(NamedTuple):
+    """What a rank did for a time."""
+
+    kind: str
+    action: str
+    """As ``F0``; empty outside all actions."""
+    begin_s: float
+    """Since the step began on the machine."""
+    end_s: float
+    what: str = ""
+    """With whom, in words."""
+
+    @property
+    def duration_s(self) -> float:
+        """How long it took."""
+        return self.end_s - self.begin_s
+
+
+@dataclass
+class StepSpans:
+    """One step of one rank."""
+
+    rank: int
+    step: int
+    clock: str
+    """Machine whose clock it is."""
+    begin_s: float
+    """When the rank began the step, on that clock."""
+    spans: list[Span] = field(default_factory=list)
+    dropped: int = 0
+    """Spans that were too many to keep."""
+
+
+class Recorder:
+    """Keeps the spans of one rank's last steps.
+
+    A span costs two looks at the clock and one append, less than a microsecond, where a tile
+    exchanges a few hundred messages in a step of a second.
+    """
+
+    def __init__(self, kept_steps: int = KEPT_STEPS) -> None:
+        self.action = ""
+        """What the rank computes now; what it says meanwhile belongs to it."""
+        self.steps: collections.deque[StepSpans] = collections.deque(maxlen=kept_steps)
+        self.next_step = 0
+        """Number of the step that begins next."""
+        self._now: StepSpans | None = None
+
+    def begin_step(self) -> None:
+        """Begins a step, right behind a barrier where clocks of machines are to be aligned."""
+        self._now = StepSpans(-1, self.next_step, "", time.perf_counter())
+        self.steps.append(self._now)
+        self.next_step += 1
+        self.action = ""
+
+    def note(self, kind: str, begin_s: float, what: str = "") -> None:
+        """Keeps a span that ends now; ``begin_s`` is of ``time.perf_counter``."""
+        now = self._now
+        if now is None:
+            return
+        if len(now.spans) >= MAX_SPANS:
+            now.dropped += 1
+            return
+        now.spans.append(Span(kind, self.action, begin_s, time.perf_counter(), what))
+
+    @contextlib.contextmanager
+    def span(self, kind: str, action: str = "", what: str = "") -> Iterator[None]:
+        """Keeps what happens inside as one span, if it fails too."""
+        self.action, before = action, self.action
+        begin_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.note(kind, begin_s, what)
+            self.action = before
+
+    def write(self, folder: StrPath, rank: int) -> None:
+        """Appends one line a kept step to the timeline of an attempt.
+
+        Raises:
+            RunError: a line could not be written.
+        """
+        for step in self.steps:
+            append_line(Path(folder) / FILE, json.dumps(_to_line(step, rank)))
+
+
+def read(folder: StrPath) -> list[StepSpans]:
+    """Returns the kept steps of all ranks of an attempt, by step and rank.
+
+    Raises:
+        RunError: there is no timeline, or it is empty.
+    """
+    path = Path(folder) / FILE
+    try:
+        lines = list(parse_lines(path.read_bytes(), str(path)))
+    except FileNotFoundError:
+        lines = []
+    if not lines:
+        raise RunError(
+            f"{path} holds no timeline: the run has not come to its end, its ranks were killed, or "
+            f"an older hires made it; repeat it with `hires run ... --again`"
+        )
+    return sorted(map(_from_line, lines), key=lambda step: (step.step, step.rank))
+
+
+def aligned(steps: list[StepSpans]) -> list[StepSpans]:
+    """Returns the ranks of one step on one clock, whose 0 is where the first of them began.
+
+    Ranks of one machine keep their distances. The first rank of every machine begins at 0: that is
+    where a barrier of all ranks let them go.
+    """
+    first: dict[str, float] = {}
+    for step in steps:
+        first[step.clock] = min(step.begin_s, first.get(step.clock, step.begin_s))
+    moved = []
+    for step in steps:
+        late = step.begin_s - first[step.clock]
+        spans = [s._replace(begin_s=s.begin_s + late, end_s=s.end_s + late) for s in step.spans]
+        moved.append(StepSpans(step.rank, step.step, "", late, spans, step.dropped))
+    return moved
+
+
+def complete_steps(steps: list[StepSpans], world: int) -> dict[int, list[StepSpans]]:
+    """Returns the ranks of every step that all ranks have kept, by step, each step aligned.
+
+    If no step has them all, as in a run that failed, the last one is returned as it is.
+    """
+    by_step: dict[int, list[StepSpans]] = {}
+    for step in steps:
+        by_step.setdefault(step.step, []).append(step)
+    whole = {number: ranks for number, ranks in by_step.items() if len(ranks) == world}
+    last = max(by_step)
+    return {n: aligned(ranks) for n, ranks in (whole or {last: by_step[last]}).items()}
+
+
+def length_s(ranks: list[StepSpans]) -> float:
+    """Returns how long an aligned step took, until the last rank's last span ended."""
+    return max((span.end_s for rank in ranks for span in rank.spans), default=0.0)
+
+
+@functools.cache
+def clock_name() -> str:
+    """Returns what tells machines apart whose monotonic clocks differ."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    return platform.node()
+
+
+def _to_line(step: StepSpans, rank: int) -> dict[str, Any]:
+    """Returns a step as plain values: times in seconds since it began, to a tenth of a us."""
+    begin_s = step.begin_s
+    spans = [
+        [s.kind, s.action, round(s.begin_s - begin_s, 7), round(s.end_s - begin_s, 7), s.what]
+        for s in sorted(step.spans, key=lambda span: span.begin_s)
+    ]
+    line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": begin_s}
+    return {**line, "dropped": step.dropped, "spans": spans}
+
+
+def _from_line(line: dict[str, Any]) -> StepSpans:
+    """Returns the step that :func:`_to_line` described."""
+    spans = [Span(*values) for values in line["spans"]]
+    return StepSpans(
+        line["rank"], line["step"], line["clock"], line["begin_s"], spans, line["dropped"]
+    )

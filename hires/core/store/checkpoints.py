@@ -1,0 +1,230 @@
+"""Which checkpoints does a run have, which are whole, and where does an attempt begin?
+
+    <run>/checkpoints/step000012/   checkpoint.json stage00.safetensors rank0000.safetensors ...
+
+A checkpoint is the state after so many steps. It is written into a hidden folder beside its place,
+which is renamed when all ranks have written and everything is on the disk, so that a folder with
+a plain name was whole once. ``checkpoint.json`` names its files with their sizes; what is inside is
+the business of ``hires.engine.checkpoint``. Pure Python, so that the front end can list them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError, RunError
+from hires.core.store.files import StrPath
+from hires.core.store.records import read_record
+
+FOLDER = "checkpoints"
+MANIFEST = "checkpoint.json"
+SCHEMA = 1
+
+
+class DamagedError(RunError):
+    """A checkpoint is not what was written; an earlier one may be."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files are all there."""
+
+    path: Path
+    step: int
+    """Steps that were done: the next one has this number."""
+    attempt: int
+    """Attempt of the run that wrote it."""
+    task: str
+    """``train`` or ``infer``."""
+    layout: str
+    """Equal for layouts in which every rank does the same."""
+    files: dict[str, int]
+    """Name -> bytes, of all but the manifest."""
+
+    @property
+    def name(self) -> str:
+        """``step000012``."""
+        return self.path.name
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files."""
+        return sum(self.files.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what its manifest says."""
+        return {"schema": SCHEMA, **dataclasses.asdict(self), "path": None}
+
+
+def place(run_dir: StrPath, step: int) -> Path:
+    """Returns where the checkpoint after so many steps belongs."""
+    return Path(run_dir) / FOLDER / f"step{step:06d}"
+
+
+def hidden(path: Path, ending: str) -> Path:
+    """Returns a name beside a checkpoint that no reader takes for one."""
+    return path.with_name(f".{path.name}.{ending}")
+
+
+def read(path: StrPath) -> Checkpoint:
+    """Returns the checkpoint at a path.
+
+    Raises:
+        DamagedError: its manifest cannot be read, or a file is missing or has another size.
+    """
+    path = Path(path)
+    try:
+        values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        schema = values.pop("schema")
+        if schema == SCHEMA:
+            found = Checkpoint(**{**values, "path": path})
+            wrong = [name for name, size in found.files.items() if _size(path / name) != size]
+    except OSError as error:
+        raise DamagedError(f"{path} is damaged: {MANIFEST}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{path} is damaged: {MANIFEST} says no sense ({error})") from None
+    if schema != SCHEMA:
+        raise DamagedError(f"{path} has schema {schema!r}, this hires reads {SCHEMA}")
+    if wrong:
+        size = _size(path / wrong[0])
+        told = "is missing" if size is None else f"has {size} bytes of {found.files[wrong[0]]}"
+        raise DamagedError(f"{path} is damaged: {wrong[0]} {told}")
+    return found
+
+
+def found(run_dir: StrPath) -> tuple[list[Checkpoint], list[str]]:
+    """Returns a run's checkpoints, the latest first, and what is wrong with those left out."""
+    whole: list[Checkpoint] = []
+    damaged: list[str] = []
+    for path in _folders(run_dir):
+        try:
+            whole.append(read(path))
+        except DamagedError as error:
+            damaged.append(str(error))
+    return sorted(whole, key=lambda c: (c.attempt, c.step), reverse=True), damaged
+
+
+def saved_step(run_dir: StrPath) -> int:
+    """Returns after how many steps a run was last saved; 0: it never was.
+
+    Only names are read: who lists a thousand runs looks into no checkpoint.
+    """
+    names = (path.name.removeprefix("step") for path in _folders(run_dir))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def candidates(run_dir: StrPath, config: RunConfig) -> tuple[list[Checkpoint], list[str]]:
+    """Returns the checkpoints at which an attempt begins, the best first; none: at step 0.
+
+    Those of a run that is complete are none of them: the attempt after it repeats the run.
+
+    Returns:
+        The checkpoints, and what is wrong with those of the run that are damaged.
+
+    Raises:
+        ConfigError: ``checkpoint.resume`` names something that this run cannot go on with.
+    """
+    if config.checkpoint.resume == "never":
+        return [], []
+    done = _done_attempt(run_dir)
+    there, damaged = found(run_dir)
+    own = [checkpoint for checkpoint in there if checkpoint.attempt > done]
+    return own or elsewhere(config), damaged
+
+
+def elsewhere(config: RunConfig) -> list[Checkpoint]:
+    """Returns the checkpoints that ``checkpoint.resume`` names by a path, the latest first.
+
+    Raises:
+        ConfigError: there are none, or all of the run's steps are done in them.
+    """
+    source = config.checkpoint.source
+    if source is None:
+        return []
+    key = f"checkpoint.resume={source}"
+    damaged: list[str] = []
+    if (Path(source) / MANIFEST).is_file():
+        try:
+            there = [read(source)]
+        except DamagedError as error:
+            raise ConfigError(f"{key}: {error}; name another one") from None
+    else:
+        there, damaged = found(source)
+    if not there:
+        why = "; ".join(damaged) or f"it is no checkpoint, and has none in a folder {FOLDER}"
+        raise ConfigError(f"{key}: {why}; give the path of a run folder or checkpoint")
+    if begin_of(there[0], config) >= config.steps:
+        raise ConfigError(
+            f"{key} has done {there[0].step} steps, which leaves none of steps={config.steps}; use "
+            f"steps={there[0].step + 1} or more, or name an earlier checkpoint"
+        )
+    return [checkpoint for checkpoint in there if begin_of(checkpoint, config) < config.steps]
+
+
+def begin_of(checkpoint: Checkpoint, config: RunConfig) -> int:
+    """Returns the step at which a run goes on: of another task it takes the parameters only."""
+    return checkpoint.step if checkpoint.task == config.task.name else 0
+
+
+def tidy(run_dir: StrPath, keep: int | None = None) -> None:
+    """Removes what crashes left half written or half removed, and all but the latest checkpoints.
+
+    Args:
+        run_dir: the run folder.
+        keep: how many stay; unset: all.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    folder = Path(run_dir) / FOLDER
+    for path in folder.glob(".step*"):
+        shutil.rmtree(path)
+    for checkpoint in found(run_dir)[0][keep:] if keep else []:
+        remove(checkpoint.path)
+
+
+def remove(path: Path) -> None:
+    """Removes a checkpoint so that nobody ever sees half of it.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    dying = hidden(path, "old")
+    if dying.exists():
+        shutil.rmtree(dying)
+    path.rename(dying)
+    shutil.rmtree(dying)
+
+
+def _done_attempt(run_dir: StrPath) -> int:
+    """Returns the attempt that completed the run; -1 if none did."""
+    with contextlib.suppress(RunError):
+        record = read_record(run_dir)
+        if record is not None and record.get("state") == "done":
+            return int(record["attempt"])
+    return -1
+
+
+def _folders(run_dir: StrPath) -> list[Path]:
+    """Returns the folders that have a checkpoint's name."""
+    folder = Path(run_dir) / FOLDER
+    try:
+        return sorted(path for path in folder.iterdir() if re.fullmatch(r"step\d{6,}", path.name))
+    except OSError:
+        return []
+
+
+def _size(path: Path) -> int | None:
+    """Returns a file's size; None if it is not there."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

@@ -1,0 +1,128 @@
+"""What is a run called, and when are two runs the same run?
+
+A run's folder is ``<slug>-<hash8>``: the slug is for people, the hash decides. The hash is of the
+resolved config without the keys that change nothing about what is computed or measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from hires.core.config.cluster_config import HERE
+from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
+from hires.core.errors import ConfigError
+
+SCHEMA = 1
+"""Version of what a run folder holds; it is part of the hash, so versions never share a folder."""
+
+COSMETIC = (
+    "campaign",
+    "results",
+    "launcher.port",
+    "launcher.max_ranks",
+    "launcher.account",
+    "launcher.qos",
+    "launcher.minutes",
+    "launcher.pack",
+    "launcher.signal_s",
+    "launcher.requeues",
+    "launcher.other_code",
+    "launcher.interface",
+    "launcher.mpirun",
+    "launcher.mpi_options",
+    "launcher.hosts",
+    "comm.timeout_s",
+    "memory.limit",
+    "checkpoint.every",
+    "checkpoint.keep",
+)
+"""Keys that say where a run is kept, how it is started or whether, not what it is. So does
+``checkpoint.resume``, unless it names another run, whose parameters this one begins with."""
+
+LATER: dict[str, Any] = {"launcher.bind": "auto", "launcher.mpi": None, "launcher.srun_mpi": None}
+"""Keys that came later, with the value at which they say nothing: runs keep their names."""
+
+_MAX_PART = 48
+
+
+def model_label(model: ModelConfig) -> str:
+    """Returns the network in one word, as ``resnet50``, ``preact_resnet110`` or ``custom:unet``."""
+    if model.name == "resnet":
+        return f"resnet{model.depth}"
+    if model.name == "preact_resnet":
+        return f"preact_resnet{9 * model.n + 2}"
+    if model.name == "amoebanet":
+        return f"amoebanet{model.layers}_{model.filters}"
+    if model.name == "unet":
+        return f"unet{model.levels}_{model.width}_{model.upsample}"
+    if model.name == "edsr":
+        return f"edsr{model.blocks}_{model.width}_x{model.scale}"
+    return f"{model.name}:{(model.target or '').rpartition(':')[2]}"
+
+
+def slug(config: RunConfig) -> str:
+    """Returns model, image, layout and precision as one name that is safe in a path."""
+    parts = (
+        model_label(config.model),
+        f"{config.height}x{config.width}",
+        config.parallel.name,
+        config.precision.name,
+    )
+    return "-".join(re.sub(r"[^A-Za-z0-9._+]+", "_", part)[:_MAX_PART] for part in parts)
+
+
+def run_name(config: RunConfig) -> str:
+    """Returns the name of the run's folder, ``<slug>-<hash8>``."""
+    text = json.dumps([SCHEMA, identity(plain(config))], sort_keys=True)
+    return f"{slug(config)}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def identity(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config, as plain values, without its cosmetic keys."""
+    kept: dict[str, Any] = json.loads(json.dumps(values))
+    for key in COSMETIC:
+        _drop(kept, key)
+    for key, nothing in LATER.items():
+        _drop(kept, key, nothing)
+    # Of a cluster its name: what it has and wants says how a run is started, not what it is.
+    cluster = kept.pop("cluster", None)
+    if isinstance(cluster, dict) and cluster.get("name", HERE) != HERE:
+        kept["cluster"] = cluster["name"]
+    saving = kept.get("checkpoint")
+    if isinstance(saving, dict) and saving.get("resume", "auto") in ("auto", "never"):
+        del kept["checkpoint"]  # all of it: runs are called as before there were checkpoints
+    return kept
+
+
+_ANY = object()
+
+
+def _drop(values: dict[str, Any], key: str, value: Any = _ANY) -> None:
+    """Removes a dotted key from plain values, if it is there and has that value."""
+    *groups, last = key.split(".")
+    inner: Any = values
+    for group in groups:
+        inner = inner.get(group)
+        if not isinstance(inner, dict):
+            return
+    if value is _ANY or inner.get(last, _ANY) == value:
+        inner.pop(last, None)
+
+
+def plain(config: RunConfig) -> dict[str, Any]:
+    """Returns the config as values that JSON and YAML give back unchanged.
+
+    Raises:
+        ConfigError: ``model.args`` holds something that is no plain value.
+    """
+    try:
+        values: dict[str, Any] = json.loads(json.dumps(to_dict(config)))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model.args={config.model.args!r} must hold numbers, text, lists and keys only "
+            f"({error})"
+        ) from None
+    return values

@@ -1,0 +1,226 @@
+"""How do ranks and launcher write down what happened, and how is it read back?
+
+``metrics.jsonl`` and ``events.jsonl`` of an attempt grow line by line, appended by all processes
+at once; ``record.json`` is the one summary of a run, built from them when an attempt ends
+(DESIGN section 9). Pure Python: rank 0 calls :func:`finish` when all went well, the launcher
+when ranks died.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.errors import ConfigError, RunError
+from hires.core.store import provenance, summary
+from hires.core.store.files import OPTION, StrPath, append_line, write_atomically
+from hires.core.store.naming import SCHEMA
+
+log = logging.getLogger(__name__)
+
+STATES = ("done", "failed", "cancelled")
+
+
+def attempt_dir(run_dir: StrPath, attempt: int) -> Path:
+    """Returns the folder of one attempt of a run."""
+    return Path(run_dir) / f"a{attempt}"
+
+
+def require_seen(run_dir: StrPath) -> None:
+    """Refuses to go on where a run folder cannot be seen, as on another node of a cluster.
+
+    Raises:
+        RunError: names the node and what would work.
+    """
+    if not (Path(run_dir) / "config.yaml").is_file():
+        node = os.environ.get("SLURMD_NODENAME") or platform.node()
+        raise RunError(
+            f"node {node} does not see {run_dir}: keep runs on a file system that all nodes mount "
+            f"at the same place, with {OPTION}"
+        )
+
+
+def append(path: StrPath, line: dict[str, Any]) -> None:
+    """Appends one JSON object as one line; processes may do so at the same time.
+
+    Raises:
+        RunError: the line could not be written, as on a full disk.
+    """
+    append_line(path, json.dumps(line))  # a loss may be NaN: these files are read by Python
+
+
+def event(run_dir: StrPath, attempt: int, name: str, **fields: Any) -> None:
+    """Appends an event with its time to the attempt's ``events.jsonl``.
+
+    A rank that fails says ``event(..., "rank_failed", rank=r, type="CommError", text="...")``
+    before it ends: the launcher tells causes from consequences by it.
+    """
+    line = {"time": provenance.now(), "event": name, **fields}
+    append(attempt_dir(run_dir, attempt) / "events.jsonl", line)
+
+
+def read_lines(path: StrPath) -> list[dict[str, Any]]:
+    """Returns the objects of a JSON-lines file, without lines that were only half written.
+
+    A file that is not there holds no lines. What a torn line would have said is missing, and
+    :func:`finish` counts what is missing.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        return []
+    return list(parse_lines(data, str(path)))
+
+
+def parse_lines(data: bytes, source: str) -> Iterator[dict[str, Any]]:
+    """Yields the objects of some JSON lines; a warning about a torn one names ``source``."""
+    for number, text in enumerate(data.split(b"\n"), start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if isinstance(line, dict):
+            yield line
+        else:
+            log.warning("%s line %d is torn and skipped", source, number)
+
+
+def read_config(run_dir: StrPath) -> RunConfig:
+    """Returns the frozen config of a run folder.
+
+    Raises:
+        RunError: there is none, or it cannot be read.
+        ConfigError: its values make no sense to this hires.
+    """
+    path = Path(run_dir) / "config.yaml"
+    try:
+        values = yaml.load(_read(path), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise RunError(f"{path} is damaged ({error}); run the experiment again") from None
+    try:
+        return from_dict(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path} is of another hires, or was edited: {error}") from None
+
+
+def read_plan(run_dir: StrPath) -> dict[str, Any]:
+    """Returns the frozen plan of a run folder.
+
+    Raises:
+        RunError: there is none, or it cannot be read.
+    """
+    return _read_json(Path(run_dir) / "plan.json")
+
+
+def read_record(run_dir: StrPath) -> dict[str, Any] | None:
+    """Returns the record of a run folder, or None if no attempt has ended yet.
+
+    Raises:
+        RunError: it cannot be read, or another version of hires wrote it.
+    """
+    path = Path(run_dir) / "record.json"
+    if not path.exists():
+        return None
+    record = _read_json(path)
+    if record.get("schema", SCHEMA) != SCHEMA:
+        raise RunError(f"{path}: {other_schema(record)}")
+    return record
+
+
+def other_schema(record: dict[str, Any]) -> str:
+    """Returns what to say of a record that another version of hires wrote."""
+    return (
+        f"it has schema {record.get('schema')!r} and this hires reads {SCHEMA}: read it with the "
+        f"hires that made it, or run the experiment again"
+    )
+
+
+def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None) -> dict[str, Any]:
+    """Builds the record of an attempt that ended and writes ``record.json``, twice.
+
+    The attempt's own folder keeps it whatever later attempts do; that of the run is of the last
+    attempt that completed the run, or else of the last one.
+    ``done`` is checked: if a rank lacks a step the record says ``failed`` and why. A record that
+    is ``done`` stays when a later attempt fails or is cancelled; the attempt's own
+    ``exit.json`` tells about that one.
+
+    Returns:
+        The record of this attempt, whether or not it became ``record.json``.
+
+    Raises:
+        RunError: config, plan or environment cannot be read, or the record cannot be written.
+    """
+    assert state in STATES, state
+    run_dir = Path(run_dir)
+    folder = attempt_dir(run_dir, attempt)
+    lines = read_lines(folder / "metrics.jsonl")
+    record = summary.build(
+        summary.Attempt(
+            run=run_dir.name,
+            number=attempt,
+            config=read_config(run_dir),
+            plan=read_plan(run_dir),
+            env=_read_json(folder / "env.json") if (folder / "env.json").exists() else {},
+            lines=lines,
+            events=read_lines(folder / "events.jsonl"),
+            earlier=_steps_before(run_dir, attempt, lines),
+        ),
+        state,
+        cause,
+    )
+    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    write_atomically(folder / "record.json", text)
+    if record["state"] == "done" or not _has_other_done(run_dir, attempt):
+        write_atomically(run_dir / "record.json", text)
+    return record
+
+
+def _steps_before(run_dir: Path, attempt: int, lines: list[dict[str, Any]]) -> summary.Earlier:
+    """Returns the steps that an attempt did not repeat, from the attempts that it goes on with."""
+    found: list[dict[str, Any]] = []
+    begin = summary.begin_of(lines)
+    while begin is not None and begin["attempt"] is not None and begin["attempt"] < attempt:
+        attempt = begin["attempt"]
+        before = read_lines(attempt_dir(run_dir, attempt) / "metrics.jsonl")
+        found += [s for s in before if s.get("kind") == "step" and s["step"] < begin["step"]]
+        begin = summary.begin_of(before)
+    return summary.Earlier(found, begin["step"] if begin else 0)
+
+
+def _has_other_done(run_dir: Path, attempt: int) -> bool:
+    """Returns whether the record is of another attempt, which was complete."""
+    try:
+        record = read_record(run_dir)
+    except RunError:
+        return False
+    return record is not None and record.get("state") == "done" and record["attempt"] != attempt
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file."""
+    try:
+        value = json.loads(_read(path))
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}); run the experiment again") from None
+    if not isinstance(value, dict):
+        raise RunError(f"{path} is damaged (it holds no object); run the experiment again")
+    return value
+
+
+def _read(path: Path) -> str:
+    """Returns a file's text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise RunError(f"cannot read {path}: {why}; is {path.parent} a run folder?") from None

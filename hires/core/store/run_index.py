@@ -1,0 +1,199 @@
+"""Which attempts have ended under a folder of results? One line each in ``results/index.jsonl``.
+
+The index makes listing thousands of runs quick and nothing else: run folders hold the truth, so a
+line that is missing or torn costs time and no result. Whoever ends an attempt appends a line with
+one ``write``; :func:`replace` writes the file anew. Both hold a lock, which the system takes back
+from a process that dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hires.core.errors import RunError
+from hires.core.store.files import cannot_write, write_atomically
+
+Values = dict[str, Any]
+
+FILE = "index.jsonl"
+SCHEMA = 1
+PATIENCE_S = 5.0
+"""How long one waits for the lock: the end of a run must not hang on somebody who was stopped."""
+_LOCK = ".index.lock"
+_POLL_S = 0.01
+_MAX_LINE = 2**17
+"""Characters of a line; an attempt with more to say is read in its folder."""
+_MAX_TEXT = 2000
+_FACTS = ("git", "hires", "torch", "python", "hardware", "host", "started", "ended")
+
+
+def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) -> Values:
+    """Returns the line of an attempt that has ended.
+
+    Args:
+        run: the run folder.
+        attempt: which of its attempts.
+        config: the frozen config as plain values.
+        record: the attempt's record; without numbers if it has none.
+        end: the attempt's ``exit.json``.
+    """
+    told = {key: end.get(key) for key in ("state", "reason", "cause", "started", "ended")}
+    if isinstance(told["cause"], str):
+        told["cause"] = told["cause"][:_MAX_TEXT]
+    line: Values = {
+        "schema": SCHEMA,
+        "campaign": run.parent.name,
+        "run": run.name,
+        "attempt": attempt,
+    }
+    line |= {"exit": told, "config": config, "record": _brief(record)}
+    if len(json.dumps(line)) > _MAX_LINE:
+        line |= {"config": None, "record": {}}
+    return line
+
+
+def append(results: Path, line: Values) -> None:
+    """Adds a line; any number of processes may do so at once.
+
+    Raises:
+        RunError: it cannot be written, or somebody holds the lock for longer than ``PATIENCE_S``.
+    """
+    path = results / FILE
+    data = json.dumps(line).encode() + b"\n"
+    try:
+        with _locked(results):
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                # Somebody who died in the middle of a line, or a full disk, left no line break.
+                if _is_torn(fd):
+                    data = b"\n" + data
+                written = os.write(fd, data)
+            finally:
+                os.close(fd)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    if written < len(data):
+        raise RunError(f"{path} holds a part of a line only: is the disk full? `hires index` mends")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far an index was written at some moment."""
+
+    inode: int
+    num_bytes: int
+
+
+def mark(results: Path) -> Mark:
+    """Returns how far the index is written now; :func:`replace` keeps what is added later."""
+    try:
+        facts = (results / FILE).stat()
+    except OSError:
+        return Mark(0, 0)
+    return Mark(facts.st_ino, facts.st_size)
+
+
+def replace(results: Path, lines: Iterable[Values], since: Mark) -> None:
+    """Writes the index anew; readers see the old one or the new one.
+
+    Args:
+        results: folder of all campaigns.
+        lines: what run folders say.
+        since: taken before the folders were read: lines that were added since then are kept.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    path = results / FILE
+    whole = {_about(line): json.dumps(line) for line in lines}
+    try:
+        with _locked(results):
+            for text in _added(path, since):
+                with contextlib.suppress(ValueError, AttributeError, RecursionError):  # torn
+                    whole.setdefault(_about(json.loads(text)), text)
+            write_atomically(path, "".join(f"{text}\n" for text in whole.values()))
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def _about(line: Values) -> str:
+    """Returns which attempt a line is of."""
+    return json.dumps([line.get("campaign"), line.get("run"), line.get("attempt")])
+
+
+def _added(path: Path, since: Mark) -> list[str]:
+    """Returns the lines that were appended after a moment; all of them if the file is another."""
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_ino == since.inode:
+                file.seek(since.num_bytes)
+            return file.read().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return []
+
+
+def _is_torn(fd: int) -> bool:
+    """Whether a file ends in the middle of a line."""
+    size = os.fstat(fd).st_size
+    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+
+
+@contextlib.contextmanager
+def _locked(results: Path) -> Iterator[None]:
+    """Lets one process at a time write."""
+    # A file of its own: the index itself is replaced, and then a lock on it protects nothing.
+    fd = os.open(results / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise RunError(
+                        f"{results / FILE} is locked by another process for more than "
+                        f"{PATIENCE_S:g} s; run `hires index` when that is gone"
+                    ) from None
+                time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _brief(record: Values) -> Values:
+    """Returns a record without what no list of runs shows: samples, and ranks one by one."""
+    lean = {
+        key: value
+        for key, value in record.items()
+        if key not in ("samples", "throughput", "memory", "messages", "provenance", "resumed")
+    }
+    origin, sent = _dict(record.get("provenance")), _dict(record.get("messages"))
+    speed = _dict(record.get("throughput"))
+    lean["throughput"] = {key: speed.get(key) for key in ("img_per_s", "step_s", "samples")}
+    lean["messages"] = {key: sent.get(key) for key in ("messages", "bytes")}
+    lean["provenance"] = {key: origin.get(key) for key in _FACTS}
+    lean["memory"] = [
+        {key: _largest(record.get("memory"), key) for key in ("peak_bytes", "predicted_bytes")}
+    ]
+    return lean
+
+
+def _largest(ranks: Any, key: str) -> int | None:
+    """Returns the largest number of bytes of all ranks; None if nobody knows one."""
+    entries = ranks if isinstance(ranks, list) else []
+    known = [_dict(rank).get(key) for rank in entries]
+    return max((n for n in known if isinstance(n, int)), default=None)
+
+
+def _dict(value: Any) -> Values:
+    """Returns what holds keys; nothing of what does not."""
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,297 @@
+"""Where does a run live, and how is its folder made so that no two runs get in each other's way?
+
+    results/<campaign>/<slug>-<hash8>/   config.yaml plan.json launch.sh planned.json record.json
+    a<attempt>/                          env.json logs/ metrics.jsonl events.jsonl exit.json
+
+A folder is built beside its place and renamed into it, so it is whole from the first moment on,
+even if hundreds of processes make the same one at once: one rename wins, the others find the
+folder. Every start is an attempt of its own, taken by an exclusive mkdir.
+
+The frozen files belong to the latest attempt. If a run that never completed is started again and
+its plan or a cosmetic key differs by now (a newer hires, another ``launcher.port``), the new file
+was just checked by the hires that will execute it, so it replaces the old one, which moves into
+the folder of the last attempt that used it. A run that is complete is never touched unless asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import RunError
+from hires.core.store import launch_file
+from hires.core.store.attempts import PLANNED as PLANNED  # others ask for these here, too
+from hires.core.store.attempts import attempt_numbers as attempt_numbers
+from hires.core.store.attempts import environment
+from hires.core.store.attempts import id_of as id_of
+from hires.core.store.attempts import next_attempt as next_attempt
+from hires.core.store.attempts import reproduce_line_of as reproduce_line_of
+from hires.core.store.files import StrPath, cannot_write, make_folder, write_atomically
+from hires.core.store.naming import identity, plain, run_name
+from hires.core.store.records import attempt_dir, read_record
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A run folder and the attempt that was opened or made."""
+
+    path: Path
+    """The folder, absolute."""
+    attempt: int
+    """The attempt to launch, or of a complete run the one that its record tells about."""
+    complete: bool
+    """Whether the run was complete already, so that nothing needs to be started."""
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        """``<slug>-<hash8>``."""
+        return self.path.name
+
+    @property
+    def attempt_dir(self) -> Path:
+        """Folder of the attempt."""
+        return attempt_dir(self.path, self.attempt)
+
+
+def create(
+    config: RunConfig, plan: dict[str, Any], argv: Sequence[str], *, again: bool = False
+) -> RunDir:
+    """Returns the folder of a run with a fresh attempt in it, or as it is if the run is complete.
+
+    Args:
+        config: the resolved config; it is frozen as ``config.yaml``.
+        plan: the verified plan as plain values; it is frozen as ``plan.json``.
+        argv: the command line as typed, for the record: ``["hires", "run", ...]``.
+        again: whether a complete run gets another attempt.
+
+    The caller sees to it that the run is not under way.
+
+    Raises:
+        RunError: the folder cannot be written, or its ``config.yaml`` was edited.
+        ConfigError: the config holds something that cannot be written down.
+    """
+    path = Path(config.results).absolute() / config.campaign / run_name(config)
+    files = _frozen_files(config, plan, argv)
+    if _build(path, files, argv):
+        return RunDir(path, 0, complete=False)
+    _check_same_config(path, config)
+    done = _done_attempt(path)
+    if done is not None and not again:
+        return RunDir(path, done, complete=True)
+    _refresh(path, files)
+    return RunDir(path, next_attempt(path, argv), complete=False)
+
+
+def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path:
+    """Makes or refreshes the folder of a run that is to start later, and returns it, absolute.
+
+    It gets no attempt: a run without one is pending. Who planned it, and how it is made again,
+    stands in ``planned.json``. The caller sees to it that the run is neither under way nor queued:
+    its job would find another config than the one that was submitted.
+
+    Args:
+        config: the resolved config; it is frozen as ``config.yaml``.
+        plan: the verified plan as plain values; it is frozen as ``plan.json``.
+        argv: the command line that makes this run alone.
+
+    Raises:
+        RunError: the folder cannot be written, or its ``config.yaml`` was edited.
+        ConfigError: the config holds something that cannot be written down.
+    """
+    path = Path(config.results).absolute() / config.campaign / run_name(config)
+    files = _frozen_files(config, plan, argv)
+    told = {
+        PLANNED: json.dumps(environment(argv, launch_file.reproduce_line(argv)), indent=1) + "\n"
+    }
+    if _build(path, files | told, None):
+        return path
+    _check_same_config(path, config)
+    _refresh(path, files)
+    _write_files(path, told)
+    return path
+
+
+def start_attempt(path: StrPath, argv: Sequence[str] | None) -> RunDir:
+    """Returns a frozen run with a fresh attempt; the caller sees to it that it is not under way.
+
+    Args:
+        path: a folder that :func:`freeze` made.
+        argv: the command line that makes this run alone; None: that of the first attempt holds.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    path = Path(path).absolute()
+    return RunDir(path, next_attempt(path, argv), complete=False)
+
+
+def done_attempts(path: StrPath) -> list[int]:
+    """Returns the attempts of a run that completed it, in order; none if there is no run."""
+    path = Path(path)
+    found = {_done_attempt(path)} - {None}
+    for attempt in attempt_numbers(path):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            text = (attempt_dir(path, attempt) / "exit.json").read_text(encoding="utf-8")
+            found |= {attempt} if json.loads(text)["state"] == "done" else set()
+    return sorted(attempt for attempt in found if attempt is not None)
+
+
+def is_complete(path: StrPath) -> bool:
+    """Whether some attempt completed a run."""
+    return _done_attempt(Path(path)) is not None
+
+
+def frozen_folder(path: StrPath) -> Path:
+    """Returns the absolute path of a run folder, whether or not it has an attempt.
+
+    Raises:
+        RunError: there is no run folder at ``path``.
+    """
+    path = Path(path).absolute()
+    if not (path / "config.yaml").is_file():
+        raise RunError(f"{path} is no run folder: it holds no config.yaml")
+    return path
+
+
+def open_run(path: StrPath) -> RunDir:
+    """Returns an existing run folder at its latest attempt, or at the one of its record.
+
+    Raises:
+        RunError: there is no run folder at ``path``, or the run is pending.
+    """
+    path = frozen_folder(path)
+    attempts = attempt_numbers(path)
+    if not attempts:
+        raise RunError(
+            f"{path} is pending: no attempt has started; sweep its campaign again, or start it "
+            f"with {path / 'launch.sh'}"
+        )
+    done = _done_attempt(path)
+    if done is not None:
+        return RunDir(path, done, complete=True)
+    return RunDir(path, attempts[-1], complete=False)
+
+
+def refreeze(path: StrPath, config: RunConfig) -> None:
+    """Freezes a config anew that differs in cosmetic keys only; the old one moves to its attempt.
+
+    Raises:
+        RunError: the folder cannot be written, or its config was edited.
+    """
+    path = Path(path)
+    _check_same_config(path, config)
+    _refresh(path, {"config.yaml": _config_text(config)})
+
+
+def _config_text(config: RunConfig) -> str:
+    """Returns the text of ``config.yaml``."""
+    # Only ASCII: PyYAML writes some other characters (U+0085) so that they read back changed.
+    return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=False)
+
+
+def _frozen_files(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> dict[str, str]:
+    """Returns name and text of the files that are frozen in a run folder."""
+    return {
+        "config.yaml": _config_text(config),
+        "plan.json": json.dumps(plan, indent=1) + "\n",
+        "launch.sh": launch_file.launch_script(config, argv),
+    }
+
+
+def _build(path: Path, files: dict[str, str], argv: Sequence[str] | None) -> bool:
+    """Makes the whole folder; returns False if it exists already.
+
+    Args:
+        path: the folder.
+        files: name and text of what is frozen in it.
+        argv: the command line of its first attempt; None: it gets no attempt.
+    """
+    if _is_filled(path):
+        return False
+    make_folder(path.parent)
+    building = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        building.mkdir()
+        _write_files(building, files)
+        if argv is not None:
+            next_attempt(building, argv)
+        building.rename(path)
+    except OSError as error:
+        if _is_filled(path):
+            return False  # another process made it meanwhile
+        raise cannot_write(path, error) from error
+    finally:
+        if building.exists():
+            shutil.rmtree(building, ignore_errors=True)
+    return True
+
+
+def _is_filled(path: Path) -> bool:
+    """Returns whether there is a folder with something in it."""
+    try:
+        return any(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False  # whether it can be made is seen when it is made
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def _write_files(folder: Path, files: dict[str, str]) -> None:
+    """Writes the frozen files."""
+    for name, text in files.items():
+        write_atomically(folder / name, text, executable=name.endswith(".sh"))
+
+
+def _refresh(path: Path, files: dict[str, str]) -> None:
+    """Replaces frozen files that differ; the old ones move to the last attempt that used them."""
+    for name, text in files.items():
+        try:
+            old = (path / name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            old = None
+        if old == text:
+            continue
+        attempts = attempt_numbers(path)
+        if old is not None and attempts and not name.endswith(".sh"):
+            kept = attempt_dir(path, attempts[-1]) / name
+            if not kept.exists():
+                write_atomically(kept, old)
+        _write_files(path, {name: text})
+
+
+def _done_attempt(path: Path) -> int | None:
+    """Returns the attempt that completed the run, or None if none did or its record is damaged."""
+    with contextlib.suppress(RunError, KeyError, TypeError, ValueError, AttributeError):
+        record = read_record(path)
+        if record is not None and record.get("state") == "done":
+            return int(record["attempt"])
+    return None
+
+
+def _check_same_config(path: Path, config: RunConfig) -> None:
+    """Refuses a folder whose frozen config is of another run: it was edited, or damaged."""
+    file = path / "config.yaml"
+    try:
+        frozen = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return  # whoever made the folder by hand left it to us
+    except (OSError, ValueError, yaml.YAMLError):
+        frozen = None
+    if not isinstance(frozen, dict) or identity(frozen) != identity(plain(config)):
+        raise RunError(
+            f"{file} is not the config of this run any more: it was edited or damaged; move "
+            f"{path} away, or choose another campaign=NAME"
+        )

@@ -1,0 +1,276 @@
+"""What do the lines of one attempt say about the run?
+
+Turns the lines that all ranks appended into the record: the slowest rank is the sample, warm-up
+is left out, and a run is done only if no rank lacks a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hires.core.config.run_config import RunConfig
+from hires.core.store import provenance
+from hires.core.store.naming import SCHEMA, model_label
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What was done before an attempt began, as far as the attempt goes on with it."""
+
+    lines: Sequence[Line]
+    """Step lines of earlier attempts of the run."""
+    first: int
+    """Number of the run's first step: those before it are another run's."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What is known about one attempt, as read from its files."""
+
+    run: str
+    """Name of the run folder."""
+    number: int
+    """Which attempt of the run."""
+    config: RunConfig
+    """The frozen config."""
+    plan: dict[str, Any]
+    """The frozen plan."""
+    env: dict[str, Any]
+    """The attempt's ``env.json``."""
+    lines: Sequence[Line]
+    """The attempt's ``metrics.jsonl``."""
+    events: Sequence[Line] = ()
+    """The attempt's ``events.jsonl``."""
+    earlier: Earlier = field(default_factory=lambda: Earlier([], 0))
+    """What it goes on with."""
+
+    @property
+    def begin(self) -> int:
+        """Number of its first step."""
+        line = begin_of(self.lines)
+        return int(line["step"]) if line else 0
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return int(self.plan["world"])
+
+
+def begin_of(lines: Sequence[Line]) -> Line | None:
+    """Returns the line that says at which checkpoint an attempt began; None at step 0."""
+    return next((line for line in lines if line.get("kind") == "begin"), None)
+
+
+def build(attempt: Attempt, state: str, cause: str | None) -> dict[str, Any]:
+    """Returns the record of an attempt that ended in ``state``, as ``record.json`` holds it.
+
+    Durations are in seconds, memory in bytes, throughput in images per second.
+    """
+    steps = _steps(attempt.lines)
+    every = _steps([*attempt.earlier.lines, *attempt.lines])
+    missing = _missing(attempt, every)
+    if state == "done" and missing:
+        state, cause = "failed", missing
+    config = attempt.config
+    samples, discarded = _samples(attempt, steps)
+    return {
+        "schema": SCHEMA,
+        "state": state,
+        "cause": cause,
+        "attempt": attempt.number,
+        "run": attempt.run,
+        "campaign": config.campaign,
+        "throughput": _throughput(config, samples, discarded),
+        "samples": samples,
+        "resumed": _resumed(attempt),
+        "loss": _loss(every),
+        "memory": _memory(attempt),
+        "messages": attempt.plan.get("totals", {}),
+        "world": attempt.world,
+        "images_per_step": config.batch,
+        "precision": config.precision.name,
+        "layout": config.parallel.name,
+        "model": model_label(config.model),
+        "image": list(config.image),
+        "provenance": {**_provenance(attempt.env), "ranks": _bindings(attempt)},
+        "reproduce": attempt.env.get("reproduce"),
+    }
+
+
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """Returns a quantile, interpolated linearly between the two values beside it."""
+    ordered = sorted(values)
+    place = fraction * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _resumed(attempt: Attempt) -> dict[str, Any] | None:
+    """Returns at which step and from which checkpoint the attempt began; None at step 0."""
+    line = begin_of(attempt.lines)
+    return {key: line[key] for key in ("step", "checkpoint", "attempt")} if line else None
+
+
+def _steps(lines: Sequence[Line]) -> dict[int, dict[int, Line]]:
+    """Returns the step lines by step and rank."""
+    steps: dict[int, dict[int, Line]] = {}
+    for line in lines:
+        if line.get("kind") == "step":
+            steps.setdefault(line["step"], {})[line["rank"]] = line
+    return steps
+
+
+def _missing(attempt: Attempt, steps: dict[int, dict[int, Line]]) -> str | None:
+    """Returns which rank lacks steps, in words, or None if every rank has all of them."""
+    wanted = range(attempt.earlier.first, attempt.config.steps)
+    for rank in range(attempt.world):
+        held = sum(rank in steps.get(step, {}) for step in wanted)
+        if held < len(wanted):
+            return f"rank {rank} recorded {held} of {len(wanted)} steps"
+    return None
+
+
+def _samples(attempt: Attempt, steps: dict[int, dict[int, Line]]) -> tuple[list[Line], list[Line]]:
+    """Returns the slowest rank's time of every whole step, and which steps do not count and why.
+
+    Every attempt warms up anew.
+    """
+    config, world = attempt.config, attempt.world
+    samples, discarded = [], []
+    first = attempt.begin + config.measure.warmup
+    end = config.steps if config.measure.steps is None else first + config.measure.steps
+    for step in sorted(steps):
+        ranks = steps[step]
+        if len(ranks) < world:
+            late = min(set(range(world)) - ranks.keys())
+            discarded.append({"step": step, "why": f"rank {late} did not finish it"})
+            continue
+        samples.append({"step": step, "step_s": max(line["step_s"] for line in ranks.values())})
+        if step < first:
+            discarded.append({"step": step, "why": "warm-up"})
+        elif step >= end:
+            discarded.append({"step": step, "why": "after measure.steps"})
+    return samples, discarded
+
+
+def _throughput(config: RunConfig, samples: list[Line], discarded: list[Line]) -> dict[str, Any]:
+    """Returns median, p10 and p90 over the samples that count; None where there is no sample."""
+    left_out = {line["step"] for line in discarded}
+    times = [line["step_s"] for line in samples if line["step"] not in left_out]
+    rates = [config.batch / step_s for step_s in times if step_s > 0]
+    return {
+        "img_per_s": _spread(rates),
+        "step_s": _spread(times),
+        "samples": len(times),
+        "discarded": discarded,
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any] | None:
+    """Returns median, p10 and p90 of the values, and where the median lies with 95 % confidence."""
+    if not values:
+        return None
+    return {
+        "median": quantile(values, 0.5),
+        "p10": quantile(values, 0.1),
+        "p90": quantile(values, 0.9),
+        "ci95": confidence(values),
+    }
+
+
+def confidence(values: Sequence[float]) -> list[float] | None:
+    """Returns the 95 % confidence interval of the median, or None for fewer than six values.
+
+    The k-th smallest and k-th largest value enclose the median unless fewer than k of the values
+    lie on one side of it, which a fair coin tells without any assumption on the distribution.
+    """
+    ordered, n = sorted(values), len(values)
+    # P(fewer than k heads) for k = 1, 2, ...: in logarithms, since 2^-n is no double for long runs.
+    place, below = -1, 0.0
+    while place + 1 < n / 2:
+        below += math.exp(_log_choose(n, place + 1) - n * math.log(2))
+        if 2 * below > 0.05:
+            break
+        place += 1
+    return None if place < 0 else [ordered[place], ordered[n - 1 - place]]
+
+
+def _log_choose(n: int, k: int) -> float:
+    """Returns the logarithm of the number of ways to choose k of n."""
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+def _loss(steps: dict[int, dict[int, Line]]) -> dict[str, Any]:
+    """Returns the first and last step's loss, averaged over the replicas that know it.
+
+    JSON has no NaN: a loss that is no finite number is null, and ``finite`` says so.
+    """
+    losses = []
+    for step in sorted(steps):
+        known = [line["loss"] for line in steps[step].values() if line.get("loss") is not None]
+        if known:
+            losses.append(math.fsum(known) / len(known) if all(map(math.isfinite, known)) else None)
+    return {
+        "first": losses[0] if losses else None,
+        "last": losses[-1] if losses else None,
+        "finite": None not in losses if losses else None,
+    }
+
+
+def _memory(attempt: Attempt) -> list[dict[str, Any]]:
+    """Returns one entry per rank: its place in each direction, and bytes as far as it told them."""
+    told: dict[int, Line] = {}
+    for line in attempt.lines:
+        if line.get("kind") in ("ready", "memory"):
+            told.setdefault(line["rank"], {}).update(line)
+    places: dict[int, list[dict[str, Any]]] = {}
+    for place in attempt.plan.get("placement", []):
+        places.setdefault(place["rank"], []).append(place)
+    predicted = [entry["peak_bytes"] for entry in attempt.plan.get("memory", [])]
+    entries = []
+    for rank in range(attempt.world):
+        entry: dict[str, Any] = {"rank": rank}
+        slots = places.get(rank, [{}])
+        entry["replica"] = slots[0].get("replica")
+        for key in ("direction", "stage", "tile", "shard"):
+            entry[key] = [slot.get(key) for slot in slots]  # one a direction
+        for key in _MEMORY_KEYS:
+            entry[key] = told.get(rank, {}).get(key)
+        # Replicas are equal, so the plan holds the ranks of one.
+        entry["predicted_bytes"] = predicted[rank % len(predicted)] if predicted else None
+        entries.append(entry)
+    return entries
+
+
+_MEMORY_KEYS = (
+    "peak_bytes",
+    "source",
+    "peak_rss_bytes",
+    "rss_import_bytes",
+    "params_bytes",
+    "grads_bytes",
+    "optimizer_bytes",
+)
+
+
+def _bindings(attempt: Attempt) -> list[Line]:
+    """Returns on which host, cores and devices each rank ran, as far as it told, by rank."""
+    told = {line["rank"]: line for line in attempt.events if line.get("event") == "rank_bound"}
+    keys = ("rank", "host", "local_rank", "threads", "cores", "bound", "devices")
+    return [{key: told[rank].get(key) for key in keys} for rank in sorted(told)]
+
+
+def _provenance(env: dict[str, Any]) -> dict[str, Any]:
+    """Returns where the record comes from: code, versions, machine, command line, times."""
+    return {
+        **env.get("provenance", {}),
+        "argv": env.get("argv"),
+        "started": env.get("started"),
+        "ended": provenance.now(),
+    }

@@ -1,0 +1,168 @@
+"""How does an image of any size become one of the size that the config asks for?
+
+``resize`` is bilinear with half-pixel centres; where it shrinks, the triangle widens with the scale
+so that no pixel is skipped (as Pillow and torch's ``antialias=True`` do). Pairs of images are made
+with a cubic kernel in the triangle's place. It is separable: every output row is a weighted sum of
+a few source rows, then the same along columns. ``crop`` keeps the middle of a larger image and sets
+a smaller one in the middle of mid-grey, which is zero for the network. A window reads only the
+source pixels that it depends on, and the taps of every output pixel, their weights and the order of
+summation do not depend on the window.
+
+Source:
+    Pillow, ``Resample.c`` (precompute_coeffs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hires.data.image_window import Pixels, Size, Span
+
+Read = Callable[[Span, Span], Pixels]
+"""Reads rows and columns of the source, (h, w, samples)."""
+
+BAND_PIXELS = 4 * 2**20
+"""About how many source pixels are held at once while resizing."""
+
+
+@dataclass(frozen=True)
+class Taps:
+    """What the pixels of an axis are made of: one line per output pixel, one column per tap."""
+
+    index: NDArray[np.intp]
+    """Source pixels, (target, taps)."""
+    weight: NDArray[np.float32]
+    """Their weights, (target, taps); every line sums to 1."""
+
+    def part(self, span: Span) -> tuple[Taps, Span]:
+        """Returns the taps of some output pixels, and the source pixels that they read.
+
+        Indices of the result count from the first of these source pixels.
+        """
+        index = self.index[slice(*span)]
+        first, last = int(index.min()), int(index.max())
+        return Taps(index - first, self.weight[slice(*span)]), (first, last + 1)
+
+
+def resize(
+    read: Read, source: Size, target: Size, rows: Span, cols: Span, *, kernel: str = "linear"
+) -> Pixels:
+    """Returns a window of the image after resizing.
+
+    Args:
+        read: reads a part of the source.
+        source: (height, width) of the source.
+        target: (height, width) of the image after resizing.
+        rows: rows of the window, in pixels of the target.
+        cols: columns of the window.
+        kernel: ``linear`` or ``cubic``, which may go a little beyond the range of the source.
+
+    Returns:
+        (h, w, samples), float32 in the units of the source; what ``read`` gave if sizes agree.
+    """
+    if source == target:
+        return read(rows, cols)
+    across, source_cols = taps(source[1], target[1], kernel).part(cols)
+    down = taps(source[0], target[0], kernel)
+    bands = [
+        _resized_band(read, down, band, across, source_cols)
+        for band in _bands(rows, source[0] / target[0] * (source_cols[1] - source_cols[0]))
+    ]
+    return bands[0] if len(bands) == 1 else np.concatenate(bands)
+
+
+def crop(read: Read, source: Size, target: Size, rows: Span, cols: Span, *, fill: float) -> Pixels:
+    """Returns a window of the middle of an image, set in ``fill`` where the image is smaller.
+
+    Args, Returns: as for :func:`resize`.
+    """
+    parts = [
+        _cropped_axis(s, t, span) for s, t, span in zip(source, target, (rows, cols), strict=True)
+    ]
+    (from_rows, to_rows), (from_cols, to_cols) = parts
+    shape = (rows[1] - rows[0], cols[1] - cols[0])
+    if from_rows[0] >= from_rows[1] or from_cols[0] >= from_cols[1]:
+        samples = read((0, 1), (0, 1)).shape[2]
+        return np.full((*shape, samples), fill, np.float32)
+    pixels = read(from_rows, from_cols)
+    if pixels.shape[:2] == shape:
+        return pixels
+    out = np.full((*shape, pixels.shape[2]), fill, np.float32)
+    out[slice(*to_rows), slice(*to_cols)] = pixels
+    return out
+
+
+@lru_cache(maxsize=64)
+def taps(source: int, target: int, kernel: str = "linear") -> Taps:
+    """Returns the taps of a whole axis that is resized from ``source`` to ``target`` pixels."""
+    radius, weigh = KERNELS[kernel]
+    scale = source / target
+    stretch = max(scale, 1.0)
+    support = radius * stretch
+    count = 2 * int(np.ceil(support)) + 1
+    centre = (np.arange(target) + 0.5) * scale  # in pixels of the source
+    first = np.floor(centre - support + 0.5).astype(np.intp)
+    index = first[:, None] + np.arange(count)
+    distance = np.abs(index + 0.5 - centre[:, None]) / stretch
+    weight = weigh(distance)
+    weight[(index < 0) | (index >= source)] = 0.0  # what is outside has no say
+    weight /= weight.sum(axis=1, keepdims=True)
+    used = weight.any(axis=0)
+    index = np.clip(index, 0, source - 1)
+    return Taps(index[:, used], weight[:, used].astype(np.float32))
+
+
+def _linear(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the triangle's weight at a distance in pixels of the coarser image."""
+    return np.maximum(1.0 - distance, 0.0)
+
+
+def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the weight of Keys' cubic kernel with a = -1/2."""
+    near = (1.5 * distance - 2.5) * distance**2 + 1.0
+    far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
+    return np.where(distance < 1, near, np.where(distance < 2, far, 0.0))
+
+
+KERNELS = {"linear": (1, _linear), "cubic": (2, _cubic)}
+"""Name -> (how far it reaches in pixels of the coarser image, weight by distance)."""
+
+
+def _resized_band(
+    read: Read, down: Taps, band: Span, across: Taps, source_cols: Span
+) -> NDArray[np.float32]:
+    """Returns some rows of the window: resampled along columns of pixels, then along rows."""
+    down, source_rows = down.part(band)
+    pixels = read(source_rows, source_cols)
+    pixels = _resampled(pixels, down).transpose(1, 0, 2)  # the axis to resample comes first
+    made: NDArray[np.float32] = _resampled(pixels, across).transpose(1, 0, 2)
+    return made
+
+
+def _resampled(pixels: Pixels, axis: Taps) -> NDArray[np.float32]:
+    """Returns the pixels resampled along dim 0."""
+    flat = np.ascontiguousarray(pixels).reshape(len(pixels), -1)
+    out = np.zeros((len(axis.index), flat.shape[1]), np.float32)
+    # Tap by tap, so that every output value is summed in the same order in every window.
+    for index, weight in zip(axis.index.T, axis.weight.T, strict=True):
+        out += np.multiply(flat[index], weight[:, None], dtype=np.float32)
+    return out.reshape(-1, *pixels.shape[1:])
+
+
+def _bands(rows: Span, pixels_per_row: float) -> Iterator[Span]:
+    """Yields the rows in pieces whose source pixels fit into memory easily."""
+    step = max(1, int(BAND_PIXELS / max(pixels_per_row, 1.0)))
+    for start in range(rows[0], rows[1], step):
+        yield start, min(start + step, rows[1])
+
+
+def _cropped_axis(source: int, target: int, span: Span) -> tuple[Span, Span]:
+    """Returns which source pixels a span shows, and where in the span they go."""
+    shift = (source - target) // 2  # source pixel of the target's pixel 0
+    start, stop = max(span[0] + shift, 0), min(span[1] + shift, source)
+    return (start, stop), (start - shift - span[0], stop - shift - span[0])

@@ -1,0 +1,168 @@
+"""How much memory does this process use, and how much does a step of it need?
+
+The resident size of a process says less than it seems: it counts the libraries' pages, which all
+ranks of a machine share, and what the allocator keeps of memory that was freed, a third of the peak
+for small tensors. :class:`PeakMeter` measures one step of the warm-up with an allocator that gives
+everything of 64 KiB and more back at once, and counts the process's own pages only, as a GPU's
+allocator counts what is allocated and not what it has reserved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hires.core.config.run_config import RunConfig
+from hires.engine.optimizer import Descent
+
+EXACT_BYTES = 2**16
+"""From this size on memory comes straight from the system, and goes back when it is freed."""
+FAST_BYTES = 2**25
+"""The same in all other steps: the largest size that glibc takes."""
+KEPT_BYTES = 2**31 - 1
+"""Freed memory that the process keeps. A step allocates what the last one freed; if that went back
+in between, the system would have to clear every page again, at a twentieth of a step's time."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
+
+
+class PeakMeter:
+    """Measures the peak of one rank; made as soon as everything is imported.
+
+    Source of ``peak_bytes``: ``device`` (what the device's allocator gave out at most), ``step``
+    (own pages in one step of the warm-up above those after the imports) or ``rss`` (the largest
+    resident size above that after the imports: the warm-up is too short, or the allocator is not
+    glibc).
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        """Chooses the step: the last of the warm-up, if the optimiser's state is there by then."""
+        enough = 2 if config.task.name == "train" else 1
+        exact = config.measure.warmup >= enough and not torch.cuda.is_available()
+        exact = exact and _set_allocator(EXACT_BYTES, 2 * EXACT_BYTES)
+        if not exact:
+            keep_memory()
+        self.step = config.measure.warmup - 1 if exact else None
+        """The step that is measured; None if none is."""
+        load_lazy_parts()
+        self.rss_import = rss_bytes()
+        self._own_import = own_bytes()
+        self._peak_rss = 0
+        self._own_peak: int | None = None
+        self._told = False
+        reset_peak()
+
+    @contextlib.contextmanager
+    def watch(self, step: int) -> Iterator[None]:
+        """Measures what runs inside if it is the chosen step; then the allocator becomes fast.
+
+        Args:
+            step: counted from the one at which the attempt began.
+        """
+        if step != self.step:
+            yield
+            return
+        gc.collect()
+        self._peak_rss = peak_rss_bytes()
+        reset_peak()
+        yield
+        self._own_peak = peak_rss_bytes() - _status("RssFile")
+        keep_memory()
+
+    def news(self) -> dict[str, int | str] | None:
+        """Returns :meth:`line` once, as soon as the chosen step was measured; else None.
+
+        Who looks at a run of days wants to know it before the end.
+        """
+        if self._own_peak is None or self._told:
+            return None
+        self._told = True
+        return self.line()
+
+    def line(self) -> dict[str, int | str]:
+        """Returns what the record says about the peak."""
+        peak_rss = max(self._peak_rss, peak_rss_bytes())
+        if torch.cuda.is_available():
+            peak, source = int(torch.cuda.max_memory_allocated()), "device"
+        elif self._own_peak is not None:
+            peak, source = self._own_peak - self._own_import, "step"
+        else:
+            peak, source = peak_rss - self.rss_import, "rss"
+        return {"peak_bytes": max(0, peak), "source": source, "peak_rss_bytes": peak_rss}
+
+
+def keep_memory() -> None:
+    """Lets this process keep the memory that it frees, so that it need not ask for it again."""
+    _set_allocator(FAST_BYTES, KEPT_BYTES)
+
+
+def load_lazy_parts() -> None:
+    """Takes one step of a tiny network, so that what torch loads on first use is loaded.
+
+    Gradients that come from elsewhere alone, as those of a pipeline do, import 30 MiB of sympy.
+    """
+    weight = nn.Parameter(torch.ones(8, 8, 1, 1))
+    optimizer = Descent([weight], lr=0.1, momentum=0.9, weight_decay=0.0)
+    images = torch.ones(1, 8, 8, 8).contiguous(memory_format=torch.channels_last)
+    with torch.enable_grad():
+        loss = F.conv2d(images, weight, dilation=[2, 2]).sum()
+        torch.autograd.backward(loss, torch.ones(()))
+    optimizer.step()
+    np.random.default_rng()
+
+
+def rss_bytes() -> int:
+    """Returns the resident memory of this process."""
+    return _status("VmRSS")
+
+
+def own_bytes() -> int:
+    """Returns the resident memory that belongs to no file: what a rank itself has filled."""
+    return _status("RssAnon") + _status("RssShmem")
+
+
+def peak_rss_bytes() -> int:
+    """Returns the largest resident memory since :func:`reset_peak`, or since the start."""
+    return _status("VmHWM")
+
+
+def reset_peak() -> None:
+    """Begins to count the peak anew; where the kernel does not allow it, the old peak stands."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _set_allocator(system_bytes: int, kept_bytes: int) -> bool:
+    """Chooses how memory comes and goes; False if the allocator is not glibc's.
+
+    Args:
+        system_bytes: from this size on memory comes straight from the system.
+        kept_bytes: freed memory at the end of the heap up to which it is not given back.
+    """
+    try:
+        library = ctypes.CDLL("libc.so.6")
+        set_option, trim = library.mallopt, library.malloc_trim
+    except (OSError, AttributeError):
+        return False
+    done = set_option(_MMAP_THRESHOLD, system_bytes)
+    done = done and set_option(_TRIM_THRESHOLD, kept_bytes)
+    trim(0)
+    return bool(done)
+
+
+def _status(field: str) -> int:
+    """Returns a field of /proc/self/status in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    return 0

@@ -1,0 +1,1 @@
+"""The local launcher and its queue."""

@@ -1,0 +1,244 @@
+"""How does a run start on this machine, and what is left of it when it ends?
+
+:func:`launch` starts one process per rank, waits, and leaves ``exit.json`` and ``record.json``
+behind, however it ends. ``python -m hires.launcher.local RUN_DIR`` does the same by
+hand with a new attempt; the ``launch.sh`` of every run folder calls it, and may say after ``--``
+which command is to start the ranks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hires.core import log, units
+from hires.core.errors import PREEMPTED, HiresError, RunError
+from hires.core.store import provenance, records, rundir
+from hires.core.store.files import StrPath
+from hires.launcher import cancel
+from hires.launcher.ranks import hosts, ports
+from hires.launcher.ranks.places import Places, here
+from hires.launcher.status import running_elsewhere
+from hires.launcher.status.run_progress import Progress
+from hires.launcher.supervision.exit_record import leave_word
+from hires.launcher.supervision.interrupts import Interrupts
+from hires.launcher.supervision.supervisor import End, Job, OnLine, Supervisor
+
+CANCELLED = 130
+"""Exit code of a run that was stopped by Ctrl-C or SIGTERM, as shells have it."""
+
+RANK = "hires.worker"
+"""Python module that every rank runs."""
+
+_FULL_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a launch ended."""
+
+    state: str
+    """``done``, ``failed`` or ``cancelled``; of a job that left no word, ``lost``."""
+    cause: str | None
+    """Why it is not done, in one paragraph."""
+    exit_codes: dict[int, int]
+    """By rank; negative: the signal that ended it, which may be the launcher's."""
+    tail: list[str]
+    """The last lines of the log of the rank that failed first."""
+    failed_rank: int | None = None
+    """That rank."""
+    reason: str | None = None
+    """The cause in one word, as ``exit.json`` has it."""
+
+    @property
+    def exit_code(self) -> int:
+        """What the command that launched should exit with."""
+        if self.reason in ("preempted", "timeout"):
+            return PREEMPTED
+        return {"done": 0, "cancelled": CANCELLED}.get(self.state, RunError.exit_code)
+
+
+def launch(
+    run_dir: StrPath,
+    attempt: int,
+    *,
+    args: Sequence[str] = (),
+    on_line: OnLine | None = None,
+    module: str = RANK,
+    places: Places | None = None,
+) -> Outcome:
+    """Runs all ranks of a run and returns how it ended; none is left then.
+
+    Call it from a thread that lives until it returns: ranks die with the thread that started them.
+
+    Args:
+        run_dir: the run folder.
+        attempt: number of an attempt whose folder exists and was not launched yet.
+        args: more arguments for every rank, as ``--verify``; with any, no step is measured, so
+            success is what the exit codes say and no ``record.json`` is written.
+        on_line: called with every new line of ``metrics.jsonl``, for a progress bar.
+        module: the Python module that every rank runs.
+        places: where the ranks run; unset: on this machine.
+
+    Raises:
+        ConfigError: ``launcher.port`` is taken.
+        RunError: the run folder cannot be read, or the ranks cannot be started.
+    """
+    run_dir = Path(run_dir).absolute()
+    config = records.read_config(run_dir)
+    world = int(records.read_plan(run_dir)["world"])
+    places = hosts.places(world, config) if places is None else places
+    job = Job(run_dir, attempt, config, world, module, args, on_line, places)
+    started = provenance.now()
+    with Interrupts() as interrupts:
+        try:
+            end = _run(job, interrupts)
+        except BaseException as error:
+            why = str(error) or type(error).__name__
+            _leave(job, End("failed", f"the launcher stopped: {why}", "launch"), started)
+            raise
+        end = _leave(job, end, started)
+    return Outcome(end.state, end.cause, end.exit_codes, end.tail, end.failed_rank, end.reason)
+
+
+def leave(
+    run_dir: StrPath, attempt: int, state: str, cause: str, reason: str | None = None
+) -> None:
+    """Writes ``exit.json`` and ``record.json`` of an attempt whose own launcher cannot.
+
+    Args:
+        run_dir: the run folder.
+        attempt: the attempt.
+        state: ``failed`` or ``cancelled``.
+        cause: why, in one paragraph.
+        reason: the same in one word; unset: of a failure ``launch``, its ranks were not started.
+
+    Raises:
+        RunError: the run folder cannot be read.
+    """
+    run_dir = Path(run_dir).absolute()
+    config = records.read_config(run_dir)
+    world = int(records.read_plan(run_dir)["world"])
+    places = here(world, config.launcher.port)
+    job = Job(run_dir, attempt, config, world, "", (), None, places)
+    reason = reason or ("launch" if state == "failed" else None)
+    _leave(job, End(state, cause, reason), provenance.now())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Launches a run folder by hand, as a new attempt, and returns the exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if len(words) < 1 or words[0] in ("-h", "--help") or words[1:2] not in ([], ["--"]):
+        _say("usage: python -m hires.launcher.local RUN_DIR [-- COMMAND THAT STARTS ALL RANKS]")
+        return 0 if words in (["-h"], ["--help"]) else 2
+    log.setup()
+    try:
+        path = rundir.frozen_folder(words[0])
+        with running_elsewhere.alone(path, None, None):
+            attempt = rundir.next_attempt(path)
+        config, plan = records.read_config(path), records.read_plan(path)
+        progress = Progress(int(plan["world"]), config.batch, config.steps)
+        _say(f"{path.name}: attempt {attempt}, {plan['world']} ranks")
+        places = hosts.places(int(plan["world"]), config, words[2:])
+        outcome = launch(
+            path, attempt, on_line=lambda line: _say_step(progress, line), places=places
+        )
+    except HiresError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    for line in outcome.tail:
+        sys.stderr.write(f"    {line}\n")
+    if outcome.cause:
+        logs = records.attempt_dir(path, attempt) / "logs"
+        sys.stderr.write(f"{outcome.cause}; the logs are in {logs}\n")
+    _say(f"{path.name}: {outcome.state}")
+    return outcome.exit_code
+
+
+def _run(job: Job, interrupts: Interrupts) -> End:
+    """Runs the ranks, with another port if somebody took it between choosing and listening."""
+    *others, last = job.places.ports
+    for choice in others:
+        try:
+            with ports.reserve(choice) as port:
+                end = Supervisor(job, port, interrupts).run()
+        except ports.PortTakenError:
+            continue
+        if not end.port_taken:
+            return end
+        records.event(job.run_dir, job.attempt, "port_taken", port=port)
+    with ports.reserve(last) as port:
+        end = Supervisor(job, port, interrupts).run()
+    if end.port_taken:
+        why = f"port {port} was taken while the ranks started"
+        return replace(end, cause=f"{why}; run it again, with another launcher.port or 0")
+    return end
+
+
+def _leave(job: Job, end: End, started: str) -> End:
+    """Writes how an attempt ended; returns the end, failed if it is not whole or not written."""
+    record: dict[str, Any] = {}
+    if end.state == "failed" and cancel.is_asked(job.folder):
+        end = replace(end, state="cancelled", cause=f"cancelled; {end.cause}", reason=None)
+    try:
+        if not job.args:
+            record = records.finish(job.run_dir, job.attempt, end.state, end.cause)
+            end = replace(end, state=record["state"], cause=record["cause"])
+    except RunError as error:
+        end = _failed_too(end, str(error))
+    except Exception as error:  # a bug in making the record must not hide how the ranks ended
+        end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
+    try:
+        told = None if job.args else record
+        leave_word(job.run_dir, job.attempt, _exit_values(end, started), told)
+    except RunError as error:
+        end = _failed_too(end, str(error))
+    return _blame_disk(job, end)
+
+
+def _exit_values(end: End, started: str) -> dict[str, Any]:
+    """Returns what ``exit.json`` holds."""
+    return {
+        "state": end.state,
+        "cause": end.cause,
+        "reason": end.reason,
+        "exit_codes": {str(rank): code for rank, code in sorted(end.exit_codes.items())},
+        "started": started,
+        "ended": provenance.now(),
+    }
+
+
+def _failed_too(end: End, why: str) -> End:
+    """Returns the end with one more reason; what was done is failed, cancelled stays."""
+    state = "failed" if end.state == "done" else end.state
+    return replace(end, state=state, cause=f"{end.cause}; {why}" if end.cause else why)
+
+
+def _blame_disk(job: Job, end: End) -> End:
+    """Adds that the disk is full, which a rank that could not even log cannot tell."""
+    if end.state != "failed" or "No space" in (end.cause or ""):
+        return end
+    try:
+        free_bytes = shutil.disk_usage(job.run_dir).free
+    except OSError:
+        return end
+    if free_bytes >= _FULL_BYTES:
+        return end
+    return _failed_too(end, f"the disk of {job.run_dir} is full ({units.size(free_bytes)} free)")
+
+
+def _say_step(progress: Progress, line: dict[str, object]) -> None:
+    """Prints a line when a step is over."""
+    step = progress.feed(line)
+    if step is not None:
+        _say(progress.text(step))
+
+
+def _say(text: str) -> None:
+    """Prints a line; this module is run by hand, below the command line's own screen code."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""Starts the processes of a world and talks to them."""

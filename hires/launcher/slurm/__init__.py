@@ -1,0 +1,1 @@
+"""The Slurm launcher: jobs, arrays, their states and their failures."""

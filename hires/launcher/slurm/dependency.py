@@ -1,0 +1,72 @@
+"""What must have ended before a job may start? Jobs by their number, campaigns and runs by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from hires.core.errors import ConfigError
+from hires.core.store.files import StrPath
+from hires.launcher.slurm.scheduler import is_unknown
+from hires.launcher.status.run_selection import select
+from hires.launcher.status.run_state import DONE, PENDING, RUNNING, RunState
+from hires.launcher.status.state import states
+
+_JOB = re.compile(r"\d+(_\d+)?")
+_SHOWN = 3
+"""Runs that one error names."""
+
+
+def dependency(
+    after: Sequence[str], after_any: Sequence[str], results: StrPath = "results"
+) -> str | None:
+    """Returns what sbatch's ``--dependency`` is to say; None if there is nothing to wait for.
+
+    Args:
+        after: numbers of jobs, or names of campaigns and runs, that must have ended well.
+        after_any: the same of such that must have ended, however they did.
+        results: folder of all campaigns.
+
+    Raises:
+        ConfigError: a name is unknown, or what it means will never end well.
+    """
+    parts = [_condition("afterok", name, results) for name in after]
+    parts += [_condition("afterany", name, results) for name in after_any]
+    return ",".join(filter(None, parts)) or None
+
+
+def _condition(kind: str, name: str, results: StrPath) -> str:
+    """Returns one condition; nothing if it holds already."""
+    option = "--after" if kind == "afterok" else "--after-any"
+    if _JOB.fullmatch(name):
+        # Slurm itself takes a job that it does not know for one that has ended well.
+        if is_unknown(name):
+            raise ConfigError(
+                f"{option} {name}: Slurm knows no such job, or not any more; if it has ended as it "
+                f"should, leave the option out"
+            )
+        return f"{kind}:{name}"
+    chosen = select([name], results)
+    found = [*states(chosen.paths), *chosen.planned]
+    live = [state for state in found if state.state in (PENDING, RUNNING)]
+    without = [state for state in live if state.job is None]
+    if without:
+        raise ConfigError(
+            f"{option} {name}: {_named(without)} no Slurm job that could be waited for; submit "
+            f"what is pending with launcher=slurm first, or wait until it has ended"
+        )
+    failed = [state for state in found if state not in live and state.state != DONE]
+    if failed and kind == "afterok":
+        raise ConfigError(
+            f"{option} {name}: {_named(failed)} not done and will not be; mend it with "
+            f"`hires retry {name}`, or use --after-any {name}"
+        )
+    jobs = dict.fromkeys(str(state.job) for state in live)
+    return ":".join([kind, *jobs]) if jobs else ""
+
+
+def _named(states_: Sequence[RunState]) -> str:
+    """Returns the names of runs as the beginning of a sentence."""
+    names = ", ".join(state.name for state in states_[:_SHOWN])
+    more = f" and {len(states_) - _SHOWN} more" if len(states_) > _SHOWN else ""
+    return f"{names}{more} {'is' if len(states_) == 1 else 'are'}"

@@ -1,0 +1,208 @@
+"""How does a run become a Slurm job, and what is said if Slurm refuses it?
+
+A run is one job: ``job.sbatch`` in its folder, which can be submitted by hand, too. Its batch step
+runs one supervisor (:mod:`hires.launcher.slurm.batch`) that starts the ranks. Many runs are the
+elements of a job array (:mod:`hires.launcher.slurm.job_arrays`), whose script differs in few lines.
+submitit writes the script; its pickles are not used, because all that a job needs is in the run
+folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hires.core.config.cluster_config import spread
+from hires.core.config.run_config import RunConfig
+from hires.core.store import launch_file, provenance
+from hires.core.store.files import write_atomically
+from hires.launcher.slurm import sbatch
+from hires.launcher.status import attempt_files
+
+SCRIPT = "job.sbatch"
+LOG = "job.log"
+"""What the job's own step says, below the run folder."""
+GOES_ON = ("timeout", "preempted", "node")
+"""Reasons of an attempt that ended so that its job may start again."""
+
+
+@dataclass(frozen=True)
+class Elements:
+    """What the script of a job array says that the one of a job does not."""
+
+    count: int
+    """How many elements it has."""
+    limit: int | None = None
+    """Most elements that run at once; None: as many as the cluster lets."""
+    exclude: Sequence[str] = ()
+    """Nodes that none may run on."""
+    attempts: int = 1
+    """Attempts of a run that each makes, one after the other, each of which may take as long."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What runs on the first node of a job."""
+
+    module: str = "hires.launcher.slurm.batch"
+    """Python module; it gets the folder of the script, and what words the script was given."""
+    elements: Elements | None = None
+    """Of a job array; None: it is one job."""
+
+
+SUPERVISE = Step()
+"""One run is supervised."""
+
+
+def script(
+    run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str], step: Step = SUPERVISE
+) -> str:
+    """Returns the text of a ``job.sbatch``.
+
+    Args:
+        run: the run folder, or that of the array; absolute.
+        config: the frozen config, of an array that of any of its points.
+        num_ranks: ranks of the world.
+        argv: the command line as typed.
+        step: what it runs.
+    """
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    launcher = config.launcher
+    elements = step.elements
+    sizes = spread(num_ranks, launcher.nodes)
+    name = run.name if elements is None else f"{config.campaign}-{run.name}"
+    parameters: dict[str, Any] = {
+        # A folder that was renamed may have a name that no line of options can hold.
+        "job_name": re.sub(r"[^A-Za-z0-9._+-]+", "_", name),
+        "nodes": launcher.nodes,
+        "ntasks_per_node": max(sizes),
+        "cpus_per_task": launcher.threads,
+        "time": launcher.minutes * (1 if elements is None else elements.attempts),
+        "partition": config.partition,
+        "account": launcher.account or config.cluster.account,
+        "qos": launcher.qos,
+        "wckey": None,
+        "stderr_to_stdout": True,
+        "use_srun": False,
+        "setup": launch_file.job_setup(config, argv, run),
+        "additional_parameters": {
+            **_together(config.cluster.options, _array(elements)),
+            "ntasks": num_ranks,
+            "requeue": True,
+            "signal": f"B:USR2@{launcher.signal_s}",
+            # No line of options can hold every path, so the script itself opens its log.
+            "output": "/dev/null",
+        },
+    }
+    supervisor = f'exec {shlex.quote(sys.executable)} -u -m {step.module} "$run_dir" "$@"'
+    return _make_sbatch_string(command=supervisor, folder="/dev", **parameters)
+
+
+def _array(elements: Elements | None) -> dict[str, str]:
+    """Returns the options that make a job an array."""
+    if elements is None:
+        return {}
+    limit = "" if elements.limit is None else f"%{elements.limit}"
+    exclude = {"exclude": ",".join(elements.exclude)} if elements.exclude else {}
+    return {"array": f"0-{elements.count - 1}{limit}", **exclude}
+
+
+def _together(site: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the options of a site and ours; where both have one that is a list, all its entries.
+
+    >>> _together({"exclude": "n1,n2", "mem": 0}, {"exclude": "n2,n3"})
+    {'exclude': 'n1,n2,n3', 'mem': 0}
+    """
+    found = {**site, **ours}
+    for key in site.keys() & ours.keys():
+        found[key] = _joined(str(site[key]), ours[key])
+    return found
+
+
+def _joined(*lists: str) -> str:
+    """Returns the entries of lists with commas, each once.
+
+    >>> _joined("n[1-2,4],n5", "n5,n6")
+    'n[1-2,4],n5,n6'
+    """
+    parts = (part for text in lists for part in re.split(r",(?![^[]*\])", text) if part)
+    return ",".join(dict.fromkeys(parts))
+
+
+def after(config: RunConfig, *others: str | None) -> list[str]:
+    """Returns sbatch's option that makes a job wait, for all that it has to wait for.
+
+    What stands on the command line hides that line of the script, so what the site wants is said
+    again.
+
+    Args:
+        config: whose ``cluster.options`` may have a ``dependency``.
+        others: what else it waits for, as sbatch's ``--dependency`` has it; None: nothing.
+    """
+    wanted = [text for text in others if text]
+    site = config.cluster.options.get("dependency")
+    if not wanted:
+        return []
+    return [f"--dependency={_joined(*([str(site)] if site else []), *wanted)}"]
+
+
+def write_script(
+    run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str], step: Step = SUPERVISE
+) -> Path:
+    """Writes ``job.sbatch`` into a folder and returns its path; the arguments are :func:`script`'s.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    path = run / SCRIPT
+    write_atomically(path, script(run, config, num_ranks, argv, step))
+    return path
+
+
+def submit(run: Path, attempt: int, options: Sequence[str] = ()) -> str:
+    """Submits ``job.sbatch`` for an attempt, writes its ``job.json``, and returns the job's number.
+
+    Args:
+        run: the run folder.
+        attempt: number of an attempt that was not launched yet.
+        options: more options for sbatch.
+
+    Raises:
+        ConfigError: Slurm refuses an option, whose line is shown.
+        RunError: Slurm is not here, or does not answer.
+    """
+    job = sbatch.submit(run / SCRIPT, options, str(attempt))
+    note_job(run / f"a{attempt}", job, None)
+    return job
+
+
+def note_job(attempt: Path, job: str, index: int | None, pack: int = 1) -> None:
+    """Writes ``job.json``: what the scheduler knows an attempt by.
+
+    Args:
+        attempt: folder of the attempt.
+        job: number of the job, or of the array.
+        index: of the array's element, if it is one.
+        pack: how many runs share the element.
+    """
+    values: dict[str, Any] = {"launcher": "slurm", "job": job, "index": index}
+    values |= {"submitted": provenance.now()} | ({"pack": pack} if pack > 1 else {})
+    write_atomically(attempt / "job.json", json.dumps(values) + "\n")
+
+
+def read_job(attempt: Path) -> str | None:
+    """Returns the job of an attempt as Slurm names it; None if it has none."""
+    job = attempt_files.read_job(attempt)
+    return None if job is None else job_name(str(job["job"]), job.get("index"))
+
+
+def job_name(job: str, index: int | None) -> str:
+    """Returns how Slurm names a job, or an element of an array: ``123`` or ``123_4``."""
+    return job if index is None else f"{job}_{index}"

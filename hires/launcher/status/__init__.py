@@ -1,0 +1,1 @@
+"""Tells the state of runs: progress, logs, process, cancellation."""

@@ -1,0 +1,117 @@
+"""What did the ranks of a run say, in the order of time, and what do they say now?
+
+Every rank has a log of its own. A line that begins with a time begins an entry; what follows
+without one, as a traceback, belongs to it, so that entries of several ranks never mix.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hires.core.store.files import StrPath
+from hires.core.store.records import attempt_dir
+
+_NAME = re.compile(r"rank(\d{4,})\.log")
+_TIME = re.compile(r"(\d\d):(\d\d):(\d\d\.\d+) ")
+_DAY_S = 86400.0
+
+
+@dataclass(order=True)
+class Entry:
+    """Some lines of one rank that belong together."""
+
+    time_s: float
+    """Since midnight of the day on which the log begins; -1: before the first time in it."""
+    rank: int
+    lines: list[str] = field(compare=False)
+
+
+def log_files(run: StrPath, attempt: int) -> dict[int, Path]:
+    """Returns the log of every rank of an attempt that has one."""
+    folder = attempt_dir(run, attempt) / "logs"
+    try:
+        names = [(match, entry) for entry in folder.iterdir() if (match := _name(entry))]
+    except OSError:
+        return {}
+    return {int(match[1]): entry for match, entry in sorted(names, key=lambda pair: pair[1])}
+
+
+def merged(files: dict[int, Path]) -> Iterator[Entry]:
+    """Yields the entries of some logs in the order of time, of one time by rank."""
+    yield from heapq.merge(*(Log(rank, path).read(to_end=True) for rank, path in files.items()))
+
+
+class Follower:
+    """Reads some logs as they grow."""
+
+    def __init__(self) -> None:
+        self._logs: dict[Path, Log] = {}
+
+    def read(self, files: dict[int, Path]) -> list[Entry]:
+        """Returns what has been added to the logs since the last call, in the order of time.
+
+        Args:
+            files: the logs by rank; there may be more of them than the last time.
+        """
+        for rank, path in files.items():
+            self._logs.setdefault(path, Log(rank, path))
+        return sorted(entry for path in files.values() for entry in self._logs[path].read())
+
+
+class Log:
+    """One rank's log, and how far it was read."""
+
+    def __init__(self, rank: int, path: Path) -> None:
+        self.rank = rank
+        self.path = path
+        self._offset = 0
+        self._time_s = -1.0
+
+    def read(self, to_end: bool = False) -> Iterator[Entry]:
+        """Yields the entries that were added.
+
+        Args:
+            to_end: whether a last line without its end counts too; else it is still being written.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                yield from self._entries(file, to_end)
+        except OSError:
+            return
+
+    def _entries(self, file: Iterable[bytes], to_end: bool) -> Iterator[Entry]:
+        """Yields the entries in the lines of a file."""
+        lines: list[str] = []
+        time_s = self._time_s
+        for data in file:
+            if not data.endswith(b"\n") and not to_end:
+                break
+            self._offset += len(data)
+            text = data.decode(errors="replace").rstrip("\r\n")
+            match = _TIME.match(text)
+            if match is not None:
+                if lines:
+                    yield Entry(time_s, self.rank, lines)
+                lines = []
+                time_s = self._time_s = self._after(match)
+            lines.append(text)
+        if lines:
+            yield Entry(time_s, self.rank, lines)
+
+    def _after(self, match: re.Match[str]) -> float:
+        """Returns a line's time, on a later day if it would be before the last one."""
+        hours, minutes, seconds = match.groups()
+        found = int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+        while found < self._time_s - _DAY_S / 2:
+            found += _DAY_S
+        return found
+
+
+def _name(path: Path) -> re.Match[str] | None:
+    """Returns the match of a log's name; None for other files."""
+    return _NAME.fullmatch(path.name)

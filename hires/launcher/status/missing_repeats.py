@@ -1,0 +1,42 @@
+"""How many complete attempts does each point of a campaign lack? Its ``campaign.json`` says.
+
+A sweep with ``--repeat 3`` wants three of every point. A repeat that failed leaves the run done, so
+its state alone does not tell that one is missing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hires.core.store import campaign
+from hires.core.store.rundir import done_attempts
+from hires.launcher.status.attempt_files import read_json
+
+
+class Repeats:
+    """The repeats that campaigns want; the file of each campaign is read once."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[Path, dict[str, int]] = {}
+
+    def wanted(self, run: Path) -> int:
+        """Returns how many complete attempts of a run were asked for; 1 if no sweep says."""
+        folder = run.parent
+        if folder not in self._wanted:
+            self._wanted[folder] = _read(folder)
+        return self._wanted[folder].get(run.name, 1)
+
+    def missing(self, run: Path) -> int:
+        """Returns how many of them a run that is done lacks."""
+        wanted = self.wanted(run)
+        return max(0, wanted - len(done_attempts(run))) if wanted > 1 else 0
+
+
+def _read(folder: Path) -> dict[str, int]:
+    """Returns the repeats of a campaign's points, by the names of their folders."""
+    points = (read_json(folder / campaign.FILE) or {}).get("points")
+    found = {}
+    for point in points if isinstance(points, list) else []:
+        if isinstance(point, dict) and type(point.get("repeat")) is int:
+            found[str(point.get("run"))] = point["repeat"]
+    return found

@@ -1,0 +1,140 @@
+"""Is a run under way already, in another job or as a process of some machine?
+
+A script may be submitted or started by hand while the job that it was made for still waits or runs.
+Before it begins an attempt it asks the scheduler about the jobs of all attempts that left no word,
+and looks for signs of life of those that are no jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from hires.core.errors import RunError
+from hires.core.store import lock, rundir
+from hires.launcher.slurm import scheduler, slurm_launcher
+from hires.launcher.slurm.scheduler import Answer
+from hires.launcher.status import process_id
+from hires.launcher.status.attempt_files import Attempt, Clock, of_number
+from hires.launcher.status.state import OLD_S
+
+_LOCK = ".begin.lock"
+_PATIENCE_S = 120.0
+"""How long another job may take to ask the scheduler, before it is in the way for good."""
+
+_STARTS_S = 5.0
+"""How long it may take from the folder of an attempt to the event that its launch began."""
+
+
+class UnderWayError(RunError):
+    """Somebody else has the run."""
+
+
+@contextlib.contextmanager
+def alone(run: Path, job: str | None, submitted: int | None) -> Iterator[None]:
+    """Lets one at a time take an attempt of a run, and only if the run is not under way.
+
+    Args:
+        run: the run folder; one that is not there yet is under way nowhere.
+        job: this job, as Slurm names it; None: this process is of no job.
+        submitted: the attempt that it was submitted for and that was not launched yet, if any.
+
+    Raises:
+        UnderWayError: another job or process has the run; it is named.
+        RunError: another process looks at it for long.
+    """
+    if not run.is_dir():  # a lock would make the folder, and no run is whole without its files
+        yield
+        return
+    with lock.waited(run / _LOCK, f"the start of {run.name}", _PATIENCE_S):
+        why = _why_not(run, job, submitted)
+        by = "" if job is None else f" by job {job}"
+        if why is not None:
+            raise UnderWayError(
+                f"{run.name} is not begun{by}: {why}; wait until that has ended, or stop it with "
+                f"`hires cancel`"
+            )
+        yield
+
+
+def under_way(runs: Iterable[Path]) -> dict[Path, str]:
+    """Returns which of some runs are under way, and who has them, in words; Slurm is asked once.
+
+    Call it within :func:`hires.core.store.campaign.starting` if something is to be done with the
+    others.
+    """
+    attempts = {run: _attempts(run) for run in runs}
+    jobs = [one.job for some in attempts.values() for one in some if one.job and _may_go_on(one)]
+    answers = scheduler.ask_slurm(jobs) if jobs else {}
+    found = {run: _has(some, None, None, answers) for run, some in attempts.items()}
+    return {run: why for run, why in found.items() if why is not None}
+
+
+def _why_not(run: Path, own: str | None, submitted: int | None) -> str | None:
+    """Returns which other job or process has a run, in words; None if nobody has."""
+    attempts = _attempts(run)
+    others = [one.job for one in attempts if one.job and _may_go_on(one) and _name(one) != own]
+    return _has(attempts, own, submitted, scheduler.ask_slurm(others) if others else {})
+
+
+def _attempts(run: Path) -> list[Attempt]:
+    """Returns what the files say of all attempts of a run."""
+    return [of_number(run, number) for number in rundir.attempt_numbers(run)]
+
+
+def _name(attempt: Attempt) -> str | None:
+    """Returns the job of an attempt as Slurm names it."""
+    return None if attempt.job is None else scheduler.job_name(attempt.job)
+
+
+def _has(
+    attempts: list[Attempt], own: str | None, submitted: int | None, answers: Mapping[str, Answer]
+) -> str | None:
+    """Returns which other job or process has a run, as its attempts and Slurm's answers say."""
+    local = [one for one in attempts if one.exit is None and one.job is None]
+    for attempt in local:
+        if _is_alive(attempt):
+            who = attempt.launched or {}
+            return f"process {who.get('pid')} on {who.get('host')} runs attempt a{attempt.number}"
+        # A job starts long after the command that submitted it has made its attempt.
+        if own is None and attempt.launched is None and _is_young(attempt):
+            return f"attempt a{attempt.number} was just made, and its ranks are being started"
+    for attempt in attempts:
+        name, number = _name(attempt), attempt.number
+        if name is None or name == own or not _may_go_on(attempt):
+            continue
+        answer = answers[name]
+        # What waits with a later attempt will itself see that this one runs.
+        waits = answer.state == scheduler.PENDING and (submitted is None or number <= submitted)
+        if waits or answer.state == scheduler.RUNNING:
+            return f"job {name} has it as attempt a{number} ({answer.state})"
+        if answer.state == scheduler.UNKNOWN and (attempt.launched is None or _is_alive(attempt)):
+            why = answer.reason or "Slurm does not say"
+            return f"job {name} may have it as attempt a{number}, and {why}"
+    return None
+
+
+def _may_go_on(attempt: Attempt) -> bool:
+    """Whether the job of an attempt may still run it, or the run's next one."""
+    return attempt.exit is None or attempt.exit.get("reason") in slurm_launcher.GOES_ON
+
+
+def _is_alive(attempt: Attempt) -> bool:
+    """Whether somebody runs an attempt that left no word, as far as that is seen from here."""
+    if attempt.launched is None:
+        return False
+    lives = process_id.lives(attempt.launched)
+    if lives is not None:
+        return lives
+    return _age_s(attempt) <= OLD_S
+
+
+def _is_young(attempt: Attempt) -> bool:
+    """Whether whoever made an attempt may not have come to start its ranks."""
+    return _age_s(attempt) <= _STARTS_S
+
+
+def _age_s(attempt: Attempt) -> float:
+    """Returns the seconds since an attempt's last sign of life, by the file system's clock."""
+    return Clock().now(attempt.path) - attempt.last_sign()

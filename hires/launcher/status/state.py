@@ -1,0 +1,262 @@
+"""How is a run doing? The answer comes from its files, its process if it is here, and Slurm.
+
+In this order: ``exit.json`` of the latest attempt; what the scheduler says if it has the attempt
+(``job.json``); the process that started the ranks, if it is one of this machine; the heartbeats.
+That a process, a job or a heartbeat is missing is no verdict yet: what looks lost is looked at a
+second time, and a heartbeat must be old by the file system's own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hires.core.errors import RunError
+from hires.core.store.records import attempt_dir
+from hires.core.store.rundir import attempt_numbers
+from hires.launcher.slurm import scheduler
+from hires.launcher.slurm.scheduler import Answer, Job
+from hires.launcher.status import process_id
+from hires.launcher.status.attempt_files import (
+    Attempt,
+    Clock,
+    is_asked,
+    latest,
+    read_exit,
+    read_job,
+    read_json,
+)
+from hires.launcher.status.missing_repeats import Repeats
+from hires.launcher.status.run_state import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    LOST,
+    PENDING,
+    RUNNING,
+    STATES,
+    RunState,
+    config_numbers,
+    with_damage,
+    with_progress,
+)
+from hires.launcher.supervision.exit_record import leave_cancelled
+
+OLD_S = 60.0
+"""A heartbeat of this age has stopped: twelve beats."""
+AGAIN_S = 1.0
+"""What looks lost is looked at again after so long: its last words may be on their way."""
+Ask = Callable[[Iterable[Job]], dict[str, Answer]]
+"""Asks a scheduler about jobs; the answers are by name."""
+
+_ENDS: dict[str, tuple[str, str | None]] = {
+    "CANCELLED": (CANCELLED, None),
+    "TIMEOUT": (FAILED, "timeout"),
+    "DEADLINE": (FAILED, "timeout"),
+    "NODE_FAIL": (FAILED, "node"),
+    "BOOT_FAIL": (FAILED, "node"),
+    "OUT_OF_MEMORY": (FAILED, "oom"),
+    "PREEMPTED": (FAILED, "preempted"),
+    "FAILED": (FAILED, None),
+}
+"""What Slurm's words for an end mean, if the attempt itself left none."""
+_QUEUED_AGAIN = ("preempted", "timeout", "node")
+"""Reasons after which a scheduler may start the same job again, as the run's next attempt."""
+
+
+def states(paths: Sequence[Path], ask: Ask = scheduler.ask_slurm) -> list[RunState]:
+    """Returns how runs are doing, in the order given.
+
+    That a job was cancelled which left no word is written into its run: Slurm soon forgets it.
+
+    Args:
+        paths: run folders.
+        ask: asks the scheduler; it is called only if some attempt is a job.
+    """
+    found = _look(paths, ask)
+    # Their last words may be on their way; where there was no sign of life for long, none are.
+    doubtful = [index for index, state in enumerate(found) if _is_doubtful(state)]
+    if doubtful:
+        time.sleep(AGAIN_S)
+        again = _look([paths[index] for index in doubtful], ask)
+        for index, state in zip(doubtful, again, strict=True):
+            found[index] = state
+            _keep(state)
+    return found
+
+
+def state_of(path: Path, ask: Ask = scheduler.ask_slurm) -> RunState:
+    """Returns how one run is doing."""
+    return states([path], ask)[0]
+
+
+def _look(paths: Sequence[Path], ask: Ask) -> list[RunState]:
+    """Returns the states as they look now."""
+    attempts = [latest(path) for path in paths]
+    jobs = [a.job for a in attempts if a is not None and a.job is not None and _may_live(a)]
+    answers = ask(jobs) if jobs else {}
+    clock, repeats = Clock(), Repeats()
+    found = []
+    for path, attempt in zip(paths, attempts, strict=True):
+        state = with_progress(_judged(path, attempt, answers, clock), attempt)
+        if state.state == DONE:
+            wanted, missing = repeats.wanted(path), repeats.missing(path)
+            state = replace(state, repeats=wanted, missing=missing)
+        found.append(with_damage(state, attempt))
+    return found
+
+
+def goes_on(attempt: Attempt) -> bool:
+    """Whether an attempt has not ended, or its job may start the run again."""
+    return _may_live(attempt) and not _is_used_up(attempt)
+
+
+def _may_live(attempt: Attempt) -> bool:
+    """Whether a scheduler may still have plans with an attempt."""
+    return attempt.exit is None or attempt.exit.get("reason") in _QUEUED_AGAIN
+
+
+def _is_used_up(attempt: Attempt) -> bool:
+    """Whether a run that shares its job reached the time limit so often that only others go on."""
+    job, end = attempt.job or {}, attempt.exit or {}
+    if job.get("pack", 1) == 1 or end.get("reason") != "timeout":
+        return False
+    ends = 0
+    for number in attempt_numbers(attempt.path):
+        folder = attempt_dir(attempt.path, number)
+        same = (read_job(folder) or {}).get("job") == job.get("job")
+        ends += same and (read_exit(folder) or {}).get("reason") == "timeout"
+    return ends > config_numbers(attempt.path).get("requeues", 0)
+
+
+def _is_doubtful(state: RunState) -> bool:
+    """Whether a run looks lost for the first time, or cancelled without having said so."""
+    if _has_word(state):
+        return False
+    if state.state == LOST:
+        return state.heartbeat_s is None or state.heartbeat_s <= OLD_S
+    return state.state == CANCELLED
+
+
+def _has_word(state: RunState) -> bool:
+    """Whether a run has no attempt, or its latest one left ``exit.json``."""
+    if state.path is None or state.attempt is None:
+        return True
+    return (attempt_dir(state.path, state.attempt) / "exit.json").exists()
+
+
+def _keep(state: RunState) -> None:
+    """Writes down that a run was cancelled which has not said so itself."""
+    if state.state != CANCELLED or _has_word(state):
+        return
+    assert state.path is not None
+    assert state.attempt is not None
+    with contextlib.suppress(RunError):  # of somebody else's run it is only told
+        leave_cancelled(state.path, state.attempt, str(state.cause))
+
+
+def _judged(
+    path: Path, attempt: Attempt | None, answers: dict[str, Answer], clock: Clock
+) -> RunState:
+    """Returns a run's state without its progress."""
+    state = RunState(path, path.name, path.parent.name, PENDING)
+    if attempt is None:
+        return replace(state, cause="no attempt was begun")
+    state = replace(state, attempt=attempt.number)
+    name = None if attempt.job is None else scheduler.job_name(attempt.job)
+    answer = answers.get(name or "", Answer(scheduler.UNKNOWN))
+    if attempt.exit is not None:
+        lives = answer.state in (scheduler.PENDING, scheduler.RUNNING)
+        if lives and goes_on(attempt):
+            why = f"queued again after {attempt.exit['reason']}"
+            cause = f"{why} ({answer.reason})" if answer.reason else why
+            return replace(state, cause=cause, expected=answer.expected, job=name)
+        return _ended(state, attempt.exit)
+    if attempt.job is not None:
+        return _as_job(replace(state, job=name), attempt, answer, clock)
+    if attempt.launched is None:
+        age_s = _age(attempt, clock)
+        if attempt.damaged:
+            return replace(state, state=LOST, heartbeat_s=age_s)
+        if age_s <= OLD_S:
+            return replace(state, cause="its ranks were not started yet")
+        cause = "whoever made the attempt ended before any rank was started"
+        return replace(state, state=LOST, cause=cause, heartbeat_s=age_s)
+    return _as_process(state, attempt, attempt.launched, clock)
+
+
+def _ended(state: RunState, end: dict[str, Any]) -> RunState:
+    """Returns the state that an ``exit.json`` tells, unless an earlier attempt was complete."""
+    said, reason, cause = end.get("state"), end.get("reason"), end.get("cause")
+    if said != DONE and state.path is not None:
+        record = read_json(state.path / "record.json") or {}
+        if record.get("state") == DONE and type(record.get("attempt")) is int:
+            return replace(state, state=DONE, attempt=record["attempt"])
+    known = said if said in STATES else FAILED
+    return replace(state, state=known, reason=reason, cause=cause)
+
+
+def _as_process(
+    state: RunState, attempt: Attempt, launched: dict[str, Any], clock: Clock
+) -> RunState:
+    """Returns the state of an attempt that a process started, which left no word yet."""
+    age_s = _age(attempt, clock)
+    state = replace(state, state=RUNNING, heartbeat_s=age_s)
+    lives = process_id.lives(launched)
+    if lives is False:
+        who = f"its process {launched.get('pid')} on {launched.get('host')}"
+        return replace(state, state=LOST, cause=f"{who} is gone, and left no exit.json")
+    if lives is None and age_s > OLD_S:
+        return replace(state, state=LOST, cause=_silent(age_s, launched.get("host")))
+    return state
+
+
+def _as_job(state: RunState, attempt: Attempt, answer: Answer, clock: Clock) -> RunState:
+    """Returns the state of an attempt that is a job of a scheduler and left no word yet."""
+    began = attempt.launched is not None
+    age_s = _age(attempt, clock)
+    beats = began and age_s <= OLD_S
+    if began:
+        state = replace(state, heartbeat_s=age_s)
+    if answer.state == scheduler.PENDING:
+        return replace(state, cause=answer.reason, expected=answer.expected)
+    if answer.state == scheduler.RUNNING:
+        if not began and (attempt.job or {}).get("pack", 1) > 1:
+            return replace(state, cause=f"waits for its turn in job {state.job}, which runs")
+        return replace(state, state=RUNNING, cause=None if beats or not began else _silent(age_s))
+    ended = answer.state == scheduler.ENDED
+    gone = answer.state == scheduler.GONE and not beats
+    if (ended or gone) and is_asked(attempt.folder):
+        cause = f"job {state.job} was cancelled, and left no word"
+        return replace(state, state=CANCELLED, cause=cause)
+    if ended and answer.reason in _ENDS:
+        known, reason = _ENDS[answer.reason]
+        cause = f"job {state.job} ended with {answer.reason}, and left no word"
+        return replace(state, state=known, reason=reason, cause=cause)
+    if beats:
+        return replace(state, state=RUNNING)
+    if answer.state == scheduler.UNKNOWN:
+        why = answer.reason or "the scheduler does not answer"
+        if began:
+            return replace(state, state=LOST, cause=f"{_silent(age_s)}; {why}")
+        return replace(state, cause=why)
+    if not began and age_s <= OLD_S:
+        return replace(state, cause="the scheduler does not list it yet")
+    how = "has ended" if ended else "is not known to the scheduler"
+    why = "left no exit.json" if began else "never began: it was cancelled there, or died at once"
+    return replace(state, state=LOST, cause=f"job {state.job} {how}, and {why}")
+
+
+def _age(attempt: Attempt, clock: Clock) -> float:
+    """Returns the seconds since an attempt's last sign of life."""
+    return max(0.0, clock.now(attempt.path) - attempt.last_sign())
+
+
+def _silent(age_s: float, host: Any = None) -> str:
+    """Says that a heart has stopped."""
+    where = f" (on {host})" if host else ""
+    return f"no sign of life{where} for {age_s:.0f} s"

@@ -1,0 +1,96 @@
+"""How is the network made, and where do its first weights come from?
+
+The weights of a layer depend on the seed and the layer's name only, so every layout starts equal
+and a rank makes the layers that it holds and no others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from hires.core.config.run_config import ModelConfig
+from hires.core.errors import ConfigError
+from hires.nets.catalog import NETS
+from hires.nets.layers import ScaledConv2d
+
+NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+
+
+def build_model(config: ModelConfig, seed: int) -> nn.Module:
+    """Returns the network that ``model`` describes.
+
+    The networks of hires come without memory, on the meta device: :func:`materialise` fills what
+    a rank holds. A user's network comes as its function makes it, under the seed, on the CPU.
+
+    Raises:
+        ConfigError: the network's name or target is unknown, or a key has no such value.
+    """
+    make = NETS[config.name]
+    if config.name == "custom":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return make(config.target, config.args)
+    keys = {name: getattr(config, name) for name in inspect.signature(make).parameters}
+    if keys.get("classes", 0) is None:
+        raise ConfigError("model.classes is unset; give the number of classes, as model.classes=10")
+    with torch.device("meta"):
+        return make(**keys)
+
+
+def materialise(model: nn.Module, names: Collection[str], seed: int) -> None:
+    """Gives memory and first values to the named parameters and buffers that have none.
+
+    Args:
+        model: a network, on the meta device where nothing has been filled.
+        names: qualified names, as ``layer1.0.conv1.weight``.
+        seed: decides the values together with each layer's name.
+    """
+    wanted = set(names)
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        if any(prefix + key in wanted and value.is_meta for key, value in own):
+            module.to_empty(device="cpu", recurse=False)
+            _initialise(module, prefix, seed)
+
+
+def release(model: nn.Module, names: Collection[str]) -> None:
+    """Frees every parameter and buffer that is not named: other ranks hold it."""
+    kept = set(names)
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for key, parameter in module.named_parameters(recurse=False):
+            if prefix + key not in kept:
+                empty = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+                setattr(module, key, empty)
+        for key, buffer in module.named_buffers(recurse=False):
+            if prefix + key not in kept:
+                setattr(module, key, buffer.to("meta"))
+
+
+def _initialise(module: nn.Module, prefix: str, seed: int) -> None:
+    """Fills a layer: He normal for convolutions, torch's uniform for linear, 1 and 0 for norms."""
+    digest = hashlib.sha256(f"{seed}/{prefix}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+        nn.init.kaiming_normal_(
+            module.weight, mode="fan_out", nonlinearity="relu", generator=generator
+        )
+        if isinstance(module, ScaledConv2d):
+            module.weight.data.mul_(module.gain)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Linear):
+        bound = 1 / math.sqrt(module.in_features)
+        nn.init.uniform_(module.weight, -bound, bound, generator=generator)
+        if module.bias is not None:
+            nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+    else:
+        assert isinstance(module, NORMS), f"no first values for {type(module).__name__}"
+        module.reset_parameters()

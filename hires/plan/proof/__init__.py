@@ -1,0 +1,1 @@
+"""Proves that a plan cannot deadlock, and explains in words why one does."""

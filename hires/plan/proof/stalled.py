@@ -1,0 +1,210 @@
+"""Ranks tell where they stand, and nothing moves: who waits for whom, and for which message?
+
+The plan knows every message of a step in words; a rank knows only the other rank and a number. Both
+together name the message that has one side only, and the rank that all others wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hires.core.ranks.activity import Standing
+from hires.plan.groups import groups
+from hires.plan.plan import Plan
+from hires.plan.program import Event, events
+
+OF_ALL = ("a barrier", "the rendezvous", "an agreement")
+"""How the waits of all ranks together begin."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A rank that waits, and for what."""
+
+    rank: int
+    what: str
+    """In the plan's words, or else in the transport's."""
+    others: list[int]
+    """The ranks that should have come to it, and have not."""
+    since_s: float
+    shape: tuple[int, ...] = ()
+    """Of the message; empty if it is none of the plan's."""
+    dtype: str = ""
+    sends: bool = False
+    """Whether the rank waits for its own message to be taken."""
+    passed: bool = False
+    """Whether the other rank is past its side of the message, so that it was lost."""
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        ranks = _ranks(self.others)
+        if self.shape and len(self.others) == 1:
+            verb = f"until {ranks} takes" if self.sends else "for"
+            tail = "" if self.sends else f" from {ranks}"
+            said = f"rank {self.rank} waits {verb} {self.what}{tail}"
+        elif self.others:
+            said = f"rank {self.rank} waits for {ranks} to join {self.what}"
+        else:
+            said = f"rank {self.rank} waits in {self.what}, to which all have come"
+        return f"{said}, since {self.since_s:.1f} s"
+
+    @property
+    def unmatched(self) -> str | None:
+        """What has one side only, and which; None if all have come, or nobody knows who has not."""
+        if not self.others:
+            return None
+        if not self.shape or len(self.others) != 1:
+            verb = "have" if len(self.others) > 1 else "has"
+            return f"{self.what}: {_ranks(self.others)} {verb} not come to it"
+        here, there = self.rank, self.others[0]
+        source, target = (here, there) if self.sends else (there, here)
+        size = "x".join(map(str, self.shape))
+        missing = "has not begun to receive it" if self.sends else "has not sent it"
+        fate = "says that it is past it: it was lost on the way" if self.passed else missing
+        return (
+            f"{self.what}, {size} {self.dtype}, from rank {source} to rank {target}: "
+            f"rank {there} {fate}"
+        )
+
+
+@dataclass
+class Stall:
+    """Why nothing moves."""
+
+    waits: list[Wait]
+    """Every rank that waits, the longest first."""
+    culprits: list[int] = field(default_factory=list)
+    """Ranks that others wait for, and that wait for nobody themselves."""
+    circle: list[int] = field(default_factory=list)
+    """Ranks of which each waits for the next and the last for the first, if there is no culprit."""
+
+    @property
+    def unmatched(self) -> list[str]:
+        """The messages and collectives that lack a side; those that culprits owe come first."""
+        waits = sorted(self.waits, key=lambda wait: not set(wait.others) & set(self.culprits))
+        return list(dict.fromkeys(wait.unmatched for wait in waits if wait.unmatched is not None))
+
+
+def stall(plan: Plan, told: Mapping[int, Standing], world: int) -> Stall:
+    """Returns why nothing moves.
+
+    Args:
+        plan: what the ranks execute.
+        told: where each rank stands that answered.
+        world: number of ranks.
+    """
+    waits = [_wait(plan, told, standing, world) for standing in told.values() if standing.what]
+    found = Stall(sorted(waits, key=lambda wait: -wait.since_s))
+    by_rank = {wait.rank: wait for wait in found.waits}
+    wanted = {other for wait in found.waits for other in wait.others}
+    found.culprits = sorted(rank for rank in wanted if rank not in by_rank)
+    if not found.culprits and found.waits:
+        found.circle = _circle(by_rank, found.waits[0].rank)
+    return found
+
+
+def _wait(plan: Plan, told: Mapping[int, Standing], here: Standing, world: int) -> Wait:
+    """Returns what a rank waits for, in the plan's words where the plan knows it."""
+    event = _event(plan, here)
+    if event is not None and event.kind != "collective":
+        there = told.get(here.peer)
+        passed = there is not None and _is_past(plan, there, here.step, _action_of(event, here))
+        return Wait(
+            here.rank,
+            event.what,
+            [here.peer],
+            here.since_s,
+            event.shape,
+            event.dtype,
+            sends=event.kind == "send",
+            passed=passed,
+        )
+    what = here.what if event is None else event.what
+    if here.peer >= 0 and not here.ranks:
+        return Wait(here.rank, what, [here.peer], here.since_s)
+    members = here.ranks or (range(world) if here.what.startswith(OF_ALL) else [])
+    return Wait(here.rank, what, [r for r in members if not _same(here, told, r)], here.since_s)
+
+
+def _same(here: Standing, told: Mapping[int, Standing], rank: int) -> bool:
+    """Whether another rank waits in the same collective."""
+    other = told.get(rank)
+    if rank == here.rank:
+        return True
+    if other is None or not other.what:
+        return False
+    if here.ranks:
+        place = (here.step, here.action, here.nth, here.ranks)
+        return (other.step, other.action, other.nth, other.ranks) == place
+    return (other.what, other.step) == (here.what, here.step)
+
+
+def _event(plan: Plan, here: Standing) -> Event | None:
+    """Returns what a rank waits for as the plan has it, or None if it is outside the plan."""
+    if here.ranks:
+        return _collective(plan, here)
+    if here.peer < 0:
+        return None
+    kind = "recv" if here.what.startswith("a receive") else "send"
+    found = [
+        event
+        for event in events(plan, here.rank)
+        if (event.kind, event.peer, event.tag) == (kind, here.peer, here.tag)
+    ]
+    # Halos of all microbatches have one tag: the action tells them apart.
+    inside = [event for event in found if event.what.endswith(f" in {here.action}")]
+    return next(iter(inside or found), None)
+
+
+def _collective(plan: Plan, here: Standing) -> Event | None:
+    """Returns the collective at which a rank stands."""
+    members = groups(plan)
+    found = [
+        event
+        for event in _of_action(plan, here)
+        if event.kind == "collective" and list(members[event.peer]) == here.ranks
+    ]
+    if not here.action:
+        return found[0] if len(found) == 1 else None
+    return found[here.nth] if 0 <= here.nth < len(found) else None
+
+
+def _of_action(plan: Plan, here: Standing) -> Iterator[Event]:
+    """Yields the events of a rank's present action; outside all actions those of the step's end."""
+    for event in events(plan, here.rank):
+        tail = event.what.rpartition(" in ")[2] if " in " in event.what else ""
+        if tail == here.action:
+            yield event
+
+
+def _action_of(event: Event, here: Standing) -> str:
+    """Returns the action to which a message belongs."""
+    return event.what.rpartition(" in ")[2] if " in " in event.what else here.action
+
+
+def _is_past(plan: Plan, there: Standing, step: int, action: str) -> bool:
+    """Whether a rank has ended an action of a step."""
+    if there.step != step:
+        return there.step > step
+    actions = plan.actions_of(there.rank)
+    if action not in actions or there.action not in actions:
+        return False
+    return actions.index(there.action) > actions.index(action)
+
+
+def _ranks(ranks: list[int]) -> str:
+    """Returns ranks as ``rank 1`` or ``ranks 1 and 2``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}"
+
+
+def _circle(by_rank: Mapping[int, Wait], start: int) -> list[int]:
+    """Returns ranks that wait for each other in a circle, or none."""
+    path: list[int] = []
+    rank: int | None = start
+    while rank is not None and rank not in path:
+        path.append(rank)
+        wait = by_rank.get(rank)
+        rank = wait.others[0] if wait is not None and wait.others else None
+    return [] if rank is None else path[path.index(rank) :]

@@ -1,0 +1,209 @@
+"""How do ranks walk through their programs and meet? What all semantics of messages share.
+
+Ranks, collectives and waits are here; when a posted message begins and ends is up to
+``hires.plan.proof.rendezvous``, ``hires.plan.proof.mailboxes`` and ``hires.plan.proof.streams``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hires.plan.program import Event
+from hires.plan.proof.stuck import Coming, Waiter
+
+Channel = tuple[int, int, int]
+"""(source, target, tag)."""
+
+MEETINGS = ("collective", "create")
+"""Events to which all members of a group come."""
+
+
+@dataclass
+class Proof:
+    """What the abstract machine found."""
+
+    num_messages: int = 0
+    num_collectives: int = 0
+    problems: list[str] = field(default_factory=list)
+    stuck: list[int] = field(default_factory=list)
+    """Ranks that never reach their end."""
+
+
+class Walk(ABC):
+    """All ranks' positions, and what each of them waits for."""
+
+    def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
+        self.programs = programs
+        self.members = [dict.fromkeys(ranks) for ranks in members]
+        self.at = [0] * len(programs)
+        self.ready: deque[int] = deque()
+        self.arrived: dict[Channel, deque[Event]] = {}  # received, not waited for yet
+        self.open_sends: list[dict[Channel, deque[Event]]] = [{} for _ in programs]
+        self.meeting: dict[int, dict[int, Event]] = {}
+        self.proof = Proof()
+
+    def run(self) -> None:
+        """Advances every rank as far as it gets, waking those that wait for what happened."""
+        self.ready.extend(range(len(self.programs)))
+        while self.ready:
+            rank = self.ready.popleft()
+            while (event := self.next_of(rank)) is not None and self._step(rank, event):
+                pass
+        self.proof.stuck = [r for r in range(len(self.programs)) if self.next_of(r) is not None]
+
+    def next_of(self, rank: int) -> Event | None:
+        """Returns what a rank does next, or None at its end."""
+        program, at = self.programs[rank], self.at[rank]
+        return program[at] if at < len(program) else None
+
+    def absent(self, event: Event) -> list[int]:
+        """Returns the members of a group that have not come to its collective."""
+        present = self.meeting.get(event.peer, {})
+        return [member for member in self.members[event.peer] if member not in present]
+
+    @abstractmethod
+    def post(self, rank: int, event: Event) -> int:
+        """Posts a send or receive; returns how many events of the rank that takes.
+
+        0 where the rank cannot go on yet.
+        """
+
+    def take(self, rank: int, event: Event) -> bool:
+        """Takes the message that a rank waits for; returns whether it was there."""
+        arrived = self.arrived.get((event.peer, rank, event.tag))
+        if arrived:
+            arrived.popleft()
+            return True
+        return False
+
+    def unused(self) -> Iterator[tuple[int, int, Event]]:
+        """Yields (source, target, receive) of messages that have come and lie there."""
+        for (source, target, _), receives in self.arrived.items():
+            if receives:
+                yield source, target, receives[0]
+
+    @abstractmethod
+    def expects(self, rank: int, event: Event) -> bool:
+        """Whether a rank has posted a receive of the message that an event waits for."""
+
+    @abstractmethod
+    def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
+        """Returns what cannot go on itself and holds up a message that a waiter waits for."""
+
+    def sentence(self, waiter: Waiter) -> str:
+        """Says what a stream waits for; where ranks send themselves no waiter is a stream."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def one_sided(self, coming: Coming) -> list[str]:
+        """Returns the messages whose other side does not come at all."""
+
+    def _step(self, rank: int, event: Event) -> bool:
+        """Executes one event; returns whether the rank may go on."""
+        if event.kind in MEETINGS:
+            return self._meet(rank, event)
+        steps = 1
+        if event.kind in ("send", "recv"):
+            steps = self.post(rank, event)
+            if not steps:
+                return False
+        elif event.kind == "wait_recv":
+            if not self.take(rank, event):
+                return False
+        elif self._waits_for_sends(rank, event):
+            return False
+        self.at[rank] += steps
+        return True
+
+    def match(self, source: int, target: int, send: Event, receive: Event) -> None:
+        """Notes that a message is on its way, and compares what both sides say of it."""
+        self.proof.num_messages += 1
+        if send[2:6] != receive[2:6]:
+            self.proof.problems.append(
+                f"rank {source} sends {spoken(send)} as {list(send.shape)} {send.dtype} where "
+                f"rank {target} expects {spoken(receive)} as {list(receive.shape)} "
+                f"{receive.dtype}"
+            )
+
+    def deliver(self, source: int, target: int, receive: Event) -> None:
+        """Ends a receive; its rank may wait for it."""
+        self.arrived.setdefault((source, target, receive.tag), deque()).append(receive)
+        self.ready.append(target)
+
+    def open_send(self, channel: Channel, send: Event) -> None:
+        """Keeps a send that is not done."""
+        self.open_sends[channel[0]].setdefault(channel, deque()).append(send)
+
+    def end_send(self, channel: Channel) -> None:
+        """Ends the oldest send of a channel; its rank may wait for it."""
+        sends = self.open_sends[channel[0]]
+        sends[channel].popleft()
+        if not sends[channel]:
+            del sends[channel]
+        self.ready.append(channel[0])
+
+    def unmet(self, rank: int, event: Event) -> list[Channel]:
+        """Returns the channels of the sends that an event waits for."""
+        if event.kind == "wait_sends":
+            return list(self.open_sends[rank])
+        channel = (rank, event.peer, event.tag)
+        return [channel] if channel in self.open_sends[rank] else []
+
+    def _waits_for_sends(self, rank: int, event: Event) -> bool:
+        """Whether there are such channels."""
+        sends = self.open_sends[rank]
+        return bool(sends) and (event.kind == "wait_sends" or bool(self.unmet(rank, event)))
+
+    def _meet(self, rank: int, event: Event) -> bool:
+        """Lets a collective happen when all members have come to it."""
+        members = self.members[event.peer] if 0 <= event.peer < len(self.members) else {}
+        if rank not in members:
+            text = f"rank {rank} is no member of the group {list(members)} of {spoken(event)}"
+            self.proof.problems.append(text)
+            self.at[rank] += 1
+            return True
+        present = self.meeting.setdefault(event.peer, {})
+        present[rank] = event
+        if len(present) < len(members):
+            return False
+        del self.meeting[event.peer]
+        self._compare_members(present)
+        self.proof.num_collectives += event.kind == "collective"
+        for member in present:
+            self.at[member] += 1
+        self.ready.extend(member for member in present if member != rank)
+        return True
+
+    def _compare_members(self, present: dict[int, Event]) -> None:
+        """Reports members of a group that came for different collectives."""
+        first_rank, first = next(iter(present.items()))
+        for rank, event in present.items():
+            if event != first:
+                self.proof.problems.append(
+                    f"rank {first_rank} calls {spoken(first)} {list(first.shape)} where rank "
+                    f"{rank} of the same group calls {spoken(event)} {list(event.shape)}"
+                )
+
+
+def spoken(event: Event) -> str:
+    """Returns an event in words."""
+    return event.what or f"message {event.tag}"
+
+
+def not_received(source: int, target: int, send: Event) -> str:
+    """Says that a message has no receive."""
+    return f"rank {source} sends {spoken(send)} to rank {target}, which never receives it"
+
+
+def not_sent(source: int, target: int, receive: Event) -> str:
+    """Says that a receive has no message."""
+    return f"rank {target} expects {spoken(receive)} from rank {source}, which never sends it"
+
+
+def extra(more: list[Event], fewer: list[Event]) -> Event:
+    """Returns one that has no other side: the first that the other side does not name at all."""
+    named = {event.what for event in fewer}
+    return next((event for event in more if event.what not in named), more[len(fewer)])

@@ -1,0 +1,1 @@
+"""Predicts how long a step of a plan takes."""

@@ -1,0 +1,262 @@
+"""How long does a rank compute? Seconds of every node in a pass, measured or estimated.
+
+A pass of a stage is a row of steps, each a node forward or backward; communication happens between
+them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from hires.core.ranks.timeline import (
+    BACKWARD,
+    COLLECTIVE,
+    DATA,
+    FORWARD,
+    HALO,
+    OPTIMISER,
+    Span,
+    StepSpans,
+)
+from hires.plan.edges import held_by
+from hires.plan.graph import INPUT, Node
+from hires.plan.groups import held_stages
+from hires.plan.halos import extents_of
+from hires.plan.plan import Plan, Stage
+from hires.plan.program import BYTES, inside
+from hires.plan.rules import TILED
+
+BACK = 2
+"""Operations of a backward pass for one of the forward pass: the gradients of input and weight."""
+VIEWS = frozenset(
+    ("alias", "detach", "flatten", "getitem", "reshape", "squeeze", "unsqueeze", "view")
+)
+"""Kinds of nodes that move nothing."""
+SGD_TOUCHES = 5
+"""Numbers that an update with momentum reads or writes for each parameter."""
+
+
+class Step(NamedTuple):
+    """A node, forward or backward."""
+
+    node: Node
+    back: bool
+
+
+class Costs(Protocol):
+    """How long a rank computes."""
+
+    def steps_s(self, rank: int, action: str) -> list[float]:
+        """Returns the seconds of each of :func:`steps_of` an action of a rank."""
+
+    def optimiser_s(self, rank: int) -> float:
+        """Returns the seconds of a rank's update of its parameters."""
+
+
+def steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
+    """Returns what a pass of a stage computes, in order; segments run again before their way back.
+
+    A backward pass is empty of nodes to which no gradient comes.
+    """
+    return plan.remember(("steps", stage.index, back), lambda: _steps_of(plan, stage, back))
+
+
+def pieces_of(plan: Plan, stage: Stage, back: bool) -> list[list[Step]]:
+    """Returns the steps of a pass between its collectives; the last ends with the pass."""
+    return plan.remember(("pieces", stage.index, back), lambda: _pieces_of(plan, stage, back))
+
+
+@dataclass
+class ActionCosts:
+    """Known seconds of actions, divided among their nodes by floating-point operations."""
+
+    plan: Plan
+    seconds: dict[tuple[int, str], list[float]]
+    """By rank of a replica and action: one number for all of it, or one for each piece between two
+    collectives."""
+    updates: dict[int, float] = field(default_factory=dict)
+    """Of the optimiser, by rank of a replica; 0 if unknown."""
+
+    def steps_s(self, rank: int, action: str) -> list[float]:
+        """Returns the seconds of each step of an action."""
+        plan = self.plan
+        stage = plan.stages[plan.slot_of(rank, plan.direction_of(action)).stage]
+        back = action[0] == "B"
+        pieces = pieces_of(plan, stage, back)
+        measured = self.seconds[rank % plan.ranks_per_replica, action]
+        if len(measured) != len(pieces):
+            pieces, measured = [steps_of(plan, stage, back)], [sum(measured)]
+        found: list[float] = []
+        for steps, seconds in zip(pieces, measured, strict=True):
+            found += _divided(steps, seconds)
+            if found and not steps:  # what follows the last collective belongs to the node before
+                found[-1] += seconds
+        return found
+
+    def optimiser_s(self, rank: int) -> float:
+        """Returns the seconds of a rank's update."""
+        return self.updates.get(rank % self.plan.ranks_per_replica, 0.0)
+
+
+def measured_costs(plan: Plan, steps: list[StepSpans]) -> ActionCosts:
+    """Returns the median seconds that ranks really computed in an action, without their waits.
+
+    Args:
+        plan: of the run.
+        steps: what its ranks kept; of one step, its own seconds come back.
+    """
+    passes: dict[tuple[int, str], list[list[float]]] = defaultdict(list)
+    updates: dict[int, list[float]] = defaultdict(list)
+    for step in steps:
+        local = step.rank % plan.ranks_per_replica
+        for action in {span.action: None for span in step.spans if span.action}:
+            spans = [span for span in step.spans if span.action == action]
+            passes[local, action].append(_busy_pieces(spans))
+        updates[local].append(sum(s.duration_s for s in step.spans if s.kind == OPTIMISER))
+    return ActionCosts(
+        plan,
+        {
+            key: [statistics.median(piece) for piece in zip(*found, strict=False)]
+            for key, found in passes.items()
+        },
+        {rank: statistics.median(found) for rank, found in updates.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that is either bound by its arithmetic or by its memory.
+
+    Source:
+        Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for
+        multicore architectures", CACM 2009.
+    """
+
+    flops_per_s: float
+    """That its convolutions reach, not what its data sheet says."""
+    bytes_per_s: float
+    launch_s: float
+    """Least time of any operation."""
+
+
+@dataclass
+class Roofline:
+    """Estimated seconds of every node on a device."""
+
+    plan: Plan
+    device: Device
+
+    def steps_s(self, rank: int, action: str) -> list[float]:
+        """Returns the seconds of each step of an action."""
+        plan = self.plan
+        slot = plan.slot_of(rank, plan.direction_of(action))
+        key = "roofline", self.device, slot.stage, slot.tile, action[0]
+        return plan.remember(key, lambda: self._steps_s(slot.stage, slot.tile, action[0] == "B"))
+
+    def optimiser_s(self, rank: int) -> float:
+        """Returns the seconds in which the memory is read and written for an update."""
+        if not self.plan.training:
+            return 0.0
+        numbers = sum(self.plan.stages[index].params for index in held_stages(self.plan, rank))
+        return SGD_TOUCHES * numbers * BYTES["float32"] / self.device.bytes_per_s
+
+    def _steps_s(self, index: int, tile: int, back: bool) -> list[float]:
+        """Returns the seconds of each step of a pass on one tile or shard."""
+        stage = self.plan.stages[index]
+        return [self._step_s(stage, tile, step) for step in steps_of(self.plan, stage, back)]
+
+    def _step_s(self, stage: Stage, tile: int, step: Step) -> float:
+        """Returns the seconds of a node on one tile or shard."""
+        node = step.node
+        if node.kind in VIEWS or node.shape is None:
+            return 0.0
+        share, numbers = self._held(stage, node.name, tile)
+        numbers += sum(self._held(stage, name, tile)[1] for name in node.inputs)
+        numbers += sum(self.plan.graph.params[name].num_elements for name in node.params)
+        device = self.device
+        flops_s = share * node.flops / device.flops_per_s
+        bytes_s = numbers * BYTES[self.plan.dtype] / device.bytes_per_s
+        return (BACK if step.back else 1) * max(flops_s, bytes_s, device.launch_s)
+
+    def _held(self, stage: Stage, value: str, tile: int) -> tuple[float, float]:
+        """Returns which share of a value a tile or shard holds, and how many numbers these are."""
+        graph = self.plan.graph
+        if value != INPUT and graph.by_name[value].shape is None:
+            return 1.0, 0.0
+        key = "shares", stage.index, value
+        shares = self.plan.remember(key, lambda: _shares(self.plan, stage, value))
+        return shares[tile], shares[tile] * math.prod(graph.shape(value))
+
+
+def _steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
+    """Returns the list of :func:`steps_of`."""
+    nodes = plan.graph.nodes
+    if not back:
+        return [Step(node, False) for node in nodes[stage.first : stage.last]]
+    bounds = stage.segments or [stage.first, stage.last]
+    found: list[Step] = []
+    for first, last in reversed([*itertools.pairwise(bounds)]):
+        if stage.segments:
+            found += [Step(node, False) for node in nodes[first:last]]
+        found += [Step(node, True) for node in reversed(nodes[first:last]) if node.needs_grad]
+    return found
+
+
+def _pieces_of(plan: Plan, stage: Stage, back: bool) -> list[list[Step]]:
+    """Returns the list of :func:`pieces_of`."""
+    left = [(op.node, way) for op, way in inside(plan, stage, back) if op.kind != "halo"]
+    pieces: list[list[Step]] = [[]]
+    for step in steps_of(plan, stage, back):
+        pieces[-1].append(step)
+        while left and left[0] == (step.node.name, step.back):
+            left.pop(0)
+            pieces.append([])
+    return pieces
+
+
+def _divided(steps: list[Step], seconds: float) -> list[float]:
+    """Returns seconds divided among steps; a piece without any has no computation."""
+    weights = [step.node.flops * (BACK if step.back else 1) for step in steps]
+    if not any(weights):
+        weights = [1] * len(steps)
+    return [weight * seconds / max(1, sum(weights)) for weight in weights]
+
+
+def _busy_pieces(spans: list[Span]) -> list[float]:
+    """Returns the seconds that an action computed before, between and after its collectives.
+
+    Args:
+        spans: of one action of one rank. Reading the data counts as its beginning.
+    """
+    collectives = sorted((s for s in spans if s.kind == COLLECTIVE), key=lambda s: s.begin_s)
+    ends = [span.begin_s for span in collectives] + [math.inf]
+    pieces = [0.0] * len(ends)
+    for span in spans:
+        if span.kind in (FORWARD, BACKWARD, DATA):
+            edges = [span.begin_s, *(t for c in collectives for t in c[2:4]), span.end_s]
+            if span.kind == DATA:
+                edges = [span.begin_s, span.end_s]
+            for index, (begin_s, end_s) in enumerate(itertools.pairwise(edges)):
+                if index % 2 == 0:
+                    pieces[index // 2] += end_s - begin_s
+        elif span.kind == HALO:
+            pieces[bisect.bisect_right(ends, span.begin_s)] -= span.duration_s
+    return [max(0.0, piece) for piece in pieces]
+
+
+def _shares(plan: Plan, stage: Stage, value: str) -> list[float]:
+    """Returns the share of a value that each rank of a stage holds."""
+    shape = plan.graph.shape(value)
+    if not shape or not math.prod(shape):
+        return [1.0] * stage.num_ranks
+    if stage.layout[value] == TILED:
+        pixels = shape[2] * shape[3]
+        rects = extents_of(plan.graph, stage, value)  # more than they own where halos are fused
+        return [max(0, b - a) * max(0, d - c) / pixels for a, b, c, d in rects]
+    return [(box.n1 - box.n0) / shape[0] for box in held_by(plan.graph, stage, value)]

@@ -1,0 +1,316 @@
+"""How long would a step of a plan take? A discrete-event simulation of one replica.
+
+Every rank goes through the very list that ``hires.plan.program.events`` yields, with its
+computation between the events. A message sets out when both sides have posted it (rendezvous) and
+its link is free, and a rank that waits for it goes on when it has arrived.
+
+Links serve their messages in a fixed order, that in which they would set out if all of them took no
+time. So every time in a step is a sum or a maximum of earlier ones, and nothing that gets faster
+makes anything slower; a link that chose whom to serve next would not have this property.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hires.core.ranks.timeline import (
+    BACKWARD,
+    COLLECTIVE,
+    FORWARD,
+    HALO,
+    Span,
+    StepSpans,
+)
+from hires.plan.groups import groups, num_tile_groups
+from hires.plan.plan import Plan
+from hires.plan.program import BYTES, Event
+from hires.plan.simulation.costs import Costs
+from hires.plan.simulation.links import Network
+from hires.plan.simulation.timed import Item, timed_program
+
+Channel = tuple[int, int, int]
+"""(source, target, tag)."""
+
+
+class Key(NamedTuple):
+    """One message."""
+
+    channel: Channel
+    before: int
+    """Messages of the channel before it."""
+
+
+@dataclass
+class Simulation:
+    """What one step of one replica would be like."""
+
+    step_s: float
+    ranks: list[StepSpans]
+    """What every rank of the replica does, as a run would have recorded it."""
+    busy_s: list[dict[str, float]]
+    """Seconds of computation of every rank, by kind."""
+    waiting_s: list[dict[str, float]]
+    """Seconds in which every rank waits, by kind."""
+
+    @property
+    def bubble(self) -> float:
+        """Share of all ranks' time in which they do not compute."""
+        busy = sum(sum(kinds.values()) for kinds in self.busy_s)
+        return 1 - busy / (len(self.ranks) * self.step_s) if self.step_s else 0.0
+
+
+def simulate(plan: Plan, costs: Costs, network: Network | None = None) -> Simulation:
+    """Returns what one step of a plan would take.
+
+    Args:
+        plan: any that the proof finds free of deadlock.
+        costs: seconds of computation.
+        network: what messages take; unset: nothing.
+
+    Raises:
+        AssertionError: the plan does not come to its end, which its proof excludes.
+    """
+    programs = [timed_program(plan, rank, costs) for rank in range(plan.ranks_per_replica)]
+    free = _Machine(plan, programs, Network(), None)
+    free.run()
+    if network is None or network == Network():
+        return free.result()
+    machine = _Machine(plan, programs, network, free.order())
+    machine.run()
+    return machine.result()
+
+
+@dataclass
+class _Transfer:
+    """A message on its way."""
+
+    num_bytes: int = 0
+    sent_s: float = math.nan
+    """When the send was posted; nan: not yet."""
+    awaited_s: float = math.nan
+    """When the receive was posted."""
+    begin_s: float = math.nan
+    end_s: float = math.nan
+
+    @property
+    def matched_s(self) -> float:
+        """When both sides were there, or nan."""
+        both = not (math.isnan(self.sent_s) or math.isnan(self.awaited_s))
+        return max(self.sent_s, self.awaited_s) if both else math.nan
+
+
+@dataclass
+class _Rank:
+    """How far a rank is."""
+
+    items: list[Item]
+    at: int = 0
+    now_s: float = 0.0
+    counts: dict[tuple[str, Channel], int] = field(default_factory=dict)
+    """Events of a kind on a channel so far."""
+    sends: list[Key] = field(default_factory=list)
+    """Everything it has sent."""
+    spans: list[Span] = field(default_factory=list)
+    passes: dict[str, list[float]] = field(default_factory=dict)
+    """When an action began and ended."""
+    busy_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    waiting_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class _Machine:
+    """All ranks with their clocks, and the links between them.
+
+    No receive is a wildcard, so the order in which ranks are advanced changes nothing.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        programs: list[list[Item]],
+        network: Network,
+        order: list[Key] | None,
+    ) -> None:
+        self.plan = plan
+        self.network = network
+        self.ranks = [_Rank(items) for items in programs]
+        self.members = groups(plan)
+        self.transfers: dict[Key, _Transfer] = defaultdict(_Transfer)
+        self.matched: list[Key] = []
+        self.lanes: dict[tuple[str, int, int], deque[Key]] = defaultdict(deque)
+        self.free_s: dict[tuple[str, int, int], float] = defaultdict(float)
+        self.in_order = order is not None
+        for key in order or ():
+            for lane in self._lanes(key):
+                self.lanes[lane].append(key)
+        self.present: dict[int, dict[int, float]] = defaultdict(dict)
+
+    def run(self) -> None:
+        """Advances every rank to its end."""
+        ready = deque(range(len(self.ranks)))
+        while ready:
+            rank = ready.popleft()
+            state = self.ranks[rank]
+            while state.at < len(state.items):
+                woken = self._step(rank, state, state.items[state.at])
+                if woken is None:
+                    break
+                ready.extend(other for other in woken if other != rank)
+        stuck = [rank for rank, state in enumerate(self.ranks) if state.at < len(state.items)]
+        assert not stuck, f"ranks {stuck} do not come to their end"
+
+    def order(self) -> list[Key]:
+        """Returns all messages in the order in which they set out."""
+        place = {key: index for index, key in enumerate(self.matched)}
+        return sorted(self.matched, key=lambda key: (self.transfers[key].begin_s, place[key]))
+
+    def result(self) -> Simulation:
+        """Returns what happened."""
+        ranks = []
+        for rank, state in enumerate(self.ranks):
+            passes = [
+                Span(FORWARD if action[0] == "F" else BACKWARD, action, begin_s, end_s)
+                for action, (begin_s, end_s) in state.passes.items()
+            ]
+            spans = sorted([*state.spans, *passes], key=lambda span: (span.begin_s, -span.end_s))
+            ranks.append(StepSpans(rank, 0, "", 0.0, spans))
+        return Simulation(
+            max((state.now_s for state in self.ranks), default=0.0),
+            ranks,
+            [dict(state.busy_s) for state in self.ranks],
+            [dict(state.waiting_s) for state in self.ranks],
+        )
+
+    def _step(self, rank: int, state: _Rank, item: Item) -> Iterable[int] | None:
+        """Lets a rank do one thing; returns who may go on, or None if it must wait."""
+        event = item.event
+        woken: Iterable[int] = ()
+        if event is None:
+            self._compute(state, item)
+        elif event.kind in ("send", "recv"):
+            woken = self._post(rank, state, event)
+        elif event.kind == "collective":
+            return self._meet(rank, event)
+        else:
+            ends = [self.transfers[key].end_s for key in self._awaited(rank, state, event)]
+            if any(map(math.isnan, ends)):
+                return None
+            self._count(state, event.kind, self._channel(rank, event))
+            self._wait(state, item, max(ends, default=0.0))
+        state.at += 1
+        return woken
+
+    def _compute(self, state: _Rank, item: Item) -> None:
+        """Lets a rank compute."""
+        begin_s = state.now_s
+        state.now_s += item.seconds
+        state.busy_s[item.kind] += item.seconds
+        if item.action:
+            state.passes.setdefault(item.action, [begin_s, begin_s])[1] = state.now_s
+        elif item.seconds:
+            state.spans.append(Span(item.kind, "", begin_s, state.now_s))
+
+    def _wait(self, state: _Rank, item: Item, until_s: float) -> None:
+        """Lets a rank wait until a time, which may be past."""
+        begin_s, state.now_s = state.now_s, max(state.now_s, until_s)
+        if item.kind in (HALO, COLLECTIVE):
+            state.passes.setdefault(item.action, [begin_s, begin_s])[1] = state.now_s
+        if state.now_s > begin_s:
+            assert item.event is not None
+            state.waiting_s[item.kind] += state.now_s - begin_s
+            span = Span(item.kind, item.action, begin_s, state.now_s, item.event.what)
+            state.spans.append(span)
+
+    def _post(self, rank: int, state: _Rank, event: Event) -> list[int]:
+        """Posts one side of a message; returns the ranks that it may let go on."""
+        channel = self._channel(rank, event)
+        key = Key(channel, self._count(state, event.kind, channel))
+        transfer = self.transfers[key]
+        if event.kind == "send":
+            transfer.sent_s = state.now_s
+            transfer.num_bytes = math.prod(event.shape) * BYTES[event.dtype]
+            state.sends.append(key)
+        else:
+            transfer.awaited_s = state.now_s
+        if math.isnan(transfer.matched_s):
+            return []
+        self.matched.append(key)
+        return self._set_out(key)
+
+    def _set_out(self, key: Key) -> list[int]:
+        """Lets a message go if it is its turn, and then those behind it."""
+        woken: list[int] = []
+        todo = [key]
+        while todo:
+            key = todo.pop()
+            transfer, lanes = self.transfers[key], self._lanes(key)
+            if math.isnan(transfer.matched_s) or not math.isnan(transfer.begin_s):
+                continue  # one side is missing, or it came here by its other lane before
+            if self.in_order and any(self.lanes[lane][0] != key for lane in lanes):
+                continue
+            self._travel(key, transfer)
+            woken += key.channel[:2]
+            for lane in lanes if self.in_order else ():
+                self.lanes[lane].popleft()
+                todo += [self.lanes[lane][0]] if self.lanes[lane] else []
+        return woken
+
+    def _travel(self, key: Key, transfer: _Transfer) -> None:
+        """Decides when a message sets out and arrives."""
+        link, lanes = self.network.link([*key.channel[:2]]), self._lanes(key)
+        free_s = max(self.free_s[lane] for lane in lanes) if self.in_order else 0.0
+        transfer.begin_s = max(transfer.matched_s, free_s)
+        passed_s = transfer.begin_s + link.travel_s(transfer.num_bytes)
+        transfer.end_s = passed_s + link.latency_s
+        for lane in lanes:
+            self.free_s[lane] = passed_s
+
+    def _meet(self, rank: int, event: Event) -> Iterable[int] | None:
+        """Lets a collective happen when all members of the replica have come to it."""
+        group = event.peer
+        here = [member for member in self.members[group] if member < len(self.ranks)]
+        present = self.present[group]
+        present.setdefault(rank, self.ranks[rank].now_s)
+        if len(present) < len(here):
+            return None
+        until_s = max(present.values()) + self._collective_s(event)
+        del self.present[group]
+        for member in here:
+            state = self.ranks[member]
+            self._wait(state, state.items[state.at], until_s)
+            state.at += 1
+        return here
+
+    def _collective_s(self, event: Event) -> float:
+        """Returns how long a collective takes once all are there, other replicas included."""
+        members, num_bytes = self.members[event.peer], math.prod(event.shape) * BYTES[event.dtype]
+        if event.peer < num_tile_groups(self.plan):
+            return self.network.gather_s(members, num_bytes)
+        return self.network.reduce_s(members, num_bytes)
+
+    def _awaited(self, rank: int, state: _Rank, event: Event) -> list[Key]:
+        """Returns the messages that a rank waits for."""
+        channel = self._channel(rank, event)
+        if event.kind == "wait_recv":
+            return [Key(channel, state.counts.get((event.kind, channel), 0))]
+        every = event.kind == "wait_sends"
+        return [key for key in state.sends if every or key.channel == channel]
+
+    def _count(self, state: _Rank, kind: str, channel: Channel) -> int:
+        """Returns how many events of a kind a channel has seen, and counts one more."""
+        count = state.counts.get((kind, channel), 0)
+        state.counts[kind, channel] = count + 1
+        return count
+
+    @staticmethod
+    def _channel(rank: int, event: Event) -> Channel:
+        """Returns the channel of an event."""
+        outgoing = event.kind in ("send", "wait_send")
+        return (rank, event.peer, event.tag) if outgoing else (event.peer, rank, event.tag)
+
+    def _lanes(self, key: Key) -> list[tuple[str, int, int]]:
+        """Returns what a message occupies on its way."""
+        return self.network.lanes(*key.channel[:2])

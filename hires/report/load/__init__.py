@@ -1,0 +1,1 @@
+"""Reads run folders into plain rows for tables and plots."""

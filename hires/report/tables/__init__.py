@@ -1,0 +1,1 @@
+"""Turns runs into tables and files of tables."""

@@ -1,0 +1,191 @@
+"""How does a time line become a file that a trace viewer opens?
+
+The file is Chrome's trace format (JSON), which https://ui.perfetto.dev and chrome://tracing show:
+a process for every rank, one thread of computation and one of communication in it, arrows for
+messages between stages. The planned time line, in which all passes take the same time, stands
+below as processes of its own, drawn to the length of the measured step.
+
+Source:
+    "Trace Event Format", the Chromium project: events ``X`` (a span), ``M`` (names), ``s`` and
+    ``f`` (an arrow from one span to another); times are in microseconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hires.core.errors import ConfigError
+from hires.core.ranks.timeline import (
+    BACKWARD,
+    COMPUTE,
+    FORWARD,
+    Span,
+    StepSpans,
+    complete_steps,
+    length_s,
+)
+from hires.core.store.files import StrPath, write_atomically
+from hires.plan.plan import Plan
+from hires.plan.program import edge_messages
+from hires.plan.schedule import started
+
+Event = dict[str, Any]
+COMPUTATION, MESSAGES = 0, 1
+"""Threads of a rank."""
+THREADS = ("compute", "communication")
+DIRECTIONS = ("down", "up")
+US = 1e6
+"""Microseconds of a second."""
+
+
+def write_trace(path: StrPath, plan: Plan, steps: list[StepSpans]) -> int:
+    """Writes the trace of a run.
+
+    Args:
+        path: a file; it is replaced.
+        plan: of the run.
+        steps: what its ranks kept.
+
+    Returns:
+        How many spans were measured.
+
+    Raises:
+        ConfigError: ``path`` is a folder, or cannot be written.
+    """
+    if Path(path).is_dir():
+        raise ConfigError(f"--trace {path} is a folder; name a file in it, as {path}/trace.json")
+    measured = complete_steps(steps, plan.world)
+    events = chrome_events(plan, measured)
+    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
+    write_atomically(path, text, option="--trace FILE")
+    return sum(len(rank.spans) for ranks in measured.values() for rank in ranks)
+
+
+def chrome_events(plan: Plan, measured: dict[int, list[StepSpans]]) -> list[Event]:
+    """Returns the events of a trace: names, spans and arrows, measured and planned.
+
+    Args:
+        plan: of the run.
+        measured: by number of the step its ranks, on one clock; steps are drawn one after the
+            other.
+    """
+    events = [*_names(plan)]
+    begin_s = 0.0
+    arrows = itertools.count(1)
+    for number, ranks in measured.items():
+        for rank in ranks:
+            events += [_span(plan, rank.rank, number, begin_s, span) for span in rank.spans]
+        events += _arrows(plan, ranks, begin_s, arrows)
+        took_s = length_s(ranks)
+        for planned in planned_steps(plan, took_s):
+            pid = plan.world + planned.rank
+            drawn = [_span(plan, planned.rank, number, begin_s, span) for span in planned.spans]
+            events += [{**event, "pid": pid} for event in drawn]
+        begin_s += took_s
+    return events
+
+
+def planned_steps(plan: Plan, length: float) -> list[StepSpans]:
+    """Returns the planned time line of every rank, all passes equally long.
+
+    Args:
+        plan: whose schedule it is.
+        length: seconds that the whole step is drawn in.
+    """
+    pipeline = plan.pipeline
+    start = started(pipeline, plan.schedule)
+    unit_s = length / (1 + max(start.values(), default=0))
+    found = [StepSpans(rank, 0, "", 0.0) for rank in range(plan.world)]
+    for task, time in sorted(start.items(), key=lambda item: item[1]):
+        kind = BACKWARD if task.back else FORWARD
+        span = Span(kind, task.action, time * unit_s, (time + 1) * unit_s)
+        for local in pipeline.ranks_of(task):
+            for rank in range(local, plan.world, plan.ranks_per_replica):
+                found[rank].spans.append(span)
+    return found
+
+
+def _names(plan: Plan) -> Iterator[Event]:
+    """Yields the names of processes and threads, and their order."""
+    for group, title in enumerate(("rank", "planned rank")):
+        for rank in range(plan.world):
+            pid = group * plan.world + rank
+            places = " / ".join(_place(plan, slot) for slot in plan.slots_of(rank))
+            yield _name("process_name", pid, 0, {"name": f"{title} {rank}: {places}"})
+            yield _name("process_sort_index", pid, 0, {"sort_index": pid})
+            for tid, thread in enumerate(THREADS[: 1 if group else 2]):
+                yield _name("thread_name", pid, tid, {"name": thread})
+
+
+def _name(what: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
+    """Returns a metadata event."""
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+
+
+def _place(plan: Plan, slot: Any) -> str:
+    """Returns a slot in words."""
+    stage = plan.stages[slot.stage]
+    part = "shard" if stage.shards > 1 else "tile"
+    piece = f" {part} {slot.tile}" if stage.num_ranks > 1 else ""
+    copy = f" replica {slot.replica}" if plan.num_replicas > 1 else ""
+    way = f" {DIRECTIONS[slot.direction]}" if plan.num_directions > 1 else ""
+    return f"stage {slot.stage}{piece}{way}{copy}"
+
+
+def _span(plan: Plan, rank: int, step: int, begin_s: float, span: Span) -> Event:
+    """Returns a span as an event."""
+    args: dict[str, Any] = {"step": step}
+    if span.action:
+        direction = plan.direction_of(span.action)
+        args |= {"action": span.action, "microbatch": int(span.action[1:])}
+        args |= {"stage": plan.slot_of(rank, direction).stage, "direction": DIRECTIONS[direction]}
+    if span.what:
+        args["what"] = span.what
+    named = span.kind in (FORWARD, BACKWARD)
+    return {
+        "ph": "X",
+        "name": span.action if named else span.kind,
+        "cat": span.kind,
+        "pid": rank,
+        "tid": COMPUTATION if span.kind in COMPUTE else MESSAGES,
+        "ts": (begin_s + span.begin_s) * US,
+        "dur": span.duration_s * US,
+        "args": args,
+    }
+
+
+def _arrows(
+    plan: Plan, ranks: list[StepSpans], begin_s: float, numbers: Iterator[int]
+) -> Iterator[Event]:
+    """Yields an arrow for every message between stages: from the pass that sent it to its reader.
+
+    A message goes from an action to the same one of another rank.
+    """
+    passes = {
+        (rank.rank, span.action): span
+        for rank in ranks
+        for span in rank.spans
+        if span.kind in (FORWARD, BACKWARD)
+    }
+    for (rank, action), sender in passes.items():
+        for message in edge_messages(plan, rank, action, outgoing=True):
+            reader = passes.get((message.peer, action))
+            if reader is None:
+                continue
+            ends = (("s", rank, sender.end_s), ("f", message.peer, reader.begin_s))
+            number = next(numbers)
+            for phase, pid, time_s in ends:
+                yield {
+                    "ph": phase,
+                    "id": number,
+                    "name": message.value,
+                    "cat": "message",
+                    "pid": pid,
+                    "tid": COMPUTATION,
+                    "ts": (begin_s + time_s) * US,
+                    **({"bp": "e"} if phase == "f" else {}),
+                }

@@ -1,0 +1,89 @@
+"""Does ``hires bench parity`` draw rows that show everything, and tell the truth about them?"""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from hires.bench.parity_bench import check, main, markdown, table
+from hires.bench.parity_rows import CHOICES, NETWORKS, config_of, draw, overrides, rows
+from hires.cli.compose.compose_config import compose
+from hires.core.config.run_config import RunConfig, to_dict
+from hires.nets.trace import trace_config
+from hires.plan.planner import make_plan
+
+
+def drawn(count: int, seed: int = 0) -> list[RunConfig]:
+    """Returns rows whose plans nobody looks at."""
+    return rows(count, seed, lambda config: True)
+
+
+def test_sixty_rows_show_every_value_of_every_key():
+    shown = drawn(60)
+    assert len(shown) == 60
+    for name, network in NETWORKS.items():
+        matching = [c for c in shown if all(getattr(c.model, k) == v for k, v in network.items())]
+        assert matching, name
+    assert {tuple(c.image) for c in shown} == set(CHOICES["image"])
+    assert {c.parallel.stages for c in shown} == set(CHOICES["stages"])
+    assert {c.parallel.halo.fuse for c in shown} == set(CHOICES["fuse"])
+    assert {c.parallel.halo.overlap for c in shown} == set(CHOICES["overlap"])
+    assert {c.memory.checkpoint for c in shown} == set(CHOICES["checkpoint"])
+    for key in ("directions", "pairs", "local_dp", "replicas", "microbatches"):
+        assert {getattr(c.parallel, key) for c in shown} == {1, 2}, key
+    grids = {tuple(map(tuple, c.parallel.grids[: c.parallel.spatial_stages])) for c in shown}
+    assert {((3, 3),), ((1, 2),), ((2, 2), (1, 2))} <= grids
+
+
+def test_the_same_seed_draws_the_same_rows():
+    assert drawn(8, 3) == drawn(8, 3)
+    assert drawn(8, 3) != drawn(8, 4)
+
+
+def test_line_that_makes_a_row_again_makes_the_same_config():
+    for config in drawn(20):
+        again = compose([*overrides(config), "precision=fp64", "steps=3"])
+        ours, theirs = to_dict(config), to_dict(again)
+        ours["parallel"].pop("name")
+        theirs["parallel"].pop("name")
+        assert theirs == ours
+
+
+def test_layout_on_too_many_ranks_is_drawn_again():
+    choice = draw(random.Random(0))
+    choice |= {"tiles": (3, 3), "stages": 4, "local_dp": 2, "replicas": 2}
+    assert config_of(choice, 0) is None
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_network_that_hires_does_not_know_is_equal_too():
+    choice = draw(random.Random(0)) | {"network": "custom", "image": (25, 29), "task": "train"}
+    choice |= {"tiles": (2, 1), "stages": 3, "directions": 2, "pairs": 1, "replicas": 1}
+    config = config_of(choice | {"microbatches": 1, "local_dp": 1, "fuse": 2}, 0)
+    assert config is not None
+    assert config.model.name == "custom"
+    row = check(config, make_plan(config, trace_config(config)), timeout_s=300)
+    assert row["ok"], row
+    assert row["max_rel_err"] <= 1e-10
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_two_rows_run_and_are_equal(tmp_path):
+    assert main(["--rows", "2", "--seed", "5", "--out", str(tmp_path / "parity")]) == 0
+    found = json.loads((tmp_path / "parity" / "parity.json").read_text())
+    assert found["ok"]
+    assert all(row["max_rel_err"] <= 1e-10 for row in found["rows"])
+    assert "2 of 2 rows are equal" in (tmp_path / "parity" / "README.md").read_text()
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_row_that_fails_is_a_row_and_no_success():
+    [row] = table(1, 5, timeout_s=0.1)
+    assert not row["ok"]
+    answer = {"rows": [row], "tolerance": 1e-10, "command": "", "time": "", "git": "", "torch": ""}
+    assert "FAILED" in markdown(answer)

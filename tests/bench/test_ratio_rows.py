@@ -1,0 +1,35 @@
+"""Ratios of rows: of images, not of steps, and of the fullest rank's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hires.bench.ratio_rows import cells, pairs
+
+
+def row(name: str, images: int, seconds: list[float], *peaks: int) -> dict[str, Any]:
+    """Returns a row of the table of layouts."""
+    memory = [{"measured_bytes": peak, "predicted_bytes": peak} for peak in peaks] or None
+    return {"name": name, "images": images, "samples_s": seconds, "memory": memory}
+
+
+def test_twice_the_images_in_twice_the_time_is_equal():
+    [found] = pairs([row("gems", 2, [2.0, 4.0]), row("lp", 1, [1.0, 2.0])])
+    assert found["ratio"] == "GEMS over LP"
+    assert found["images_per_s"] == [1.0, 1.0, 1.0]
+    assert found["peak_bytes"] is None
+    assert cells([found])[0][1:3] == ["1.00 (1.00-1.00)", "-"]
+
+
+def test_memory_is_that_of_the_fullest_rank():
+    rows = [row("sp+gems", 2, [1.0], 1 << 20, 4 << 20), row("sp+lp", 1, [1.0], 2 << 20, 1 << 20)]
+    [found] = pairs(rows)
+    assert found["images_per_s"][0] == 2.0
+    assert cells([found])[0][2:] == [
+        "2.00 (4 / 2 MiB)",
+        "up to 2.5 and 2.0 (Figures 3.15, 3.16)",
+    ]
+
+
+def test_pair_of_which_one_row_was_not_measured_is_left_out():
+    assert pairs([row("sp+gems", 2, [1.0])]) == []

@@ -1,0 +1,90 @@
+"""Does the benchmark compare what was measured with what the same plan would take?"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hires.bench import simulate_bench as bench
+from hires.bench import simulate_table as table
+from hires.bench.thesis import CALIBRATION_BATCH, PUBLISHED_IMG_PER_S, Predictor, rows
+from hires.core.ranks.timeline import Recorder
+from hires.plan.simulation.costs import Roofline
+from hires.plan.simulation.links import Link, Network
+from hires.plan.simulation.simulate import simulate
+from tests.helpers.simulated import unit_costs
+from tests.helpers.small_plans import LAYOUTS, plan_of
+
+NETWORK = Network(Link(0.01, 1e6), Link(0.01, 1e6))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder whose ranks did exactly what a simulation says."""
+    plan = plan_of(**LAYOUTS["sp+pp"])
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    (tmp_path / "a0").mkdir()
+    for line in simulate(plan, unit_costs(plan), NETWORK).ranks:
+        recorder = Recorder()
+        recorder.steps.append(line)
+        recorder.write(tmp_path / "a0", line.rank)
+    return tmp_path
+
+
+def test_run_that_went_as_simulated_has_no_error(run):
+    found = bench.compare(run, NETWORK)
+    assert found["ranks"] == 6
+    assert found["error"] == pytest.approx(0, abs=1e-5)  # times are written to a tenth of a us
+    assert found["measured_s"] > 1
+
+
+def test_slower_links_than_measured_show_as_an_error(run):
+    assert bench.compare(run, Network(Link(1.0), Link(1.0)))["error"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--only", "run"], "--only run must be of runs,thesis"),
+        (["--from", "a", "--only", "runs", "--timeout", "0"], "--timeout 0 must be above 0"),
+    ],
+)
+def test_bad_options_are_refused(words, text, capsys):
+    assert bench.main(words) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_overrides_do_not_go_with_finished_runs(capsys):
+    assert bench.main(["image=64", "--from", "somewhere"]) == 2
+    assert "leave one of the two out" in capsys.readouterr().err
+
+
+def test_rows_cite_the_thesis_and_the_published_ratios_are_its_own():
+    published = {row.where: row.published for row in rows()}
+    # Section 3.5.2, section 3.5.3, and the end of section 2.5.
+    assert (published["Fig. 3.13"], published["Fig. 3.14"]) == (1.5, 2.4)
+    assert (published["Fig. 3.15"], published["Fig. 3.16"]) == (2.5, 2.0)
+    assert {row.published for row in rows() if row.where == "Fig. 2.11"} == {1.8, 2.0}
+
+
+def test_device_infers_as_fast_as_the_thesis_measured():
+    predictor = Predictor()
+    for precision, wanted in PUBLISHED_IMG_PER_S.items():
+        plan = predictor.calibration_plan(precision)
+        costs = Roofline(plan, predictor.device(precision))
+        assert CALIBRATION_BATCH / simulate(plan, costs).step_s == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_all_rows_are_predicted_and_written(tmp_path):
+    assert bench.main(["--only", "thesis", "--out", str(tmp_path / "simulate")]) == 0
+    found = json.loads((tmp_path / "simulate" / "simulate.json").read_text())
+    assert len(found["thesis"]) == len(rows())
+    gpus = {row["layout"]["gpus"] for row in found["thesis"]}
+    assert (min(gpus), max(gpus)) == (4, 128)
+    for row in found["thesis"]:
+        assert row["predicted"] > 0.9  # each side is a layout that ought to be worth it
+    text = (tmp_path / "simulate" / "README.md").read_text()
+    assert "hires bench simulate --only thesis" in text
+    assert table.text(found).count("Fig. 3.1") == 4

@@ -1,0 +1,120 @@
+"""Are values split, joined and paired as somebody who types them means it?"""
+
+from __future__ import annotations
+
+import pytest
+
+from hires.cli.compose.choices import groups
+from hires.cli.compose.overrides import checked
+from hires.cli.sweep.axes import MOST_POINTS, grid_of
+from hires.core.errors import ConfigError
+
+
+def points(*words: str, zipped: tuple[str, ...] = ()) -> list[list[str]]:
+    grid = grid_of(words, zipped, groups())
+    return [grid.words(place) for place in grid.places()]
+
+
+def answer(*words: str, zipped: tuple[str, ...] = ()) -> str:
+    with pytest.raises(ConfigError) as caught:
+        grid_of(words, zipped, groups())
+    return str(caught.value)
+
+
+def test_product_whose_first_key_changes_slowest():
+    assert points("image=512,1024", "batch=4", "precision=fp32,bf16") == [
+        ["image=512", "batch=4", "precision=fp32"],
+        ["image=512", "batch=4", "precision=bf16"],
+        ["image=1024", "batch=4", "precision=fp32"],
+        ["image=1024", "batch=4", "precision=bf16"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "values"),
+    [
+        ("image=[480,640],512", ["[480,640]", "512"]),
+        ("parallel.tiles=[2,2],[4,1]", ["[2,2]", "[4,1]"]),
+        ("parallel.tiles=[[2,2],[1,2]],[2,1]", ["[[2,2],[1,2]]", "[2,1]"]),
+        ("model.args={a:1,b:2},{a:3}", ["{a:1,b:2}", "{a:3}"]),
+        ("data.path='a,b','c d'", ["'a,b'", "'c d'"]),
+        ("data.path='it\\'s','x'", ["'it\\'s'", "'x'"]),
+        ("batch=range(2,9,3)", ["2", "5", "8"]),
+        ("batch=choice(4,8)", ["4", "8"]),
+        ("seed=1,1,2", ["1", "2"]),
+        ("parallel=gems+sp,sp", ["sp+gems", "sp"]),
+        ("model=glob(resnet1?)", ["resnet18"]),
+        ("parallel.balance=null,[1,2]", ["null", "[1,2]"]),
+    ],
+)
+def test_values_of_one_word(word, values):
+    key = word.partition("=")[0]
+    assert points(word) == [[f"{key}={value}"] for value in values]
+
+
+@pytest.mark.parametrize(
+    "text", ["/tmp/$(touch x)", "a;b", "`x`", "it's", "a\nb", 'say "hi"', "a)b", "tail\\'"]
+)
+def test_one_odd_text_is_one_value_that_comes_back_unchanged(text):
+    [[word]] = points(f"data.path={text}")
+    from hires.cli.compose.compose_config import composed
+
+    assert composed([word])["data"]["path"].endswith(text)
+
+
+def test_odd_texts_with_a_comma_need_quotes():
+    assert "put each value" in answer("data.path=/a$(x),/b$(y)")
+    assert points("data.path='/a$(x)','/b;y'") == [["data.path='/a$(x)'"], ["data.path='/b;y'"]]
+
+
+def test_later_word_replaces_an_earlier_one_of_the_same_key():
+    assert points("image=64,96", "batch=2", "image=32") == [["batch=2", "image=32"]]
+
+
+def test_every_wrong_value_is_told_at_once():
+    text = answer("parallel=sp,spp", "bogus=1,2", "model=resnet18,resnet19")
+    assert "unknown parallel 'spp'" in text
+    assert "unknown key 'bogus'" in text
+    assert "unknown model 'resnet19'" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "zipped", "meant"),
+    [
+        (["campaign=a,b"], (), "it has one"),
+        (["batch=interval(1,2)"], (), "use range() or commas"),
+        (["batch=range(1,2,0)"], (), "no values"),
+        (["batch=range(2,2)"], (), "holds no value"),
+        (["model=glob(nothing*)"], (), "fits no choice"),
+        (["batch=1,2", "image=1,2,3"], ("batch,image",), "batch 2, image 3"),
+        (["batch=1,2"], ("batch,image",), "'image' is given no values"),
+        (["batch=1,2"], ("batch",), "name two or more"),
+        ([], ("batch,image",), "no key is given values"),
+        (["parallel=sp", "pp"], (), "is not an override"),
+        (["image=[1,2"], (), "bracket"),
+        (["experiment=layouts"], (), "hires sweep experiment="),
+    ],
+)
+def test_mistakes_say_what_would_work(words, zipped, meant):
+    assert meant in answer(*words, zipped=zipped)
+
+
+def test_more_points_than_anybody_waits_for_are_refused_at_once():
+    assert f"{MOST_POINTS} is the most" in answer("seed=range(0,1000)", "steps=range(3,1000)")
+    assert "larger step" in answer("seed=range(0,1000000000)")
+    assert "larger step" in answer("task.lr=range(0.0,1e9,1e-9)")
+
+
+def test_zipped_keys_change_together_in_the_place_of_the_first():
+    made = points("image=64,96", "precision=fp32,bf16", "batch=8,4", zipped=("image,batch",))
+    assert made == [
+        ["image=64", "batch=8", "precision=fp32"],
+        ["image=64", "batch=8", "precision=bf16"],
+        ["image=96", "batch=4", "precision=fp32"],
+        ["image=96", "batch=4", "precision=bf16"],
+    ]
+
+
+def test_points_are_words_that_one_run_takes():
+    for words in points("parallel=sp,pp", "model.args.x=1,2", "~data", "data.path='a b',c"):
+        assert checked(words, groups())

@@ -1,0 +1,55 @@
+"""Is a sweep told in lines where it is logged, and in bars on a terminal?"""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from hires.cli.sweep.sweep_progress import PlanningProgress, SweepProgress
+from hires.core.config.run_config import RunConfig
+from hires.launcher.local.queue_tasks import Ended, Task
+
+TASK = Task(Path("results/default/one-0123abcd"), ("hires", "run"), 1)
+STEP = {"kind": "step", "rank": 0, "step": 0, "step_s": 0.5, "loss": 1.0}
+
+
+class Screen(io.StringIO):
+    """Text that a terminal or a file would get."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: terminal  # type: ignore[method-assign]
+
+
+def told(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> str:
+    screen = Screen(terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    planning = PlanningProgress()
+    planning(0, 2)
+    planning.done()
+    with SweepProgress(2, {TASK.path: RunConfig(steps=4)}) as progress:
+        progress.started(TASK, 0)
+        progress.line(TASK, STEP)
+        progress.ended(Ended(TASK, 0, "failed", "rank 0 is [gone]", 2.0))
+        progress.ended(Ended(TASK, None, "failed", "runs already"))
+    return screen.getvalue()
+
+
+def test_file_gets_one_line_for_each_start_and_end(monkeypatch):
+    lines = told(monkeypatch, terminal=False).splitlines()
+    assert lines[0] == "one-0123abcd a0: started"
+    assert lines[1] == "[1/2] one-0123abcd a0: failed, 2.00 s: rank 0 is [gone]"
+    assert lines[2].endswith("logs: results/default/one-0123abcd/a0/logs")
+    assert lines[3].startswith("[2/2] one-0123abcd: failed")
+    assert len(lines) == 4
+
+
+def test_terminal_gets_bars_below_the_lines(monkeypatch):
+    text = told(monkeypatch, terminal=True)
+    assert "planning point 1 of 2" in text
+    assert "[1/2] one-0123abcd a0: failed" in text
+    assert "rank 0 is [gone]" in text
+    assert "attempts" in text

@@ -1,0 +1,280 @@
+"""Does ``hires doctor`` say what is wrong and what would help?"""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from hires.cli.doctor import machine_checks, mpi_checks, slurm_checks, torch_checks
+from hires.cli.doctor.machine_checks import Check
+from hires.cli.verbs import verb_doctor
+from hires.core.config.cluster_config import ClusterConfig
+from hires.core.config.run_config import LauncherConfig, RunConfig
+
+CHECKS = [Check("torch", "ok", "2.13"), Check("gloo", "failed", "no answer", "open the firewall")]
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """Stands for the programs of a cluster: call it with a name and a line of shell."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def command(name: str, text: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+    return command
+
+
+def test_failing_check_exits_1_with_its_remedy(hires, monkeypatch):
+    monkeypatch.setattr(verb_doctor, "all_checks", lambda *_: CHECKS)
+    answer = hires("doctor")
+    assert answer.code == 1
+    assert answer.out == (
+        "here  torch  ok      2.13\n"
+        "here  gloo   failed  no answer\n"
+        "                     -> open the firewall\n"
+    )
+
+
+def test_json(hires, monkeypatch):
+    monkeypatch.setattr(verb_doctor, "all_checks", lambda *_: CHECKS[:1])
+    answer = hires("doctor", "--json")
+    assert answer.code == 0
+    told = json.loads(answer.out)
+    assert told["ok"] is True
+    assert told["checks"][0]["where"] == "here"
+
+
+def test_nodes_and_keys_reach_the_checks(hires, monkeypatch):
+    seen = []
+    monkeypatch.setattr(verb_doctor, "all_checks", lambda *told: seen.append(told) or CHECKS[:1])
+    hires("doctor", "launcher=slurm", "--nodes", "3", "launcher.partition=gpu", "--patience", "9")
+    [(config, argv, patience_s)] = seen
+    launcher = config.launcher
+    assert (launcher.name, launcher.nodes, launcher.partition) == ("slurm", 3, "gpu")
+    assert (argv[:3], patience_s) == (["hires", "doctor", "launcher=slurm"], 9)
+    assert hires("doctor", "--nodes", "0").code == 2
+
+
+def test_cheap_checks_pass_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checks = machine_checks.machine_checks(Path("results"), nodes=1)
+    assert [check for check in checks if check.state == "failed"] == []
+    assert not list(tmp_path.iterdir())  # what was written to try the disk is gone
+
+
+def test_package_that_is_missing_is_named(monkeypatch):
+    def version(name):
+        if name == "tifffile":
+            raise machine_checks.metadata.PackageNotFoundError
+        return "1"
+
+    monkeypatch.setattr(machine_checks.metadata, "version", version)
+    check = machine_checks._packages()
+    assert (check.state, check.text) == ("failed", "tifffile missing")
+
+
+def test_folder_that_takes_nothing_is_a_failure(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(machine_checks, "_write_rate", refuse)
+    check = machine_checks._results(tmp_path)
+    assert check.state == "failed"
+    assert "No space left on device" in check.text
+
+
+def test_slow_disk_is_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine_checks, "_write_rate", lambda folder: 1e6)
+    check = machine_checks._results(tmp_path / "not" / "made" / "yet")
+    assert (check.state, "checkpoint.every" in check.remedy) == ("warning", True)
+
+
+@pytest.mark.parametrize(("ahead_s", "state"), [(0.1, "ok"), (-90.0, "warning")])
+def test_clock_of_another_time_is_warned_of(tmp_path, monkeypatch, ahead_s, state):
+    clock = machine_checks.heartbeat.file_clock
+    monkeypatch.setattr(
+        machine_checks.heartbeat, "file_clock", lambda where: clock(where) + ahead_s
+    )
+    assert machine_checks._clock(tmp_path).state == state
+
+
+@pytest.mark.parametrize(("nodes", "state"), [(1, "ok"), (2, "warning")])
+def test_loopback_name_matters_where_there_are_several_nodes(monkeypatch, nodes, state):
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    check = machine_checks._address(nodes)
+    assert check.state == state
+    assert ("launcher.interface" in check.remedy) == (nodes == 2)
+
+
+def test_check_that_breaks_is_a_line_of_the_answer():
+    def broken() -> Check:
+        raise OSError("gone")
+
+    check = machine_checks.guarded("results", broken)
+    assert (check.name, check.state) == ("results", "failed")
+    assert "gone" in check.text
+
+
+def test_torch_that_cannot_be_imported_is_one_line(monkeypatch):
+    monkeypatch.setattr(torch_checks, "_TORCH", "raise ImportError('libtorch.so is broken')")
+    [check] = torch_checks.torch_checks()
+    assert check.state == "failed"
+    assert check.text == "ImportError: libtorch.so is broken"
+    assert check.remedy
+
+
+def test_gpus_that_are_no_peers_and_a_torch_without_nccl_are_warned_of():
+    told = {"devices": ["H200", "H200"], "cuda": "12.8", "nccl": None, "apart": [[0, 1]]}
+    found = {check.name: check for check in torch_checks._gpus(told)}
+    assert {name: check.state for name, check in found.items()} == {
+        "cuda": "ok",
+        "nccl": "warning",
+        "peers": "warning",
+    }
+    assert "1 of 2 pairs of GPUs do not, as 0 and 1" in found["peers"].text
+    [none] = torch_checks._gpus({**told, "devices": []})
+    assert (none.state, "nvidia-smi" in none.remedy) == ("warning", True)
+
+
+@pytest.mark.dist
+def test_torch_of_this_machine_passes():
+    assert {check.state for check in torch_checks.torch_checks()} <= {"ok", "warning"}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("mpirun (Open MPI) 4.1.4", "Open MPI"),
+        ("HYDRA build details: Version 4.0.2", "MPICH"),
+        ("MVAPICH Version: 3.0, MPICH ABI", "MVAPICH"),
+        ("Intel(R) MPI Library 2021.13 for Linux* OS", "Intel MPI"),
+        ("something else", None),
+    ],
+)
+def test_family_of_an_mpi(text, name):
+    assert mpi_checks.family(text) == name
+
+
+@pytest.mark.parametrize(
+    ("offered", "state"), [("none\n\tpmi2\n\tpmix", "ok"), ("none\n\tpmi2", "warning")]
+)
+def test_open_mpi_pairs_with_pmix_only(commands, offered, state):
+    commands("srun", f'printf "MPI plugin types are...\\n\\t{offered}\\n"')
+    commands("mpirun", 'echo "mpirun (Open MPI) 5.0.1"')
+    checks = {check.name: check for check in mpi_checks.mpi_checks()}
+    assert checks["pmi"].state == state
+    assert checks["mpirun"].text.startswith("mpirun (Open MPI) 5.0.1 at ")
+    assert ("pmix" in checks["pmi"].remedy) == (state == "warning")
+
+
+def test_mpi4py_of_another_mpi_than_mpirun_is_warned_of():
+    check = mpi_checks._mpi4py("MPICH Version: 4.2", "mpirun (Open MPI) 5.0.1")
+    assert (check.state, "mpicc" in check.remedy) == ("warning", True)
+    assert mpi_checks._mpi4py("", "").state == "warning"
+    assert mpi_checks._mpi4py(None, "").state == "ok"
+
+
+def test_no_slurm_is_fine_unless_it_was_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    [check] = slurm_checks.slurm_checks(RunConfig())
+    assert check.state == "ok"
+    [check] = slurm_checks.slurm_checks(RunConfig(launcher=LauncherConfig("slurm")))
+    assert (check.state, bool(check.remedy)) == ("failed", True)
+
+
+SLURM = 'printf "ClusterName = big\\nSLURM_VERSION = 23.11\\nAccountingStorageType = %s\\n"'
+
+
+@pytest.mark.parametrize(
+    ("kind", "sacct", "state", "told"),
+    [
+        ("accounting_storage/none", "exit 1", "ok", "absent"),
+        ("accounting_storage/slurmdbd", "exit 0", "ok", "sacct answers"),
+        ("accounting_storage/slurmdbd", "echo 'no dbd' >&2; exit 1", "warning", "no dbd"),
+    ],
+)
+def test_accounting_may_be_there_or_not(commands, kind, sacct, state, told):
+    commands("sbatch", "")
+    commands("scontrol", f"{SLURM} {kind}")
+    commands("sacct", sacct)
+    commands("sinfo", 'printf "n1|gpu*|idle\\nn2|gpu*|down*\\n"')
+    found = {c.name: c for c in slurm_checks.slurm_checks(RunConfig())}
+    assert found["slurm"].text.startswith("23.11, cluster big")
+    assert found["accounting"].state == state
+    assert told in found["accounting"].text
+
+
+@pytest.mark.parametrize(("nodes", "state"), [(1, "ok"), (2, "warning"), (3, "failed")])
+def test_nodes_that_are_down_or_missing(commands, nodes, state):
+    commands("sbatch", "")
+    commands("scontrol", f"{SLURM} none")
+    commands("sinfo", 'printf "n1|gpu*|idle\\nn2|gpu*|down*\\nx|old|idle\\n"')
+    config = RunConfig(launcher=LauncherConfig("slurm", nodes=nodes))
+    check = {c.name: c for c in slurm_checks.slurm_checks(config)}["nodes"]
+    assert check.state == state
+    if nodes == 3:
+        assert check.text == "partition gpu has 2 nodes in all, and 3 are wanted"
+        assert "use --nodes 2 (launcher.nodes) or less" in check.remedy
+    else:
+        assert "1 of 2 nodes of partition gpu are up" in check.text
+
+
+def test_partition_of_the_site_is_asked_about(commands):
+    commands("sbatch", "")
+    commands("scontrol", f"{SLURM} none")
+    commands("sinfo", 'case "$*" in *--partition=scav*) echo "n1|scav|idle" ;; esac')
+    config = RunConfig(launcher=LauncherConfig("slurm"), cluster=ClusterConfig(partition="scav"))
+    check = {c.name: c for c in slurm_checks.slurm_checks(config)}["nodes"]
+    assert (check.state, check.text) == ("ok", "1 of 1 nodes of partition scav are up")
+
+
+def test_site_that_excludes_a_node_is_blamed_for_it(hires, commands, monkeypatch, tmp_path):
+    monkeypatch.setattr(verb_doctor, "torch_checks", list)
+    commands("scontrol", f"{SLURM} none")
+    commands("sinfo", 'printf "n1|gpu*|idle\\nn2|gpu*|idle\\n"')
+    refusal = "sbatch: error: Requested node configuration is not available"
+    commands("sbatch", f"echo '{refusal}' >&2; exit 1")
+    words = ("launcher=slurm", "cluster.options={exclude:n2}", "--nodes", "2", "--json")
+    told = json.loads(hires("doctor", *words).out)["checks"][-1]
+    assert "is: #SBATCH --exclude=n2" in told["text"]
+    assert told["remedy"] == "change cluster.options.exclude, launcher.nodes or launcher.threads"
+
+
+def test_slurm_that_does_not_answer_is_told(commands):
+    commands("sbatch", "")
+    commands("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    [check] = slurm_checks.slurm_checks(RunConfig(launcher=LauncherConfig("slurm")))
+    assert check.state == "failed"
+    assert "Unable to contact slurm controller" in check.text
+    assert "SLURM_CONF" in check.remedy
+
+
+def test_refused_job_is_a_line_with_slurms_words(hires, commands, monkeypatch):
+    monkeypatch.setattr(verb_doctor, "torch_checks", list)
+    commands("scontrol", f"{SLURM} none")
+    commands("sinfo", 'printf "n1|gpu*|idle\\nn2|gpu*|idle\\n"')
+    commands("sbatch", "echo 'sbatch: error: the queue is closed' >&2; exit 1")
+    answer = hires("doctor", "launcher=slurm", "--nodes", "2", "--json")
+    assert answer.code == 1
+    told = json.loads(answer.out)["checks"][-1]
+    assert (told["name"], told["where"], told["state"]) == ("job", "job", "failed")
+    assert "the queue is closed" in told["text"]
+    assert not list(Path("results").glob(".doctor*"))
+
+
+def test_job_is_cancelled_when_the_doctor_is_stopped(hires, commands, monkeypatch, tmp_path):
+    monkeypatch.setattr(verb_doctor, "torch_checks", list)
+    commands("scontrol", f"{SLURM} none")
+    commands("sinfo", 'printf "n1|gpu*|idle\\nn2|gpu*|idle\\n"')
+    commands("sbatch", "kill -TERM $PPID; echo 7")
+    commands("squeue", "echo '7|N/A|PENDING|N/A|Priority'")
+    commands("scancel", f'echo "$@" > {tmp_path}/told')
+    assert hires("doctor", "launcher=slurm", "--nodes", "2").code == 130
+    assert (tmp_path / "told").read_text() == "7\n"

@@ -1,0 +1,118 @@
+"""Does ``hires export`` write what other tools read?"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hires.report.load.runs import read_runs
+from hires.report.tables import mlflow_export
+from hires.report.tables.mlflow_export import TAG
+from tests.helpers.compared_runs import compared_run, failed_run
+
+RESULTS = Path("results")
+STEPS = [0.5, 0.5, 0.25]
+
+
+@pytest.fixture
+def runs(hires):
+    """Two attempts of a run, and a run that failed."""
+    compared_run(RESULTS, [STEPS, STEPS], campaign="a")
+    failed_run(RESULTS, "=cmd|' /C calc'!A0", campaign="b")
+
+
+def rows(name):
+    with Path("out", f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.usefixtures("runs")
+def test_csv_holds_runs_attempts_steps_and_configs(hires):
+    answer = hires("export", "--to", "csv", "--out", "out")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("2 runs, ")
+    assert [row["state"] for row in rows("runs")] == ["done", "failed"]
+    assert [float(row["step_s_median"]) for row in rows("attempts")] == [0.5, 0.5]
+    assert [row["counted"] for row in rows("samples")] == ["no", "yes", "yes", "yes"] * 2
+    assert rows("configs")[0]["parallel.tiles"] == "[1,1]"
+    assert rows("failures")[0]["cause"].startswith("'=cmd")  # no formula in a spreadsheet
+
+
+@pytest.mark.usefixtures("runs")
+def test_some_runs_are_chosen_by_name(hires):
+    assert hires("export", "--to", "csv", "--out", "out", "b").code == 0
+    assert len(rows("runs")) == 1
+
+
+@pytest.mark.parametrize(("names", "states"), [(["one"], None), (["a"], ["done", "pending"])])
+def test_plan_of_a_campaign_is_written_if_all_of_its_runs_are(hires, names, states):
+    first = compared_run(RESULTS, [STEPS], campaign="a")
+    names = [first.name if name == "one" else name for name in names]
+    compared_run(RESULTS, [STEPS], campaign="a", batch=8)
+    points = [{"run": first.name, "overrides": ["x=1"]}, {"run": "later", "overrides": ["x=2"]}]
+    plan = {"schema": 1, "points": points, "excluded": []}
+    (RESULTS / "a" / "campaign.json").write_text(json.dumps(plan))
+    assert hires("export", *names, "--to", "csv", "--out", "out").code == 0
+    assert Path("out/planned.csv").exists() == (states is not None)
+    if states:
+        assert [row["state"] for row in rows("planned")] == states
+
+
+def test_mlflow_is_asked_once_a_campaign_what_it_has(tmp_path, monkeypatch):
+    # It was asked for all runs of the campaign once for every one of them.
+    asked = []
+    monkeypatch.setattr(mlflow_export, "_client", lambda out: None)
+    monkeypatch.setattr(mlflow_export, "_errors", lambda: (OSError,))
+    monkeypatch.setattr(mlflow_export, "_write", lambda *words: None)
+    monkeypatch.setattr(mlflow_export, "_known", lambda _, name: asked.append(name) or {})
+    runs = [
+        compared_run(tmp_path, [[0.5]], campaign=name, batch=n) for name in "ab" for n in (1, 2)
+    ]
+    assert mlflow_export.write_mlflow(read_runs(runs), tmp_path / "out") == (4, 0)
+    assert asked == ["a", "b"]
+
+
+@pytest.mark.usefixtures("runs")
+def test_mlflow_that_is_not_installed_is_named(hires, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
+    answer = hires("export", "--to", "mlflow", "--out", "out")
+    assert answer.code == 2
+    assert "pip install 'hires[mlflow]'" in answer.err
+    assert not Path("out").exists()
+
+
+def test_mistakes(hires):
+    assert hires("export", "--to", "csv", "--out", "out").code == 2
+    assert hires("export", "--out", "out").code == 2
+    answer = hires("export", "--to", "csb", "--out", "out")
+    assert (answer.code, "did you mean csv" in answer.err) == (2, True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is an extra")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("runs")
+def test_mlflow_finds_what_was_written(hires):
+    words = ("export", "--to", "mlflow", "--out", "out")
+    answer = hires(*words)
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("2 complete attempts written")
+    assert hires(*words).out.startswith("0 complete attempts written into out, 2 were there")
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=Path("out").absolute().as_uri())
+    held = client.search_runs([client.get_experiment_by_name("a").experiment_id])
+    assert {run.data.tags[TAG].rpartition("/")[2] for run in held} == {"a0", "a1"}
+    data = held[0].data
+    assert data.params["parallel.tiles"] == "[1,1]"
+    assert data.metrics["step_s_median"] == 0.5
+    assert data.tags["hires.host"] == "node1"
+    history = client.get_metric_history(held[0].info.run_id, "step_s")
+    assert [(metric.step, metric.value) for metric in history] == [
+        (0, 9.0), (1, 0.5), (2, 0.5), (3, 0.25),
+    ]  # fmt: skip

@@ -1,0 +1,66 @@
+"""Does ``hires list`` show what can be chosen?"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hires.cli.compose.choices import ALIASES, conf_dir, groups, key_docs, keys
+
+
+def test_every_file_of_conf_is_listed(hires):
+    text = hires("list").out
+    for path in conf_dir().glob("*/*.yaml"):
+        assert f"\n  {path.stem} " in text, path
+
+
+@pytest.mark.parametrize("what", ["model", "models"])
+def test_one_group_by_its_name_or_plural(hires, what):
+    text = hires("list", what).out
+    assert text.startswith("model\n")
+    assert "resnet50" in text
+    assert "parallel" not in text
+
+
+def test_choices_are_sorted_as_a_person_counts():
+    assert [name for name in groups()["model"] if name.startswith("resnet")] == [
+        "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
+    ]  # fmt: skip
+
+
+def test_json_holds_the_same(hires):
+    assert json.loads(hires("list", "parallel", "--json").out) == {"parallel": groups()["parallel"]}
+
+
+def test_keys_come_with_their_defaults(hires):
+    text = hires("list", "keys").out
+    assert "parallel.tiles           default [1,1]" in text
+    assert "data.shuffle             default true" in text
+    assert set(keys()) == set(key_docs())
+
+
+def test_words_of_the_thesis_point_at_keys_that_exist(hires):
+    text = hires("list", "aliases").out
+    for word, (key, _) in ALIASES.items():
+        assert word in text
+        assert key.split("=")[0] in keys()
+
+
+def test_config_dir_is_listed_too(hires, tmp_path):
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "model" / "hourglass.yaml").write_text("# My U-Net\nname: custom\n")
+    assert "hourglass         My U-Net" in hires("list", "models", "--config-dir", "mine").out
+
+
+def test_folder_of_the_variable_is_listed_unless_an_option_names_another(
+    hires, tmp_path, monkeypatch
+):
+    for name in ("ours", "theirs"):
+        (tmp_path / name / "cluster").mkdir(parents=True)
+        (tmp_path / name / "cluster" / f"{name}.yaml").write_text("# A site\nname: x\n")
+    monkeypatch.setenv("HIRES_CONF", str(tmp_path / "ours"))
+    assert "\n  ours " in hires("list", "cluster").out
+    text = hires("list", "cluster", "--config-dir", "theirs").out
+    assert "\n  theirs " in text
+    assert "\n  ours " not in text

@@ -1,0 +1,294 @@
+"""Does one command plan many runs, run what can run, and go on where it was stopped?"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hires.core.store import campaign, lock
+from tests.cli.conftest import SMALL
+from tests.helpers.run_folders import begin
+
+pytestmark = [pytest.mark.usefixtures("traced"), pytest.mark.timeout(120)]
+FOLDER = Path("results/default")
+
+
+def runs() -> list[Path]:
+    return sorted(path.parent for path in FOLDER.glob("*/config.yaml"))
+
+
+def held() -> campaign.Campaign:
+    return campaign.read(FOLDER)
+
+
+def test_sweep_runs_every_point_and_prints_all_tables(hires, fake_ranks):
+    answer = hires("sweep", *SMALL, "parallel=single,sp", "precision=fp32,bf16")
+    assert answer.code == 0, answer.err
+    assert "4 points: 4 to run, 0 complete, 0 excluded" in answer.out
+    assert "[4/4]" in answer.err
+    assert "4 of 4 attempts done" in answer.err
+    assert len(runs()) == 4
+    assert answer.out.count("Throughput") == answer.out.count("Memory") == 1
+    for run in runs():
+        assert run.name in answer.out
+        assert answer.out.count(run.name[-8:]) >= 3
+        assert {"throughput.csv", "memory.md"} <= {file.name for file in run.iterdir()}
+    rows = (FOLDER / "throughput.csv").read_text().splitlines()
+    assert len(rows) == 5
+    hashes = [row.split(",")[0] for row in rows[1:]]
+    assert hashes == [point.run.rpartition("-")[2] for point in held().points]
+
+
+def test_each_run_can_be_made_again_alone(hires, fake_ranks):
+    hires("sweep", *SMALL, "parallel=single,sp")
+    record = json.loads((runs()[0] / "record.json").read_text())
+    verb, *words = shlex.split(record["reproduce"])[1:]
+    answer = hires(verb, *words)
+    assert answer.code == 0
+    assert "complete since an earlier time" in answer.err
+
+
+def test_run_m_is_the_same_verb(hires, fake_ranks):
+    answer = hires("run", "-m", *SMALL, "parallel=single,sp", "--dry-run")
+    assert answer.code == 0
+    assert "2 points: 2 to run" in answer.out
+
+
+def test_complete_points_are_skipped_without_tracing_unless_asked_again(
+    hires, fake_ranks, monkeypatch
+):
+    words = ("sweep", *SMALL, "precision=fp32,bf16")
+    assert hires(*words).code == 0
+    assert hires(*words, "--again").code == 0
+    assert all((run / "a1" / "record.json").exists() for run in runs())
+    monkeypatch.setattr("hires.cli.sweep.planning.make_plan", None)
+    answer = hires(*words)
+    assert answer.code == 0, answer.err
+    assert "2 points: 0 to run, 2 complete" in answer.out
+    assert "Throughput" in answer.out
+    assert not any((run / "a2").exists() for run in runs())
+
+
+def test_dry_run_writes_nothing(hires, fake_ranks):
+    answer = hires("sweep", *SMALL, "parallel=single,sp", "--dry-run")
+    assert answer.code == 0
+    assert not Path("results").exists()
+
+
+def test_points_that_cannot_run_are_told_kept_and_do_not_stop_the_others(hires, fake_ranks):
+    answer = hires("sweep", *SMALL, "parallel=single,lp", "parallel.stages=1,99", "--json")
+    assert answer.code == 0
+    told = json.loads(answer.out)
+    assert [point["state"] for point in told["points"]] == ["done"] * 2
+    assert all(point["attempts"][0]["state"] == "done" for point in told["points"])
+    assert {p["nearest"] for p in told["excluded"]} == {"parallel.stages=1"}
+    assert all("is more than the" in point["reason"] for point in told["excluded"])
+    assert [p.overrides for p in held().excluded] == [p["overrides"] for p in told["excluded"]]
+    assert {point.state for point in held().excluded} == {"infeasible"}
+    assert {(p.what or {}).get("model") for p in held().excluded} == {"resnet18"}
+    shown = hires("sweep", *SMALL, "parallel=single,lp", "parallel.stages=1,99").out
+    assert "nearest that can run" in shown
+    assert "is more than the" in shown
+
+
+def test_values_that_make_no_sense_together_exclude_a_point(hires, fake_ranks):
+    answer = hires("sweep", *SMALL, "steps=1,3", "--dry-run")
+    assert answer.code == 0
+    assert "1 to run, 0 complete, 1 excluded" in answer.out
+    assert "steps=1 leaves too little after" in " ".join(answer.out.split())
+
+
+def test_no_valid_point_exits_3_and_none_that_makes_sense_exits_2(hires):
+    answer = hires("sweep", *SMALL, "parallel=lp", "parallel.stages=98,99")
+    assert answer.code == 3
+    assert "0 to run" in answer.out
+    assert len(held().excluded) == 2
+    answer = hires("sweep", *SMALL, "steps=1,0")
+    assert answer.code == 2
+    assert "no point has values that go together" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["parallel=sp,spp"], "unknown parallel 'spp'"),
+        (["batch=4,x"], "batch must be a whole number"),
+        (["--where", "imag < 3"], "did you mean image?"),
+        (["--where", "image < 3"], "keeps none of 1 points"),
+        (["--repeat", "0"], "1 or more"),
+        (["--max-parallel", "x"], "1 or more"),
+        (["--budget-gpu-hours", "-1"], "above 0"),
+        (["--order", "random"], "invalid choice"),
+        (["experiment=nope"], "unknown experiment 'nope'"),
+        (["campaign=../x,y"], "it has one"),
+    ],
+)
+def test_mistakes_exit_2_with_nothing_written(hires, words, meant):
+    answer = hires("sweep", *SMALL, *words)
+    assert answer.code == 2
+    assert meant in answer.err
+    assert not Path("results").exists()
+
+
+def test_where_leaves_points_out(hires):
+    words = ("parallel=single,sp", "precision=fp32,bf16")
+    answer = hires(
+        "sweep", *SMALL, *words, "--where", "ranks == 1 or precision == 'bf16'", "--cfg", "job"
+    )
+    assert answer.out.count("---") == 3
+    assert "precision=fp32" not in answer.out.split("--- # ")[-1].splitlines()[0]
+
+
+def test_stored_sweep_is_overridden_by_the_command_line(hires, fake_ranks, tmp_path):
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "two.yaml").write_text(
+        "# Two precisions\noverrides:\n- precision=fp32,bf16\n- batch=9\nrepeat: 2\n"
+    )
+    words = ("sweep", "experiment=two", *SMALL, "--config-dir", "mine")
+    assert hires(*words).code == 0
+    assert all((run / "a1").is_dir() for run in runs())
+    assert "\nbatch: 4\n" in (runs()[0] / "config.yaml").read_text()
+    answer = hires(*words, "--repeat=3", "--dry-run")
+    assert "ready (2 of 3)" in answer.out
+
+
+def test_repeat_interleaved_runs_one_attempt_of_every_point_in_turn(hires, fake_ranks):
+    words = ("sweep", *SMALL, "precision=fp32,bf16", "--repeat", "2")
+    answer = hires(*words, "--order", "interleaved")
+    ended = [line.split() for line in answer.err.splitlines() if line.startswith("[")]
+    assert [line[2] for line in ended] == ["a0:", "a0:", "a1:", "a1:"]
+    assert len((FOLDER / "throughput.csv").read_text().splitlines()) == 5
+    answer = hires(*words)
+    assert "2 complete" in answer.out
+    assert hires("sweep", *SMALL, "precision=fp32,bf16", "--repeat", "3").code == 0
+    assert all((run / "a2").is_dir() and not (run / "a3").exists() for run in runs())
+
+
+def test_failed_point_does_not_stop_the_others_and_is_tried_again(hires, fake_ranks):
+    fake_ranks({"0": "picky fp32"})
+    words = ("sweep", *SMALL, "precision=fp32,bf16")
+    answer = hires(*words)
+    assert answer.code == 1
+    assert "1 of 2 attempts done" in answer.err
+    assert "fp32" in answer.err.split("hires: ")[-1]
+    assert "logs: " in answer.err
+    assert len((FOLDER / "throughput.csv").read_text().splitlines()) == 2
+    fake_ranks({})
+    answer = hires(*words)
+    assert answer.code == 0
+    assert "1 to run, 1 complete" in answer.out
+    assert [(run / "a1").exists() for run in runs()] == ["fp32" in run.name for run in runs()]
+
+
+def test_ctrl_c_leaves_the_rest_pending_and_the_same_command_goes_on(hires, fake_ranks):
+    fake_ranks({"0": f"interrupt {os.getpid()}"})
+    words = ("sweep", *SMALL, "precision=fp32,bf16", "seed=0,1")
+    answer = hires(*words)
+    assert answer.code == 130
+    assert "3 attempts are pending (stopped by Ctrl-C); the same command goes on" in answer.err
+    assert len(held().points) == 4
+    assert not (FOLDER / ".sweep.lock").exists()
+    fake_ranks({})
+    answer = hires(*words)
+    assert answer.code == 0
+    assert "4 of 4 attempts done" in answer.err
+    states = [json.loads((run / "record.json").read_text())["state"] for run in runs()]
+    assert states == ["done"] * 4
+
+
+def test_second_sweep_of_a_campaign_is_refused_with_the_process_named(hires, fake_ranks):
+    script = (
+        "import sys; from pathlib import Path; from hires.core.store.campaign import locked\n"
+        "with locked(Path('results/default').absolute()):\n"
+        "    print('held', flush=True); sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        answer = hires("sweep", *SMALL, "precision=fp32,bf16")
+        assert answer.code == 1
+        assert f"process {process.pid} on" in answer.err
+        assert "a sweep of campaign 'default' is under way already" in answer.err
+        assert runs() == []
+        assert hires("sweep", *SMALL, "precision=fp32,bf16", "--dry-run").code == 0
+        process.kill()
+    answer = hires("sweep", *SMALL, "precision=fp32,bf16")
+    assert answer.code == 0
+    assert f"note: {FOLDER.absolute() / '.sweep.lock'} was left by process" in answer.err
+
+
+def test_points_that_are_the_same_run_count_once(hires, fake_ranks):
+    answer = hires("sweep", *SMALL, "memory.limit=1GiB,2GiB")
+    assert answer.code == 0
+    assert "1 the same run as another" in answer.out
+    assert len(runs()) == 1
+
+
+def test_words_that_a_shell_would_run_are_only_words(hires, fake_ranks):
+    odd = ["$(touch bad)", "`touch bad`;touch bad", "it's", 'a "b"', "two\nlines touch bad"]
+    for word in odd:
+        folder = Path(word)
+        (folder / "one").mkdir(parents=True)
+        (folder / "one" / "x.tif").touch()
+        (folder / "two").mkdir()
+        (folder / "two" / "y.tif").touch()
+        answer = hires("sweep", *SMALL, "data=folder", f"data.path={word}", "precision=fp32,bf16")
+        assert answer.code == 0, answer.err
+        assert all(point.overrides for point in held().points)
+    assert len(runs()) == 2 * len(odd)
+    for run in runs():
+        script = run / "launch.sh"
+        subprocess.run(["sh", "-n", str(script)], check=True)
+        environ = {**os.environ, "FAKE_RANKS": "{}"}
+        text = script.read_text().replace("hires.launcher.local", "hires.core.no_such_module")
+        subprocess.run(["sh"], input=text, text=True, env=environ, check=False, capture_output=True)
+    assert not Path("bad").exists()
+
+
+def test_plans_and_traces_are_shared_where_keys_do_not_matter(hires, fake_ranks, monkeypatch):
+    from hires.cli.sweep import planning
+
+    made = []
+    real = planning.make_plan
+    monkeypatch.setattr(planning, "make_plan", lambda *args: made.append(args) or real(*args))
+    words = ("sweep", *SMALL, "seed=range(0,30)", "task.lr=0.1,0.2", "--dry-run")
+    answer = hires(*words, "precision=fp32,bf16")
+    assert answer.code == 0
+    assert "120 points: 120 to run" in answer.out
+    assert len(made) == 2
+
+
+def test_point_that_keeps_more_cores_busy_than_there_are_is_warned_of(hires, fake_ranks):
+    cores = len(os.sched_getaffinity(0))
+    answer = hires("sweep", *SMALL, f"launcher.threads={cores + 1}", "precision=fp32")
+    assert answer.code == 0
+    assert f"a point keeps {cores + 1} cores busy" in answer.err
+
+
+def test_lock_file_is_the_one_of_the_campaign(hires, fake_ranks):
+    with lock.held(FOLDER.absolute() / ".other", "x"):
+        assert hires("sweep", *SMALL, "campaign=mine", "precision=fp32").code == 0
+    assert (Path("results/mine/campaign.json")).is_file()
+
+
+def test_point_that_another_machine_runs_is_left_to_it_as_it_is(hires, fake_ranks):
+    fake_ranks({"0": "exit 1"})
+    assert hires("sweep", *SMALL, "seed=0").code == 1
+    fake_ranks({})
+    [run] = [path.parent for path in Path("results").glob("*/*/config.yaml")]
+    begin(run, 1, host="another", boot="1", space="pid:[1]", pid=7)
+    before = (run / "config.yaml").read_bytes()
+    answer = hires("sweep", *SMALL, "seed=0,1", "comm.timeout_s=7")
+    assert answer.code == 0, answer.err
+    assert f"{run.name} is left out: process 7 on another runs attempt a1" in answer.err
+    assert "1 of 1 attempts done" in answer.err
+    assert (run / "config.yaml").read_bytes() == before
+    assert not (run / "a2").exists()

@@ -1,0 +1,93 @@
+"""Does ``hires verify`` tell equal from unequal, and leave nothing behind?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hires.launcher.local.local_launcher import Outcome
+from tests.cli.conftest import SMALL
+
+pytestmark = pytest.mark.usefixtures("traced")
+
+ERRORS = {"output": 1e-13, "loss": 2e-15, "gradients": 3e-12, "parameters": 1e-13}
+
+
+@pytest.fixture
+def rank_0_finds(monkeypatch):
+    """Stands for the ranks: writes verify.json and remembers the frozen config."""
+    seen = {}
+
+    def finds(worst: float, **more: float | None):
+        def launch(path, attempt, *, args, on_line):
+            assert args == ("--verify",)
+            seen["path"] = path
+            seen["config"] = yaml.safe_load((path / "config.yaml").read_text())
+            errors = {**ERRORS, "gradients": worst, **more}
+            answer = {"ok": worst <= 1e-10, "max_rel_err": worst, "errors": errors}
+            (path / f"a{attempt}" / "verify.json").write_text(json.dumps(answer))
+            code = 0 if answer["ok"] else 1
+            state = "done" if answer["ok"] else "failed"
+            return Outcome(state, None, {0: code}, [])
+
+        monkeypatch.setattr("hires.cli.start_run.launch", launch)
+        return seen
+
+    return finds
+
+
+def test_equal_layout_exits_0(hires, rank_0_finds):
+    seen = rank_0_finds(3e-12, running_stats=None)
+    answer = hires("verify", *SMALL, "parallel=sp", "precision=bf16")
+    assert answer.code == 0, answer.err
+    assert "gradients" in answer.out
+    assert "3.00e-12" in answer.out
+    assert "running stats" in answer.out
+    assert "equal to one process: 3.00e-12, allowed 1e-10" in answer.out
+    assert seen["config"]["precision"] == {"name": "fp64"}
+
+
+def test_unequal_layout_exits_1(hires, rank_0_finds):
+    rank_0_finds(4e-3)
+    answer = hires("verify", *SMALL, "parallel=sp")
+    assert answer.code == 1
+    assert "too large" in answer.out
+    assert "NOT equal" in answer.out
+
+
+def test_json_is_what_rank_0_wrote(hires, rank_0_finds):
+    rank_0_finds(3e-12)
+    answer = json.loads(hires("verify", *SMALL, "--json").out)
+    assert answer["ok"] is True
+    assert answer["max_rel_err"] == 3e-12
+
+
+def test_no_folder_stays(hires, rank_0_finds):
+    seen = rank_0_finds(3e-12)
+    hires("verify", *SMALL)
+    assert not seen["path"].exists()
+    assert not Path("results").exists()
+
+
+def test_failing_rank_is_explained(hires, fake_ranks):
+    fake_ranks({"0": "raise"})
+    answer = hires("verify", *SMALL)
+    assert answer.code == 1
+    assert "rank 0" in answer.err
+    assert "this rank was told to fail" in answer.err
+    assert answer.out == ""
+
+
+def test_ranks_that_compare_nothing_are_no_success(hires, fake_ranks):
+    answer = hires("verify", *SMALL)
+    assert answer.code == 1
+    assert "without comparing anything" in answer.err
+
+
+def test_infeasible_layout_exits_3(hires):
+    answer = hires("verify", *SMALL, "parallel=pp", "parallel.microbatches=3", "--json")
+    assert answer.code == 3
+    assert json.loads(answer.out)["error"]["exit_code"] == 3

@@ -1,0 +1,263 @@
+"""Values are checked one by one, and every answer names the key and what would work."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.run_config import ModelConfig, RunConfig, from_dict, to_dict
+from hires.core.errors import ConfigError
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """``{"a": {"b": value}}`` for ``a.b``."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("copy", [lambda v: v, lambda v: json.loads(json.dumps(v)), None])
+def test_config_survives_plain_values(copy):
+    copy = copy or (lambda values: yaml.safe_load(yaml.safe_dump(values)))
+    config = RunConfig(
+        image=[75, 61],
+        model=ModelConfig("custom", target="a.b:c", args={"width": 3, "deep": {"er": [1.5, None]}}),
+        parallel=ParallelConfig(tiles=[2, 3], stages=2, balance=[1, 4]),
+    )
+    assert from_dict(copy(to_dict(config))) == config
+
+
+def test_empty_config_is_the_default():
+    assert from_dict({}) == RunConfig()
+
+
+def test_defaults_are_not_shared():
+    one = RunConfig()
+    one.parallel.tiles[0] = 5
+    one.model.args["x"] = 1
+    assert RunConfig().parallel.tiles == [1, 1]
+    assert RunConfig().model.args == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "choices"),
+    [
+        ("imagee", "batch, campaign, checkpoint, cluster, comm, data, image"),
+        ("parallel.tile", "balance, directions, halo, local_dp, microbatches, name"),
+    ],
+)
+def test_unknown_key_is_answered_with_the_known_ones(key, choices):
+    with pytest.raises(ConfigError, match=f"unknown key {key}; choose one of {choices}"):
+        from_dict(nested(key, 1))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("batch", "8", "batch='8' must be a whole number"),
+        ("batch", 8.0, "batch=8.0 must be a whole number"),
+        ("batch", True, "batch=True must be a whole number"),
+        ("batch", None, "batch=None must be a whole number"),
+        ("task.lr", "fast", "task.lr='fast' must be a number"),
+        ("data.shuffle", 1, "data.shuffle=1 must be true or false"),
+        ("campaign", 5, "campaign=5 must be a name"),
+        ("parallel.balance", [1.5], "parallel.balance[0]=1.5 must be a whole number"),
+        ("model.args", [1], "model.args=[1] must be keys"),
+        ("parallel", "sp", "parallel must hold keys, not 'sp'"),
+    ],
+)
+def test_wrong_type(key, value, expected):
+    with pytest.raises(ConfigError) as caught:
+        from_dict(nested(key, value))
+    assert str(caught.value) == expected
+
+
+def test_whole_config_must_hold_keys():
+    with pytest.raises(ConfigError, match="the config must hold keys, not 3"):
+        from_dict(3)  # type: ignore[arg-type]
+
+
+def test_whole_number_is_a_number():
+    assert from_dict({"task": {"lr": 1}}).task.lr == 1.0
+    assert isinstance(from_dict({"task": {"lr": 1}}).task.lr, float)
+
+
+@pytest.mark.parametrize("key", ["model.classes", "data.path", "parallel.balance", "measure.steps"])
+def test_optional_keys_may_be_unset(key):
+    group, name = key.split(".")
+    assert getattr(getattr(from_dict(nested(key, None)), group), name) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("batch", 0, "batch=0 must be at least 1"),
+        ("steps", 0, "steps=0 must be at least 1"),
+        ("seed", -1, "seed=-1 must be at least 0"),
+        ("model.n", 0, "model.n=0 must be at least 1"),
+        ("model.classes", 0, "model.classes=0 must be at least 1"),
+        ("parallel.replicas", 0, "parallel.replicas=0 must be at least 1"),
+        ("parallel.spatial_stages", -1, "parallel.spatial_stages=-1 must be at least 0"),
+        ("measure.steps", 0, "measure.steps=0 must be at least 1"),
+        ("precision.name", "fp8", "precision='fp8' is unknown; choose one of fp32, bf16, fp64"),
+        ("parallel.schedule", "dapple", "='dapple' is unknown; choose one of gpipe, 1f1b, gems"),
+        ("parallel.directions", 3, "parallel.directions=3 must be 1 or 2"),
+        ("parallel.local_dp", 0, "parallel.local_dp=0 must be at least 1"),
+        ("task.name", "test", "task='test' is unknown; choose one of train, infer"),
+        ("comm.backend", "nccl", "comm.backend='nccl' is unknown; choose one of gloo"),
+        ("data.fit", "squeeze", "data.fit='squeeze' is unknown; choose one of resize, crop, error"),
+        ("launcher.port", 70000, "launcher.port=70000 must be 0 (any free port) to 65535"),
+        ("task.lr", -0.1, "task.lr=-0.1 must be 0 or more, and finite"),
+        # No comparison with nan is true, so that it passed every check that asked for the wrong.
+        ("task.lr", float("nan"), "task.lr=nan must be 0 or more, and finite"),
+        ("task.momentum", float("inf"), "task.momentum=inf must be 0 or more, and finite"),
+        ("comm.timeout_s", 0.0, "comm.timeout_s=0.0 must be above 0 seconds, and finite"),
+        ("comm.timeout_s", float("nan"), "comm.timeout_s=nan must be above 0 seconds, and finite"),
+        ("parallel.tiles", 4, "parallel.tiles=4 must be [rows, cols], each at least 1, as [2,2]"),
+        ("parallel.tiles", [2, "2"], "parallel.tiles=[2, '2'] must be [rows, cols]"),
+        ("parallel.tiles", [[2, 2], 3], "parallel.tiles=[[2, 2], 3] must be [rows, cols]"),
+        ("parallel.tiles", [], "parallel.tiles=[] must be [rows, cols]"),
+        ("parallel.tiles", [[2, 2], [1, 2]], "is more than parallel.stages=1; use at most 1"),
+        ("parallel.tiles", [2], "parallel.tiles=[2] must be [rows, cols], each at least 1"),
+        ("parallel.tiles", [2, 0], "parallel.tiles=[2, 0] must be [rows, cols], each at least 1"),
+        ("parallel.balance", [3, 4], "must hold one positive number for each of the 1 stages"),
+        ("parallel.balance", [0], "must hold one positive number for each of the 1 stages"),
+        ("parallel.spatial_stages", 2, "is more than parallel.stages=1; use at most 1"),
+    ],
+)
+def test_value_that_makes_no_sense(key, value, expected):
+    with pytest.raises(ConfigError) as caught:
+        from_dict(nested(key, value))
+    assert expected in str(caught.value)
+    assert key.removesuffix(".name") in str(caught.value)
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    wrong = {"batch": 0, "parallel": {"stages": 0, "halo": {"fuse": 0}}, "task": {"name": "x"}}
+    with pytest.raises(ConfigError) as caught:
+        from_dict(wrong)
+    for key in ("batch=0", "parallel.stages=0", "parallel.halo.fuse=0", "task='x'"):
+        assert key in str(caught.value)
+
+
+def test_wrong_size_of_the_image_hides_nothing():
+    with pytest.raises(ConfigError) as caught:
+        from_dict({"image": -1, "batch": 0, "steps": 0})
+    for key in ("image=-1", "batch=0", "steps=0"):
+        assert key in str(caught.value)
+
+
+def test_unknown_schedule_hides_nothing():
+    with pytest.raises(ConfigError) as caught:
+        from_dict({"parallel": {"schedule": "gpip", "directions": 3, "tiles": [0, 2]}})
+    for key in ("schedule='gpip'", "directions=3", "tiles=[0, 2]"):
+        assert key in str(caught.value)
+
+
+def test_several_grids_say_how_many_stages_are_tiled():
+    # conf/parallel/sp+gems.yaml says spatial_stages: 1; two grids were refused for that.
+    keys = {"tiles": [[2, 2], [1, 2]], "stages": 3, "spatial_stages": 1}
+    assert from_dict({"parallel": keys}).parallel.spatial_stages == 2
+
+
+def test_every_spatial_stage_may_have_a_grid_of_its_own():
+    keys = {"tiles": [[2, 2], [1, 2]], "stages": 4, "local_dp": 2}
+    parallel = from_dict({"parallel": keys}).parallel
+    assert parallel.spatial_stages == 2
+    assert parallel.grids == [[2, 2], [1, 2], [1, 1], [1, 1]]
+    assert parallel.shards == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (
+            {"tiles": [[2, 2], [1, 2]], "stages": 4, "spatial_stages": 3},
+            "parallel.tiles=[[2, 2], [1, 2]] holds 2 grids for parallel.spatial_stages=3",
+        ),
+        (
+            {"tiles": [[2, 2], [1, 2], [1, 3]], "stages": 3, "spatial_stages": 2},
+            "holds 3 grids for parallel.spatial_stages=2",
+        ),
+        ({"tiles": [[2, 1], [1, 2]]}, "use at most 1, or parallel.stages=2"),
+    ],
+)
+def test_layout_keys_that_do_not_go_together(keys, expected):
+    with pytest.raises(ConfigError) as caught:
+        from_dict({"parallel": keys})
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("image", "size"), [(32, [32, 32]), ([48, 64], [48, 64]), ((1, 7), [1, 7])]
+)
+def test_image_is_one_number_or_two(image, size):
+    config = RunConfig(image=image)
+    assert config.image == size
+    assert [config.height, config.width] == size
+    assert from_dict(to_dict(config)).image == size
+
+
+@pytest.mark.parametrize(
+    "image", [0, -3, True, 1.5, "64", None, [], [1], [1, 2, 3], [8, 0], [8, True]]
+)
+def test_image_that_is_no_size(image):
+    with pytest.raises(ConfigError, match=r"must be a whole number of pixels or \[height,width\]"):
+        RunConfig(image=image)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "nul\0"])
+def test_campaign_is_one_plain_folder(name):
+    with pytest.raises(ConfigError, match="use a plain name without '/'"):
+        RunConfig(campaign=name)
+
+
+@pytest.mark.parametrize("target", [None, "", "package.module", "a:b:c"])
+def test_custom_network_needs_a_target(target):
+    with pytest.raises(ConfigError, match=r"model=custom needs model\.target=package\.module:func"):
+        ModelConfig("custom", target=target)
+
+
+def test_tiles_make_the_first_stage_spatial_unless_said_otherwise():
+    assert ParallelConfig().spatial_stages == 0
+    assert ParallelConfig(tiles=[1, 2]).spatial_stages == 1
+    assert ParallelConfig(tiles=[1, 2], stages=3, spatial_stages=2).spatial_stages == 2
+    again = dataclasses.replace(ParallelConfig(tiles=[1, 2]), stages=3)
+    assert again.spatial_stages == 1
+
+
+def test_steps_must_outlast_the_warm_up():
+    with pytest.raises(ConfigError, match=r"steps=2 leaves too little .* use steps=3 or more"):
+        from_dict({"steps": 2, "measure": {"warmup": 2}})
+    with pytest.raises(ConfigError, match="4 measured steps; use steps=5 or more"):
+        from_dict({"steps": 4, "measure": {"warmup": 1, "steps": 4}})
+    assert from_dict({"steps": 5, "measure": {"warmup": 1, "steps": 4}}).steps == 5
+
+
+@pytest.mark.parametrize(
+    ("values", "loss"),
+    [
+        ({}, "cross_entropy"),
+        ({"model": {"name": "unet"}}, "cross_entropy"),
+        ({"model": {"name": "edsr"}}, "l1"),
+        ({"data": {"name": "pairs"}}, "l1"),
+        ({"task": {"loss": "l1"}}, "l1"),
+        ({"model": {"name": "edsr"}, "task": {"loss": "cross_entropy"}}, "cross_entropy"),
+    ],
+)
+def test_loss_follows_from_network_and_data_unless_it_is_named(values, loss):
+    config = from_dict(values)
+    assert config.loss == loss
+    assert config.target_size == ((448, 448) if loss == "l1" else None)
+
+
+def test_pairs_have_no_classes():
+    with pytest.raises(
+        ConfigError, match=r"task\.loss=cross_entropy needs classes, .* task.loss=l1"
+    ):
+        from_dict({"data": {"name": "pairs"}, "task": {"loss": "cross_entropy"}})

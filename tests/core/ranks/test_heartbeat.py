@@ -1,0 +1,232 @@
+"""Does a rank show that it is alive, say when it is stuck, and answer when it is asked?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hires.core.errors import RunError
+from hires.core.ranks import heartbeat
+from hires.core.ranks.activity import Doing
+from hires.core.ranks.timeline import COLLECTIVE, FORWARD, Recorder
+from hires.core.store import records
+
+ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "a0").mkdir()
+    return tmp_path
+
+
+def until(condition, pause_s: float = 0.02) -> None:
+    end = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(pause_s)
+
+
+def stuck(run: Path) -> list[dict]:
+    return [e for e in records.read_lines(run / "a0/events.jsonl") if e["event"] == "rank_stuck"]
+
+
+def test_heart_beats_while_the_block_runs(run, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    with heartbeat.beating(run, 0, 3, Doing(), timeout_s=0.2):
+        file = heartbeat.alive_file(run / "a0", 3)
+        assert file.stat().st_size == 0
+        os.utime(file, (1.0, 1.0))
+        until(lambda: heartbeat.heartbeats(run / "a0")[3] > 1.0)
+    os.utime(file, (1.0, 1.0))
+    time.sleep(0.2)
+    assert heartbeat.heartbeats(run / "a0") == {3: 1.0}
+    assert not list((run / "a0" / "logs").iterdir())  # nobody asked for stacks
+    assert stuck(run) == []
+
+
+def test_rank_that_waits_too_long_says_so_once(run):
+    doing = Doing()
+    with heartbeat.beating(run, 0, 0, doing, timeout_s=0.2):
+        outer = doing.begin("a receive from rank 1", 1, 7)
+        until(lambda: stuck(run))
+        time.sleep(0.3)
+        [said] = stuck(run)
+        doing.end(outer)
+    assert (said["rank"], said["what"]) == (0, "a receive from rank 1")
+    assert said["since_s"] >= 0.2
+
+
+class Clock:
+    """The time of a process, which passes only when it is told."""
+
+    def __init__(self) -> None:
+        self.now_s, self.cpu_s = 100.0, 1.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def process_time(self) -> float:
+        return self.cpu_s
+
+
+@pytest.fixture
+def spend(run, monkeypatch):
+    """Returns a function that passes time, asleep or not, while a rank's pulse looks at it."""
+    clock = Clock()
+    monkeypatch.setattr(heartbeat, "time", clock)
+    looking = {}
+
+    def spend(doing: Doing, seconds: float, *, computing: bool = False) -> None:
+        found = looking.setdefault(doing, heartbeat.Pulse(run, 0, 0, doing, timeout_s=2.0))
+        for _ in range(round(seconds / 0.5)):
+            clock.now_s += 0.5
+            clock.cpu_s += 0.5 * computing
+            found._look()
+
+    return spend
+
+
+def in_step() -> Doing:
+    doing = Doing()
+    doing.recorder = Recorder()
+    doing.recorder.begin_step()
+    return doing
+
+
+def test_rank_that_sleeps_in_an_action_says_so_and_one_that_computes_does_not(run, spend):
+    doing = in_step()
+    with doing.recorder.span(FORWARD, "F0"):
+        spend(doing, 60.0, computing=True)
+        spend(doing, 1.5)
+        assert stuck(run) == []
+        spend(doing, 60.0)
+    [said] = stuck(run)
+    assert said["action"] == "F0"
+
+
+def test_rank_that_computes_while_it_waits_says_so(run, spend):
+    doing = in_step()
+    doing.begin("a receive from rank 1", 1, 7)
+    spend(doing, 60.0, computing=True)
+    [said] = stuck(run)
+    assert said["what"] == "a receive from rank 1"
+
+
+def test_rank_at_a_large_file_may_take_longer_and_has_the_usual_time_afterwards(run, spend):
+    doing = in_step()
+    with doing.patiently(60.0):
+        spend(doing, 50.0)
+    spend(doing, 2.0)
+    assert stuck(run) == []
+    spend(doing, 60.0)
+    [said] = stuck(run)
+    assert said["since_s"] == 2.0
+
+
+def test_rank_at_a_large_file_may_not_take_for_ever(run, spend):
+    doing = in_step()
+    with doing.patiently(60.0):
+        spend(doing, 70.0)
+    assert len(stuck(run)) == 1
+
+
+def test_rank_that_prepares_may_take_its_time(run, spend):
+    spend(Doing(), 600.0)
+    assert stuck(run) == []
+
+
+def test_answer_and_stacks_come_when_somebody_asks(run):
+    doing = Doing()
+    with heartbeat.beating(run, 0, 2, doing, timeout_s=0.4):
+        doing.end(doing.begin("a send to rank 1", 1, 5))
+        doing.begin("an all-gather among ranks [1, 2]", ranks=(1, 2))
+        heartbeat.ask(run / "a0")
+        answer = heartbeat.answer_file(run / "a0", 2)
+        until(answer.exists)
+    told = json.loads(answer.read_text())
+    assert (told["rank"], told["what"]) == (2, "an all-gather among ranks [1, 2]")
+    assert told["last"][0].startswith("a send to rank 1 (")
+    assert "test_heartbeat.py" in heartbeat.stacks_file(run / "a0", 2).read_text()
+
+
+def test_rank_whose_attempt_was_ended_without_it_ends(run):
+    script = (
+        "import sys, time\n"
+        "from hires.core.ranks import heartbeat\n"
+        "from hires.core.ranks.activity import Doing\n"
+        "with heartbeat.beating(sys.argv[1], 0, 0, Doing(), 60.0):\n"
+        "    print('beats', flush=True)\n"
+        "    time.sleep(50)\n"
+    )
+    command = [sys.executable, "-c", script, str(run)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as rank:
+        rank.stdout.readline()
+        (run / "a0" / "exit.json").write_text("{}")
+        assert rank.wait(30) == -signal.SIGTERM
+
+
+def test_errors_of_the_block_come_through_as_they_are(run):
+    with pytest.raises(FileNotFoundError), heartbeat.beating(run, 0, 0, Doing(), 1.0):
+        raise FileNotFoundError("image.tif")
+
+
+def test_folder_that_cannot_be_written_is_an_error(run):
+    (run / "a0" / "alive").write_text("a file is in the way")
+    with pytest.raises(RunError, match="cannot write"), heartbeat.beating(run, 0, 0, Doing(), 1.0):
+        pass
+
+
+BUSY = """
+import sys, time
+from hires.core.ranks import heartbeat
+from hires.core.ranks.activity import Doing
+with heartbeat.beating(sys.argv[1], 0, 0, Doing(), 60.0):
+    print("ready", flush=True)
+    sys.setswitchinterval(1e6)  # as C code that does not let go of the interpreter
+    while True:
+        pass
+"""
+
+
+def test_signal_brings_the_stacks_of_a_rank_that_lets_no_thread_run(run):
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", BUSY, str(run)]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGUSR1)
+            until(lambda: "<string>" in heartbeat.stacks_file(run / "a0", 0).read_text())
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
+def test_collectives_of_an_action_are_counted():
+    doing, recorder = Doing(), Recorder()
+    doing.recorder = recorder
+    recorder.begin_step()
+    recorder.action = "F1"
+    for _ in range(2):
+        recorder.note(COLLECTIVE, time.perf_counter(), "all-gather")
+    doing.begin("an all-gather", ranks=(0, 1))
+    assert doing.standing(0, 0.0).nth == 2
+    doing.begin("a receive from rank 1", 1, 9)  # of which the gather is made
+    told = doing.standing(0, 0.0)
+    assert (told.nth, told.ranks, told.peer) == (2, [0, 1], 1)
+
+
+def test_time_of_the_file_system_is_asked_where_one_may_not_write(tmp_path):
+    assert abs(heartbeat.file_clock(tmp_path) - time.time()) < 60
+    assert abs(heartbeat.file_clock(tmp_path / "missing") - time.time()) < 60
+    assert not list(tmp_path.iterdir())

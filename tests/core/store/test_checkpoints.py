@@ -1,0 +1,141 @@
+"""Which checkpoints count, and where does an attempt begin?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hires.core.config.run_config import CheckpointConfig, MeasureConfig, RunConfig, TaskConfig
+from hires.core.errors import ConfigError
+from hires.core.store import checkpoints
+from hires.core.store.checkpoints import Checkpoint
+
+CONFIG = RunConfig(steps=10, measure=MeasureConfig(warmup=0))
+
+
+def save(run: Path, step: int, attempt: int = 0, task: str = "train") -> Path:
+    """Writes a checkpoint of one small file."""
+    path = checkpoints.place(run, step)
+    path.mkdir(parents=True)
+    (path / "stage00.safetensors").write_bytes(b"12345")
+    made = Checkpoint(path, step, attempt, task, "a layout", {"stage00.safetensors": 5})
+    (path / checkpoints.MANIFEST).write_text(json.dumps(made.to_dict()))
+    return path
+
+
+def steps_of(run: Path, config: RunConfig = CONFIG) -> list[int]:
+    """Returns the steps at which an attempt would begin, the best first."""
+    return [checkpoint.step for checkpoint in checkpoints.candidates(run, config)[0]]
+
+
+def resuming(resume: object, **keys: object) -> RunConfig:
+    """Returns a config that resumes somewhere."""
+    return replace(CONFIG, checkpoint=CheckpointConfig(resume=str(resume)), **keys)
+
+
+def test_latest_comes_first_and_a_later_attempt_counts_more(tmp_path):
+    save(tmp_path, 4)
+    save(tmp_path, 8)
+    save(tmp_path, 2, attempt=1)  # it began anew
+    assert steps_of(tmp_path) == [2, 8, 4]
+    assert checkpoints.read(checkpoints.place(tmp_path, 8)).num_bytes == 5
+
+
+def test_run_without_checkpoints_begins_at_step_0(tmp_path):
+    assert steps_of(tmp_path) == []
+    assert steps_of(tmp_path, resuming("auto")) == []
+
+
+def test_those_of_a_complete_run_are_left_alone(tmp_path):
+    save(tmp_path, 4)
+    (tmp_path / "record.json").write_text('{"state": "failed", "attempt": 0}')
+    assert steps_of(tmp_path) == [4]
+    (tmp_path / "record.json").write_text('{"state": "done", "attempt": 0}')
+    assert steps_of(tmp_path) == []
+    save(tmp_path, 2, attempt=1)
+    assert steps_of(tmp_path) == [2]
+
+
+def test_never_means_never(tmp_path):
+    save(tmp_path, 4)
+    assert checkpoints.candidates(tmp_path, resuming("never")) == ([], [])
+
+
+def test_named_run_stands_in_until_there_is_an_own_checkpoint(tmp_path):
+    other, run = tmp_path / "other", tmp_path / "run"
+    save(other, 4)
+    last = save(other, 6)
+    assert steps_of(run, resuming(other)) == [6, 4]
+    assert steps_of(run, resuming(last)) == [6]
+    save(run, 7)
+    assert steps_of(run, resuming(other)) == [7]
+
+
+def test_named_run_that_has_done_all_steps_is_refused(tmp_path):
+    save(tmp_path / "other", 10)
+    with pytest.raises(ConfigError, match="use steps=11 or more"):
+        steps_of(tmp_path / "run", resuming(tmp_path / "other"))
+    infer = resuming(tmp_path / "other", task=TaskConfig(name="infer"))
+    [checkpoint], _ = checkpoints.candidates(tmp_path / "run", infer)
+    assert checkpoints.begin_of(checkpoint, infer) == 0
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_path_without_checkpoints_is_refused(tmp_path, there):
+    if there:
+        (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match=r"other: it is no checkpoint, and has none.*give the"):
+        steps_of(tmp_path / "run", resuming(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda p: (p / checkpoints.MANIFEST).unlink(), "No such file"),
+        (lambda p: (p / checkpoints.MANIFEST).write_text("{"), "says no sense"),
+        (lambda p: (p / checkpoints.MANIFEST).write_text("[]"), "says no sense"),
+        (lambda p: (p / checkpoints.MANIFEST).write_text('{"schema": 1}'), "says no sense"),
+        (lambda p: (p / checkpoints.MANIFEST).write_text('{"schema": 99}'), "has schema 99"),
+        (lambda p: (p / "stage00.safetensors").unlink(), "stage00.safetensors is missing"),
+        (lambda p: (p / "stage00.safetensors").write_bytes(b"1"), "has 1 bytes of 5"),
+    ],
+)
+def test_damaged_one_is_named_and_passed_over(tmp_path, harm, told):
+    save(tmp_path, 4)
+    harm(save(tmp_path, 6))
+    whole, [problem] = checkpoints.candidates(tmp_path, CONFIG)
+    assert [checkpoint.step for checkpoint in whole] == [4]
+    assert "step000006" in problem
+    assert told in problem
+    with pytest.raises(ConfigError, match="step000006"):
+        steps_of(tmp_path / "run", resuming(checkpoints.place(tmp_path, 6)))
+
+
+def test_folder_of_another_name_is_none(tmp_path):
+    save(tmp_path, 4).rename(tmp_path / "checkpoints" / "best")
+    save(tmp_path, 5).rename(tmp_path / "checkpoints" / ".step000005.tmp")
+    assert checkpoints.found(tmp_path) == ([], [])
+
+
+def test_tidying_removes_what_crashes_left_and_all_but_the_latest(tmp_path):
+    for step in (2, 4, 6):
+        save(tmp_path, step)
+    save(tmp_path, 1, attempt=1)
+    for name in (".step000008.tmp", ".step000002.old"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    checkpoints.tidy(tmp_path)
+    assert steps_of(tmp_path) == [1, 6, 4, 2]
+    checkpoints.tidy(tmp_path, keep=2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step000001",
+        "step000006",
+    ]
+
+
+@pytest.mark.parametrize(("key", "value"), [("every", -1), ("keep", 0), ("resume", "")])
+def test_senseless_value_is_refused(key, value):
+    with pytest.raises(ConfigError, match=f"checkpoint.{key}="):
+        CheckpointConfig(**{key: value})

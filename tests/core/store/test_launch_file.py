@@ -1,0 +1,101 @@
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.store import launch_file, rundir
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["hires", "run", "image=[75,61]", "data.path=my images"],
+        ["/usr/bin/hires", "run", "image=[75,61]", "data.path=my images"],
+        ["/x/hires/__main__.py", "run", "image=[75,61]", "data.path=my images"],
+        ["run", "image=[75,61]", "data.path=my images"],
+    ],
+)
+def test_reproduce_line_is_one_quoted_command(argv):
+    line = launch_file.reproduce_line(argv)
+    assert line == "hires run 'image=[75,61]' 'data.path=my images'"
+
+
+def test_launch_script_runs_launcher_then_tables(tmp_path, monkeypatch):
+    """The whole script runs, with a stand-in for python and names that need quotes."""
+    odd = tmp_path / 'it\'s a $(touch oops) "folder"'
+    odd.mkdir()
+    python = odd / "py thon"
+    python.write_text('#!/bin/sh\nprintf "%s|" "$PWD" "$PYTHONPATH" "$@"; echo\n')
+    python.chmod(0o755)
+    monkeypatch.chdir(odd)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PYTHONPATH", str(odd / "lib"))
+    config = RunConfig(results=str(odd / "results"))
+    run = rundir.create(config, {"world": 1}, ["hires", "run", "seed=1\ntouch oops"])
+    command = ["sh", str(run.path / "launch.sh")]
+    environ = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        f"{odd}|{odd}/lib|-m|hires.launcher.local|{run.path}|",
+        f"{odd}|{odd}/lib|-m|hires.report.tables|{run.path}|",
+    ]
+    assert not list(odd.glob("oops"))
+
+
+ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r\"&"
+
+
+def test_launch_script_of_an_mpi_shows_its_command_and_runs_no_name(tmp_path, monkeypatch):
+    """Every text that a user can give stands in the script, which is executed."""
+    python = tmp_path / "py thon"
+    python.write_text('#!/bin/sh\nprintf "%s|" "$@"; echo\n')
+    python.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PYTHONPATH", ODD)
+    options = [f"--x={ODD}", "$HOME", "*"]
+    launcher = LauncherConfig(
+        name="mpirun", mpi="mpich", mpirun="/opt/it's $(touch oops)/mpirun", mpi_options=options
+    )
+    results = str(tmp_path / "it's; touch oops")
+    config = RunConfig(results=results, campaign=ODD.replace("/", ""), launcher=launcher)
+    run = rundir.create(config, {"world": 1}, ["hires", "run", f"campaign={ODD}"])
+    command = ["sh", str(run.path / "launch.sh")]
+    environ = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=environ, capture_output=True, check=False)
+    assert done.stderr == b""
+    words = [launcher.mpirun, "-n", "1", "-bind-to", "none", "-genvall", "-hosts", "localhost:1"]
+    agent = [*options, str(python), "-m", "hires.launcher.ranks.agent"]
+    supervisor = [
+        "-m",
+        "hires.launcher.local",
+        str(run.path),
+        "--",
+        *words,
+        *agent,
+        "\n",
+    ]
+    assert done.stdout.decode().startswith("|".join(supervisor))
+    assert not list(tmp_path.rglob("oops*"))
+
+
+def test_launch_script_stops_when_the_run_fails(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho $2\nexit 7\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    script = tmp_path / "launch.sh"
+    script.write_text(launch_file.render([]))
+    done = subprocess.run(["sh", str(script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, "hires.launcher.local\n")
+
+
+def test_launch_script_says_what_made_it():
+    text = launch_file.render(["hires", "run", "a b"])
+    assert "# It was made by: hires run 'a b'\n" in text
+    assert "@" not in text.replace('"$@"', "")
+    assert shlex.split(text, comments=True)

@@ -1,0 +1,299 @@
+import json
+import os
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hires.core.config.run_config import MeasureConfig, RunConfig
+from hires.core.errors import ConfigError, RunError
+from hires.core.store import files, records, rundir, summary
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def run(tmp_path):
+    config = RunConfig(
+        steps=5, batch=8, results=str(tmp_path), measure=MeasureConfig(warmup=1, steps=3)
+    )
+    plan = {
+        "world": 2,
+        "placement": [
+            {"rank": 0, "replica": 0, "stage": 0, "tile": [0, 0]},
+            {"rank": 1, "replica": 0, "stage": 1, "tile": None},
+        ],
+        "totals": {"messages": 4, "bytes": 100},
+    }
+    return rundir.create(config, plan, ["hires", "run"])
+
+
+def tell(run, *lines):
+    for line in lines:
+        records.append(run.attempt_dir / "metrics.jsonl", line)
+
+
+def step(rank, number, step_s, loss=None):
+    return {"kind": "step", "rank": rank, "step": number, "step_s": step_s, "loss": loss}
+
+
+def whole_run(run):
+    tell(run, *[step(0, i, 0.5) for i in range(5)])
+    tell(run, *[step(1, i, [9.0, 1.0, 2.0, 4.0, 8.0][i], 3.0 - i) for i in range(5)])
+
+
+def test_slowest_rank_is_the_sample_and_warm_up_does_not_count(run):
+    whole_run(run)
+    record = records.finish(run, 0, "done")
+    assert record == records.read_record(run)
+    assert record["state"] == "done"
+    assert [sample["step_s"] for sample in record["samples"]] == [9.0, 1.0, 2.0, 4.0, 8.0]
+    throughput = record["throughput"]
+    assert throughput["samples"] == 3
+    assert throughput["discarded"] == [
+        {"step": 0, "why": "warm-up"},
+        {"step": 4, "why": "after measure.steps"},
+    ]
+    step_s = {"median": 2.0, "p10": 1.2, "p90": pytest.approx(3.6), "ci95": None}
+    assert throughput["step_s"] == step_s
+    assert throughput["img_per_s"]["median"] == 4.0
+    assert record["loss"] == {"first": 3.0, "last": -1.0, "finite": True}
+
+
+def began(step_number, attempt):
+    name = f"step{step_number:06d}"
+    return {"kind": "begin", "rank": 0, "step": step_number, "checkpoint": name, "attempt": attempt}
+
+
+def tell_attempt(run, number, lines):
+    if number:
+        assert rundir.next_attempt(run.path) == number
+    for line in lines:
+        records.append(records.attempt_dir(run.path, number) / "metrics.jsonl", line)
+
+
+def steps(first, end, step_s=1.0):
+    return [step(rank, i, step_s, 9.0 - i) for rank in (0, 1) for i in range(first, end)]
+
+
+def test_steps_of_the_attempts_that_a_run_goes_on_with_count_and_their_times_do_not(run):
+    tell_attempt(run, 0, steps(0, 3, 0.1))  # step 2 was done, and lost
+    records.finish(run, 0, "failed", "killed")
+    tell_attempt(run, 1, [began(2, 0), *steps(2, 3, 0.2)])
+    tell_attempt(run, 2, [began(2, 0), *steps(2, 5, 0.3)])
+    record = records.finish(run, 2, "done")
+    assert record["state"] == "done"
+    assert record["resumed"] == {"step": 2, "checkpoint": "step000002", "attempt": 0}
+    assert record["loss"]["first"] == 9.0
+    assert record["loss"]["last"] == 5.0
+    assert [sample["step"] for sample in record["samples"]] == [2, 3, 4]
+    assert record["throughput"]["samples"] == 2
+    assert record["throughput"]["discarded"] == [{"step": 2, "why": "warm-up"}]
+
+
+def test_chain_of_attempts_is_followed_to_its_beginning(run):
+    tell_attempt(run, 0, steps(0, 2))
+    tell_attempt(run, 1, [began(1, 0), *steps(1, 4)])
+    tell_attempt(run, 2, [began(3, 1), *steps(3, 5)])
+    record = records.finish(run, 2, "done")
+    assert record["state"] == "done"
+    assert record["loss"]["first"] == 9.0
+
+
+def test_step_that_no_attempt_has_done_is_missed(run):
+    tell_attempt(run, 0, steps(0, 1))
+    tell_attempt(run, 1, [began(2, 0), *steps(2, 5)])
+    record = records.finish(run, 1, "done")
+    assert (record["state"], record["cause"]) == ("failed", "rank 0 recorded 4 of 5 steps")
+
+
+def test_steps_of_another_run_are_not_missed(run):
+    tell_attempt(run, 0, [began(3, None), *steps(3, 5)])
+    assert records.finish(run, 0, "done")["state"] == "done"
+    tell_attempt(run, 1, [began(4, 0), *steps(4, 5)])
+    assert records.finish(run, 1, "done")["state"] == "done"
+
+
+def test_attempt_that_is_all_warm_up_is_done_without_a_number(run):
+    tell_attempt(run, 0, steps(0, 4))
+    tell_attempt(run, 1, [began(4, 0), *steps(4, 5)])
+    record = records.finish(run, 1, "done")
+    assert record["state"] == "done"
+    assert record["throughput"]["samples"] == 0
+    assert record["throughput"]["img_per_s"] is None
+
+
+def test_record_says_what_was_run_and_where(run):
+    whole_run(run)
+    record = records.finish(run, 0, "done")
+    wanted = {"schema": 1, "attempt": 0, "run": run.name, "campaign": "default", "world": 2}
+    wanted |= {"images_per_step": 8, "precision": "fp32", "layout": "single", "model": "resnet50"}
+    wanted |= {"image": [224, 224], "messages": {"messages": 4, "bytes": 100}, "cause": None}
+    assert wanted.items() <= record.items()
+    assert record["reproduce"] == "hires run"
+    assert record["provenance"]["argv"] == ["hires", "run"]
+    assert record["provenance"]["started"] < record["provenance"]["ended"]
+    assert {"git", "hires", "torch", "python", "hardware", "host"} <= record["provenance"].keys()
+
+
+def test_memory_has_one_entry_per_rank_with_its_place(run):
+    sizes = {"params_bytes": 1, "grads_bytes": 2, "optimizer_bytes": 3}
+    tell(run, {"kind": "ready", "rank": 0, "rss_import_bytes": 9, **sizes})
+    tell(run, {"kind": "memory", "rank": 0, "peak_bytes": 7, "source": "rss", **sizes})
+    first, second = records.finish(run, 0, "failed", "x")["memory"]
+    assert (first["stage"], first["tile"], second["stage"], second["tile"]) == (
+        [0],
+        [[0, 0]],
+        [1],
+        [None],
+    )
+    assert (first["peak_bytes"], first["source"], first["grads_bytes"]) == (7, "rss", 2)
+    assert (second["peak_bytes"], second["params_bytes"]) == (None, None)
+
+
+def test_done_without_all_steps_is_failed(run):
+    whole_run(run)
+    path = run.attempt_dir / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-10])  # the last line is torn
+    record = records.finish(run, 0, "done")
+    assert (record["state"], record["cause"]) == ("failed", "rank 1 recorded 4 of 5 steps")
+    assert {"step": 4, "why": "rank 1 did not finish it"} in record["throughput"]["discarded"]
+
+
+def test_failed_before_the_first_step_has_no_throughput(run):
+    record = records.finish(run, 0, "failed", "rank 1 died")
+    assert (record["state"], record["cause"]) == ("failed", "rank 1 died")
+    assert record["throughput"]["img_per_s"] is None
+    assert record["loss"] == {"first": None, "last": None, "finite": None}
+
+
+@pytest.mark.parametrize("later", ["failed", "cancelled"])
+def test_failure_of_a_later_attempt_keeps_the_complete_record(run, later):
+    whole_run(run)
+    records.finish(run, 0, "done")
+    rundir.next_attempt(run.path)
+    assert records.finish(run, 1, later)["state"] == later
+    assert records.read_record(run)["attempt"] == 0
+
+
+def test_failure_of_the_same_attempt_replaces_its_record(run):
+    whole_run(run)
+    records.finish(run, 0, "done")
+    records.finish(run, 0, "failed", "rank 1 crashed at its end")
+    assert records.read_record(run)["state"] == "failed"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_loss_that_is_no_number_is_said_in_strict_json(run, bad):
+    tell(run, *[step(r, i, 1.0, bad if i == 4 else 1.0) for r in (0, 1) for i in range(5)])
+    record = records.finish(run, 0, "done")
+    assert record["loss"] == {"first": 1.0, "last": None, "finite": False}
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    json.loads((run.path / "record.json").read_text(), parse_constant=refuse)
+
+
+def test_loss_is_the_mean_over_replicas(run):
+    tell(run, *[step(rank, i, 1.0, 1.0 + rank) for rank in (0, 1) for i in range(5)])
+    assert records.finish(run, 0, "done")["loss"]["first"] == 1.5
+
+
+@given(st.integers(0, 200), st.lists(st.text(), min_size=1, max_size=5))
+def test_lines_before_a_torn_one_are_read(tmp_path_factory, cut, texts):
+    path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
+    for text in texts:
+        records.append(path, {"text": text})
+    data = path.read_bytes()[:cut]
+    path.write_bytes(data)
+    read = records.read_lines(path)
+    assert read == [{"text": text} for text in texts[: len(read)]]
+    assert data.count(b"\n") <= len(read) <= data.count(b"\n") + 1
+
+
+def test_file_that_is_not_there_holds_no_lines(tmp_path):
+    assert records.read_lines(tmp_path / "none.jsonl") == []
+
+
+def test_lines_of_many_writers_do_not_mix(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    filler = "x" * 3000
+
+    def write(rank):
+        for number in range(50):
+            records.append(path, {"rank": rank, "number": number, "filler": filler})
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = records.read_lines(path)
+    assert {(line["rank"], line["number"]) for line in lines} == {
+        (rank, number) for rank in range(8) for number in range(50)
+    }
+    assert len(lines) == 400
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+def test_append_to_a_full_disk_is_explained():
+    with pytest.raises(RunError, match="cannot write /dev/full: No space left on device; free"):
+        records.append("/dev/full", {"step": 1})
+
+
+def test_half_written_line_is_an_error(tmp_path, monkeypatch):
+    """A disk may fill up in the middle of a write, which then says so by its count only."""
+    real = os.write
+    monkeypatch.setattr(files.os, "write", lambda fd, data: real(fd, data[:5]))
+    with pytest.raises(RunError, match="No space left"):
+        records.append(tmp_path / "metrics.jsonl", {"step": 1})
+
+
+def test_atomic_write_keeps_the_old_text_when_it_fails(tmp_path, monkeypatch):
+    path = tmp_path / "record.json"
+    files.write_atomically(path, "old")
+    with pytest.raises(RunError, match="UTF-8"):
+        files.write_atomically(path, "new \udc80")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["record.json"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", ""])
+def test_damaged_plan_is_named(run, text):
+    (run.path / "plan.json").write_text(text)
+    with pytest.raises(RunError, match=r"plan\.json is damaged"):
+        records.read_plan(run)
+
+
+def test_damaged_config_is_named(run):
+    (run.path / "config.yaml").write_text("a: [")
+    with pytest.raises(RunError, match=r"config\.yaml is damaged"):
+        records.read_config(run)
+    (run.path / "config.yaml").write_text("- 1")
+    with pytest.raises(ConfigError, match="must hold keys"):
+        records.read_config(run)
+
+
+def test_missing_folder_is_named(tmp_path):
+    with pytest.raises(RunError, match=r"is .* a run folder"):
+        records.read_config(tmp_path)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9), st.sampled_from([0, 0.1, 0.5, 1]))
+def test_quantile_is_numpys(values, fraction):
+    import numpy as np
+
+    wanted = np.quantile(values, fraction)
+    assert summary.quantile(values, fraction) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_every_attempt_keeps_its_own_record(run):
+    whole_run(run)
+    records.finish(run, 0, "done")
+    assert rundir.next_attempt(run.path) == 1
+    records.finish(run, 1, "failed", "told to")
+    kept = [records.read_record(run.path / f"a{attempt}") for attempt in (0, 1)]
+    assert [record["state"] for record in kept] == ["done", "failed"]
+    assert records.read_record(run)["attempt"] == 0

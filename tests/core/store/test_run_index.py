@@ -1,0 +1,146 @@
+"""Does every attempt get its line, whoever else writes and whoever dies?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hires.core.errors import RunError
+from hires.core.store import run_index
+
+pytestmark = pytest.mark.timeout(90)
+ROOT = Path(__file__).resolve().parents[3]
+
+_WRITE = """
+import sys
+from pathlib import Path
+from hires.core.store import run_index as index
+who = sys.argv[2]
+for n in range(50):
+    line = {"schema": 1, "campaign": "c", "run": who, "attempt": n, "text": "x" * 3000}
+    index.append(Path(sys.argv[1]), line)
+"""
+_REBUILD = """
+import json, sys, time
+from pathlib import Path
+from hires.core.store import run_index as index
+results = Path(sys.argv[1])
+for n in range(20):
+    since = index.mark(results)
+    try:
+        lines = [json.loads(line) for line in (results / index.FILE).read_text().splitlines()]
+    except FileNotFoundError:
+        lines = []
+    time.sleep(0.01)
+    index.replace(results, lines, since)
+"""
+_HOLD = """
+import fcntl, os, sys, time
+fd = os.open(sys.argv[1] + "/.index.lock", os.O_RDWR | os.O_CREAT)
+fcntl.flock(fd, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def start(code, *args):
+    command = [sys.executable, "-c", code, *map(str, args)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def codes(processes):
+    """Returns how processes ended, when all have."""
+    for process in processes:
+        process.communicate(timeout=60)
+    return [process.returncode for process in processes]
+
+
+def lines(results):
+    return [json.loads(line) for line in (results / run_index.FILE).read_text().splitlines()]
+
+
+def test_lines_of_many_processes_are_whole_and_all_there(tmp_path):
+    writers = [start(_WRITE, tmp_path, who) for who in "abcdef"]
+    assert codes(writers) == [0] * 6
+    found = lines(tmp_path)
+    assert len(found) == 300
+    for who in "abcdef":
+        assert [line["attempt"] for line in found if line["run"] == who] == list(range(50))
+
+
+def test_rebuilding_meanwhile_loses_no_line(tmp_path):
+    writers = [start(_WRITE, tmp_path, who) for who in "ab"]
+    builders = [start(_REBUILD, tmp_path) for _ in range(2)]
+    assert codes([*writers, *builders]) == [0] * 4
+    found = {(line["run"], line["attempt"]) for line in lines(tmp_path)}
+    assert found == {(who, n) for who in "ab" for n in range(50)}
+    assert {path.name for path in tmp_path.iterdir()} == {run_index.FILE, ".index.lock"}
+
+
+def test_line_behind_a_torn_one_is_whole(tmp_path):
+    run_index.append(tmp_path, {"run": "a"})
+    with (tmp_path / run_index.FILE).open("a") as file:
+        file.write('{"run": "to')
+    run_index.append(tmp_path, {"run": "b"})
+    text = (tmp_path / run_index.FILE).read_text().splitlines()
+    assert text == ['{"run": "a"}', '{"run": "to', '{"run": "b"}']
+
+
+def test_what_came_after_the_folders_were_read_is_kept(tmp_path):
+    run_index.append(tmp_path, {"run": "old"})
+    since = run_index.mark(tmp_path)
+    run_index.append(tmp_path, {"run": "late"})
+    run_index.replace(tmp_path, [{"run": "read"}], since)
+    assert lines(tmp_path) == [{"run": "read"}, {"run": "late"}]
+    run_index.replace(
+        tmp_path, [{"run": "late", "n": 1}], since
+    )  # another has replaced it meanwhile
+    assert lines(tmp_path) == [{"run": "late", "n": 1}, {"run": "read"}]
+
+
+def test_lock_of_a_process_that_was_stopped_is_not_waited_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_index, "PATIENCE_S", 0.2)
+    holder = start(_HOLD, tmp_path)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match="is locked by another process"):
+            run_index.append(tmp_path, {"run": "a"})
+    finally:
+        holder.kill()
+        holder.communicate()
+    run_index.append(tmp_path, {"run": "a"})  # a lock dies with its process
+    assert lines(tmp_path) == [{"run": "a"}]
+
+
+def test_folder_that_cannot_be_written_is_told(tmp_path):
+    with pytest.raises(RunError, match="cannot write"):
+        run_index.append(tmp_path / "none", {})
+
+
+def test_line_holds_what_a_list_shows_and_no_more():
+    record = {"state": "done", "samples": [1] * 1000, "memory": [{"peak_bytes": 1}, {}, 7]}
+    record |= {"messages": [], "loss": {"last": 2.0}, "provenance": {"git": "abc", "argv": ["x"]}}
+    end = {"state": "done", "cause": "c" * 5000}
+    line = run_index.entry(Path("/r/camp/run"), 3, {"batch": 4}, record, end)
+    assert (line["campaign"], line["run"], line["attempt"]) == ("camp", "run", 3)
+    assert line["record"]["memory"] == [{"peak_bytes": 1, "predicted_bytes": None}]
+    assert line["record"]["loss"] == {"last": 2.0}
+    assert line["record"]["provenance"]["git"] == "abc"
+    assert "samples" not in line["record"]
+    assert len(json.dumps(line)) < 4000
+    for config, record in (({"a": "b" * 10**6}, {}), ({}, {"layout": "b" * 10**6})):
+        line = run_index.entry(Path("/r/c/x"), 0, config, record, {})
+        assert (line["config"], line["record"]) == (None, {})  # its folder is asked
+
+
+def test_append_is_one_write_at_the_end(tmp_path):
+    run_index.append(tmp_path, {"n": 1})
+    before = (tmp_path / run_index.FILE).stat()
+    run_index.append(tmp_path, {"n": 2})
+    after = (tmp_path / run_index.FILE).stat()
+    assert before.st_ino == after.st_ino
+    assert after.st_size == 2 * before.st_size

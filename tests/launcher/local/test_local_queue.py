@@ -1,0 +1,220 @@
+"""Do many runs share a machine, with none lost and none left behind?"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from hires.core.config.run_config import MeasureConfig, RunConfig
+from hires.core.store import records, rundir
+from hires.launcher.local.local_queue import run_all
+from hires.launcher.local.queue_tasks import Limits, Task
+from tests.helpers.run_folders import begin
+from tests.launcher.conftest import ROOT, alive
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Watcher:
+    """Counts what runs at the same time."""
+
+    def __init__(self) -> None:
+        self.running: list[str] = []
+        self.most = 0
+        self.order: list[str] = []
+        self.lines = 0
+        self.out: list[str] = []
+
+    def started(self, task, attempt):
+        assert task.path.name not in self.running
+        self.running.append(task.path.name)
+        self.order.append(task.argv[-1])
+        self.most = max(self.most, len(self.running))
+
+    def line(self, task, line):
+        self.lines += 1
+
+    def left(self, task, why):
+        self.out.append(task.path.name)
+
+    def ended(self, end):
+        if end.attempt is not None:
+            self.running.remove(end.task.path.name)
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Returns a function that freezes a run and returns its task."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'helpers'}")
+
+    def frozen(seed, ranks=1, **facts):
+        config = RunConfig(
+            seed=seed, steps=3, results=str(tmp_path / "results"), measure=MeasureConfig(warmup=1)
+        )
+        argv = ("hires", "run", f"seed={seed}")
+        path = rundir.freeze(config, {"world": ranks, "totals": {}}, argv)
+        return Task(path, argv, ranks, **facts)
+
+    return frozen
+
+
+def behave(monkeypatch, *behaviours):
+    told = {str(rank): behaviour for rank, behaviour in enumerate(behaviours)}
+    monkeypatch.setenv("FAKE_RANKS", json.dumps(told))
+
+
+def run(tasks, watcher=None, **limits):
+    result = run_all(tasks, Limits(**{"cores": 4, **limits}), watcher or Watcher(), "fake_rank")
+    events = [
+        event
+        for task in tasks
+        for folder in task.path.glob("a*")
+        for event in records.read_lines(folder / "events.jsonl")
+    ]
+    pids = [
+        event["pid"] for event in events if event["event"] in ("rank_started", "launch_started")
+    ]
+    assert not alive(pid for pid in pids if pid != os.getpid())
+    return result
+
+
+def states(result):
+    return [(end.attempt, end.state) for end in result.ended]
+
+
+def test_all_run_in_order_and_are_recorded(make):
+    tasks, watcher = [make(seed) for seed in (3, 1, 2)], Watcher()
+    result = run(tasks, watcher)
+    assert states(result) == [(0, "done")] * 3
+    assert (result.pending, result.interrupted) == ([], False)
+    assert watcher.order == ["seed=3", "seed=1", "seed=2"]
+    assert watcher.most == 1
+    assert watcher.lines == 3 * 6
+    for task in tasks:
+        record = records.read_record(task.path)
+        assert record["reproduce"] == f"hires run {task.argv[-1]}"
+        assert json.loads((task.path / "a0/exit.json").read_text())["state"] == "done"
+
+
+def test_repeated_run_keeps_every_record_and_never_runs_twice_at_once(make):
+    task, watcher = make(0), Watcher()
+    result = run([task] * 3, watcher, at_once=3)
+    assert states(result) == [(0, "done"), (1, "done"), (2, "done")]
+    assert watcher.most == 1
+    kept = [records.read_record(task.path / f"a{attempt}") for attempt in range(3)]
+    assert [record["attempt"] for record in kept] == [0, 1, 2]
+    assert rundir.done_attempts(task.path) == [0, 1, 2]
+
+
+def test_failed_one_does_not_stop_the_others(make, monkeypatch):
+    tasks = [make(seed) for seed in range(3)]
+    behave(monkeypatch, f"picky {tasks[1].path.name}")
+    result = run(tasks)
+    assert states(result) == [(0, "done"), (0, "failed"), (0, "done")]
+    assert "exited with code 1" in result.ended[1].cause
+
+
+@pytest.mark.parametrize(
+    ("facts", "limits", "most"),
+    [
+        ({}, {"at_once": 2}, 2),
+        ({"ranks": 2}, {"at_once": 3, "cores": 3}, 1),
+        ({"threads": 2}, {"at_once": 3, "cores": 4}, 2),
+        ({"ranks": 2}, {"at_once": 3, "cores": 1}, 1),
+        ({"needs_bytes": 60}, {"at_once": 3, "memory_bytes": 100}, 1),
+        ({"needs_bytes": 600}, {"at_once": 3, "memory_bytes": 100}, 1),
+    ],
+)
+def test_as_many_run_at_once_as_cores_and_memory_allow(make, facts, limits, most):
+    watcher = Watcher()
+    result = run([make(seed, **facts) for seed in range(3)], watcher, **limits)
+    assert [end.state for end in result.ended] == ["done"] * 3
+    assert watcher.most == most
+
+
+def test_killed_launcher_is_lost_and_the_others_go_on(make, monkeypatch):
+    behave(monkeypatch, "orphan")
+    tasks = [make(seed) for seed in range(2)]
+    result = run(tasks)
+    assert states(result) == [(0, "lost"), (0, "done")]
+    held = json.loads((tasks[0].path / "a0/exit.json").read_text())
+    assert held["state"] == "lost"
+    assert held["cause"] == "its launcher was killed by SIGKILL"
+    assert states(run(tasks[:1])) == [(1, "done")]
+
+
+def test_interrupt_stops_what_runs_and_leaves_the_rest_pending(make, monkeypatch):
+    behave(monkeypatch, f"interrupt {os.getpid()}")
+    tasks = [make(seed) for seed in range(3)]
+    result = run(tasks)
+    assert states(result) == [(0, "cancelled")]
+    assert result.interrupted
+    assert result.why == "stopped by Ctrl-C"
+    assert result.pending == tasks[1:]
+    assert not list(tasks[1].path.glob("a*"))
+    behave(monkeypatch, "ok")
+    assert states(run(tasks)) == [(1, "done"), (0, "done"), (0, "done")]
+
+
+def test_nothing_starts_once_the_budget_is_used_up(make):
+    tasks = [make(seed) for seed in range(3)]
+    result = run(tasks, rank_hours=1e-9)
+    assert states(result) == [(0, "done")]
+    assert result.pending == tasks[1:]
+    assert "budget of 1e-09 rank hours is used up" in result.why
+
+
+def test_run_that_is_under_way_elsewhere_is_left_to_that(make, monkeypatch):
+    # Another machine shares the results: its process cannot be seen, its heartbeat can.
+    tasks = [make(seed) for seed in range(2)]
+    begin(tasks[0].path, host="another", boot="1", space="pid:[1]", pid=7)
+    watcher = Watcher()
+    result = run_all(tasks, Limits(), watcher, "fake_rank")
+    assert states(result) == [(0, "done")]
+    [(task, why)] = result.left
+    assert (task, watcher.out) == (tasks[0], [tasks[0].path.name])
+    assert "process 7 on another runs attempt a0" in why
+    assert not (tasks[0].path / "a1").exists()
+
+
+def test_attempt_that_another_command_is_just_starting_is_left_to_it(make):
+    task = make(0)
+    rundir.next_attempt(task.path)
+    result = run([task])
+    assert (states(result), len(result.left)) == ([], 1)
+    assert "a0 was just made" in result.left[0][1]
+
+
+def test_run_that_another_command_completed_since_it_was_planned_is_not_made_twice(make):
+    tasks = [make(seed) for seed in range(2)]
+    assert states(run(tasks[1:])) == [(0, "done")]
+    result = run(tasks)
+    assert states(result) == [(0, "done")]
+    assert result.left == [(tasks[1], "completed by another command meanwhile")]
+    assert not (tasks[1].path / "a1").exists()
+
+
+def test_repeat_that_another_command_made_counts_once(make):
+    task = make(0)
+    assert states(run([task])) == [(0, "done")]
+    result = run([task] * 3)
+    assert states(result) == [(1, "done"), (2, "done")]
+    assert len(result.left) == 1
+
+
+def test_pending_run_starts_by_hand(make, capsys, monkeypatch):
+    from hires.core.errors import RunError
+    from hires.launcher.local import local_launcher
+
+    task = make(0)
+    with pytest.raises(RunError, match="is pending: no attempt has started"):
+        rundir.open_run(task.path)
+    launched = []
+    monkeypatch.setattr(
+        local_launcher, "launch", lambda path, attempt, **_: launched.append(attempt) or 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        local_launcher.main([str(task.path)])
+    assert launched == [0]

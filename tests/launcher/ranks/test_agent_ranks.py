@@ -1,0 +1,280 @@
+"""Ranks that one command starts: the guarantees of the supervisor hold under every dialect."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hires.core.errors import RunError
+from hires.core.store import records
+from hires.launcher.local import local_launcher
+from hires.launcher.ranks import control_channel
+from tests.launcher.conftest import alive, events, rank_pids
+
+pytestmark = pytest.mark.timeout(120)
+
+TORCHRUN = pytest.param({"name": "torchrun"}, id="torchrun")
+MPIS = [
+    pytest.param({"name": "mpirun", "mpi": "openmpi"}, id="openmpi", marks=pytest.mark.mpi),
+    pytest.param({"name": "mpirun", "mpi": "mpich"}, id="mpich", marks=pytest.mark.mpi),
+]
+PROGRAMS = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}
+each = pytest.mark.parametrize("keys", [TORCHRUN, *MPIS])
+
+
+@pytest.fixture(autouse=True)
+def program(request):
+    """Skips what needs an MPI that is not here."""
+    callspec = getattr(request.node, "callspec", None)
+    mpi = callspec.params.get("keys", {}).get("mpi") if callspec else None
+    if mpi and shutil.which(PROGRAMS[mpi]) is None:
+        pytest.skip(f"there is no {PROGRAMS[mpi]} here; make test-mpi installs it")
+
+
+def exit_json(run):
+    return json.loads((run.attempt_dir / "exit.json").read_text())
+
+
+def when_started(run, count, act):
+    """Runs ``act`` in a thread once so many ranks have said their first words."""
+
+    def wait():
+        logs = run.attempt_dir / "logs"
+        while len([p for p in logs.glob("rank*.log") if p.read_text()]) < count:
+            time.sleep(0.02)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@each
+def test_all_ranks_done_leaves_record_and_exit(fake_world, launch, keys):
+    run = fake_world("ok", "ok", "ok", **keys)
+    assert launch(run) == local_launcher.Outcome("done", None, {0: 0, 1: 0, 2: 0}, [])
+    assert records.read_record(run)["state"] == "done"
+    assert exit_json(run)["exit_codes"] == {"0": 0, "1": 0, "2": 0}
+    assert (run.attempt_dir / "logs/rank0001.log").read_text() == "rank 1 is ok\n"
+    assert len(rank_pids(run)) == 3
+    assert not (run.attempt_dir / control_channel.FILE).exists()
+
+
+@each
+def test_first_failing_rank_is_named_and_the_others_are_stopped(fake_world, launch, keys):
+    outcome = launch(fake_world("hang", "raise", "deaf", **keys))
+    assert outcome.cause == "rank 1 exited with code 1: ValueError: this rank was told to fail"
+    assert outcome.tail[0] == "rank 1 is raise"
+    assert outcome.exit_codes == {0: -15, 1: 1, 2: -9}
+
+
+@each
+def test_killed_rank_is_blamed_and_the_others_are_gone(fake_world, launch, keys):
+    run = fake_world("stopped", "hang", "hang", **keys)
+    took = {}
+
+    def murder():
+        while len(rank_pids(run)) < 3:
+            time.sleep(0.02)
+        took["since"] = time.monotonic()
+        os.kill(pid_of(run, 2), signal.SIGKILL)
+
+    thread = when_started(run, 3, murder)
+    outcome = launch(run)
+    thread.join()
+    assert time.monotonic() - took["since"] < 60  # no rank ends by itself
+    assert outcome.failed_rank == 2
+    assert "rank 2 was killed by SIGKILL" in outcome.cause
+
+
+def pid_of(run, rank):
+    [pid] = [line["pid"] for line in events(run, "rank_started") if line["rank"] == rank]
+    return pid
+
+
+@each
+def test_request_to_make_way_reaches_every_rank(fake_world, launch, keys):
+    run = fake_world("way", "way", **keys)
+    thread = when_started(run, 2, lambda: os.kill(os.getpid(), signal.SIGUSR2))
+    outcome = launch(run)
+    thread.join()
+    assert outcome.reason == "preempted"
+    assert outcome.exit_codes == {0: 75, 1: 75}
+
+
+@each
+def test_port_that_is_taken_meanwhile_is_changed(fake_world, launch, keys):
+    run = fake_world("port 1", "port 1", **keys)
+    assert launch(run).state == "done"
+    assert len(events(run, "launch_started")) == 2
+    assert (run.attempt_dir / "logs/rank0000.log").read_text() == "rank 0 is port 1\n"
+
+
+@each
+def test_odd_names_are_names_and_no_commands(fake_world, launch, tmp_path, monkeypatch, keys):
+    odd = "it's $(touch oops) `touch oops`; touch oops\ntouch oops #\"& {ranks} {each}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HIRES_ODD", odd)
+    run = fake_world("ok", "ok", campaign=odd, **keys)
+    assert launch(run).state == "done"
+    assert run.path.parent.name == odd
+    assert not list(tmp_path.rglob("oops*"))
+
+
+@each
+def test_interrupt_stops_all(fake_world, launch, keys):
+    outcome = launch(fake_world("hang", f"interrupt {os.getpid()}", **keys))
+    assert (outcome.state, outcome.cause) == ("cancelled", "stopped by Ctrl-C")
+
+
+@each
+def test_no_rank_outlives_a_supervisor_that_is_killed(fake_world, keys):
+    run = fake_world("hang", "hang", **keys)
+    code = (
+        "from hires.launcher.local.local_launcher import launch\n"
+        f"launch({str(run.path)!r}, 0, module='fake_rank')"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        when_started(run, 2, lambda: None).join()
+        while len(rank_pids(run)) < 2:
+            time.sleep(0.02)
+        process.kill()
+    pids = [*rank_pids(run), *(line["pid"] for line in events(run, "starter_started"))]
+    until = time.monotonic() + 10
+    while alive(pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive(pids)
+
+
+@each
+def test_command_that_is_killed_is_named(fake_world, launch, keys):
+    run = fake_world("hang", "hang", **keys)
+
+    def murder():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(events(run, "starter_started")[0]["pid"], signal.SIGKILL)
+
+    thread = when_started(run, 2, murder)
+    outcome = launch(run)
+    thread.join()
+    assert outcome.state == "failed"
+    assert "SIGKILL" in outcome.cause
+
+
+def test_program_that_is_missing_is_named_with_what_would_help(fake_world, launch):
+    run = fake_world("ok", name="mpirun", mpirun="/opt/none/bin/mpirun")
+    with pytest.raises(Exception, match=r"no /opt/none/bin/mpirun here.*launcher=local"):
+        launch(run)
+    assert exit_json(run)["reason"] == "launch"
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_command_that_starts_nothing_is_quoted(fake_world, launch, tmp_path):
+    program = script(tmp_path / "mpirun", "echo 'the moon is full' >&2; exit 3")
+    outcome = launch(fake_world("ok", "ok", name="mpirun", mpirun=program))
+    assert outcome.cause == "mpirun ended with code 3 before its ranks: the moon is full"
+    assert outcome.reason == "launch"
+
+
+def test_command_that_starts_too_many_is_told_so(fake_world, launch, tmp_path):
+    text = 'while [ "$1" != localhost:1 ]; do shift; done; shift; '
+    text += 'while [ "$1" = -x ]; do shift 2; done'
+    text += "; OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0"
+    text += ' OMPI_COMM_WORLD_LOCAL_SIZE=1 exec "$@"'
+    program = script(tmp_path / "mpirun", text)
+    outcome = launch(fake_world("ok", name="mpirun", mpirun=program))
+    assert outcome.cause.endswith("openmpi started 2 processes, but the plan has 1 ranks")
+
+
+RSH = """
+import os, subprocess, sys
+words = sys.argv[1:]
+assert words[:3] == ["-export", "-np", "3"], words
+hosts, words = words[3:6], words[6:]
+variable, _, value = words.pop(0).partition("=")
+ranks = []
+for rank in range(3):
+    numbers = {"RANK": rank, "SIZE": 3, "LOCAL_RANK": rank, "LOCAL_SIZE": 3}
+    told = {f"MV2_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
+    ranks.append(subprocess.Popen(words, env={**os.environ, **told, variable: value}))
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+"""Speaks as MVAPICH2's mpirun_rsh does, and starts everything here."""
+
+
+def test_ranks_that_speak_as_those_of_mvapich_do(fake_world, launch, tmp_path):
+    (tmp_path / "rsh.py").write_text(RSH)
+    words = f'exec {sys.executable} {tmp_path / "rsh.py"} "$@"'
+    program = script(tmp_path / "mpirun_rsh", words)
+    run = fake_world("ok", "ok", "ok", name="mpirun", mpi="mvapich", mpirun=program)
+    assert launch(run).exit_codes == {0: 0, 1: 0, 2: 0}
+
+
+def test_caller_without_the_key_is_hung_up_on(tmp_path):
+    ours = control_channel.Line("127.0.0.1", 2)
+    ours.write(tmp_path, starter="openmpi")
+    facts = control_channel.read(tmp_path)
+    assert stat.S_IMODE((tmp_path / control_channel.FILE).stat().st_mode) == 0o600
+    right = control_channel.call(facts, 1, 5.0)
+    wrong = [
+        control_channel.call({**facts, "key": "0" * 32}, 0, 5.0),
+        control_channel.call(facts, 2, 5.0),
+    ]
+    right.send(code=7)
+    heard = []
+    while not heard or not all(wire.closed for wire in wrong):
+        heard += ours.messages()
+        for wire in wrong:
+            assert list(wire.lines()) == []
+        time.sleep(0.01)
+    assert heard == [control_channel.Message(1, {"code": 7})]
+    ours.tell(1, signal.SIGTERM)
+    ours.tell(0, signal.SIGTERM)  # nobody is there
+    control_channel.wait(right, 5.0)
+    assert list(right.lines()) == [{"signal": 15}]
+    right.close()
+    while not heard[1:]:
+        heard += ours.messages()
+    assert heard[1:] == [control_channel.Message(1, {})]
+    ours.close()
+
+
+def test_nonsense_on_the_line_closes_it():
+    ours = control_channel.Line("127.0.0.1", 1)
+    for text in (b"\xff\n", b"[1]\n", b"x" * 2**18):
+        facts = {"line": ["127.0.0.1", ours.port], "key": ours.key}
+        wire = control_channel.call(facts, 0, 5.0)
+        wire.socket.setblocking(True)
+        with contextlib.suppress(OSError):
+            wire.socket.sendall(text)
+        heard = []
+        while not heard:
+            heard = ours.messages()
+        assert heard == [control_channel.Message(0, {})]
+        wire.close()
+    ours.close()
+
+
+def test_agent_without_a_supervisor_says_so(tmp_path):
+    with pytest.raises(RunError, match=r"launch\.sh"):
+        control_channel.read(tmp_path)
+    server = control_channel.Line("127.0.0.1", 1)
+    facts = {"line": ["127.0.0.1", server.port], "key": server.key}
+    server.close()
+    with pytest.raises(RunError, match=r"does not reach the supervisor .*launcher.interface"):
+        control_channel.call(facts, 0, 5.0)

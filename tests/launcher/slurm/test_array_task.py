@@ -1,0 +1,343 @@
+"""Does an element of a job array run what its list says, alone or several, and lose nothing?"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
+from hires.core.store import records, rundir
+from hires.launcher.slurm import job_arrays, slurm_launcher
+from hires.launcher.slurm.allocation import Allocation, Node
+from hires.launcher.slurm.array_task import is_open
+from hires.launcher.slurm.job_arrays import Wanted
+
+ROOT = Path(__file__).parents[3]
+JOB = Allocation("8", ("7", 0), (Node("n1", "a", "127.0.0.1"),))
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Stand-ins for Slurm's commands and the variables of a job; returns their folder."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    node = "NodeName=n1 NodeHostName=a NodeAddr=127.0.0.1"
+    scripts = {
+        "srun": 'while case $1 in -*) ;; *) false ;; esac; do shift; done; exec "$@"',
+        "scontrol": f'case "$2" in node) echo {node} ;; 7*) echo "$@" >> {folder}/words ;; esac',
+        "squeue": f"cat {folder}/left",
+        "sbatch": "echo 7",
+    }
+    for name, text in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    (folder / "left").write_text("UNLIMITED\n")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'helpers'}")
+    names = {"JOB_ID": "8", "JOB_NODELIST": "n1", "ARRAY_JOB_ID": "7", "ARRAY_TASK_ID": "0"}
+    for name, value in {**names, "JOB_CPUS_PER_NODE": "4"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    return folder
+
+
+@pytest.fixture
+def submitted(tmp_path, cluster):
+    """Returns a function that submits runs of two ranks in one array, and returns their folders."""
+
+    def submit(count: int, pack: int, attempts: int = 1) -> list[Path]:
+        wanted = []
+        for seed in range(count):
+            config = RunConfig(
+                seed=seed,
+                steps=3,
+                batch=6,
+                results=str(tmp_path / "results"),
+                measure=MeasureConfig(warmup=1),
+                launcher=LauncherConfig(name="slurm", pack=pack, requeues=1),
+            )
+            argv = ("hires", "run", f"seed={seed}")
+            path = rundir.freeze(config, {"world": 2, "totals": {"messages": 7}}, argv)
+            wanted.append(Wanted(path, argv, 2, config, attempts))
+        assert all(one.job for one in job_arrays.submit_all(wanted, job_arrays.Options(["hires"])))
+        return [run.path for run in wanted]
+
+    return submit
+
+
+def start(folder: Path, ranks: str | dict[str, str] = "ok", **environ: str) -> subprocess.Popen:
+    """Starts the element."""
+    told = {"0": ranks, "1": ranks} if isinstance(ranks, str) else ranks
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.helpers.fake_batch", "element", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "FAKE_RANKS": json.dumps(told), **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finished(folder: Path, ranks: str | dict[str, str] = "ok", **environ: str) -> tuple[int, str]:
+    """Returns exit code and output of the element."""
+    with start(folder, ranks, **environ) as process:
+        try:
+            out, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    return process.returncode, out
+
+
+def ends(runs: list[Path]) -> list[list[str]]:
+    """Returns how all attempts of runs ended."""
+    return [
+        [
+            (json.loads(path.read_text())["reason"] or json.loads(path.read_text())["state"])
+            for path in sorted(run.glob("a*/exit.json"))
+        ]
+        for run in runs
+    ]
+
+
+def wait_for_ranks(runs: list[Path], attempt: int = 0) -> None:
+    """Returns when all ranks of runs listen for signals."""
+    logs = [run / f"a{attempt}" / "logs" / f"rank000{rank}.log" for run in runs for rank in (0, 1)]
+    deadline = time.monotonic() + 60
+    while not all(log.exists() and "listens" in log.read_text() for log in logs):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_element_runs_the_run_that_its_index_names(submitted, cluster):
+    runs = submitted(3, pack=1)
+    code, out = finished(runs[0].parent / "arrays" / "0", SLURM_ARRAY_TASK_ID="1")
+    assert (code, out) == (0, "")
+    assert ends(runs) == [[], ["done"], []]
+    told = json.loads((runs[1] / "a0" / "job.json").read_text())
+    assert (told["job"], told["index"]) == ("7", 1)
+    assert "attempt 0, 2 ranks on n1, job 7_1" in (runs[1] / "job.log").read_text()
+
+
+def test_element_makes_the_attempts_of_its_run_one_after_the_other(submitted, cluster):
+    runs = submitted(1, pack=1, attempts=3)
+    folder = runs[0].parent / "arrays" / "0"
+    assert finished(folder)[0] == 0
+    assert ends(runs) == [["done"] * 3]
+    assert [slurm_launcher.read_job(runs[0] / f"a{n}") for n in range(3)] == ["7_0"] * 3
+    found = [json.loads((runs[0] / f"a{n}" / "exit.json").read_text()) for n in range(3)]
+    assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(found))
+    assert finished(folder, SLURM_RESTART_COUNT="1")[0] == 0
+    assert ends(runs) == [["done"] * 3]
+
+
+def test_repeats_go_on_when_the_job_starts_again_and_stop_after_a_failure(submitted, cluster):
+    runs = submitted(1, pack=1, attempts=3)
+    records.event(runs[0], 0, "launch_started")
+    (runs[0] / "a0" / "exit.json").write_text('{"state": "done", "reason": null}')
+    again = {"SLURM_RESTART_COUNT": "1"}
+    code, _ = finished(runs[0].parent / "arrays" / "0", {"1": "exit 3"}, **again)
+    assert (code, ends(runs)) == (1, [["done", "failed"]])
+
+
+def test_run_that_fails_takes_no_other_along(submitted, cluster, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2")
+    runs = submitted(3, pack=3)
+    code, out = finished(runs[0].parent / "arrays" / "0", {"1": f"picky {runs[1].name}"})
+    assert (code, ends(runs)) == (1, [["done"], ["failed"], ["done"]]), out
+    assert not (cluster / "words").exists()
+    begins = [line.split(":")[0] for line in out.splitlines() if "begins" in line]
+    assert begins == [run.name for run in runs]
+    times = [json.loads((run / "a0" / "exit.json").read_text()) for run in runs]
+    assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(times))
+
+
+def test_runs_side_by_side_meet_at_ports_of_their_own(submitted, cluster):
+    """Else the ranks of one run join another, and both fail."""
+    runs = submitted(2, pack=2)
+    with start(runs[0].parent / "arrays" / "0", "saver") as process:
+        wait_for_ranks(runs)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    lines = [line for run in runs for line in records.read_lines(run / "a0" / "events.jsonl")]
+    found = [line["port"] for line in lines if line["event"] == "launch_started"]
+    assert len(set(found)) == len(found) == 2
+
+
+def test_run_whose_folder_is_gone_takes_no_other_along(submitted, cluster):
+    runs = submitted(2, pack=2)
+    shutil.rmtree(runs[0])
+    code, out = finished(runs[0].parent / "arrays" / "0")
+    assert (code, ends(runs[1:])) == (1, [["done"]])
+    assert runs[0].name in out
+    assert not (cluster / "words").exists()
+
+
+def test_run_that_cannot_be_started_has_failed_and_its_job_is_not_queued_again(submitted, cluster):
+    runs = submitted(2, pack=2)
+    (runs[0] / "job.log").mkdir()
+    code, out = finished(runs[0].parent / "arrays" / "0")
+    assert (code, ends(runs)) == (1, [["launch"], ["done"]]), out
+    assert "job.log" in json.loads((runs[0] / "a0" / "exit.json").read_text())["cause"]
+    assert not (cluster / "words").exists()
+
+
+def test_run_alone_in_its_element_that_cannot_log_has_failed(submitted, cluster):
+    [run] = submitted(1, pack=1)
+    (run / "job.log").mkdir()
+    code, out = finished(run.parent / "arrays" / "0")
+    assert (code, ends([run])) == (1, [["launch"]])
+    assert "job.log" in out
+    assert "Traceback" not in out
+
+
+def test_supervisor_that_is_killed_leaves_a_failed_run_and_no_node_is_blamed(submitted, cluster):
+    runs = submitted(2, pack=2)
+    code, out = finished(runs[0].parent / "arrays" / "0", "orphan")
+    assert (code, sorted(ends(runs))) == (1, [["done"], ["launch"]]), out
+    [killed] = [run for run in runs if ends([run]) == [["launch"]]]
+    cause = json.loads((killed / "a0" / "exit.json").read_text())["cause"]
+    assert cause == "its supervisor was killed by SIGKILL, and left no word"
+    assert not (cluster / "words").exists()
+
+
+def test_run_that_was_cancelled_before_its_turn_keeps_no_job_in_the_queue(submitted, cluster):
+    runs = submitted(2, pack=2)
+    (runs[1] / "a0" / "cancel").touch()
+    assert finished(runs[0].parent / "arrays" / "0")[0] == 0
+    assert not (cluster / "words").exists()
+
+
+def test_pack_that_makes_way_saves_what_runs_and_goes_on_with_the_rest(submitted, cluster):
+    runs = submitted(3, pack=3)
+    folder = runs[0].parent / "arrays" / "0"
+    (cluster / "left").write_text("1:30\n")
+    with start(folder, "saver") as process:
+        wait_for_ranks(runs[:2])  # four cores: two runs side by side
+        process.send_signal(signal.SIGUSR2)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert ends(runs) == [["timeout"], ["timeout"], []], out
+    assert (cluster / "words").read_text() == "requeue 7_0\n"
+    code, out = finished(folder, SLURM_RESTART_COUNT="1")
+    assert code == 0, out
+    assert ends(runs) == [["timeout", "done"], ["timeout", "done"], ["done"]]
+    assert [slurm_launcher.read_job(run / "a0") for run in runs] == ["7_0"] * 3
+    assert json.loads((runs[0] / "a1" / "job.json").read_text())["pack"] == 3
+    assert finished(folder, SLURM_RESTART_COUNT="2")[0] == 0
+    assert (cluster / "words").read_text() == "requeue 7_0\n"
+    assert len(ends(runs)[0]) == 2
+
+
+def test_run_whose_time_limits_are_used_up_is_not_begun_again(submitted, cluster):
+    [run] = submitted(1, pack=1)
+    for attempt in range(2):  # launcher.requeues=1
+        assert is_open(run, 0, JOB)
+        number = 0 if attempt == 0 else rundir.next_attempt(run)
+        folder = records.attempt_dir(run, number)
+        slurm_launcher.note_job(folder, "7", 0)
+        end = {"state": "failed", "reason": "timeout", "cause": "", "exit_codes": {}}
+        (folder / "exit.json").write_text(json.dumps(end))
+    assert not is_open(run, 0, JOB)
+    assert is_open(run, 0, Allocation("9", None, JOB.nodes))  # by hand, again
+
+
+def test_pack_by_hand_leaves_what_another_job_has_and_is_not_queued_again(submitted, cluster):
+    runs = submitted(2, pack=2)
+    slurm_launcher.note_job(runs[0] / "a0", "6", 0, 2)
+    (cluster / "left").write_text("6|0|RUNNING|N/A|None\n")
+    code, out = finished(runs[0].parent / "arrays" / "0")
+    assert (code, ends(runs)) == (1, [[], ["done"]]), out
+    assert "job 6_0 has it as attempt a0 (running)" in out
+    assert not (cluster / "words").exists()
+
+
+def test_run_that_was_cancelled_while_it_waited_is_not_begun(submitted, cluster, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2")
+    runs = submitted(3, pack=3)
+    (runs[1] / "a0" / "cancel").touch()
+    assert finished(runs[0].parent / "arrays" / "0")[0] == 0
+    assert ends(runs) == [["done"], [], ["done"]]
+
+
+def test_run_that_was_cancelled_while_it_waited_to_go_on_is_not_begun(
+    submitted, cluster, monkeypatch
+):
+    """After two preemptions the request lies in the second attempt, not in the submitted one."""
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2")
+    runs = submitted(2, pack=2)
+    for number in range(2):
+        folder = records.attempt_dir(runs[1], number)
+        folder.mkdir(exist_ok=True)
+        slurm_launcher.note_job(folder, "7", 0, 2)
+        (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')
+    with start(runs[0].parent / "arrays" / "0", "saver", SLURM_RESTART_COUNT="1") as process:
+        wait_for_ranks(runs[:1])
+        (runs[1] / "a1" / "cancel").touch()  # its turn has not come
+        (runs[0] / "a0" / "cancel").touch()  # and now it comes
+        process.communicate(timeout=60)
+    assert ends(runs[:1]) == [["cancelled"]]
+    assert not (runs[1] / "a2").exists()
+
+
+def test_run_that_is_cancelled_while_it_runs_leaves_the_others(submitted, cluster):
+    runs = submitted(2, pack=2)
+    with start(runs[0].parent / "arrays" / "0", "saver") as process:
+        wait_for_ranks(runs)
+        (runs[0] / "a0" / "cancel").touch()
+        deadline = time.monotonic() + 60
+        while not (runs[0] / "a0" / "exit.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert process.poll() is None
+        process.send_signal(signal.SIGUSR2)
+        process.communicate(timeout=60)
+    assert ends(runs) == [["cancelled"], ["preempted"]]
+
+
+def test_end_of_the_whole_job_is_written_down_for_all_and_a_restart_goes_on(submitted, cluster):
+    runs = submitted(3, pack=3)
+    folder = runs[0].parent / "arrays" / "0"
+    with start(folder, "hang") as process:
+        deadline = time.monotonic() + 60
+        while not all((run / "a0" / "logs" / "rank0001.log").exists() for run in runs[:2]):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert ends(runs) == [["cancelled"]] * 3
+    assert not (cluster / "words").exists()
+    # A node failed, and Slurm starts the job again.
+    assert finished(folder, SLURM_RESTART_COUNT="1")[0] == 0
+    assert ends(runs) == [["cancelled", "done"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "usage: python -m hires.launcher.slurm.array_task ARRAY_DIR [INDEX]"),
+        (["x", "y"], "usage: "),
+        (["none"], "none/points.jsonl cannot be read"),
+        (["results/default/arrays/0", "9"], "has 1 lines, of which none is element 9"),
+    ],
+)
+def test_wrong_words_are_told(submitted, cluster, words, told, tmp_path):
+    submitted(1, pack=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "hires.launcher.slurm.array_task", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (1, 2)
+    assert told in done.stdout

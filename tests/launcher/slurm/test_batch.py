@@ -1,0 +1,275 @@
+"""Does the supervisor of a job run the right attempt, and queue the job again when it should?"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hires.core.store import records, rundir
+from hires.launcher.local import local_launcher
+from hires.launcher.slurm import allocation, batch, slurm_launcher
+from hires.launcher.slurm.allocation import Allocation, Node
+from hires.launcher.status import process_id
+from hires.launcher.status.state import OLD_S
+
+JOB = Allocation("7", None, (Node("n1", "a", "127.0.0.1"),))
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A job on one node, with stand-ins for Slurm's commands; returns the folder of their words."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    scripts = {
+        "srun": 'while case $1 in -*) ;; *) false ;; esac; do shift; done; exec "$@"',
+        "scontrol": f'case "$1" in requeue) echo "$@" >> {folder}/words ;; esac',
+        "squeue": f"cat {folder}/left",
+    }
+    for name, text in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    (folder / "left").write_text("UNLIMITED\n")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(allocation, "current", lambda: JOB)
+    monkeypatch.setattr(
+        batch, "launch", functools.partial(local_launcher.launch, module="fake_rank")
+    )
+    return folder
+
+
+def exit_of(run, attempt: int) -> dict[str, object]:
+    path = records.attempt_dir(run, attempt) / "exit.json"
+    return dict(json.loads(path.read_text()))
+
+
+def ask_to_make_way(run, attempt: int) -> threading.Thread:
+    """Sends this process SIGUSR2 as soon as rank 0 listens."""
+    log = records.attempt_dir(run, attempt) / "logs" / "rank0000.log"
+
+    def ask() -> None:
+        for _ in range(3000):
+            if log.exists() and "listens" in log.read_text():
+                os.kill(os.getpid(), signal.SIGUSR2)
+                return
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def test_submitted_attempt_is_run_and_its_tables_are_made(fake_world, cluster, capfd):
+    run = fake_world("ok", "ok")
+    slurm_launcher.note_job(run.attempt_dir, "7", None)
+    before = (run.attempt_dir / "job.json").read_text()
+    assert batch.main([str(run.path), "0"]) == 0
+    assert exit_of(run, 0)["state"] == "done"
+    assert (run.attempt_dir / "job.json").read_text() == before
+    assert (run.path / "throughput.csv").exists()
+    out = capfd.readouterr().out
+    assert out.startswith(f"{run.name}: attempt 0, 2 ranks on n1, job 7\nstep 1/3 ")
+    assert "## Throughput" in out
+
+
+@pytest.mark.parametrize("words", [[], ["0"]])
+def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cluster, words):
+    run = fake_world("ok")
+    if words:
+        slurm_launcher.note_job(run.attempt_dir, "7", None)
+        records.event(run, 0, "launch_started")
+    assert batch.main([str(run.path), *words]) == 0
+    assert exit_of(run, 1)["state"] == "done"
+    assert slurm_launcher.read_job(run.path / "a1") == "7"
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+@pytest.mark.parametrize("words", [[], ["0"]])
+def test_job_by_hand_does_not_begin_what_another_job_has(fake_world, cluster, capfd, words, state):
+    run = fake_world("ok")
+    slurm_launcher.note_job(run.attempt_dir, "6", 3)
+    (cluster / "left").write_text(f"6|3|{state}|N/A|None\n")
+    assert batch.main([str(run.path), *words]) == 1
+    told = f"is not begun by job 7: job 6_3 has it as attempt a0 ({state.lower()})"
+    assert told in capfd.readouterr().out
+    assert rundir.attempt_numbers(run.path) == [0]
+    assert slurm_launcher.read_job(run.attempt_dir) == "6_3"
+    (cluster / "left").write_text("6|3|COMPLETED|N/A|None\n")
+    assert batch.main([str(run.path), *words]) == 0
+
+
+def test_job_does_not_begin_what_a_process_runs(fake_world, cluster, capfd):
+    run = fake_world("ok")
+    records.event(run, 0, "launch_started", **process_id.myself())
+    assert batch.main([str(run.path)]) == 1
+    told = f"process {os.getpid()} on {socket.gethostname()} runs attempt a0"
+    assert told in capfd.readouterr().out
+
+
+def test_job_does_not_begin_what_lives_on_another_machine(fake_world, cluster):
+    run = fake_world("ok")
+    records.event(run, 0, "launch_started", pid=1, host="elsewhere")
+    assert batch.main([str(run.path)]) == 1
+    old = time.time() - 2 * OLD_S
+    for name in ("events.jsonl", "env.json"):
+        os.utime(run.attempt_dir / name, (old, old))
+    assert batch.main([str(run.path)]) == 0
+
+
+def test_first_of_two_waiting_jobs_runs_and_the_second_sees_it(fake_world, cluster):
+    run = fake_world("ok")
+    slurm_launcher.note_job(run.attempt_dir, "7", None)
+    slurm_launcher.note_job(records.attempt_dir(run.path, rundir.next_attempt(run.path)), "8", None)
+    (cluster / "left").write_text("8|N/A|PENDING|N/A|None\n")
+    assert batch.main([str(run.path), "0"]) == 0
+
+
+def test_job_that_slurm_says_nothing_about_may_still_have_its_run(fake_world, cluster, capfd):
+    run = fake_world("ok")
+    slurm_launcher.note_job(run.attempt_dir, "6", None)
+    (cluster / "squeue").write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
+    assert batch.main([str(run.path), "0"]) == 1
+    assert "job 6 may have it as attempt a0, and no controller" in capfd.readouterr().out
+
+
+def test_element_of_an_array_is_noted_with_its_index(fake_world, cluster, monkeypatch):
+    run = fake_world("ok")
+    job = Allocation("9", ("8", 3), JOB.nodes)
+    monkeypatch.setattr(allocation, "current", lambda: job)
+    batch.main([str(run.path), "0"])
+    assert slurm_launcher.read_job(run.attempt_dir) == "8_3"
+
+
+def test_start_of_a_run_that_is_complete_does_nothing(fake_world, cluster, monkeypatch):
+    run = fake_world("ok")
+    batch.main([str(run.path), "0"])
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert batch.main([str(run.path), "0"]) == 0
+    assert not (run.path / "a1").exists()
+
+
+def test_complete_run_that_is_made_again_goes_on_when_its_job_starts_again(
+    fake_world, cluster, monkeypatch
+):
+    """`hires run --again`: that another job completed the run once is no reason to stop."""
+    run = fake_world("ok")
+    batch.main([str(run.path), "0"])
+    monkeypatch.setattr(allocation, "current", lambda: Allocation("8", None, JOB.nodes))
+    again = rundir.next_attempt(run.path)
+    folder = records.attempt_dir(run.path, again)
+    slurm_launcher.note_job(folder, "8", None)
+    records.event(run.path, again, "launch_started")
+    (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert batch.main([str(run.path), str(again)]) == 0
+    assert exit_of(run, 2)["state"] == "done"
+    assert batch.main([str(run.path), str(again)]) == 0
+    assert not (run.path / "a3").exists()
+
+
+def test_job_that_makes_way_is_queued_again(fake_world, cluster):
+    run = fake_world("saver")
+    thread = ask_to_make_way(run, 0)
+    assert batch.main([str(run.path), "0"]) == 75
+    thread.join()
+    assert (cluster / "words").read_text() == "requeue 7\n"
+    assert exit_of(run, 0)["reason"] == "preempted"
+
+
+def test_time_limits_are_counted(fake_world, cluster):
+    run = fake_world("saver")
+    (cluster / "left").write_text("1:30\n")
+    for attempt in range(4):  # launcher.requeues=3
+        thread = ask_to_make_way(run, attempt)
+        batch.main([str(run.path), "0"])
+        thread.join()
+        assert exit_of(run, attempt)["reason"] == "timeout"
+    assert (cluster / "words").read_text() == "requeue 7\n" * 3
+    assert "launcher.requeues=3 are used up" in str(exit_of(run, 3)["cause"])
+
+
+def test_failed_run_is_not_queued_again(fake_world, cluster):
+    run = fake_world("exit 3")
+    assert batch.main([str(run.path), "0"]) == 1
+    assert not (cluster / "words").exists()
+
+
+def test_module_that_did_not_load_is_the_cause(fake_world, cluster, monkeypatch):
+    run = fake_world("ok")
+    monkeypatch.setenv("HIRES_REFUSED_MODULE", "gcc/99")
+    assert batch.main([str(run.path), "0"]) == 1
+    values = exit_of(run, 0)
+    assert (values["state"], values["reason"]) == ("failed", "launch")
+    assert "`module load gcc/99` failed on " in str(values["cause"])
+
+
+def planned_by_another(run) -> None:
+    path = run.attempt_dir / "env.json"
+    env = json.loads(path.read_text())
+    env["provenance"] |= {"hires": "0.0.1", "git": "abc"}
+    path.write_text(json.dumps(env))
+
+
+def test_plan_of_another_hires_is_refused(fake_world, cluster):
+    run = fake_world("ok")
+    planned_by_another(run)
+    assert batch.main([str(run.path), "0"]) == 1
+    values = exit_of(run, 0)
+    assert (values["state"], values["reason"]) == ("failed", "launch")
+    assert "planned by hires 0.0.1 (abc), but this node has" in str(values["cause"])
+
+
+def test_frozen_run_without_an_attempt_is_run_by_hand(fake_world, cluster):
+    run = fake_world("ok")
+    shutil.rmtree(run.attempt_dir)
+    assert batch.main([str(run.path)]) == 0
+    assert exit_of(run, 0)["state"] == "done"
+
+
+def test_planner_of_a_run_that_was_only_frozen_counts_if_it_is_the_latest(fake_world, cluster):
+    run = fake_world("ok")
+    planned_by_another(run)
+    config = records.read_config(run.path)
+    rundir.freeze(config, {"world": 1, "totals": {"messages": 7}}, ["hires", "run"])
+    assert batch.main([str(run.path)]) == 0
+
+
+def test_plan_of_another_hires_may_be_allowed(fake_world, cluster, capfd):
+    run = fake_world("ok")
+    planned_by_another(run)
+    path = run.path / "config.yaml"
+    path.write_text(path.read_text().replace("other_code: false", "other_code: true"))
+    assert batch.main([str(run.path), "0"]) == 0
+    assert "planned by hires 0.0.1 (abc) and runs with" in capfd.readouterr().out
+
+
+def test_folder_that_is_no_run_is_named(tmp_path, cluster, capfd):
+    assert batch.main([str(tmp_path)]) == 1
+    assert "is no run folder" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["run", "x"], ["run", "1", "2"]])
+def test_wrong_words_are_answered_with_the_usage(words, capfd):
+    assert batch.main(words) == 2
+    assert "usage: python -m hires.launcher.slurm.batch RUN_DIR [ATTEMPT]" in capfd.readouterr().out
+
+
+def test_process_outside_of_a_job_is_told_so(tmp_path: Path, monkeypatch, capfd):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert batch.main([str(tmp_path)]) == 1
+    assert "this is no Slurm job" in capfd.readouterr().out
+
+
+def test_job_that_is_cancelled_while_it_begins_is_cancelled(fake_world, cluster):
+    run = fake_world("exit 3")
+    (run.attempt_dir / "cancel").touch()  # as `hires cancel` does before it asks Slurm
+    assert batch.main([str(run.path), "0"]) != 0
+    assert (exit_of(run, 0)["state"], exit_of(run, 0)["reason"]) == ("cancelled", None)

@@ -1,0 +1,170 @@
+"""Is a job that Slurm ends without being asked told from one that its user cancelled?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from hires.core.store import records
+from hires.launcher.ranks.places import Making, here
+from hires.launcher.slurm import batch, preemption, scheduler, slurm_launcher
+from hires.launcher.slurm.allocation import Allocation, Node
+from hires.launcher.slurm.scheduler import Answer
+from tests.launcher.conftest import alive, rank_pids
+
+NODES = (Node("n1", "h1", "h1"), Node("n2", "h2", "h2"))
+JOB = Allocation("7", None, NODES)
+FRESH = {"SLURM_RESTART_COUNT": ""}
+
+
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    """Stands for scontrol: call it with what it says of the job and of the nodes."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def says(job: str, *nodes: str) -> None:
+        lines = "\\n".join(nodes)
+        (folder / "scontrol").write_text(
+            f'#!/bin/sh\nif [ "$2" = job ]; then echo "{job}"; else printf "{lines}\\n"; fi\n'
+        )
+        (folder / "scontrol").chmod(0o755)
+
+    return says
+
+
+UP = ("NodeName=n1 State=MIXED", "NodeName=n2 State=IDLE")
+DOWN = ("NodeName=n1 State=MIXED", "NodeName=n2 State=DOWN*+NOT_RESPONDING Reason=test")
+
+
+@pytest.mark.parametrize(
+    ("job", "nodes", "reason", "queued"),
+    [
+        ("JobState=CANCELLED Restarts=0 PreemptTime=None", UP, None, False),
+        ("JobState=RUNNING Restarts=0 PreemptTime=None", UP, None, False),
+        ("JobState=COMPLETING Restarts=0", UP, None, False),
+        ("JobState=COMPLETING Restarts=1", UP, "preempted", True),
+        ("JobState=PENDING Restarts=1", UP, "preempted", True),
+        ("JobState=PENDING Restarts=1", DOWN, "node", True),
+        ("JobState=COMPLETING Restarts=0", DOWN, "node", False),
+        ("JobState=NODE_FAIL Restarts=0", UP, "node", False),
+        ("JobState=RUNNING Restarts=0 PreemptTime=2031-01-02T03:04:05", UP, "preempted", False),
+        ("JobState=PREEMPTED Restarts=0", UP, "preempted", False),
+        ("JobState=TIMEOUT Restarts=0", UP, "timeout", False),
+    ],
+)
+def test_what_slurm_says_tells_who_ended_the_job(scontrol, job, nodes, reason, queued):
+    scontrol(f"JobId=7 {job}", *nodes)
+    found = preemption.why(JOB, FRESH)
+    assert (found and found.making.reason) == reason
+    assert (found is not None and found.queued) == queued
+    if reason == "node" and nodes is DOWN:
+        assert "n2 went down" in found.making.cause
+
+
+def test_earlier_starts_of_the_same_job_are_no_sign(scontrol):
+    scontrol("JobId=7 JobState=RUNNING Restarts=2 PreemptTime=None", *UP)
+    assert preemption.why(JOB, {"SLURM_RESTART_COUNT": "2"}) is None
+    assert preemption.why(JOB, {"SLURM_RESTART_COUNT": "1"}) is not None
+
+
+def test_slurm_that_does_not_answer_leaves_the_run_cancelled(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert preemption.why(JOB, FRESH) is None
+
+
+MAKING = Making("preempted", "job 7 had to make way", "it is queued again")
+
+
+@pytest.mark.parametrize(
+    ("making", "state", "reason"),
+    [(MAKING, "failed", "preempted"), (None, "cancelled", None)],
+)
+def test_sigterm_of_a_scheduler_is_no_cancellation(fake_world, launch, making, state, reason):
+    run = fake_world("hang", "hang")
+    places = dataclasses.replace(here(2, 0), stopped=lambda: making)
+
+    def kill() -> None:
+        while len(rank_pids(run)) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    outcome = launch(run, places=places)
+    thread.join()
+    assert (outcome.state, outcome.reason) == (state, reason)
+    left = json.loads((run.attempt_dir / "exit.json").read_text())
+    assert (left["state"], left["reason"]) == (state, reason)
+    assert making is None or left["cause"] == "job 7 had to make way; it is queued again"
+
+
+def test_ranks_that_slurm_alone_has_told_are_preempted_too(fake_world, launch):
+    run = fake_world("hang", "hang")
+    relay = ("bash", "-c", 'kill -TERM $$; "$@"', "relay")  # as a step that gets SIGTERM
+    found = here(2, 0)
+    ranks = [dataclasses.replace(place, prefix=relay) for place in found.ranks]
+    places = dataclasses.replace(found, ranks=ranks, relayed=True, stopped=lambda: MAKING)
+    outcome = launch(run, places=places)
+    assert (outcome.state, outcome.reason) == ("failed", "preempted")
+
+
+def test_srun_that_gave_its_node_up_does_not_mean_done(fake_world, launch):
+    found = here(2, 0)
+    ranks = [dataclasses.replace(place, prefix=("true",)) for place in found.ranks]
+    places = dataclasses.replace(found, ranks=ranks, relayed=True, stopped=lambda: MAKING)
+    outcome = launch(fake_world("ok", "ok"), places=places)
+    assert (outcome.state, outcome.reason) == ("failed", "preempted")
+
+
+def test_world_that_is_done_is_done_though_the_job_is_taken_away(fake_world, launch):
+    found = here(2, 0)
+    ranks = [dataclasses.replace(place, prefix=("env",)) for place in found.ranks]
+    places = dataclasses.replace(found, ranks=ranks, relayed=True, stopped=lambda: MAKING)
+    assert launch(fake_world("ok", "ok"), places=places).state == "done"
+
+
+def test_attempt_that_somebody_else_has_ended_stops(fake_world, launch):
+    run = fake_world("hang", "hang")
+
+    def close() -> None:
+        while len(rank_pids(run)) < 2:
+            time.sleep(0.01)
+        told = {"state": "failed", "cause": "its node went down", "reason": "node"}
+        (run.attempt_dir / "exit.json").write_text(json.dumps(told))
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    outcome = launch(run)
+    thread.join()
+    assert (outcome.state, outcome.reason) == ("failed", "node")
+    assert not alive(rank_pids(run))
+
+
+def test_silent_attempt_is_ended_by_the_next_start_of_its_job(fake_world, monkeypatch):
+    run = fake_world("ok")
+    slurm_launcher.note_job(run.attempt_dir, "7", None)
+    records.event(run, 0, "launch_started", pid=1, host="n1")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert batch.number_of(run.path, JOB, 0) == 1
+    left = json.loads((run.attempt_dir / "exit.json").read_text())
+    assert (left["state"], left["reason"]) == ("failed", "node")
+    assert "left no word" in left["cause"]
+    assert slurm_launcher.read_job(run.path / "a1") == "7"
+
+
+def test_attempt_of_another_job_is_not_ended(fake_world, monkeypatch):
+    run = fake_world("ok")
+    slurm_launcher.note_job(run.attempt_dir, "6", None)
+    records.event(run, 0, "launch_started", pid=1, host="n1")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setattr(scheduler, "ask_slurm", lambda _: {"6": Answer(scheduler.GONE)})
+    assert batch.number_of(run.path, JOB, 0) == 1
+    assert not (run.attempt_dir / "exit.json").exists()

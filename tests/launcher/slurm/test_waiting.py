@@ -1,0 +1,180 @@
+"""Does whoever waits for a job learn how it ended, whatever Slurm says or does not say?"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from hires.core.errors import RunError
+from hires.core.store import records, rundir
+from hires.launcher.slurm import slurm_launcher, waiting
+
+FORGOTTEN = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
+PENDING = "echo '7|N/A|PENDING|N/A|Priority'"
+RUNNING = "echo '7|N/A|RUNNING|N/A|None'"
+FAILED = "echo '7|N/A|FAILED|N/A|NonZeroExitCode'"
+SILENT = 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1'
+
+
+@pytest.fixture
+def squeue(tmp_path, monkeypatch):
+    """Sets what squeue does: a line of shell for each call, of which the last stays."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    for name in ("scontrol", "sacct"):  # they know no more than squeue does
+        (folder / name).write_text(f"#!/bin/sh\n{FORGOTTEN}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setattr(waiting, "ASK_S", 0.05)
+    monkeypatch.setattr(waiting, "LOOK_S", 0.01)
+
+    def answers(*lines: str) -> None:
+        cases = [f"{n}) {line} ;;" for n, line in enumerate(lines[:-1])]
+        script = [
+            "#!/bin/sh",
+            f"n=$(cat {folder}/calls 2>/dev/null || echo 0)",
+            f"echo $((n + 1)) > {folder}/calls",
+            f"case $n in {' '.join(cases)} *) {lines[-1]} ;; esac",
+        ]
+        (folder / "squeue").write_text("\n".join(script) + "\n")
+        (folder / "squeue").chmod(0o755)
+
+    return answers
+
+
+@pytest.fixture
+def run(fake_world):
+    """A run whose first attempt is job 7."""
+    made = fake_world("ok", "ok")
+    slurm_launcher.note_job(made.attempt_dir, "7", None)
+    return made
+
+
+def end(run, attempt: int, state: str, reason: str | None = None) -> None:
+    values = {"state": state, "cause": f"it is {state}", "reason": reason, "exit_codes": {"0": 1}}
+    path = records.attempt_dir(run, attempt) / "exit.json"
+    path.write_text(json.dumps(values))
+
+
+def later(what) -> None:
+    threading.Timer(0.3, what).start()
+
+
+def test_exit_of_the_attempt_is_the_end(run, squeue):
+    squeue(RUNNING)
+    lines: list[dict[str, object]] = []
+    records.append(run.attempt_dir / "metrics.jsonl", {"kind": "step", "rank": 0})
+    later(lambda: end(run, 0, "failed"))
+    outcome = waiting.Waiting(run, "7", lines.append).wait()
+    assert (outcome.state, outcome.cause, outcome.exit_codes) == ("failed", "it is failed", {0: 1})
+    assert lines == [{"kind": "step", "rank": 0}]
+
+
+@pytest.mark.parametrize("reason", ["timeout", "preempted", "node"])
+def test_job_that_starts_again_is_followed_into_its_next_attempt(run, squeue, reason):
+    squeue(PENDING)
+    end(run, 0, "failed", reason)
+    lines: list[dict[str, object]] = []
+
+    def go_on() -> None:
+        slurm_launcher.note_job(records.attempt_dir(run, rundir.next_attempt(run)), "7", None)
+        records.append(Path(run) / "a1" / "metrics.jsonl", {"kind": "begin"})
+        end(run, 1, "done")
+
+    later(go_on)
+    outcome = waiting.Waiting(run, "7", lines.append).wait()
+    assert outcome.state == "done"
+    assert lines == [{"kind": "begin"}]
+
+
+def test_job_that_made_way_for_good_is_over_when_slurm_says_so(run, squeue):
+    squeue(RUNNING, FAILED)
+    end(run, 0, "failed", "timeout")
+    assert waiting.Waiting(run, "7").wait().reason == "timeout"
+
+
+@pytest.mark.parametrize("last", [FAILED, FORGOTTEN, "true"])
+def test_job_that_leaves_no_word_is_lost(run, squeue, last):
+    squeue(PENDING, last)
+    outcome = waiting.Waiting(run, "7").wait()
+    assert (outcome.state, outcome.exit_code) == ("lost", 1)
+    assert f"its node does not see {run.path}" in outcome.cause
+
+
+def test_job_that_was_cancelled_before_it_started_is_noted(run, squeue):
+    squeue(PENDING, "echo '7|N/A|CANCELLED|N/A|None'")
+    assert waiting.Waiting(run, "7").wait().state == "cancelled"
+    values = json.loads((run.attempt_dir / "exit.json").read_text())
+    assert (values["state"], values["exit_codes"]) == ("cancelled", {})
+    assert records.read_record(run)["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("odd", ["true", SILENT, FORGOTTEN])
+def test_one_odd_answer_is_no_verdict(run, squeue, odd):
+    squeue(RUNNING, odd, RUNNING)
+    later(lambda: end(run, 0, "done"))
+    assert waiting.Waiting(run, "7").wait().state == "done"
+
+
+def test_slurm_that_does_not_answer_is_no_verdict(run, squeue):
+    squeue(SILENT)
+    later(lambda: end(run, 0, "done"))
+    assert waiting.Waiting(run, "7").wait().state == "done"
+
+
+def test_run_whose_job_is_queued_is_refused(run, squeue):
+    squeue(PENDING)
+    with pytest.raises(RunError, match=r"is job 7 already \(pending\).*`hires cancel /.*`"):
+        waiting.refuse_queued(run.path)
+    rundir.next_attempt(run.path)  # hires cancels what is the latest, and no other
+    with pytest.raises(RunError, match=r"is job 7 already \(pending\).*`scancel 7`"):
+        waiting.refuse_queued(run.path)
+
+
+@pytest.mark.parametrize("answer", [FAILED, FORGOTTEN, SILENT])
+def test_run_whose_job_is_gone_may_be_submitted(run, squeue, answer):
+    squeue(answer)
+    waiting.refuse_queued(run.path)
+    end(run, 0, "failed")
+    squeue(RUNNING)  # of another job by now
+    waiting.refuse_queued(run.path)
+    waiting.refuse_queued(run.path / "none")
+
+
+def test_run_whose_job_was_queued_again_is_refused(run, squeue):
+    # It ended, and still would have run twice at once: by its old job and by the new one.
+    end(run, 0, "failed", "preempted")
+    squeue(PENDING)
+    with pytest.raises(RunError, match=r"is job 7 already \(pending\)"):
+        waiting.refuse_queued(run.path)
+    squeue(FAILED)
+    waiting.refuse_queued(run.path)
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [("NODE_FAIL", "node"), ("TIMEOUT", "timeout"), ("OUT_OF_MEMORY", "oom")],
+)
+def test_job_that_leaves_no_word_has_the_reason_that_slurm_tells(run, squeue, word, reason):
+    squeue(RUNNING, f"echo '7|N/A|{word}|N/A|None'")
+    outcome = waiting.Waiting(run, "7").wait()
+    assert (outcome.state, outcome.reason) == ("failed", reason)
+    left = json.loads((run.attempt_dir / "exit.json").read_text())
+    assert (left["state"], left["reason"]) == ("failed", reason)
+
+
+def test_node_that_does_not_see_the_run_folder_is_the_cause(run, squeue, tmp_path):
+    squeue(FAILED)
+    (tmp_path / "commands" / "scontrol").write_text("#!/bin/sh\necho JobId=7 ExitCode=66:0\n")
+    outcome = waiting.Waiting(run, "7").wait()
+    assert (outcome.state, outcome.reason) == ("failed", "launch")
+    assert f"its node does not see {run.path}" in outcome.cause
+    assert json.loads((run.attempt_dir / "exit.json").read_text())["reason"] == "launch"
+
+
+def test_machine_without_slurm_may_submit_what_nobody_can_ask_about(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    waiting.refuse_queued(run.path)

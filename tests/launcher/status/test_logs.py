@@ -1,0 +1,71 @@
+"""Are the logs of several ranks one story in the order of time?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hires.launcher.status.logs import Follower, log_files, merged
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    logs = tmp_path / "a0" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank0000.log").write_text(
+        "a warning of torch\n"
+        "10:00:00.100 rank 0: begins\n"
+        "10:00:02.000 rank 0 error: rank failed\n"
+        "Traceback (most recent call last):\n"
+        "ValueError: x\n"
+    )
+    (logs / "rank0001.log").write_text("10:00:01.000 rank 1: waits\n10:00:02.000 rank 1: too")
+    (logs / "launcher.log").write_text("10:00:00.000 hires: no rank\n")
+    return tmp_path
+
+
+def told(entries) -> list[str]:
+    return [f"{entry.rank} {text}" for entry in entries for text in entry.lines]
+
+
+def test_entries_of_all_ranks_are_merged_by_time_and_tracebacks_stay_whole(run):
+    assert told(merged(log_files(run, 0))) == [
+        "0 a warning of torch",
+        "0 10:00:00.100 rank 0: begins",
+        "1 10:00:01.000 rank 1: waits",
+        "0 10:00:02.000 rank 0 error: rank failed",
+        "0 Traceback (most recent call last):",
+        "0 ValueError: x",
+        "1 10:00:02.000 rank 1: too",
+    ]
+
+
+def test_midnight_does_not_turn_the_order(tmp_path):
+    logs = tmp_path / "a0" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank0000.log").write_text("23:59:59.900 rank 0: a\n00:00:00.200 rank 0: c\n")
+    (logs / "rank0001.log").write_text("23:59:59.950 rank 1: b\n00:00:00.300 rank 1: d\n")
+    assert [line[-1] for line in told(merged(log_files(tmp_path, 0)))] == ["a", "b", "c", "d"]
+
+
+def test_follower_tells_what_was_added_and_waits_for_the_end_of_a_line(run):
+    follower = Follower()
+    assert len(told(follower.read(log_files(run, 0)))) == 6
+    assert follower.read(log_files(run, 0)) == []
+    with (run / "a0/logs/rank0001.log").open("a") as file:
+        file.write(" late\n")
+    (run / "a0/logs/rank0002.log").write_text("10:00:03.000 rank 2: new\n")
+    assert told(follower.read(log_files(run, 0))) == [
+        "1 10:00:02.000 rank 1: too late",
+        "2 10:00:03.000 rank 2: new",
+    ]
+
+
+def test_bytes_that_are_no_text_are_no_crash(run):
+    (run / "a0/logs/rank0000.log").write_bytes(b"\xff\xfe\n")
+    assert told(merged(log_files(run, 0)))[0].startswith("0 \N{REPLACEMENT CHARACTER}")
+
+
+def test_attempt_without_logs_has_none(tmp_path):
+    assert log_files(tmp_path, 7) == {}

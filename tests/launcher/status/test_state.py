@@ -1,0 +1,333 @@
+"""Is a run in the state that its files, its process and its scheduler show?"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hires.launcher.slurm import scheduler
+from hires.launcher.slurm.scheduler import Answer
+from hires.launcher.status import process_id, state
+from hires.launcher.status.state import state_of, states
+from tests.helpers.run_folders import beat, begin, done, end, make_run, steps, submitted
+
+ELSEWHERE = {"host": "another-machine", "boot": "x", "pid": 1}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "AGAIN_S", 0.01)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "results")
+
+
+def says(*answers: Answer):
+    """Returns a scheduler that gives these answers one after the other, the last for ever."""
+    left = list(answers)
+
+    def ask(jobs):
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        return {scheduler.job_name(job): answer for job in jobs}
+
+    return ask
+
+
+def dead_process() -> dict:
+    """Returns a process of this machine that has ended."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    told = {**process_id.myself(), "pid": child.pid, "birth": process_id._birth(child.pid)}
+    child.communicate(b"\n")
+    return told
+
+
+def test_run_without_attempt_is_pending(run):
+    assert (state_of(run).state, state_of(run).attempt) == ("pending", None)
+
+
+def test_running_run_tells_step_speed_and_memory(run):
+    steps(begin(run), 42)
+    found = state_of(run)
+    assert (found.state, found.step, found.steps, found.attempt) == ("running", 42, 100, 0)
+    assert found.img_per_s == pytest.approx(16.0)  # 8 images in the slower rank's 0.5 s
+    assert found.peak_bytes == 2 << 28
+    assert found.heartbeat_s < 30
+
+
+def test_step_counts_when_every_rank_has_finished_it(run):
+    folder = begin(run)
+    steps(folder, 3)
+    late = {"kind": "step", "rank": 0, "step": 3, "step_s": 0.1}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(late) + '\n{"kind": "step", "rank": 1, "st')
+    assert state_of(run).step == 3
+
+
+def test_only_the_ends_of_a_long_file_are_read(run, monkeypatch):
+    folder = begin(run)
+    steps(folder, 20_000)
+    read = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: (read.append(len(text)), loads(text))[1])
+    found = state_of(run)
+    assert (found.step, found.peak_bytes) == (20_000, 2 << 28)
+    assert sum(read) < 60_000 < (folder / "metrics.jsonl").stat().st_size
+
+
+def test_done_run_tells_its_record(run):
+    begin(run)
+    done(run)
+    found = state_of(run)
+    assert (found.state, found.step, found.img_per_s) == ("done", 100, 41.5)
+    assert found.peak_bytes == 3 << 29
+
+
+def test_failed_repetition_of_a_complete_run_leaves_it_done(run):
+    begin(run)
+    done(run)
+    end(begin(run, 1), "failed", cause="a disk was full")
+    assert (state_of(run).state, state_of(run).attempt) == ("done", 0)
+
+
+def test_failure_has_its_reason_and_where_it_came_to(run):
+    folder = begin(run)
+    steps(folder, 5)
+    end(folder, "failed", reason="hang", cause="no progress: rank 1 sleeps")
+    found = state_of(run)
+    assert (found.state, found.reason, found.step) == ("failed", "hang", 5)
+    assert found.cause == "no progress: rank 1 sleeps"
+
+
+def test_process_that_is_gone_means_lost(run):
+    begin(run, **dead_process())
+    found = state_of(run)
+    assert found.state == "lost"
+    assert "is gone, and left no exit.json" in found.cause
+
+
+def test_last_words_that_come_while_one_looks_are_heard(run, monkeypatch):
+    folder = begin(run, **dead_process())
+    monkeypatch.setattr(state.time, "sleep", lambda _: end(folder, "cancelled"))
+    assert state_of(run).state == "cancelled"
+
+
+def test_number_that_another_process_has_by_now_means_lost(run):
+    begin(run, birth=1)
+    assert state_of(run).state == "lost"
+
+
+def test_machine_of_the_same_name_is_judged_by_the_heartbeat(run):
+    folder = begin(run, boot="of another machine, or of this one before it was restarted")
+    assert state_of(run).state == "running"
+    for rank in range(2):
+        beat(folder, rank, 300.0)
+    assert state_of(run).state == "lost"
+
+
+@pytest.mark.parametrize(("age_s", "expected"), [(5.0, "running"), (300.0, "lost")])
+def test_ranks_elsewhere_are_judged_by_their_heartbeat(run, age_s, expected):
+    folder = begin(run, **ELSEWHERE)
+    for rank in range(2):
+        beat(folder, rank, age_s)
+    found = state_of(run)
+    assert found.state == expected
+    if expected == "lost":
+        assert "no sign of life (on another-machine) for 300 s" in found.cause
+
+
+def test_one_rank_that_beats_is_enough(run):
+    folder = begin(run, **ELSEWHERE)
+    beat(folder, 0, 300.0)
+    beat(folder, 1, 1.0)
+    assert state_of(run).state == "running"
+
+
+def test_age_is_taken_by_the_clock_of_the_file_system(run, monkeypatch):
+    begin(run, **ELSEWHERE)
+    real = time.time
+    monkeypatch.setattr(state.time, "time", lambda: real() + 10_000)  # this machine's is ahead
+    assert state_of(run).state == "running"
+
+
+def test_another_container_of_this_machine_cannot_be_seen(run):
+    begin(run, pid=1, space="pid:[1]")
+    assert state_of(run).state == "running"
+    assert process_id.lives({**process_id.myself(), "space": "pid:[1]"}) is None
+
+
+def test_attempt_that_nobody_began_is_lost_after_a_while(run):
+    (run / "a0").mkdir()
+    (run / "a0" / "env.json").touch()
+    assert state_of(run).state == "pending"
+    os.utime(run / "a0" / "env.json", (1.0, 1.0))
+    assert state_of(run).state == "lost"
+
+
+def test_pending_job_tells_why_and_when(run):
+    submitted(run, job="77", index=4)
+    answer = Answer(scheduler.PENDING, "Priority", "2031-02-03T04:05:06")
+    found = state_of(run, says(answer))
+    assert (found.state, found.cause, found.job) == ("pending", "Priority", "77_4")
+    assert found.expected == "2031-02-03T04:05:06"
+
+
+def test_running_job_before_its_first_rank(run):
+    submitted(run)
+    assert state_of(run, says(Answer(scheduler.RUNNING))).state == "running"
+
+
+@pytest.mark.parametrize(
+    ("word", "expected", "reason"),
+    [
+        ("TIMEOUT", "failed", "timeout"),
+        ("NODE_FAIL", "failed", "node"),
+        ("OUT_OF_MEMORY", "failed", "oom"),
+        ("PREEMPTED", "failed", "preempted"),
+        ("CANCELLED", "cancelled", None),
+        ("COMPLETED", "lost", None),
+    ],
+)
+def test_job_that_ended_without_last_words(run, word, expected, reason):
+    folder = submitted(run)
+    begin(run, **ELSEWHERE)
+    for rank in range(2):
+        beat(folder, rank, 300.0)
+    found = state_of(run, says(Answer(scheduler.ENDED, word)))
+    assert (found.state, found.reason) == (expected, reason)
+
+
+def test_cancelled_job_stays_cancelled_when_slurm_has_forgotten_it(run):
+    """Without accounts Slurm forgets a job after minutes; a lost run would be submitted again."""
+    folder = submitted(run)
+    os.utime(folder / "job.json", (1.0, 1.0))
+    assert state_of(run, says(Answer(scheduler.ENDED, "CANCELLED"))).state == "cancelled"
+    found = state_of(run, says(Answer(scheduler.GONE)))
+    assert (found.state, found.cause) == (
+        "cancelled",
+        "job 77 ended with CANCELLED, and left no word",
+    )
+
+
+def test_last_words_of_a_cancelled_job_are_not_written_over(run, monkeypatch):
+    folder = submitted(run)
+    told = {"cause": "stopped by SIGTERM", "exit_codes": {"0": -15}}
+    monkeypatch.setattr(state.time, "sleep", lambda _: end(folder, "cancelled", **told))
+    found = state_of(run, says(Answer(scheduler.ENDED, "CANCELLED")))
+    assert (found.state, found.cause) == ("cancelled", "stopped by SIGTERM")
+    assert json.loads((folder / "exit.json").read_text())["exit_codes"] == {"0": -15}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(scheduler.GONE),
+        Answer(scheduler.ENDED, "COMPLETED"),
+        Answer(scheduler.ENDED, "FAILED"),
+    ],
+)
+def test_attempt_that_was_to_be_cancelled_and_whose_job_is_gone_is_cancelled(run, answer):
+    folder = submitted(run)
+    os.utime(folder / "job.json", (1.0, 1.0))
+    (folder / "cancel").touch()
+    assert state_of(run, says(Answer(scheduler.RUNNING))).state == "running"
+    assert state_of(run, says(answer)).state == "cancelled"
+    assert json.loads((folder / "exit.json").read_text())["state"] == "cancelled"
+
+
+def test_one_missing_answer_is_no_verdict(run):
+    folder = submitted(run)
+    os.utime(folder / "job.json", (1.0, 1.0))
+    gone, waits = Answer(scheduler.GONE), Answer(scheduler.PENDING, "Resources")
+    assert state_of(run, says(gone, waits)).state == "pending"
+    assert state_of(run, says(gone, gone)).state == "lost"
+
+
+def test_heartbeat_outweighs_a_scheduler_that_knows_nothing(run):
+    submitted(run)
+    begin(run, **ELSEWHERE)
+    assert state_of(run, says(Answer(scheduler.GONE))).state == "running"
+
+
+def test_silent_scheduler_is_no_verdict(run):
+    submitted(run)
+    found = state_of(run, says(Answer(scheduler.UNKNOWN, "squeue is not installed here")))
+    assert (found.state, found.cause) == ("pending", "squeue is not installed here")
+
+
+def test_job_that_was_queued_again_is_pending_though_its_attempt_ended(run):
+    folder = submitted(run)
+    end(folder, "failed", reason="preempted")
+    found = state_of(run, says(Answer(scheduler.PENDING, "BeginTime")))
+    assert (found.state, found.cause) == ("pending", "queued again after preempted (BeginTime)")
+    assert state_of(run, says(Answer(scheduler.GONE))).reason == "preempted"
+
+
+def test_run_that_waits_to_go_on_shows_the_step_that_is_saved(run):
+    folder = submitted(run)
+    steps(folder, 9)
+    end(folder, "failed", reason="preempted")
+    for name in ("step000004", "step000008", ".step000012.tmp"):
+        (run / "checkpoints" / name).mkdir(parents=True)
+    found = state_of(run, says(Answer(scheduler.PENDING, "BeginTime")))
+    assert (found.state, found.step, found.steps) == ("pending", 8, 100)
+    submitted(run, 1)
+    begin(run, 1, **ELSEWHERE)
+    found = state_of(run, says(Answer(scheduler.RUNNING)))
+    assert (found.state, found.step) == ("running", 8)
+
+
+def test_damaged_files_are_no_crash(run):
+    folder = begin(run)
+    (folder / "exit.json").write_text('{"state": ')
+    (folder / "metrics.jsonl").write_bytes(b'\xff\xfe{"kind"\n[]\n{"kind": "step"')
+    assert state_of(run).state == "running"
+
+
+def test_states_come_in_the_order_of_their_runs(tmp_path):
+    runs = [make_run(tmp_path, f"run-{i}") for i in range(3)]
+    begin(runs[0], **dead_process())
+    begin(runs[2])
+    assert [found.state for found in states(runs)] == ["lost", "pending", "running"]
+    assert [found.path for found in states(runs)] == runs
+
+
+def test_this_process_lives_and_its_machine_is_here():
+    assert process_id.lives(process_id.myself()) is True
+    assert process_id.lives({"host": socket.gethostname(), "pid": 1}) is None  # of an older hires
+
+
+def shared(run: Path, attempt: int = 0) -> Path:
+    """Submits an attempt that shares its job with another run."""
+    folder = submitted(run, attempt, job="7", index=0)
+    told = json.loads((folder / "job.json").read_text())
+    (folder / "job.json").write_text(json.dumps({**told, "pack": 2}))
+    return folder
+
+
+def test_run_that_shares_a_running_job_waits_for_its_turn(run):
+    shared(run)
+    found = state_of(run, says(Answer(scheduler.RUNNING)))
+    assert (found.state, found.cause) == (
+        "pending",
+        "waits for its turn in job 7_0, which runs",
+    )
+    begin(run)
+    assert state_of(run, says(Answer(scheduler.RUNNING))).state == "running"
+
+
+def test_run_whose_time_limits_are_used_up_has_failed_though_its_job_goes_on(run):
+    with (run / "config.yaml").open("a") as file:
+        file.write("launcher:\n  requeues: 1\n")
+    for attempt, expected in enumerate(("pending", "failed")):
+        shared(run, attempt)
+        end(begin(run, attempt), "failed", reason="timeout")
+        assert state_of(run, says(Answer(scheduler.RUNNING))).state == expected

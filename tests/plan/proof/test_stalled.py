@@ -1,0 +1,103 @@
+"""Are ranks that wait for each other told in the plan's words, and is the right one to blame?"""
+
+from __future__ import annotations
+
+import pytest
+
+from hires.core.ranks.activity import Standing
+from hires.plan.plan import Plan
+from hires.plan.program import Event, events
+from hires.plan.proof.stalled import Stall, stall
+from tests.helpers import small_plans
+from tests.helpers.small_plans import LAYOUTS
+
+
+def plan_of(layout: str) -> Plan:
+    return small_plans.plan_of(**LAYOUTS[layout])
+
+
+def first(layout: str, rank: int, kind: str, words: str) -> Event:
+    """Returns a rank's first communication of a kind whose words hold some others."""
+    found = events(plan_of(layout), rank)
+    return next(event for event in found if event.kind == kind and words in event.what)
+
+
+def at(rank: int, event: Event | None = None, action: str = "F0", since_s: float = 9.0) -> Standing:
+    """Returns a rank that waits for a message, or for nothing."""
+    if event is None:
+        return Standing(rank, 4, action, since_s=since_s)
+    verb = "a receive from" if event.kind == "recv" else "a send to"
+    what = f"{verb} rank {event.peer}"
+    return Standing(rank, 4, action, what, event.peer, event.tag, since_s=since_s)
+
+
+def judged(layout: str, *standings: Standing) -> Stall:
+    plan = plan_of(layout)
+    return stall(plan, {standing.rank: standing for standing in standings}, plan.world)
+
+
+def test_message_between_stages_is_named_with_its_shape():
+    wanted = first("pp", 1, "recv", " in F1")
+    found = judged("pp", at(0, action="F1"), at(1, wanted, "F1"))
+    shape = "x".join(map(str, wanted.shape))
+    assert found.culprits == [0]
+    assert found.waits[0].text == f"rank 1 waits for {wanted.what} from rank 0, since 9.0 s"
+    assert found.unmatched == [
+        f"{wanted.what}, {shape} float32, from rank 0 to rank 1: rank 0 has not sent it"
+    ]
+
+
+def test_message_whose_sender_is_past_it_was_lost():
+    wanted = first("pp", 1, "recv", " in F1")
+    [text] = judged("pp", at(0, action="F2"), at(1, wanted, "F1")).unmatched
+    assert "rank 0 says that it is past it: it was lost on the way" in text
+
+
+def test_sender_waits_until_its_message_is_taken():
+    sent = first("pp", 0, "send", " in F0")
+    found = judged("pp", at(0, sent, ""), at(1))
+    assert found.waits[0].text == f"rank 0 waits until rank 1 takes {sent.what}, since 9.0 s"
+    assert "rank 1 has not begun to receive it" in found.unmatched[0]
+
+
+def test_halos_of_microbatches_share_a_tag_and_the_action_tells_them_apart():
+    wanted = first("sp columns", 0, "recv", "halo of conv2 in F1")
+    assert wanted.tag == first("sp columns", 0, "recv", "halo of conv2 in F0").tag
+    found = judged("sp columns", at(0, wanted, "F1"))
+    assert "the halo of conv2 in F1" in found.waits[0].what
+
+
+def test_collective_is_named_by_its_place_in_the_action():
+    plan = plan_of("sp rows")
+    second = [e for e in events(plan, 0) if e.kind == "collective" and "in F0" in e.what][1]
+    told = {
+        rank: Standing(rank, 4, "F0", "an all-gather", ranks=[0, 1, 2], nth=nth, since_s=9.0 - nth)
+        for rank, nth in ((0, 1), (1, 0), (2, 1))
+    }
+    found = stall(plan, told, plan.world)
+    assert found.waits[1].what == second.what
+    assert found.waits[1].others == [1]
+    assert found.circle  # rank 1 waits in another collective for those that wait for it
+
+
+def test_rank_that_does_not_answer_is_to_blame_for_a_barrier():
+    barrier = "a barrier of all ranks"
+    found = judged("pp", Standing(0, 3, "", barrier), Standing(2, 3, "", barrier))
+    assert found.culprits == [1]
+    assert found.unmatched == [f"{barrier}: rank 1 has not come to it"]
+    assert found.waits[0].text == f"rank 0 waits for rank 1 to join {barrier}, since 0.0 s"
+
+
+def test_ranks_that_wait_for_each_other_are_a_circle():
+    down = first("pp", 1, "recv", " in F1")
+    back = first("pp", 0, "recv", " in B0")
+    found = judged("pp", at(0, back, "B0"), at(1, down, "F1"))
+    assert (found.culprits, sorted(found.circle)) == ([], [0, 1])
+
+
+@pytest.mark.parametrize("what", ["a receive from rank 1", "the rendezvous at localhost:1"])
+def test_what_the_plan_does_not_know_is_told_in_the_transports_words(what):
+    peer = 1 if "receive" in what else -1
+    found = judged("pp", Standing(0, -1, "", what, peer, 2**31 - 5))
+    assert what in found.waits[0].text
+    assert 1 in found.culprits

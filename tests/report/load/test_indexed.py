@@ -1,0 +1,91 @@
+"""Do index and folders say the same, and do folders fill what the index lacks?"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hires.core.store import run_index
+from hires.report.load.indexed import rebuild, runs_of
+from hires.report.load.rows import run_row
+from tests.helpers.compared_runs import compared_run, failed_run
+
+STEPS = [0.5, 0.6, 0.7]
+
+
+@pytest.fixture
+def results(tmp_path):
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def paths(results):
+    runs = [compared_run(results, [STEPS, STEPS], campaign=name) for name in ("a", "b")]
+    return [*runs, failed_run(results, campaign="c")]
+
+
+def rows(results, paths):
+    listed = runs_of(results, paths)
+    return [run_row(run) for run in listed.runs], [note.text for note in listed.notes]
+
+
+def test_index_says_what_the_folders_say(results, paths):
+    read, notes = rows(results, paths)
+    assert "3 runs that have ended are not in the index" in notes[-1]
+    assert rebuild(results, paths) == (5, [])
+    for path in paths:  # so that nothing can be read there
+        for file in (*path.glob("a*/*.json"), path / "config.yaml", path / "record.json"):
+            file.unlink()
+    assert rows(results, paths) == (read, [])
+
+
+def test_torn_index_costs_one_look_into_a_folder(results, paths):
+    read, _ = rows(results, paths)
+    rebuild(results, paths)
+    text = (results / run_index.FILE).read_text()
+    (results / run_index.FILE).write_text(text[:-100])
+    again, notes = rows(results, paths)
+    assert again == read
+    assert notes[0] == "1 torn line left out"
+    assert notes[1].startswith("1 run that has ended is not in the index")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\0\1\2", "[]\n7\nnull\n", '{"schema": 1, "attempt": []}\n', "{" * 5000]
+)
+def test_damaged_index_is_as_none(results, paths, text):
+    read, _ = rows(results, paths)
+    (results / run_index.FILE).write_text(text)
+    assert rows(results, paths)[0] == read
+
+
+def test_line_of_a_newer_hires_or_with_nonsense_is_not_used(results, paths):
+    read, _ = rows(results, paths)
+    rebuild(results, paths)
+    lines = [json.loads(line) for line in (results / run_index.FILE).read_text().splitlines()]
+    for line, change in zip(
+        lines, ({"schema": 99}, {"config": 3}, {"exit": []}, {"record": "x"}, {}), strict=True
+    ):
+        line |= change
+    (results / run_index.FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found, _ = rows(results, paths)
+    assert found[0] == read[0]
+    assert found[2] == read[2]
+
+
+def test_attempt_since_then_sends_to_the_folder(results, paths):
+    rebuild(results, paths)
+    (paths[0] / "a2").mkdir()
+    assert rows(results, paths)[1] == []  # it has not ended: nothing is missing in the index
+    (paths[0] / "a2" / "exit.json").write_text('{"state": "failed", "cause": "x"}')
+    again, notes = rows(results, paths)
+    assert notes[0].startswith("1 run that has ended")
+    assert again[0]["state"] == "done"  # an earlier attempt completed it
+
+
+def test_runs_that_are_gone_are_not_listed(results, paths):
+    rebuild(results, paths)
+    assert len(runs_of(results, paths[:1]).runs) == 1
+    assert rebuild(results, paths[:1])[0] == 2
+    assert len((results / run_index.FILE).read_text().splitlines()) == 2
