@@ -127,7 +127,7 @@ def _ahead_s(world: World) -> float:
 
 def _unseen(folder: Path, world: World) -> list[int]:
     """Returns the ranks whose word, written now, does not come through the file system."""
-    word = runtime.told_by_first(secrets.token_hex(8))
+    word = runtime.broadcast_text(secrets.token_hex(8))
     mine = folder / f"word-rank{world.rank:04d}"
     write_atomically(mine, word)
     runtime.barrier()
@@ -163,7 +163,7 @@ def _sum(world: World, ones: torch.Tensor, group: Any = None) -> float | None:
 def _nccl(world: World) -> dict[str, Any] | None:
     """Returns how long NCCL takes for the same sum, or why it fails; None without GPUs."""
     has = torch.cuda.is_available() and dist.is_nccl_available()
-    if runtime.largest(int(not has)):
+    if runtime.max_all(int(not has)):
         return None
     device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
     try:

@@ -112,7 +112,7 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
     return None
 
 
-def sum_together(tensors: list[Tensor], group: Group) -> None:
+def all_reduce_coalesced(tensors: list[Tensor], group: Group) -> None:
     """Sums dense tensors over a group, in place; those of one type as one message."""
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors if group.size > 1 else ():
@@ -168,7 +168,7 @@ def barrier() -> None:
     waiting(transport.carrier.barrier, "a barrier of all ranks")
 
 
-def largest(number: int, patient: bool = False) -> int:
+def max_all(number: int, patient: bool = False) -> int:
     """Returns the largest of the numbers that all ranks of the world give; a barrier, too.
 
     Args:
@@ -185,7 +185,7 @@ def largest(number: int, patient: bool = False) -> int:
     return int(told)
 
 
-def told_by_first(text: str) -> str:
+def broadcast_text(text: str) -> str:
     """Returns the text that rank 0 gives, on all ranks of the world."""
     data = text.encode()
     what = "a word of rank 0"

@@ -77,7 +77,7 @@ class Saver:
 
         All ranks call it before every step; it is the barrier behind which the step begins.
         """
-        if not comm.largest(int(stopping.heard())):
+        if not comm.max_all(int(stopping.heard())):
             return False
         stopping.forget()
         return self._last == step or self.save(step)
@@ -106,12 +106,12 @@ class Saver:
                 part(path, step)
             except (OSError, RunError) as error:
                 problem = str(cannot_write(path, error) if isinstance(error, OSError) else error)
-            if comm.largest(int(problem is not None), patient=True):
+            if comm.max_all(int(problem is not None), patient=True):
                 self._give_up(path, step, f"{doing} failed: {problem}" if problem else None)
                 return False
         self._last = step
         self._clean()
-        comm.largest(0, patient=True)  # to remove files may take as long as to write them
+        comm.max_all(0, patient=True)  # to remove files may take as long as to write them
         if self._leads:
             taken_s = time.perf_counter() - began_s
             num_bytes = checkpoints.read(path).num_bytes
@@ -169,7 +169,7 @@ class Saver:
         if self._leads:
             shutil.rmtree(checkpoints.hidden(path, "tmp"), ignore_errors=True)
         # Behind this nobody writes any more, and the disk may have room again for the word.
-        comm.largest(0, patient=True)
+        comm.max_all(0, patient=True)
         if problem is not None:
             log.warning("there is no checkpoint of step %d: %s; the run goes on", step, problem)
             self._note("checkpoint_failed", step=step, text=problem)

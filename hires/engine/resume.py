@@ -68,7 +68,7 @@ def choose(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> Begin:
         except DamagedError as error:
             problem = str(error)
             _warn(run_dir, world, problem)
-        if not comm.largest(int(problem is not None), patient=True):
+        if not comm.max_all(int(problem is not None), patient=True):
             return Begin(checkpoints.begin_of(checkpoint, config), checkpoint)
         passed_over.append(path)
     if passed_over and config.checkpoint.source:
@@ -97,7 +97,7 @@ def take_over(begin: Begin, engine: RankEngine, config: RunConfig) -> None:
                 momentum = _fitting(momenta, name, everything[name], checkpoint)
                 engine.optimizer.set_direction(everything[name], momentum)
     _set_random(begin, engine, config)
-    comm.largest(0, patient=True)  # so that no rank waits in its first step for another one's disk
+    comm.max_all(0, patient=True)  # so that no rank waits in its first step for another one's disk
     log.info("goes on at step %d from %s", begin.step, checkpoint.path)
 
 
@@ -111,9 +111,9 @@ def _offered(run_dir: Path, config: RunConfig, world: World) -> list[str]:
                 _warn(run_dir, world, problem)
             answer = {"paths": [str(checkpoint.path) for checkpoint in found]}
         except HiresError as error:  # all ranks wait for the answer, also when there is none
-            comm.told_by_first(json.dumps({"error": str(error)}))
+            comm.broadcast_text(json.dumps({"error": str(error)}))
             raise
-    told = json.loads(comm.told_by_first(json.dumps(answer)))
+    told = json.loads(comm.broadcast_text(json.dumps(answer)))
     if "error" in told:
         raise RunError(told["error"])
     return list(told["paths"])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hires.comm import Group, Handle, all_reduce, sum_together
+from hires.comm import Group, Handle, all_reduce, all_reduce_coalesced
 from hires.parallel.context import Context
 from hires.parallel.flat import flat
 from hires.parallel.running import RunningStatistics
@@ -132,7 +132,7 @@ class StageSum:
                     self._issue(parameter)
                 rest = []
             scaled = [flat(self._scaled(p)) for p in rest + self.small]
-            sum_together(scaled + terms, self.group)
+            all_reduce_coalesced(scaled + terms, self.group)
             for handle in self.issued:
                 handle.wait()
         self.running.end_step(terms)

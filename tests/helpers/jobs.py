@@ -120,9 +120,9 @@ def gather_of_rank(world: World, num_elements: int, shared: bool) -> list[float]
 def agreement_of_rank(world: World) -> tuple[int, int, list[str]]:
     """Returns what ranks agreed on, without and with patience, and what rank 0 told them."""
     comm.start(world, 60)
-    number = comm.largest(world.rank)
-    patient = comm.largest(7 - world.rank, patient=True)
-    told = [comm.told_by_first(text) for text in (f"r\u00e4nk {world.rank} of {world.size}", "")]
+    number = comm.max_all(world.rank)
+    patient = comm.max_all(7 - world.rank, patient=True)
+    told = [comm.broadcast_text(text) for text in (f"r\u00e4nk {world.rank} of {world.size}", "")]
     comm.shutdown()
     return number, patient, told
 
@@ -137,7 +137,7 @@ def sums_of_rank(world: World, sizes: list[int], way: str) -> tuple[bool, list[l
     generator = torch.Generator().manual_seed(world.rank)
     tensors = [torch.randn(size, generator=generator) for size in sizes]
     tensors += [torch.full((3, 5), world.rank + 0.5, dtype=torch.float64)]
-    comm.sum_together(tensors, group)
+    comm.all_reduce_coalesced(tensors, group)
     comm.barrier()
     comm.shutdown()
     return group.peers is not None, [tensor.flatten().tolist() for tensor in tensors]
@@ -236,7 +236,7 @@ def logged_step(
         module.all_gather = logging("collective", comm.all_gather)
     loss.all_reduce = logging("collective", comm.all_reduce)
     gradients.all_reduce = logging("gradients", comm.all_reduce)
-    gradients.sum_together = logging("gradients", comm.sum_together)
+    gradients.all_reduce_coalesced = logging("gradients", comm.all_reduce_coalesced)
     comm.start(world, 60)
     engine = build_rank(from_dict(config), Plan.from_dict(plan), world.rank, 1)
     run_step(engine)
