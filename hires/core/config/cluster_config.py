@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.core.config.value_checks import Checks, at_least, check_word, one_of
+from hires.core.config.value_checks import Checks, at_least, check_choices, check_word, choice
 from hires.core.errors import ConfigError
 from hires.core.units import parse_size
 
@@ -71,7 +71,7 @@ class ClusterConfig:
     """Account that pays, unless ``launcher.account`` says another."""
     modules: list[str] = field(default_factory=list)
     """Environment modules that a job loads first."""
-    mpi: str | None = None
+    mpi: str | None = choice(None, MPIS)
     """What starts the ranks, unless ``launcher.mpi`` says it: ``srun``, ``openmpi``, ``mpich`` or
     ``mvapich``."""
     srun_mpi: str | None = None
@@ -92,8 +92,7 @@ class ClusterConfig:
         if self.memory is not None and parse_size(self.memory) is None:
             problem = "is no size; give bytes, or a number and a unit as 240GiB"
             check.problems.append(f"cluster.memory={self.memory!r} {problem}")
-        if self.mpi is not None:
-            check(one_of, "cluster.mpi", self.mpi, MPIS)
+        check(check_choices, self, "cluster.")
         for key in ("name", "partition", "account", "srun_mpi", "interface"):
             check(check_word, f"cluster.{key}", getattr(self, key))
         for module in self.modules:

@@ -12,7 +12,14 @@ import sys
 from dataclasses import dataclass, field
 
 from hires.core.config.cluster_config import MPIS
-from hires.core.config.value_checks import Checks, at_least, at_most, check_word, one_of
+from hires.core.config.value_checks import (
+    Checks,
+    at_least,
+    at_most,
+    check_choices,
+    check_word,
+    choice,
+)
 from hires.core.errors import ConfigError
 
 LAUNCHERS = ("local", "mpirun", "torchrun", "slurm")
@@ -25,7 +32,7 @@ YEAR_MINUTES = 365 * 24 * 60
 class LauncherConfig:
     """``launcher=NAME``: what starts the ranks."""
 
-    name: str = "local"
+    name: str = choice("local", LAUNCHERS)
     """``local``: one process per rank on this machine. ``mpirun``: one command of an MPI starts all
     ranks, on this machine or on ``hosts``. ``torchrun``: torch's own does, on this machine.
     ``slurm``: one Slurm job, whose ranks are spread evenly over ``nodes``, consecutive ranks
@@ -34,11 +41,11 @@ class LauncherConfig:
     """Compute threads of every rank; as many cores a rank are asked of Slurm."""
     max_ranks: int = 64
     """Most processes on this machine; a larger world is refused."""
-    bind: str = "auto"
+    bind: str = choice("auto", BINDINGS)
     """``auto``: the cores of a machine are shared out to its ranks, evenly and side by side, and
     each keeps to its own. Not if they are too few for the threads of all; nor, on this machine, if
     nothing is to spare for the threads that read and send. ``none``: no rank keeps to any."""
-    mpi: str | None = None
+    mpi: str | None = choice(None, MPIS)
     """``mpirun``, ``slurm``: what starts the ranks: ``openmpi`` (its mpirun), ``mpich``
     (mpiexec.hydra), ``mvapich`` (mpirun_rsh) or ``srun``. Unset: ``cluster.mpi``, else openmpi, or
     srun for slurm."""
@@ -82,16 +89,13 @@ class LauncherConfig:
 
     def __post_init__(self) -> None:
         check = Checks()
-        check(one_of, "launcher", self.name, LAUNCHERS)
+        check(check_choices, self, "launcher.")
         for key, low in (("threads", 1), ("max_ranks", 1), ("nodes", 1), ("minutes", 1)):
             check(at_least, f"launcher.{key}", getattr(self, key), low)
         check(at_most, "launcher.minutes", self.minutes, YEAR_MINUTES, ", which is a year")
         check(at_least, "launcher.pack", self.pack, 1)
         check(at_least, "launcher.signal_s", self.signal_s, 10)
         check(at_least, "launcher.requeues", self.requeues, 0)
-        check(one_of, "launcher.bind", self.bind, BINDINGS)
-        if self.mpi is not None:
-            check(one_of, "launcher.mpi", self.mpi, MPIS)
         for key in ("partition", "account", "qos", "interface", "srun_mpi", "mpirun"):
             check(check_word, f"launcher.{key}", getattr(self, key))
         for host in self.hosts:

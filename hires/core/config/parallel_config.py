@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.core.config.value_checks import Checks, at_least, one_of
+from hires.core.config.value_checks import Checks, at_least, check_choices, choice
 from hires.core.errors import ConfigError
 
 SCHEDULES = ("gpipe", "1f1b", "gems", "gems_1f1b")
@@ -18,7 +18,7 @@ class HaloConfig:
     fuse: int = 1
     """Windowed layers that one exchange serves, at most; more borrow wider halos less often, and
     compute the pixels near a cut on both sides of it."""
-    overlap: str = "auto"
+    overlap: str = choice("auto", ("auto", "on", "off"))
     """Whether a convolution computes the interior of its tile while the halo travels, without a
     copy of the tile: ``on`` (wherever there is an interior), ``auto`` (where the border, which is
     then computed apart, is small beside it, and halos do not come through shared memory) or
@@ -27,7 +27,7 @@ class HaloConfig:
     def __post_init__(self) -> None:
         check = Checks()
         check(at_least, "parallel.halo.fuse", self.fuse, 1)
-        check(one_of, "parallel.halo.overlap", self.overlap, ("auto", "on", "off"))
+        check(check_choices, self, "parallel.halo.")
         check.done()
 
 
@@ -55,7 +55,7 @@ class ParallelConfig:
     """2 runs a mirrored copy of the pipeline on the same ranks in the opposite order (GEMS)."""
     pairs: int = 1
     """Model passes per step of each direction; the batch is spread over all of them."""
-    schedule: str = "gpipe"
+    schedule: str = choice("gpipe", SCHEDULES)
     """Order of the passes of a pipeline: ``gpipe`` or ``1f1b``; in two directions ``gems`` (least
     memory) or ``gems_1f1b`` (shortest step)."""
     balance: list[int] | None = None
@@ -69,7 +69,7 @@ class ParallelConfig:
         check(at_least, "parallel.spatial_stages", self.spatial_stages, 0)
         check(self._check_tiles)
         check(self._check_directions)
-        check(one_of, "parallel.schedule", self.schedule, SCHEDULES)
+        check(check_choices, self, "parallel.")
         check(self._check_balance)
         check.done()
 

@@ -18,7 +18,7 @@ from hires.core.config.cluster_config import ClusterConfig
 from hires.core.config.from_values import build
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.value_checks import Checks, at_least, one_of
+from hires.core.config.value_checks import Checks, at_least, check_choices, choice
 from hires.core.errors import ConfigError
 from hires.core.units import parse_size
 
@@ -49,7 +49,7 @@ class ModelConfig:
     """Residual blocks of an ``edsr``."""
     width: int = 64
     """Channels of a ``unet`` at full size, and of an ``edsr``."""
-    upsample: str = "transposed"
+    upsample: str = choice("transposed", UPSAMPLES)
     """Way up of a ``unet``: ``transposed`` (a transposed convolution), ``bilinear`` or ``nearest``
     (interpolation, then a convolution)."""
     scale: int = 2
@@ -70,7 +70,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for key in ("n", "layers", "filters", "levels", "blocks", "width", "scale", "channels"):
             at_least(f"model.{key}", getattr(self, key), 1)
-        one_of("model.upsample", self.upsample, UPSAMPLES)
+        check_choices(self, "model.")
         if not 0 < self.res_scale < math.inf:
             raise ConfigError(f"model.res_scale={self.res_scale} must be above 0, and finite")
         if self.classes is not None:
@@ -95,7 +95,7 @@ class DataConfig:
     """``synthetic`` only: number of classes."""
     length: int = 1024
     """``synthetic`` only: number of images."""
-    fit: str = "resize"
+    fit: str = choice("resize", FITS)
     """What happens to an image of another size than ``image``: ``resize`` (bilinear), ``crop`` (or
     pad with zeros) about its centre, or ``error``."""
     shuffle: bool = True
@@ -107,7 +107,7 @@ class DataConfig:
         at_least("data.classes", self.classes, 1)
         at_least("data.length", self.length, 1)
         at_least("data.prefetch", self.prefetch, 0)
-        one_of("data.fit", self.fit, FITS)
+        check_choices(self, "data.")
 
 
 @dataclass
@@ -117,12 +117,12 @@ class MemoryConfig:
     limit: Any = None
     """Most that a rank may need, in bytes or as text such as 4GiB or 800MB; unset: all ranks of the
     local launcher together may need what the machine has."""
-    checkpoint: str = "none"
+    checkpoint: str = choice("none", ("none", "stage", "block"))
     """What is computed again in the backward pass instead of kept: ``none``, ``stage`` (all of a
     stage) or ``block`` (each block of it)."""
 
     def __post_init__(self) -> None:
-        one_of("memory.checkpoint", self.checkpoint, ("none", "stage", "block"))
+        check_choices(self, "memory.")
         if self.limit is not None and parse_size(self.limit) is None:
             raise ConfigError(
                 f"memory.limit={self.limit!r} is no size; give bytes, or a number and a unit as "
@@ -162,18 +162,18 @@ class CheckpointConfig:
 class PrecisionConfig:
     """``precision=NAME``: the arithmetic."""
 
-    name: str = "fp32"
+    name: str = choice("fp32", PRECISIONS)
     """``fp32``, ``bf16`` (autocast in training, cast in inference) or ``fp64``."""
 
     def __post_init__(self) -> None:
-        one_of("precision", self.name, PRECISIONS)
+        check_choices(self, "precision.")
 
 
 @dataclass
 class CommConfig:
     """``comm=NAME``: how ranks talk."""
 
-    backend: str = "gloo"
+    backend: str = choice("gloo", ("gloo",))
     """Transport of every message."""
     timeout_s: float = 120.0
     """A rank that waits for another one longer than this, or that neither moves nor computes for so
@@ -183,7 +183,7 @@ class CommConfig:
     gradients by reading each other's."""
 
     def __post_init__(self) -> None:
-        one_of("comm.backend", self.backend, ("gloo",))
+        check_choices(self, "comm.")
         if not 0 < self.timeout_s < math.inf:
             raise ConfigError(
                 f"comm.timeout_s={self.timeout_s} must be above 0 seconds, and finite"
@@ -194,7 +194,7 @@ class CommConfig:
 class TaskConfig:
     """``task=NAME``: what is done with the network."""
 
-    name: str = "train"
+    name: str = choice("train", ("train", "infer"))
     """``train`` or ``infer``."""
     lr: float = 0.005
     """Learning rate of stochastic gradient descent."""
@@ -202,13 +202,12 @@ class TaskConfig:
     """Its momentum."""
     weight_decay: float = 1e-4
     """Its L2 penalty, on every parameter."""
-    loss: str = "auto"
+    loss: str = choice("auto", LOSSES)
     """``cross_entropy`` (classes), ``l1`` (images of ``model.scale`` times the size of the input)
     or ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, ``cross_entropy`` for all else."""
 
     def __post_init__(self) -> None:
-        one_of("task", self.name, ("train", "infer"))
-        one_of("task.loss", self.loss, LOSSES)
+        check_choices(self, "task.")
         for key in ("lr", "momentum", "weight_decay"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise ConfigError(f"task.{key}={getattr(self, key)} must be 0 or more, and finite")

@@ -1,7 +1,8 @@
-"""How are single values of a config checked?"""
+"""Checks the single values of a config."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ T = TypeVar("T")
 
 
 class Checks:
-    """Runs checks one after the other, and tells all that failed at once."""
+    """Runs checks one after the other and reports all that failed at once."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -42,10 +43,33 @@ def at_most(key: str, value: int, high: int, what: str = "") -> None:
         raise ConfigError(f"{key}={value} must be at most {high}{what}")
 
 
-def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuses a name that is not among the choices."""
-    if value not in choices:
-        raise ConfigError(f"{key}={value!r} is unknown; choose one of {', '.join(choices)}")
+def choice(default: str | None, choices: tuple[str, ...]) -> Any:
+    """Returns a dataclass field that takes one of some names, and None only if that is its default.
+
+    :func:`check_choices` refuses other values; ``hires list keys`` shows the names.
+    """
+    return dataclasses.field(default=default, metadata={"choices": choices})
+
+
+def check_choices(section: Any, prefix: str) -> None:
+    """Refuses values that are not among the choices of their fields.
+
+    Args:
+        section: an instance of a config dataclass.
+        prefix: its dotted key with the last dot, as ``parallel.halo.``.
+
+    Raises:
+        ConfigError: names every such key and its choices.
+    """
+    check = Checks()
+    for field in dataclasses.fields(section):
+        value, choices = getattr(section, field.name), field.metadata.get("choices")
+        if choices is None or value in choices or (value is None and field.default is None):
+            continue
+        key = prefix.rstrip(".") if field.name == "name" else prefix + field.name
+        problem = f"{key}={value!r} is unknown; choose one of {', '.join(choices)}"
+        check.problems.append(problem)
+    check.done()
 
 
 def check_word(key: str, value: str | None) -> None:
