@@ -46,7 +46,20 @@ def compose(overrides: list[str], config_dir: str | None = None) -> RunConfig:
     Raises:
         ConfigError: an override is misspelt, has the wrong type, or its value makes no sense.
     """
-    return from_dict(composed(overrides, config_dir))
+    return labelled(composed(overrides, config_dir))
+
+
+def labelled(values: dict[str, Any]) -> RunConfig:
+    """Returns the config of plain values, ``parallel.name`` being what the layout is.
+
+    A stored config is read without this: a run keeps the name under which it was made.
+
+    Raises:
+        ConfigError: a value makes no sense.
+    """
+    config = from_dict(values)
+    config.parallel.name = config.parallel.label
+    return config
 
 
 def composed(overrides: list[str], config_dir: str | None = None) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hires.cli.compose.compose_config import labelled
 from hires.cli.sweep.axes import Grid
 from hires.cli.sweep.configs import Composer
 from hires.cli.sweep.planning import Planned, Planner
 from hires.cli.sweep.where import Where
-from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
 from hires.core.store.campaign import folder_of
 from hires.core.store.naming import run_name
@@ -91,7 +92,7 @@ def compose_all(grid: Grid, composer: Composer, where: Where | None) -> Points:
         point = Point(place, grid.words(place))
         values = composer.values(point.words)
         try:
-            point.config = from_dict(values)
+            point.config = labelled(values)
         except ConfigError as error:  # values that make no sense together
             point.reason = str(error)
         if (

@@ -36,7 +36,8 @@ class ParallelConfig:
     """``parallel=NAME``: the layout."""
 
     name: str = "single"
-    """The label in tables; the keys below decide."""
+    """The label in tables and folder names. It follows from the keys below (:attr:`label`) unless
+    it is a word of your own."""
     replicas: int = 1
     """Data-parallel copies of everything; the batch is divided among them."""
     stages: int = 1
@@ -113,6 +114,29 @@ class ParallelConfig:
     def pieces(self) -> int:
         """Microbatches of the whole world in one step."""
         return self.replicas * self.passes * self.microbatches
+
+    @property
+    def label(self) -> str:
+        """The name of this layout in the words of ``conf/parallel``, as ``sp+pp+gems+dp``.
+
+        ``name`` stays where it holds other words, or says the same (``lp+gems`` is ``gems``).
+        """
+        given = self.name.split("+")
+        mirrored = self.directions > 1
+        # Mirrored pipelines are told apart by their schedule: gems runs one model pass after the
+        # other, gems_1f1b lets both directions fill each other's bubbles.
+        piped = self.schedule == "gems_1f1b" if mirrored else self.microbatches > 1
+        holds = {
+            "sp": any(grid != [1, 1] for grid in self.grids),
+            "lp": self.stages > 1 and not piped and (not mirrored or "lp" in given),
+            "pp": piped and (self.stages > 1 or mirrored),
+            "gems": mirrored,
+            "local_dp": self.local_dp > 1,
+            "dp": self.replicas > 1,
+        }
+        if not {*given} <= {"single", *holds}:
+            return self.name
+        return "+".join(word for word, held in holds.items() if held) or "single"
 
     def _check_tiles(self) -> None:
         """Refuses what is no grid, or not one grid for each spatial stage."""

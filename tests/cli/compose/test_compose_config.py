@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.cli.compose.choices import groups
 from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
@@ -165,3 +166,32 @@ def test_cluster_of_the_users_folder_is_a_choice_and_its_keys_can_be_changed(tmp
 def test_list_of_names_is_asked_for_as_such():
     with pytest.raises(ConfigError, match=r"launcher.hosts must be a list of names, as \[a,b\]"):
         compose(["launcher=mpirun", "launcher.hosts=n1"])
+
+
+@pytest.mark.parametrize("name", sorted(groups()["parallel"]))
+def test_every_layout_of_conf_is_called_by_its_own_name(name):
+    assert compose([f"parallel={name}"]).parallel.name == name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ("parallel=sp parallel.stages=3", "sp+lp"),
+        ("parallel=sp parallel.stages=3 parallel.microbatches=4", "sp+pp"),
+        ("parallel.tiles=[2,1]", "sp"),
+        ("parallel=sp parallel.tiles=[1,1]", "single"),
+        ("parallel=sp+dp parallel.replicas=1", "sp"),
+        ("parallel=lp parallel.microbatches=2", "pp"),
+        ("parallel=gems parallel.microbatches=4", "gems"),
+        ("parallel=gems parallel.schedule=gems_1f1b", "pp+gems"),
+        ("parallel=sp+lp+local_dp parallel.replicas=2", "sp+lp+local_dp+dp"),
+        ("parallel=sp parallel.stages=3 parallel.name=mine", "mine"),
+    ],
+)
+def test_layout_is_called_what_its_keys_make_it(overrides, name):
+    assert compose(overrides.split()).parallel.name == name
+
+
+def test_stored_config_keeps_its_name():
+    values = {"parallel": {"name": "sp", "tiles": [2, 1], "stages": 3}}
+    assert from_dict(values).parallel.name == "sp"
