@@ -9,7 +9,7 @@ JOBS ?= 2
 CLUSTER ?=
 IMAGES := data/textures
 
-.PHONY: help run test test-mpi test-slurm test-browser check lint bench clean
+.PHONY: help run test test-mpi test-slurm test-browser check lint docs bench clean
 
 help:  ## show this text
 	@echo "make VERB [PYTHON=python3] [ARGS='...']"
@@ -46,6 +46,10 @@ lint: $(INSTALLED)  ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)  ## write the pages that come from the code, then build the documentation into build/site
+	for page in keys verbs operators; do $(BIN)/hires list $$page --markdown >docs/$$page.md || exit; done
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 bench: $(INSTALLED)  ## measure layouts beside torch's own
 	$(BIN)/hires bench layouts $(ARGS)

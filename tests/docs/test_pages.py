@@ -1,32 +1,41 @@
-"""Does every command in the README work, and is what it says still so?"""
+"""Does every command of the README and the docs work, and is what they say still so?"""
 
 from __future__ import annotations
 
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from hires.cli.compose.choices import groups, keys
+from hires.cli.compose.choices import groups
 from hires.cli.main import INTERRUPTED, VERBS, main
 from hires.core.errors import PREEMPTED, REGRESSION, ConfigError, PlanError, RunError
 from tests.helpers.compared_runs import compared_run
 from tests.helpers.run_folders import begin, done, make_run
 
-ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = [
-    command
-    for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md"))}
+COMMANDS = {
+    command: page
+    for page, text in {**PAGES, "README.md": README}.items()
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     for command in (line.strip() for line in block.splitlines())
     if command
-]
+}
 
 
-def test_there_are_commands():
-    assert len(COMMANDS) > 12
+def rows_of(page: str) -> dict[str, str]:
+    """Returns the first two cells of each row of the tables of a page."""
+    return dict(re.findall(r"^\| `?(\w+)[^|]*\| (.*) \|$", PAGES[page], re.MULTILINE))
+
+
+def test_there_are_commands_on_most_pages():
+    assert len(COMMANDS) > 40
+    assert len(set(COMMANDS.values())) > 12
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("hires ")])
@@ -43,7 +52,7 @@ def test_hires_command_is_accepted(hires, command):
         done(run)
         answer = hires(verb, *rest)
     elif verb in ("compare", "show", "list", "index", "export"):
-        written_campaigns()
+        write_campaigns()
         answer = hires(verb, *rest)
     elif verb == "data":
         answer = hires(verb, *rest, "--count", "4", "--size", "16")
@@ -52,8 +61,8 @@ def test_hires_command_is_accepted(hires, command):
     assert answer.code == 0, answer.err
 
 
-def written_campaigns() -> None:
-    """Makes two campaigns and their references, and runs by the names that the README has."""
+def write_campaigns() -> None:
+    """Makes two campaigns and their references, and runs by the names that the pages use."""
     for campaign, name in (("before", "0123abcd"), ("after", "4567cdef")):
         run = compared_run(Path("results"), [[0.5, 0.5, 0.5]] * 3, campaign=campaign)
         run.rename(run.with_name(f"resnet50-{name}"))
@@ -71,29 +80,32 @@ def test_make_command_has_its_rule(command):
 
 
 def test_other_commands_are_the_two_that_install():
-    others = [c.split()[0] for c in COMMANDS if c.split()[0] not in ("hires", "make")]
-    assert others == ["python3", ".venv/bin/pip"]
+    others = {c.split()[0] for c in COMMANDS if c.split()[0] not in ("hires", "make")}
+    assert others == {"python3", ".venv/bin/pip"}
     assert (ROOT / "constraints.txt").is_file()
 
 
+def test_readme_fits_on_a_few_screens():
+    assert len(README.splitlines()) <= 150
+
+
 def test_figures_are_those_of_the_results():
-    section = TEXT.partition("\n## Measured\n")[2].partition("\n## ")[0]
+    section = README.partition("\n## Measured\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| .* \| (.*) \| \[.*\]\((results/.*)\) \|$", section, re.MULTILINE)
     assert len(rows) >= 5
-    for told, path in rows:
-        figures = re.findall(r"\d+(?:\.\d+)?", told)
+    for quoted, path in rows:
+        figures = re.findall(r"\d+(?:\.\d+)?", quoted)
         assert figures
-        known = set(re.findall(r"\d+(?:\.\d+)?", (ROOT / path).read_text(encoding="utf-8")))
-        assert known >= set(figures), path
+        measured = set(re.findall(r"\d+(?:\.\d+)?", (ROOT / path).read_text(encoding="utf-8")))
+        assert measured >= set(figures), path
 
 
 def test_every_verb_has_its_row():
-    rows = re.findall(r"^\| `(\w+)[^`]*` \|", TEXT, re.MULTILINE)
-    assert set(VERBS) <= set(rows)
+    assert set(VERBS) <= set(rows_of("commands.md"))
 
 
 def test_exit_codes_are_those_of_the_errors():
-    rows = dict(re.findall(r"^\| (\d+) \| (.*) \|$", TEXT, re.MULTILINE))
+    rows = rows_of("commands.md")
     assert "run failed" in rows[str(RunError.exit_code)]
     assert "bad config" in rows[str(ConfigError.exit_code)]
     assert "infeasible plan" in rows[str(PlanError.exit_code)]
@@ -102,16 +114,29 @@ def test_exit_codes_are_those_of_the_errors():
     assert "SIGUSR2" in rows[str(PREEMPTED)]
 
 
-def test_every_layout_and_top_key_is_named():
+def test_every_layout_is_explained():
     for layout in groups()["parallel"]:
-        assert f"`{layout}`" in TEXT
-    for key in {key.split(".")[0] for key in keys()}:
-        assert f"`{key}`" in TEXT
+        assert f"`{layout}`" in PAGES["layouts.md"]
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
-        assert (
-            target.startswith(("https://hydra.cc/", "https://ui.perfetto.dev"))
-            or (ROOT / target).exists()
-        )
+def test_every_model_is_listed():
+    first = {name.rstrip("0123456789") for name in groups()["model"]}
+    for model in first:
+        assert f"`{model}" in PAGES["networks.md"]
+
+
+def test_links_of_the_readme_lead_somewhere():
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_site_builds_without_a_warning(tmp_path):
+    """Strict: a page without a place, a link or an anchor that leads nowhere ends the build."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    done = subprocess.run(
+        [*command, "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert not re.findall(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)"', index)
