@@ -1,29 +1,20 @@
-"""Which plots can be drawn from some runs, and how do they become files?"""
+"""Draws the plots of a report, and writes them as files or into the page."""
 
 from __future__ import annotations
 
 import io
+import logging
 import re
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hires.report.plots  # noqa: F401  (registers all plots)
 from hires.core.store.files import cannot_write
 from hires.report.load.reading import Note
-from hires.report.plots import (
-    backends,
-    largest_image,
-    loss_curve,
-    memory_bars,
-    precision,
-    scaling,
-    steps,
-    style,
-    throughput,
-    tiles,
-    traffic_map,
-)
-from hires.report.plots.base import Material, Plot
+from hires.report.plots import style
+from hires.report.plots.base import PLOTS, NotDrawnError, Plot, PlotData, PlotKind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,20 +23,6 @@ FORMATS = ("svg", "pdf", "png")
 DPI = 200
 """Of a PNG."""
 OPTION = "--out DIR"
-_PLOTS: tuple[Callable[[Material], Plot], ...] = (
-    throughput.by_layout,
-    throughput.by_image,
-    scaling.by_ranks,
-    largest_image.largest_image,
-    memory_bars.per_rank,
-    steps.split_step,
-    steps.timeline,
-    traffic_map.between_ranks,
-    tiles.grid,
-    precision.error,
-    loss_curve.curves,
-    backends.links,
-)
 _COLOURS = {
     style.INK: "currentColor",
     style.MUTED: "var(--muted)",
@@ -53,81 +30,37 @@ _COLOURS = {
     style.PAPER: "var(--figure)",
     style.BLACK: "var(--neutral)",
 }
-"""What the page draws in colours of its own, light or dark."""
+"""Colours that the page replaces by its own, light or dark."""
 _ID = re.compile(r'(\bid="|href="#|url\(#)')
 _HEAD = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<style.*?</style>", re.DOTALL)
 _ROOT = re.compile(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>')
 
 
-def draw(material: Material) -> list[Plot]:
-    """Returns all plots, each with its figure or with why there is none.
+def draw(data: PlotData) -> list[Plot]:
+    """Returns all plots in the order of the page, each with its figure or why it has none.
 
-    A plot that a damaged run breaks is left out with a note, and the others are drawn.
+    A plot that fails on a damaged run is left out with a note; the others are drawn.
     """
-    return [_drawn(make, material) for make in _PLOTS]
+    return [_draw(PLOTS[place], data) for place in sorted(PLOTS)]
 
 
-def text_of(plot: Plot) -> str:
-    """Returns a figure as SVG, the same text for the same numbers."""
-    assert plot.figure is not None
-    data = io.StringIO()
-    _save(plot.figure, data, "svg", plot.name)
-    return data.getvalue()
-
-
-def write_plot(folder: Path, plot: Plot, form: str) -> Path:
-    """Writes a figure and returns the file.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
-    assert plot.figure is not None
-    path, data = folder / f"{plot.name}.{form}", io.BytesIO()
-    _save(plot.figure, data, form, plot.name)
-    try:
-        path.write_bytes(data.getvalue())
-    except OSError as error:
-        raise cannot_write(path, error, OPTION) from error
-    return path
-
-
-def inline(svg: str, name: str) -> str:
-    """Returns an SVG for a page: no preamble, ids of its own, colours of the page.
-
-    Args:
-        svg: what :func:`text_of` returned.
-        name: of the plot; it goes before every id.
-    """
-    kept = _HEAD.sub("", svg)
-    kept = _ID.sub(rf"\g<1>{name}-", kept.replace("xlink:href", "href"))
-    for ours, pages in _COLOURS.items():
-        kept = kept.replace(ours, pages)
-    return _ROOT.sub(r'<svg \1 aria-hidden="true">', kept, count=1)
-
-
-def page_colour(layout: str) -> str:
-    """Returns the colour of a layout as the page writes it."""
-    colour = style.mark(layout).colour
-    return _COLOURS.get(colour, colour)
-
-
-def _drawn(make: Callable[[Material], Plot], material: Material) -> Plot:
-    """Returns one plot, with where it was measured written below."""
+def _draw(kind: PlotKind, data: PlotData) -> Plot:
+    plot = Plot(kind.name, kind.title, kind.wide)
     try:
         with style.styled():
-            plot = make(material)
-            if plot.figure is not None:
-                _mark(plot.figure, plot.setting or material.setting)
-    except Exception as error:  # anybody may have written what is drawn
-        name = f"{make.__module__.rpartition('.')[2]} {make.__name__}"
-        material.frames.notes.append(
-            Note(f"plot of {name}", f"{type(error).__name__}: {error}"[:300])
-        )
-        return Plot(make.__name__, f"Plot of {name}", missing="the runs hold values that break it")
+            figure, plot.caption, plot.setting = kind.draw(data)
+            _sign(figure, plot.setting or data.setting)
+            plot.figure = figure
+    except NotDrawnError as reason:
+        plot.missing = str(reason)
+    except Exception as error:  # run folders may hold anything
+        text = f"{type(error).__name__}: {error}"[:300]
+        data.frames.notes.append(Note(f"plot {kind.name}", text))
+        plot.missing = "the runs hold values that break it"
     return plot
 
 
-def _mark(figure: Figure, setting: str) -> None:
+def _sign(figure: Figure, setting: str) -> None:
     """Writes below a figure where it was measured."""
     height = figure.get_size_inches()[1]
     below = 0.2 / height
@@ -138,21 +71,61 @@ def _mark(figure: Figure, setting: str) -> None:
     )
 
 
-def _save(figure: Figure, data: io.IOBase, form: str, name: str) -> None:
-    """Writes a figure without the time of day, so that equal numbers make equal files."""
-    import logging
-    import warnings
-
-    when: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with style.styled(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that the font lacks
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
-        import matplotlib as mpl
-
-        mpl.rcParams["svg.hashsalt"] = name
-        figure.savefig(data, format=form, dpi=DPI, metadata=when.get(form))  # type: ignore[arg-type]
-
-
 def missing(plots: Sequence[Plot]) -> list[str]:
-    """Returns a line for every plot that there is not."""
+    """Returns a line for every plot that was not drawn."""
     return [f"{plot.title}: {plot.missing}" for plot in plots if plot.figure is None]
+
+
+def text_of(plot: Plot) -> str:
+    """Returns a figure as SVG, the same text for the same numbers."""
+    return _rendered(plot, "svg").decode("utf-8")
+
+
+def write_plot(folder: Path, plot: Plot, form: str) -> Path:
+    """Writes a figure and returns the file.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    path = folder / f"{plot.name}.{form}"
+    data = _rendered(plot, form)
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise cannot_write(path, error, OPTION) from error
+    return path
+
+
+def inline(svg: str, name: str) -> str:
+    """Returns an SVG for a page: no preamble, ids of its own, colours of the page.
+
+    Args:
+        svg: what :func:`text_of` returned.
+        name: of the plot; it prefixes every id.
+    """
+    kept = _HEAD.sub("", svg)
+    kept = _ID.sub(rf"\g<1>{name}-", kept.replace("xlink:href", "href"))
+    for ours, pages in _COLOURS.items():
+        kept = kept.replace(ours, pages)
+    return _ROOT.sub(r'<svg \1 aria-hidden="true">', kept, count=1)
+
+
+def page_colour(layout: str) -> str:
+    """Returns the colour of a layout as the page writes it."""
+    colour = style.layout_style(layout).colour
+    return _COLOURS.get(colour, colour)
+
+
+def _rendered(plot: Plot, form: str) -> bytes:
+    """Returns a figure as a file without the time of day: equal numbers make equal files."""
+    import matplotlib as mpl
+
+    assert plot.figure is not None
+    data = io.BytesIO()
+    dates: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with style.styled(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about letters that the font lacks
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        mpl.rcParams["svg.hashsalt"] = plot.name
+        plot.figure.savefig(data, format=form, dpi=DPI, metadata=dates.get(form))
+    return data.getvalue()

@@ -17,7 +17,7 @@ from hires.report import figures
 from hires.report.frames import Frames, add_campaign, load
 from hires.report.load.reading import Note
 from hires.report.plots import backends
-from hires.report.plots.base import Material, Plot, material
+from hires.report.plots.base import Plot, plot_data
 from hires.report.tables import formats
 from hires.report.tables.summaries import Summary, summaries
 
@@ -128,10 +128,10 @@ def _plots(frames: Frames, paths: Sequence[Path], wish: Wish) -> list[Plot]:
     """Returns the plots if anybody asks for one."""
     if not wish.some(("html", *figures.FORMATS)):
         return []
-    found: Material = material(frames)
+    data = plot_data(frames)
     roots = dict.fromkeys(path.parent.parent for path in paths)
-    found.benches = [b for root in roots for b in backends.read_benches(root, frames.notes)]
-    return figures.draw(found)
+    data.benches = [b for root in roots for b in backends.read_benches(root, frames.notes)]
+    return figures.draw(data)
 
 
 def _write_plots(made: Made, plots: Sequence[Plot], wish: Wish) -> None:

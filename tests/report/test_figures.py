@@ -10,8 +10,9 @@ import pytest
 
 from hires.core.config.run_config import RunConfig
 from hires.report import figures, frames
+from hires.report.load.machines import setting
 from hires.report.plots import loss_curve, style
-from hires.report.plots.base import Shown, material, setting
+from hires.report.plots.base import DrawnRun, plot_data
 from tests.helpers.report_runs import report_run, sized_campaign
 
 ALWAYS = {"throughput_by_layout", "throughput_by_image", "throughput_by_ranks", "largest_image"}
@@ -19,7 +20,7 @@ OF_RANKS = {"memory_per_rank", "step_split", "timeline", "traffic", "tile_grid",
 
 
 def drawn(*paths):
-    return {p.name: p for p in figures.draw(material(frames.load(paths)))}
+    return {p.name: p for p in figures.draw(plot_data(frames.load(paths)))}
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_excluded_point_is_an_image_that_is_too_large(tmp_path):
     (run.parent / "campaign.json").write_text(json.dumps({"excluded": excluded}))
     found = frames.load([run])
     frames.add_campaign(found, run.parent)
-    plots = {p.name: p for p in figures.draw(material(found))}
+    plots = {p.name: p for p in figures.draw(plot_data(found))}
     assert "too large: sp 128x256." in plots["largest_image"].caption
 
 
@@ -137,7 +138,7 @@ def fit_caption(run, *excluded):
     (run.parent / "campaign.json").write_text(json.dumps(values))
     found = frames.load([run])
     frames.add_campaign(found, run.parent)
-    plot = {p.name: p for p in figures.draw(material(found))}["largest_image"]
+    plot = {p.name: p for p in figures.draw(plot_data(found))}["largest_image"]
     return plot, [t for axis in plot.figure.axes if (t := axis.get_title(loc="left"))]
 
 
@@ -158,7 +159,7 @@ def amoebanet(folder, *excluded):
     (run.parent / "campaign.json").write_text(json.dumps(values))
     found = frames.load([run])
     frames.add_campaign(found, run.parent)
-    plot = {p.name: p for p in figures.draw(material(found))}["largest_image"]
+    plot = {p.name: p for p in figures.draw(plot_data(found))}["largest_image"]
     return plot.caption
 
 
@@ -183,7 +184,7 @@ def test_limits_and_batches_have_panels_of_their_own(tmp_path):
 
 
 def test_links_of_a_benchmark_are_drawn(tmp_path):
-    found = material(frames.load([report_run(tmp_path)]))
+    found = plot_data(frames.load([report_run(tmp_path)]))
     link = {"latency_s": 5e-5, "bytes_per_s": 2.0**31}
     found.benches = [{"host": "h", "network": {"near": link, "far": link}}]
     plot = {p.name: p for p in figures.draw(found)}["links"]
@@ -197,7 +198,7 @@ def test_links_of_a_benchmark_are_drawn(tmp_path):
 def test_runs_of_one_precision_are_drawn_beside_each_other(tmp_path):
     runs = [report_run(tmp_path, "single", step_s=1.0), report_run(tmp_path, "sp rows", step_s=1.0)]
     runs.append(report_run(tmp_path, "single", precision="bf16", step_s=0.1))
-    shown = material(frames.load(runs)).shown
+    shown = plot_data(frames.load(runs)).runs
     assert {s.run.record["precision"] for s in shown} == {"fp32"}
 
 
@@ -249,11 +250,11 @@ def test_svg_of_the_page_is_sound_and_has_ids_of_its_own(plots):
 
 def test_layouts_differ_in_more_than_colour():
     names = ("single", "dp", "lp", "pp", "sp", "gems", "sp+pp", "sp+gems", "sp+lp", "local_dp")
-    marks = [style.mark(name) for name in names]
+    marks = [style.layout_style(name) for name in names]
     assert len({m.marker for m in marks}) == len(names)
     assert len({m.hatch for m in marks}) == len(names)
-    assert style.mark("sp+dp") != style.mark("sp")
-    assert style.mark("unheard") == style.mark("unheard")
+    assert style.layout_style("sp+dp") != style.layout_style("sp")
+    assert style.layout_style("unheard") == style.layout_style("unheard")
 
 
 def test_long_curve_is_thinned_to_its_means():
@@ -268,6 +269,6 @@ def test_loss_that_is_no_number_is_left_out(tmp_path):
         {"kind": "step", "step": n, "loss": v} for n, v in enumerate([2.0, float("nan"), None])
     ]
     (run / "a0" / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    [shown] = material(frames.load([run])).shown
-    assert isinstance(shown, Shown)
+    [shown] = plot_data(frames.load([run])).runs
+    assert isinstance(shown, DrawnRun)
     assert loss_curve.losses_of(shown) == {0: 2.0}

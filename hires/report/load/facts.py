@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -100,18 +101,18 @@ def headline(frames: Frames) -> Table:
     if len(held):
         # The common work stands first, and the first of each layout is kept.
         order = (
-            measured_points.same(held, measured_points.WORK)
-            != measured_points.same(
-                measured_points.common(held, measured_points.WORK), measured_points.WORK
+            measured_points.group_key(held, measured_points.WORK)
+            != measured_points.group_key(
+                measured_points.common_work(held, measured_points.WORK), measured_points.WORK
             ).iloc[0]
         )
         held = held.loc[order.sort_values(kind="stable").index]
-        held = held[~measured_points.same(held, ("campaign", "layout", "ranks")).duplicated()]
+        held = held[~measured_points.group_key(held, ("campaign", "layout", "ranks")).duplicated()]
         held = held.sort_values("img_per_s_median", ascending=False, kind="stable")
     rows: list[list[Cell]] = []
-    every = measured_points.same(frames.points, measured_points.RIVALS)
+    every = measured_points.group_key(frames.points, measured_points.RIVALS)
     for row, rivals in zip(
-        plain_rows(held), measured_points.same(held, measured_points.RIVALS), strict=True
+        plain_rows(held), measured_points.group_key(held, measured_points.RIVALS), strict=True
     ):
         said = _point_words(row, held, frames.points[every == rivals])
         rows.append([said if c.key == "point" else row[c.key] for c in HEADLINE])
@@ -124,8 +125,8 @@ def _point_words(row: dict[str, Any], held: pd.DataFrame, rivals: pd.DataFrame) 
     said = " ".join(str(row[key] or "?") for key in ("model", "image", "precision"))
     said += f", batch {row['batch'] or '?'}, {row['task'] or '?'}"
     more = [
-        measured_points.told(row, held, ("settings",)),
-        measured_points.told(row, rivals, ("arranged",)),
+        measured_points.distinction(row, held, ("settings",)),
+        measured_points.distinction(row, rivals, ("arranged",)),
     ]
     return ", ".join([said, *(words for words in more if words)])
 
@@ -146,7 +147,7 @@ def box(run: Run, number: int) -> Box:
     said = [f"{rate:.2f} img/s"] if rate is not None else []
     if said and len(told) > 1:
         said = [f"{said[0]}, median of {len(told)} attempts"]
-    said += [f"fullest rank {size(int(measured_points.quantile(peaks, 0.5)))}"] if peaks else []
+    said += [f"fullest rank {size(int(statistics.median(peaks)))}"] if peaks else []
     ended = f"{reason}: {cause}" if reason and cause else cause or reason or ""
     layout = text(record.get("layout"), 60) or text(dig(run.config, "parallel", "name"), 60) or "?"
     return Box(

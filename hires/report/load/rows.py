@@ -83,7 +83,7 @@ def what(run: Run) -> Row:
         "task": text(dig(config, "task", "name"), 30),
         "batch": count(config.get("batch")) if batch is None else batch,
         "ranks": count(record.get("world")),
-        **measured_points.words(run),
+        **measured_points.unusual_keys(run),
         "reproduce": run.reproduce,
     }
 

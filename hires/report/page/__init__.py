@@ -14,7 +14,8 @@ from hires.core.store import provenance
 from hires.report import figures
 from hires.report.frames import Frames
 from hires.report.load import facts
-from hires.report.plots.base import Plot, setting
+from hires.report.load.machines import setting
+from hires.report.plots.base import Plot
 from hires.report.tables.run_tables import Cell, Column, Table
 from hires.report.tables.summaries import Summary
 

@@ -1,153 +1,168 @@
-"""What is a plot, and from what is it drawn?"""
+"""Defines what a plot is, what it is drawn from, and the registry that every plot joins.
+
+To add a plot: one file in this folder with a function under ``@plot``, and its line in the
+package's ``__init__``.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hires.core.ranks.timeline import StepSpans, complete_steps
 from hires.plan.plan import Plan
 from hires.report.frames import Frames
-from hires.report.load.machines import places
+from hires.report.load.machines import setting
 from hires.report.load.reading import discarded_steps
 from hires.report.load.runs import Run
-from hires.report.plots import style
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-SHOWN = 6
+MAX_RUNS = 6
 """Runs that are drawn rank by rank."""
-DEVICE = "device"
-"""What a record says measured the memory of a rank that computed on an accelerator."""
 MAX_LABEL = 60
-"""Characters of the name by which a run is called in captions."""
+"""Characters of a run's label in captions."""
 MAX_RANKS = 64
 """Ranks of a run that are drawn one by one; more would be thinner than a line."""
 
 
 @dataclass
 class Plot:
-    """A figure with what it says, or why there is none."""
+    """A figure and its caption, or the reason why it is not drawn."""
 
     name: str
     """File name without its ending."""
     title: str
+    wide: bool = False
+    """Whether it needs the width of a page."""
     figure: Figure | None = None
     caption: str = ""
     """What it shows, with its numbers."""
     missing: str = ""
-    """Why there is none."""
-    wide: bool = False
-    """Whether it needs the width of a page."""
+    """Why it is not drawn."""
     setting: str = ""
-    """Where it was measured, if that is not where the runs were."""
+    """Where it was measured, if not where the runs were."""
+
+
+class Drawing(NamedTuple):
+    """What the function of a plot returns."""
+
+    figure: Figure
+    caption: str
+    setting: str = ""
+
+
+class NotDrawnError(Exception):
+    """The runs do not hold what a plot shows; the text is the reason."""
 
 
 @dataclass
-class Shown:
-    """A run that is drawn rank by rank; plan and time line are read when they are asked for."""
+class DrawnRun:
+    """A run that is drawn rank by rank; its plan and time line are read on first use."""
 
     run: Run
     label: str
-    """Short, and different from that of the others."""
+    """Short, and different from that of the other runs."""
     layout: str
 
     @functools.cached_property
     def plan(self) -> Plan | None:
-        """Its plan, if it can be read and is not too large to be drawn."""
+        """Its plan, if it can be read and is small enough to be drawn."""
         plan = self.run.plan()
         return plan if plan is not None and plan.world <= MAX_RANKS else None
 
     @functools.cached_property
     def steps(self) -> dict[int, list[StepSpans]]:
-        """Its measured steps, by number; none if there is no time line."""
-        found = self.run.timeline() if self.plan is not None else []
-        return complete_steps(found, self.plan.world) if found and self.plan is not None else {}
+        """Its measured steps by number; empty without a time line."""
+        spans = self.run.timeline() if self.plan is not None else []
+        return complete_steps(spans, self.plan.world) if spans and self.plan is not None else {}
 
     @functools.cached_property
     def counted(self) -> dict[int, list[StepSpans]]:
-        """Those of its steps that count: neither warm-up nor anything else that was discarded."""
-        out = discarded_steps(self.run.record)
-        return {number: ranks for number, ranks in self.steps.items() if number not in out}
+        """The steps that count: neither warm-up nor discarded for another reason."""
+        discarded = discarded_steps(self.run.record)
+        return {number: ranks for number, ranks in self.steps.items() if number not in discarded}
 
 
 @dataclass
-class Material:
+class PlotData:
     """Everything that plots are drawn from."""
 
     frames: Frames
-    shown: list[Shown]
+    runs: list[DrawnRun]
+    """The runs that are drawn rank by rank."""
     setting: str
-    """Where it was measured, said on every figure."""
+    """Where the runs were measured, written below every figure."""
     benches: Sequence[dict[str, object]] = field(default_factory=list)
 
 
-def material(frames: Frames) -> Material:
-    """Returns what plots of some runs are drawn from."""
-    return Material(frames, _shown(frames), setting(frames))
+class PlotKind(NamedTuple):
+    """One registered plot."""
+
+    name: str
+    title: str
+    wide: bool
+    draw: Callable[[PlotData], Drawing]
 
 
-def setting(frames: Frames) -> str:
-    """Returns what kind of device was measured, as every figure says it."""
-    found = [place for run in frames.held for place in places(run)]
-    cores = [place.cores for place in found if place.cores]
-    if not cores:
-        return "device not recorded"
-    each = f"{min(cores)} to {max(cores)} cores" if len(set(cores)) > 1 else f"{cores[0]} cores"
-    hosts = len({place.host for place in found})
-    sources = set(frames.memory["source"].dropna())
-    kinds = ["accelerator"] if DEVICE in sources else []
-    kinds += ["CPU"] if sources != {DEVICE} else []
-    machine = "1 machine" if hosts == 1 else f"{hosts} machines"
-    said = [f"{style.listed(kinds)}, {each}{'' if hosts == 1 else ' each'}, {machine}"]
-    crowded = [place.ranks for place in found if place.cores and place.ranks > place.cores]
-    if crowded and "CPU" in kinds:
-        said.append(f"simulated ranks: up to {max(crowded)} share the cores")
-    elif hosts == 1 and max(place.ranks for place in found) > 1:
-        said.append("ranks are processes of one machine")
-    most = max(place.on_device for place in found)
-    if most > 1 and DEVICE in sources:
-        said.append(f"up to {most} ranks share one accelerator")
-    return "; ".join(said)
+PLOTS: dict[int, PlotKind] = {}
+"""All plots by their place on the page."""
 
 
-def _shown(frames: Frames) -> list[Shown]:
-    """Returns what is drawn rank by rank: of each layout one, of one work if possible."""
+def plot(
+    place: int, name: str, title: str, *, wide: bool = False
+) -> Callable[[Callable[[PlotData], Drawing]], Callable[[PlotData], Drawing]]:
+    """Returns a decorator that registers a plot at a place on the page.
+
+    The function returns a :class:`Drawing`, or raises :class:`NotDrawnError`.
+    """
+
+    def register(draw: Callable[[PlotData], Drawing]) -> Callable[[PlotData], Drawing]:
+        assert place not in PLOTS, f"two plots have place {place}"
+        PLOTS[place] = PlotKind(name, title, wide, draw)
+        return draw
+
+    return register
+
+
+def plot_data(frames: Frames) -> PlotData:
+    """Returns what the plots of some runs are drawn from."""
+    return PlotData(frames, _drawn_runs(frames), setting(frames))
+
+
+def _drawn_runs(frames: Frames) -> list[DrawnRun]:
+    """Returns one run of each layout, all of the same work if possible."""
     runs = frames.runs
     done = runs[runs["state"] == "done"]
     chosen = done if len(done) else runs
     if not len(chosen):
         return []
-    kept = chosen.assign(_layout=chosen["layout"].fillna("?"))
-    keys = ["campaign", "model", "image", "batch", "task", "precision", "settings"]
-    counts = kept.groupby(keys, dropna=False)["_layout"].nunique().rename("_layouts")
-    kept = kept.join(counts, on=keys)
-    # Runs beside each other should differ in the layout alone, so fp32 wins where it is as common.
-    kept["_plain"] = (kept["precision"] == "fp32").fillna(False).astype(int)
-    kept["_pixels"] = kept["height"].fillna(0) * kept["width"].fillna(0)
-    kept = kept.sort_values(
+    rows = chosen.assign(_layout=chosen["layout"].fillna("?"))
+    work = ["campaign", "model", "image", "batch", "task", "precision", "settings"]
+    layouts = rows.groupby(work, dropna=False)["_layout"].nunique().rename("_layouts")
+    rows = rows.join(layouts, on=work)
+    # Runs side by side should differ in the layout alone, so fp32 wins where it is as common.
+    rows["_plain"] = (rows["precision"] == "fp32").fillna(False).astype(int)
+    rows["_pixels"] = rows["height"].fillna(0) * rows["width"].fillna(0)
+    rows = rows.sort_values(
         ["_layouts", "_plain", "_pixels", "img_per_s_median"], ascending=False, na_position="last"
     )
-    rows = kept.drop_duplicates("_layout").head(SHOWN)
-    return _labelled(frames, rows)
+    return _labelled(frames, rows.drop_duplicates("_layout").head(MAX_RUNS))
 
 
-def _labelled(frames: Frames, rows: pd.DataFrame) -> list[Shown]:
-    """Returns the runs of some rows, each with what tells it from the others."""
-    extra = [
-        key
-        for key in ("campaign", "model", "image", "precision", "task")
-        if rows[key].nunique(dropna=False) > 1
-    ]
-    found = []
+def _labelled(frames: Frames, rows: pd.DataFrame) -> list[DrawnRun]:
+    """Labels runs by their layouts and the columns in which they differ."""
+    keys = ("campaign", "model", "image", "precision", "task")
+    differing = [key for key in keys if rows[key].nunique(dropna=False) > 1]
+    drawn = []
     for row in rows.to_dict("records"):
         run = frames.run(str(row["campaign"]), str(row["run"]))
         if run is not None:
-            label = " ".join([row["_layout"], *(str(row[key]) for key in extra)])
+            label = " ".join([row["_layout"], *(str(row[key]) for key in differing)])
             label = label if len(label) <= MAX_LABEL else f"{label[:MAX_LABEL]}..."
-            found.append(Shown(run, label, str(row["_layout"])))
-    return found
+            drawn.append(DrawnRun(run, label, str(row["_layout"])))
+    return drawn

@@ -1,61 +1,55 @@
-"""What does each precision cost in accuracy, and what does it gain in speed?"""
+"""Plots what each precision costs in accuracy."""
 
 from __future__ import annotations
 
 from hires.report.frames import numeric
 from hires.report.plots import style
-from hires.report.plots.base import Material, Plot
+from hires.report.plots.base import Drawing, NotDrawnError, PlotData, plot
 
 _FLOOR = 1e-17
 """Where an error of exactly 0 is drawn on a logarithmic axis."""
 
 
-def error(material: Material) -> Plot:
-    """Returns the error of the loss in each precision, by layout, beside the most exact one."""
-    plot = Plot("precision_error", "Precision against error")
-    frame = material.frames.precision
-    held = frame[frame["first_loss_error"].notna() | frame["last_loss_error"].notna()].copy()
-    if not len(held):
-        plot.missing = "no point was run in more than one precision with a loss"
-        return plot
-    held["layout"] = held["layout"].fillna("?")
+@plot(100, "precision_error", "Precision against error")
+def error(data: PlotData) -> Drawing:
+    """Draws the error of the loss in each precision and layout, relative to the most exact one."""
+    frame = data.frames.precision
+    rows = frame[frame["first_loss_error"].notna() | frame["last_loss_error"].notna()].copy()
+    if not len(rows):
+        raise NotDrawnError("no point was run in more than one precision with a loss")
+    rows["layout"] = rows["layout"].fillna("?")
+    of_precision = {name: rows[rows["precision"] == name] for name in set(rows["precision"])}
     names = sorted(
-        set(held["precision"]),
-        key=lambda name: numeric(held[held["precision"] == name], "first_loss_error").median(),
+        sorted(of_precision),
+        key=lambda name: numeric(of_precision[name], "first_loss_error").median(),
     )
-    made, axes = style.figure(1, 2, 3.3, sharey=True)
+    fig, [axes] = style.figure(1, 2, 3.3, sharey=True)
     parts = (("first_loss_error", "first step: same weights"), ("last_loss_error", "last step"))
-    layouts = sorted(set(held["layout"]))
-    for axis, (key, title) in zip(axes[0], parts, strict=True):
+    layouts = sorted(set(rows["layout"]))
+    for axis, (key, title) in zip(axes, parts, strict=True):
         for number, layout in enumerate(layouts):
-            rows = held[(held["layout"] == layout) & held[key].notna()]
-            places = [names.index(name) for name in rows["precision"]]
+            own = rows[(rows["layout"] == layout) & rows[key].notna()]
             shift = 0.6 * ((number + 0.5) / len(layouts) - 0.5)
-            found = style.mark(layout)
+            look = style.layout_style(layout)
             axis.plot(
-                [place + shift for place in places],
-                numeric(rows, key).clip(lower=_FLOOR),
-                ls="",
-                marker=found.marker,
-                color=found.colour,
-                label=style.short(layout),
-            )
+                [names.index(name) + shift for name in own["precision"]],
+                numeric(own, key).clip(lower=_FLOOR), ls="",
+                marker=look.marker, color=look.colour, label=style.short(layout),
+            )  # fmt: skip
         style.log_axis(axis, "y")
         axis.set_xticks(range(len(names)), names)
         axis.set_xlim(-0.5, len(names) - 0.5)
         axis.set_title(title)
         style.no_grid(axis, "x")
-    axes[0][0].set_ylabel("relative error of the loss")
-    style.legend(made, axes[0])
-    plot.figure = made
-    said = []
-    for name in names:
-        rows = held[held["precision"] == name]
-        worst = numeric(rows, "first_loss_error").max()
-        beside = style.listed(sorted(set(rows["reference"].dropna())))
-        said.append(f"{name} {worst:.1e} beside {beside}")
-    plot.caption = (
-        f"Relative difference of the training loss from the same point in the most exact precision "
-        f"that was run. Largest error of the first loss: {'; '.join(said)}; {len(held)} runs."
+    axes[0].set_ylabel("relative error of the loss")
+    style.legend(fig, axes)
+    worst = "; ".join(
+        f"{name} {numeric(of_precision[name], 'first_loss_error').max():.1e} beside "
+        f"{style.listed(sorted(set(of_precision[name]['reference'].dropna())))}"
+        for name in names
     )
-    return plot
+    return Drawing(
+        fig,
+        f"Relative difference of the training loss from the same point in the most exact precision "
+        f"that was run. Largest error of the first loss: {worst}; {len(rows)} runs.",
+    )

@@ -1,68 +1,60 @@
-"""What do more ranks bring? Throughput beside the ideal line, and efficiency."""
+"""Plots what more ranks bring: throughput beside the ideal line, and efficiency."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from hires.report.frames import numeric, plain_rows
-from hires.report.load import measured_points as known
-from hires.report.load.measured_points import SPREAD, WORK
+from hires.report.load.measured_points import SPREAD, WORK, distinction, group_key, weight
 from hires.report.plots import style
-from hires.report.plots.base import Material, Plot
-from hires.report.plots.throughput import lines, points, spread
+from hires.report.plots.base import Drawing, NotDrawnError, PlotData, plot
+from hires.report.plots.throughput import draw_line, lines, points
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_EACH = ("campaign", *WORK)
-"""What all points of the figure share."""
+    from matplotlib.figure import Figure
 
 
-def by_ranks(material: Material) -> Plot:
-    """Returns throughput and efficiency against ranks, at the point with the most of them."""
-    plot = Plot("throughput_by_ranks", "Throughput against ranks")
-    frame = points(material.frames)
+@plot(30, "throughput_by_ranks", "Throughput against ranks")
+def by_ranks(data: PlotData) -> Drawing:
+    """Draws throughput and efficiency against ranks, at the work with the most of them."""
+    frame = points(data.frames)
     frame = frame[frame["ranks"].notna()]
-    groups = [part for _, part in frame.groupby(known.same(frame, _EACH)) if _worlds(part) > 1]
-    if not groups:
-        plot.missing = "no network, image, batch and precision was run on different numbers of "
-        plot.missing += "ranks"
-        return plot
-    held = max(groups, key=lambda part: (_worlds(part), *known.weight(part)))
-    _draw(plot, held)
-    row = plain_rows(held)[0]
-    said = [str(row[key]) for key in ("model", "image", "precision", "task")]
-    said = [*said, f"batch {row['batch']}", *filter(None, [known.told(row, frame, ("settings",))])]
+    works = [part for _, part in frame.groupby(group_key(frame, ("campaign", *WORK)))]
+    works = [part for part in works if part["ranks"].nunique() > 1]
+    if not works:
+        raise NotDrawnError(
+            "no network, image, batch and precision was run on different numbers of ranks"
+        )
+    work = max(works, key=lambda part: (part["ranks"].nunique(), *weight(part)))
+    fig, caption = _draw(work)
+    row = plain_rows(work)[0]
+    words = [str(row[key]) for key in ("model", "image", "precision", "task")]
+    words += [f"batch {row['batch']}", *filter(None, [distinction(row, frame, ("settings",))])]
     if frame["campaign"].nunique() > 1:
-        said.insert(0, f"campaign {row['campaign']}")
-    more = f" {len(groups) - 1} more combinations are in the table of throughput."
-    plot.caption = f"{', '.join(said)}: {plot.caption}{more if len(groups) > 1 else ''}"
-    return plot
+        words.insert(0, f"campaign {row['campaign']}")
+    if len(works) > 1:
+        caption += f" {len(works) - 1} more combinations are in the table of throughput."
+    return Drawing(fig, f"{', '.join(words)}: {caption}")
 
 
-def _worlds(part: pd.DataFrame) -> int:
-    """Returns how many numbers of ranks there are."""
-    return int(part["ranks"].nunique())
-
-
-def _draw(plot: Plot, held: pd.DataFrame) -> None:
-    """Draws both panels."""
-    fewest, base, whose = _base(held)
-    made, axes = style.figure(1, 2, 3.4)
-    speed, share = axes[0]
-    worlds = sorted({int(n) for n in held["ranks"]})
-    ideal = {"color": style.MUTED, "ls": "--", "lw": 1.1, "zorder": 1}
-    speed.plot(worlds, [base * n for n in worlds], label="ideal", **ideal)
-    share.plot(worlds, [100.0] * len(worlds), **ideal)
-    said = []
-    for (layout, _), line in lines(held, by_world=False).items():
-        best = line.sort_values("ranks")
-        spread(speed, best, "ranks", layout, None)
-        found = style.mark(layout)
-        ranks = numeric(best, "ranks")
-        percent = 100 * numeric(best, "img_per_s_median") / (base * ranks)
-        share.plot(ranks, percent, color=found.colour, marker=found.marker, ls=found.line)
-        said.append(f"{layout} {percent.iloc[-1]:.0f} % on {int(ranks.iloc[-1])}")
+def _draw(work: pd.DataFrame) -> tuple[Figure, str]:
+    """Returns both panels and their caption."""
+    fewest, ideal, layout_of_ideal = _ideal(work)
+    fig, [[speed, share]] = style.figure(1, 2, 3.4)
+    worlds = sorted({int(n) for n in work["ranks"]})
+    dashed = {"color": style.MUTED, "ls": "--", "lw": 1.1, "zorder": 1}
+    speed.plot(worlds, [ideal * n for n in worlds], label="ideal", **dashed)
+    share.plot(worlds, [100.0] * len(worlds), **dashed)
+    words = []
+    for (layout, _), unordered in lines(work, by_ranks=False).items():
+        line = unordered.sort_values("ranks")
+        draw_line(speed, line, "ranks", layout, None)
+        look = style.layout_style(layout)
+        ranks = numeric(line, "ranks")
+        percent = 100 * numeric(line, "img_per_s_median") / (ideal * ranks)
+        share.plot(ranks, percent, color=look.colour, marker=look.marker, ls=look.line)
+        words.append(f"{layout} {percent.iloc[-1]:.0f} % on {int(ranks.iloc[-1])}")
     for axis in (speed, share):
         style.log_axis(axis, "x", 2)
         axis.set_xticks(worlds, [str(n) for n in worlds])
@@ -70,26 +62,23 @@ def _draw(plot: Plot, held: pd.DataFrame) -> None:
         axis.set_xlim(worlds[0] / 1.15, worlds[-1] * 1.15)
     style.log_axis(speed, "y", 2)
     share.set_ylim(bottom=0)
-    speed.set_ylabel("images/s")
-    share.set_ylabel("efficiency [%]")
-    speed.set_title("throughput")
-    share.set_title("efficiency")
-    style.legend(made, [speed])
-    plot.figure = made
-    ones = "rank" if fewest == 1 else "ranks"
-    plot.caption = (
-        f"ideal is {base:.3g} images/s for each rank, that of {whose} on {fewest} {ones}. "
-        f"{SPREAD}. Efficiency: {'; '.join(said[:8])} ranks."
+    speed.set(ylabel="images/s", title="throughput")
+    share.set(ylabel="efficiency [%]", title="efficiency")
+    style.legend(fig, [speed])
+    return fig, (
+        f"ideal is {ideal:.3g} images/s for each rank, that of {layout_of_ideal} on {fewest} "
+        f"{'rank' if fewest == 1 else 'ranks'}. {SPREAD}. "
+        f"Efficiency: {'; '.join(words[:8])} ranks."
     )
 
 
-def _base(held: pd.DataFrame) -> tuple[int, float, str]:
-    """Returns ranks, images per second of each and layout of what efficiency is taken from.
+def _ideal(work: pd.DataFrame) -> tuple[int, float, str]:
+    """Returns ranks, images per second of each and layout that efficiency is relative to.
 
     It is the single run; without one, the fastest layout on the fewest ranks.
     """
-    single = held[held["layout"] == "single"]
-    fewest = int((single if len(single) else held)["ranks"].min())
-    first = single if len(single) else held
-    first = first[first["ranks"] == fewest].sort_values("img_per_s_median")
-    return fewest, float(first["img_per_s_median"].iloc[-1]) / fewest, first["layout"].iloc[-1]
+    single = work[work["layout"] == "single"]
+    base = single if len(single) else work
+    fewest = int(base["ranks"].min())
+    base = base[base["ranks"] == fewest].sort_values("img_per_s_median")
+    return fewest, float(base["img_per_s_median"].iloc[-1]) / fewest, base["layout"].iloc[-1]

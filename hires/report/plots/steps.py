@@ -1,4 +1,4 @@
-"""What does every rank do in a step: the planned and measured time line, and where time goes."""
+"""Plots what every rank does in a step: planned and measured time line, and the time it takes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,26 @@ from hires.core.ranks.timeline import (
     StepSpans,
     length_s,
 )
-from hires.report.load import time_split
+from hires.plan.plan import Plan
+from hires.report.load.time_split import BUBBLE, LABELS, PARTS, split_steps
 from hires.report.plots import style
-from hires.report.plots.base import MAX_RANKS, Material, Plot, Shown
+from hires.report.plots.base import (
+    MAX_RANKS,
+    Drawing,
+    DrawnRun,
+    NotDrawnError,
+    PlotData,
+    plot,
+)
 from hires.report.trace_file import planned_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DRAWN = 4
-"""Runs whose time lines a figure has room for."""
+MAX_TIMELINES = 4
+"""Runs whose time lines fit into a figure."""
 _FINEST = 1 / 1500
-"""Share of a step below which spans of one kind next to each other are drawn as one."""
+"""Share of a step; adjacent spans of one kind with a smaller gap are drawn as one."""
 _NAMED = 1 / 40
 """Share of a step from which a pass has room for its name."""
 _MISSING = (
@@ -36,87 +44,79 @@ _MISSING = (
     f"ranks"
 )
 _ORDER = (FORWARD, BACKWARD, HALO, COLLECTIVE, WAIT, GRADIENTS, OPTIMISER, DATA)
-_LABELS = {**time_split.LABELS, WAIT: "wait for a stage"}
+_LABELS = {**LABELS, WAIT: "wait for a stage"}
 
 
-def timeline(material: Material) -> Plot:
-    """Returns the planned and the last measured step of some runs, a row for each rank."""
-    plot = Plot("timeline", "Pipeline time line, planned and measured", wide=True)
-    held = [shown for shown in material.shown if shown.steps and shown.plan is not None]
-    held = sorted(held, key=_interest)[:DRAWN]
-    if not held:
-        plot.missing = _MISSING
-        return plot
-    rows = [n for shown in held for n in (shown.plan.world if shown.plan else 1,) * 2]
-    made, axes = style.figure(
-        2 * len(held),
-        1,
-        sum(0.17 * n + 0.34 for n in rows) + 0.75,
-        gridspec_kw={"height_ratios": [n + 0.9 for n in rows]},
-    )
-    said = [_draw_run(axes[2 * i][0], axes[2 * i + 1][0], shown) for i, shown in enumerate(held)]
-    style.legend(made, [axis for row in axes for axis in row], 5)
-    plot.figure = made
-    plot.caption = (
-        f"Above, the schedule with all passes equally long; below, the last measured step. "
-        f"{'; '.join(said)}."
-    )
-    return plot
-
-
-def split_step(material: Material) -> Plot:
-    """Returns where the time of a step goes, on every rank of the runs that are drawn."""
-    plot = Plot("step_split", "Where the time of a step goes")
-    held = [
-        (shown, time_split.split_steps(shown.plan, shown.counted))
-        for shown in material.shown
-        if shown.plan is not None and shown.counted
+@plot(60, "step_split", "Where the time of a step goes")
+def split_step(data: PlotData) -> Drawing:
+    """Draws where the time of a step goes, one bar for each rank."""
+    runs = [
+        (drawn, split_steps(drawn.plan, drawn.counted))
+        for drawn in data.runs
+        if drawn.plan is not None and drawn.counted
     ]
-    if not held:
-        warm = any(shown.steps for shown in material.shown)
-        plot.missing = "all steps whose time line was kept are warm-up" if warm else _MISSING
-        return plot
-    names = [(shown, rank, parts) for shown, ranks in held for rank, parts in enumerate(ranks)]
-    made, axes = style.figure(1, 1, 1.2 + 0.2 * len(names) + 0.1 * len(held))
-    axis, places = axes[0][0], _places([len(ranks) for _, ranks in held])
-    left = [0.0] * len(names)
-    for part in time_split.PARTS:
-        values = [1e3 * parts.get(part, 0.0) for *_, parts in names]
+    if not runs:
+        warm_up = any(drawn.steps for drawn in data.runs)
+        raise NotDrawnError(
+            "all steps whose time line was kept are warm-up" if warm_up else _MISSING
+        )
+    bars = [(drawn, rank, parts) for drawn, ranks in runs for rank, parts in enumerate(ranks)]
+    fig, [[axis]] = style.figure(1, 1, 1.2 + 0.2 * len(bars) + 0.1 * len(runs))
+    # The bars of each run stand half a bar apart from those of the run before.
+    gaps = [0.5 * run for run, (_, ranks) in enumerate(runs) for _ in ranks]
+    places = [bar + gap for bar, gap in enumerate(gaps)]
+    left = [0.0] * len(bars)
+    for part in PARTS:
+        values = [1e3 * parts.get(part, 0.0) for *_, parts in bars]
         if max(values) > 0:
             colour, hatch = style.KINDS[part]
-            label = time_split.LABELS.get(part, part)
-            axis.barh(places, values, 0.8, left=left, color=colour, hatch=hatch, label=label)
+            look = {"color": colour, "hatch": hatch, "label": LABELS.get(part, part)}
+            axis.barh(places, values, 0.8, left=left, **look)
             left = [a + b for a, b in zip(left, values, strict=True)]
-    axis.set_yticks(places, [f"{style.short(s.label)}  {rank}" for s, rank, _ in names])
+    axis.set_yticks(places, [f"{style.short(drawn.label)}  {rank}" for drawn, rank, _ in bars])
     axis.invert_yaxis()
     axis.set_xlabel("mean of the last steps after the warm-up [ms]")
     style.no_grid(axis, "y")
-    style.legend(made, [axis], 5)
-    plot.figure = made
-    plot.caption = (
-        f"One bar a rank, of the last attempt. {'; '.join(_split_words(*item) for item in held)}."
+    style.legend(fig, [axis], 5)
+    words = "; ".join(_split_words(drawn, ranks) for drawn, ranks in runs)
+    return Drawing(fig, f"One bar a rank, of the last attempt. {words}.")
+
+
+@plot(70, "timeline", "Pipeline time line, planned and measured", wide=True)
+def timeline(data: PlotData) -> Drawing:
+    """Draws the planned and the last measured step of some runs, a row for each rank."""
+    runs = [(drawn, drawn.plan) for drawn in data.runs if drawn.steps and drawn.plan is not None]
+    # Pipelines have most to show, a single rank the least.
+    runs.sort(key=lambda item: (len(item[1].stages) == 1, item[1].world == 1))
+    runs = runs[:MAX_TIMELINES]
+    if not runs:
+        raise NotDrawnError(_MISSING)
+    rows = [plan.world for _, plan in runs for _ in range(2)]
+    height = sum(0.17 * n + 0.34 for n in rows) + 0.75
+    fig, axes = style.figure(len(rows), 1, height, height_ratios=[n + 0.9 for n in rows])
+    axes = axes[:, 0]
+    words = [
+        _draw_run(axes[2 * i], axes[2 * i + 1], drawn, plan) for i, (drawn, plan) in enumerate(runs)
+    ]
+    style.legend(fig, axes, 5)
+    return Drawing(
+        fig,
+        f"Above, the schedule with all passes equally long; below, the last measured step. "
+        f"{'; '.join(words)}.",
     )
-    return plot
 
 
-def _interest(shown: Shown) -> tuple[bool, bool]:
-    """Returns the order of time lines: pipelines have most to show, one rank the least."""
-    assert shown.plan is not None
-    return len(shown.plan.stages) == 1, shown.plan.world == 1
-
-
-def _draw_run(above: Axes, below: Axes, shown: Shown) -> str:
+def _draw_run(above: Axes, below: Axes, drawn: DrawnRun, plan: Plan) -> str:
     """Draws the two time lines of a run, and returns it in words."""
-    assert shown.plan is not None
-    number, ranks = list(shown.steps.items())[-1]
+    number, ranks = list(drawn.steps.items())[-1]
     took_s = length_s(ranks)
-    _draw(above, planned_steps(shown.plan, took_s), took_s, planned=True)
+    _draw(above, planned_steps(plan, took_s), took_s, planned=True)
     _draw(below, ranks, took_s, planned=False)
-    above.set_title(f"{style.short(shown.label, 50)}: planned", fontsize=8.5)
+    above.set_title(f"{style.short(drawn.label, 50)}: planned", fontsize=8.5)
     below.set_title(f"measured, step {number} [ms]", fontsize=8.5, fontweight="normal")
     above.tick_params(axis="x", labelbottom=False)
-    world = shown.plan.world
-    return f"{shown.label}: {took_s * 1e3:.1f} ms on {world} rank{'' if world == 1 else 's'}"
+    plural = "" if plan.world == 1 else "s"
+    return f"{drawn.label}: {took_s * 1e3:.1f} ms on {plan.world} rank{plural}"
 
 
 def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> None:
@@ -129,16 +129,17 @@ def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> N
             colour, hatch = style.KINDS[kind]
             axis.broken_barh(
                 [(1e3 * begin, 1e3 * (end - begin)) for begin, end in merged],
-                (rank.rank - 0.41, 0.82),
-                facecolors=colour,
+                (rank.rank - 0.41, 0.82), facecolors=colour, linewidth=0,
                 hatch=hatch if planned or kind not in (HALO, COLLECTIVE) else None,
-                linewidth=0,
-                label=_LABELS.get(kind, kind),
-                zorder=2 + level / 10,
-            )
+                label=_LABELS.get(kind, kind), zorder=2 + level / 10,
+            )  # fmt: skip
         for span in rank.spans:
             if span.kind in (FORWARD, BACKWARD) and span.duration_s > _NAMED * took_s:
-                _name(axis, rank.rank, span)
+                axis.annotate(
+                    span.action, (1e3 * span.begin_s, rank.rank), xytext=(2, 0),
+                    textcoords="offset points", fontsize=6.5, va="center",
+                    color="white" if span.kind == FORWARD else "black", zorder=5, clip_on=True,
+                )  # fmt: skip
     axis.set_ylim(max((r.rank for r in ranks), default=0) + 0.55, -0.55)
     axis.set_xlim(0, 1e3 * took_s or 1)
     axis.set_yticks([r.rank for r in ranks][:: max(1, len(ranks) // 16)])
@@ -146,51 +147,23 @@ def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> N
     style.no_grid(axis, "y")
 
 
-def _name(axis: Axes, rank: int, span: Span) -> None:
-    """Writes the name of a pass where it begins."""
-    axis.annotate(
-        span.action,
-        (1e3 * span.begin_s, rank),
-        xytext=(2, 0),
-        textcoords="offset points",
-        fontsize=6.5,
-        va="center",
-        color="white" if span.kind == FORWARD else "black",
-        zorder=5,
-        clip_on=True,
-    )
-
-
 def _merged(spans: list[Span], took_s: float) -> list[tuple[float, float]]:
-    """Returns begin and end of spans, in seconds; those that nobody could tell apart are one."""
-    found: list[tuple[float, float]] = []
+    """Returns begin and end of spans in seconds; those too close to be told apart are one."""
+    merged: list[tuple[float, float]] = []
     for span in sorted(spans, key=lambda s: s.begin_s):
-        if found and span.begin_s - found[-1][1] < _FINEST * took_s:
-            found[-1] = found[-1][0], max(found[-1][1], span.end_s)
+        if merged and span.begin_s - merged[-1][1] < _FINEST * took_s:
+            merged[-1] = merged[-1][0], max(merged[-1][1], span.end_s)
         else:
-            found.append((span.begin_s, span.end_s))
-    return found
+            merged.append((span.begin_s, span.end_s))
+    return merged
 
 
-def _places(counts: list[int]) -> list[float]:
-    """Returns where the bars of the runs stand, with a gap between runs."""
-    places, place = [], 0.0
-    for count in counts:
-        for _ in range(count):
-            places.append(place)
-            place += 1
-        place += 0.5
-    return places
-
-
-def _split_words(shown: Shown, ranks: list[dict[str, float]]) -> str:
-    """Returns the shares of a run in words."""
+def _split_words(drawn: DrawnRun, ranks: list[dict[str, float]]) -> str:
+    """Returns the largest shares of a run in words, and its bubble if that is above 0.5 %."""
     total = sum(sum(parts.values()) for parts in ranks) or 1.0
-    shares = {
-        part: sum(parts.get(part, 0.0) for parts in ranks) / total for part in time_split.PARTS
-    }
+    shares = {part: sum(parts.get(part, 0.0) for parts in ranks) / total for part in PARTS}
     top = sorted(shares, key=lambda part: -shares[part])[:3]
-    said = [f"{100 * shares[part]:.0f} % {time_split.LABELS.get(part, part)}" for part in top]
-    if time_split.BUBBLE not in top and shares[time_split.BUBBLE] > 0.005:
-        said.append(f"{100 * shares[time_split.BUBBLE]:.0f} % bubble")
-    return f"{shown.label}: {', '.join(said)}"
+    if BUBBLE not in top and shares[BUBBLE] > 0.005:
+        top.append(BUBBLE)
+    words = [f"{100 * shares[part]:.0f} % {LABELS.get(part, part)}" for part in top]
+    return f"{drawn.label}: {', '.join(words)}"

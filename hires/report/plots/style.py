@@ -1,7 +1,7 @@
-"""How does a figure look? The same colour, marker and hatch for the same layout, everywhere.
+"""Defines how figures look: each layout has the same colour, marker and hatch in all of them.
 
-Colours are those of Okabe and Ito, which people with any colour vision tell apart; a marker and a
-hatch go with each, so that a figure says the same in grey.
+Colours are those of Okabe and Ito, which people with any colour vision can tell apart; a marker and
+a hatch go with each, so that a figure reads the same in grey.
 
 Source:
     Okabe and Ito, "Color Universal Design", 2008, https://jfly.uni-koeln.de/color/
@@ -32,17 +32,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, GRID, PAPER, MUTED = "#1b1b1a", "#dcdcdb", "#fffffe", "#6f6f6e"
-"""Of text and axes, of grids, of the ground and of what is said quietly. Nothing else has these
-very values, so that the page can put its own in their place, light or dark."""
+"""Of text and axes, grids, background and secondary text. Nothing else has exactly these values, so
+the page can replace them with its own, light or dark."""
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#4d4d4d", "#e69f00", "#56b4e9", "#009e73", "#d9c520", "#0072b2", "#d55e00", "#cc79a7",
 )  # fmt: skip
-"""Okabe and Ito's, but for black, which a dark ground would hide, and a yellow that light shows."""
+"""Okabe and Ito's, except black, invisible on a dark background, and yellow, too pale on a light
+one."""
 
 
 @dataclass(frozen=True)
-class Mark:
+class LayoutStyle:
     """How one layout is drawn."""
 
     colour: str
@@ -52,20 +53,21 @@ class Mark:
 
 
 _FAMILIES = (
-    # Parts of the name that must be there; the first row that fits decides.
-    ({"sp", "gems"}, Mark(VERMILION, "D", "xx")),
-    ({"sp", "pp"}, Mark(BLUE, "P", "++")),
-    ({"sp", "lp"}, Mark(BLUE, "X", "+")),
-    ({"sp"}, Mark(GREEN, "s", "//")),
-    ({"gems"}, Mark(PURPLE, "d", "\\\\")),
-    ({"pp"}, Mark(SKY, "^", "--")),
-    ({"lp"}, Mark(YELLOW, "v", "||")),
-    ({"local_dp"}, Mark(ORANGE, "<", "|")),
-    ({"dp"}, Mark(ORANGE, "h", "x")),
-    ({"single"}, Mark(BLACK, "o", "")),
+    # Parts that the layout's name must hold; the first row that fits decides.
+    ({"sp", "gems"}, LayoutStyle(VERMILION, "D", "xx")),
+    ({"sp", "pp"}, LayoutStyle(BLUE, "P", "++")),
+    ({"sp", "lp"}, LayoutStyle(BLUE, "X", "+")),
+    ({"sp"}, LayoutStyle(GREEN, "s", "//")),
+    ({"gems"}, LayoutStyle(PURPLE, "d", "\\\\")),
+    ({"pp"}, LayoutStyle(SKY, "^", "--")),
+    ({"lp"}, LayoutStyle(YELLOW, "v", "||")),
+    ({"local_dp"}, LayoutStyle(ORANGE, "<", "|")),
+    ({"dp"}, LayoutStyle(ORANGE, "h", "x")),
+    ({"single"}, LayoutStyle(BLACK, "o", "")),
 )
 _OTHERS = (PURPLE, SKY, YELLOW, ORANGE)
-_DASHES = {"dp": (0, (5, 2)), "local_dp": (0, (1, 1.5))}
+_REPLICATED = {"local_dp": ("p", (0, (1, 1.5))), "dp": ("*", (0, (5, 2)))}
+"""Marker and dashes of a layout that is also data-parallel."""
 
 KINDS = {
     FORWARD: (BLUE, ""),
@@ -80,17 +82,15 @@ KINDS = {
     "bubble": ("#c9c9c8", ""),
     "other": ("#9a9a99", ""),
 }
-"""Colour and hatch of what a rank does with its time. Hatches are lines: an SVG spells out every
-dot of the others."""
+"""Colour and hatch of each activity of a rank. Hatches are lines: an SVG would write every single
+dot of a dotted one."""
 PARTS = {
     "params_bytes": ("parameters", BLUE, ""),
-    "grads_bytes": ("gradients", SKY, "//"),
     "optimizer_bytes": ("optimiser", ORANGE, "--"),
-    "activations_bytes": ("activations", GREEN, "xx"),
-    "buffers_bytes": ("buffers", PURPLE, "\\\\"),
+    "grads_bytes": ("gradients", SKY, "//"),
     "rest": ("activations and buffers", GREEN, "xx"),
 }
-"""Name, colour and hatch of what memory is for."""
+"""Label, colour and hatch of each use of memory, from the bottom of a bar to its top."""
 
 RC = {
     "font.family": "sans-serif",
@@ -129,33 +129,30 @@ RC = {
     "axes.formatter.useoffset": False,
 }
 WIDTH = 7.6
-"""Inches of a figure: a text column of a page on screen, or two of a paper."""
+"""Inches: the text column of a page on screen, or two columns of a paper."""
 
 
-def mark(layout: str) -> Mark:
+def layout_style(layout: str) -> LayoutStyle:
     """Returns how a layout is drawn, the same in every figure of every report.
 
-    >>> mark("sp+gems").colour == mark("sp+gems+dp").colour
+    >>> layout_style("sp+gems").colour == layout_style("sp+gems+dp").colour
     True
     """
     parts = set(layout.split("+"))
-    for wanted, found in _FAMILIES:
+    for wanted, family in _FAMILIES:
         if wanted <= parts:
-            more = next((p for p in ("local_dp", "dp") if p in parts and p not in wanted), None)
-            return (
-                found
-                if more is None
-                else Mark(
-                    found.colour, "*" if more == "dp" else "p", found.hatch * 2, _DASHES[more]
-                )
-            )
-    # A name that nobody knows has a colour by its letters: not one of its own, but always the same.
-    return Mark(_OTHERS[zlib.crc32(layout.encode()) % len(_OTHERS)], ">", "-", "--")
+            replicated = next((p for p in _REPLICATED if p in parts and p not in wanted), None)
+            if replicated is None:
+                return family
+            marker, line = _REPLICATED[replicated]
+            return LayoutStyle(family.colour, marker, family.hatch * 2, line)
+    # An unknown name gets a colour by its letters: not unique, but always the same.
+    return LayoutStyle(_OTHERS[zlib.crc32(layout.encode()) % len(_OTHERS)], ">", "-", "--")
 
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """Sets matplotlib's defaults to ours inside, and back behind."""
+    """Sets matplotlib's defaults to those of reports within a ``with`` block."""
     import matplotlib as mpl
 
     with mpl.rc_context(RC):  # type: ignore[arg-type]
@@ -163,94 +160,68 @@ def styled() -> Iterator[None]:
 
 
 def figure(rows: int = 1, columns: int = 1, height: float = 3.4, **more: Any) -> tuple[Figure, Any]:
-    """Returns an empty figure of our width and its axes, as an array of rows and columns.
+    """Returns an empty figure ``height`` inches high, and its axes as a (rows, columns) array.
 
-    Args:
-        rows: of axes.
-        columns: of axes.
-        height: of the figure in inches.
-        more: options of ``Figure.subplots``.
+    ``more`` are options of ``Figure.subplots``.
     """
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(WIDTH, height), layout="constrained")
-    return made, made.subplots(rows, columns, squeeze=False, **more)
+    fig = Figure(figsize=(WIDTH, height), layout="constrained")
+    return fig, fig.subplots(rows, columns, squeeze=False, **more)
 
 
-def panels(
-    count: int, columns: int = 2, height: float = 2.6, **more: Any
-) -> tuple[Figure, list[Axes]]:
-    """Returns a figure of some panels, row by row; places that are left over are empty.
-
-    Args:
-        count: of panels.
-        columns: most panels beside each other.
-        height: of one row in inches.
-        more: options of ``Figure.subplots``.
-    """
+def panels(count: int, columns: int = 2, height: float = 2.6) -> tuple[Figure, list[Axes]]:
+    """Returns a figure of ``count`` panels in rows of ``columns``, each row ``height`` inches."""
     columns = min(count, columns)
     rows = math.ceil(count / columns)
-    made, axes = figure(rows, columns, height * rows + 0.6, **more)
-    every = list(axes.flat)
-    for left in every[count:]:
-        left.set_axis_off()
-    return made, every[:count]
+    fig, axes = figure(rows, columns, height * rows + 0.6)
+    for unused in axes.flat[count:]:
+        unused.set_axis_off()
+    return fig, list(axes.flat[:count])
 
 
-def legend(made: Figure, axes: Iterable[Axes], columns: int = 6) -> None:
+def legend(fig: Figure, axes: Iterable[Axes], columns: int = 6) -> None:
     """Puts one legend for all axes above them, each label once."""
-    known: dict[str, Any] = {}
-    for one in axes:
-        handles, labels = one.get_legend_handles_labels()
-        known |= {label: h for h, label in zip(handles, labels, strict=True) if label not in known}
-    if known:
-        made.legend(
-            list(known.values()),
-            list(known),
-            loc="outside upper left",
-            ncols=min(columns, len(known)),
-            handlelength=1.8,
-            columnspacing=1.2,
-        )
+    handles: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if handles:
+        fig.legend(
+            list(handles.values()), list(handles), loc="outside upper left",
+            ncols=min(columns, len(handles)), handlelength=1.8, columnspacing=1.2,
+        )  # fmt: skip
 
 
 def no_grid(axis: Axes, which: str) -> None:
-    """Takes away the lines across an axis of names: there is nothing between them."""
+    """Removes grid lines and ticks of an axis of names: there is nothing between them."""
     axis.grid(False, axis=which)  # type: ignore[arg-type]
     axis.tick_params(axis=which, length=0)  # type: ignore[arg-type]
 
 
 def log_axis(axis: Axes, which: str, base: float = 10.0) -> None:
-    """Makes an axis logarithmic, its numbers in plain letters: 0.001, or 1e-06."""
+    """Makes an axis logarithmic, labelled 0.001 or 1e-06 instead of powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     (axis.set_xscale if which == "x" else axis.set_yscale)("log", base=base)
-    held = axis.xaxis if which == "x" else axis.yaxis
-    held.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
-    held.set_minor_formatter(NullFormatter())
-    low, high = held.get_view_interval()
+    scale = axis.xaxis if which == "x" else axis.yaxis
+    scale.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+    scale.set_minor_formatter(NullFormatter())
+    low, high = scale.get_view_interval()
     if base == 10 and 0 < low < high < 1000 * low:
-        # Fewer than three powers of ten: numbers between them are needed to read any value.
-        held.set_major_locator(LogLocator(base, subs=(1.0, 2.0, 5.0)))
-
-
-def whole_steps(axis: Axes) -> None:
-    """Numbers the horizontal axis by whole numbers."""
-    from matplotlib.ticker import MaxNLocator
-
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _plain(value: float) -> str:
-    """Returns a number in plain letters from 0.001 to a million, or as 1e-06."""
-    return f"{value:.7g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
+        # Fewer than three powers of ten: values can only be read with labels between them.
+        scale.set_major_locator(LogLocator(base, subs=(1.0, 2.0, 5.0)))
 
 
 def short(name: str, length: int = 26) -> str:
-    """Returns a name that fits into a figure."""
+    """Returns a name of at most ``length`` characters."""
     return name if len(name) <= length else f"{name[: length - 3]}..."
 
 
 def listed(words: Sequence[str]) -> str:
-    """Returns words as people list them: ``a, b and c``."""
+    """Returns words as a list in prose: ``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.7g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"

@@ -1,14 +1,14 @@
-"""How do the tiles of a layout lie over the image, and how wide is what they borrow?"""
+"""Plots how the tiles of a layout lie over the image, and how wide their first halo is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hires.plan.graph import INPUT
 from hires.plan.plan import Plan
 from hires.plan.tiling import own_rect
 from hires.report.plots import style
-from hires.report.plots.base import Material, Plot
+from hires.report.plots.base import Drawing, NotDrawnError, PlotData, plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,30 +16,28 @@ if TYPE_CHECKING:
 _COLOURS = (style.SKY, style.ORANGE, style.GREEN, style.PURPLE, style.YELLOW, style.BLUE)
 
 
-def grid(material: Material) -> Plot:
-    """Returns the image with the tiles of the first stage, for every run that has some."""
-    plot = Plot("tile_grid", "The tile grid over the image")
-    held = [
-        (shown, shown.plan)
-        for shown in material.shown
-        if shown.plan is not None and shown.plan.stages[0].num_tiles > 1
+@plot(90, "tile_grid", "The tile grid over the image")
+def grid(data: PlotData) -> Drawing:
+    """Draws the image with the tiles of the first stage, for every tiled run."""
+    runs = [
+        (drawn, drawn.plan)
+        for drawn in data.runs
+        if drawn.plan is not None and drawn.plan.stages[0].num_tiles > 1
     ]
-    if not held:
-        plot.missing = "no run that is drawn cuts the image into tiles"
-        return plot
-    made, axes = style.panels(len(held), 3, 2.4)
-    said = []
-    for axis, (shown, plan) in zip(axes, held, strict=True):
-        borrowed = _draw(axis, plan)
-        axis.set_title(style.short(shown.label, 30), fontsize=8.5)
+    if not runs:
+        raise NotDrawnError("no run that is drawn cuts the image into tiles")
+    fig, axes = style.panels(len(runs), 3, 2.4)
+    words = []
+    for axis, (drawn, plan) in zip(axes, runs, strict=True):
+        halo = _draw(axis, plan)
+        axis.set_title(style.short(drawn.label, 30), fontsize=8.5)
         rows, cols = plan.stages[0].tiles
-        said.append(f"{shown.label} {rows}x{cols} tiles, widest halo {borrowed} pixels")
-    plot.figure = made
-    plot.caption = (
+        words.append(f"{drawn.label} {rows}x{cols} tiles, widest halo {halo} pixels")
+    return Drawing(
+        fig,
         f"The tiles of the first stage with the ranks that hold them; hatched is what a tile "
-        f"borrows for the first operation that needs pixels of its neighbours. {'; '.join(said)}."
+        f"borrows for the first operation that needs pixels of its neighbours. {'; '.join(words)}.",
     )
-    return plot
 
 
 def _draw(axis: Axes, plan: Plan) -> int:
@@ -51,41 +49,26 @@ def _draw(axis: Axes, plan: Plan) -> int:
     for tile in range(stage.num_tiles):
         r0, r1, c0, c1 = own_rect([height, width], stage.tiles, tile)
         colour = _COLOURS[(tile // stage.tiles[1] + tile % stage.tiles[1]) % len(_COLOURS)]
-        axis.add_patch(
-            Rectangle((c0, r0), c1 - c0, r1 - r0, facecolor=colour, edgecolor=style.PAPER, lw=1.5)
-        )
-        ranks = [plan.rank_of(0, d, 0, tile) for d in range(plan.num_directions)]
+        look: dict[str, Any] = {"facecolor": colour, "edgecolor": style.PAPER, "lw": 1.5}
+        axis.add_patch(Rectangle((c0, r0), c1 - c0, r1 - r0, **look))
         if stage.num_tiles <= 36:
-            axis.text(
-                (c0 + c1) / 2, (r0 + r1) / 2, "\n".join(map(_rank_words, ranks, ("", " up"))),
-                ha="center", va="center", fontsize=8, color="black",
-            )  # fmt: skip
+            ranks = [plan.rank_of(0, d, 0, tile) for d in range(plan.num_directions)]
+            names = [f"rank {rank}{way}" for rank, way in zip(ranks, ("", " up"), strict=False)]
+            at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": "black"}
+            axis.text((c0 + c1) / 2, (r0 + r1) / 2, "\n".join(names), **at)
     widest = 0
-    for r0, r1, c0, c1 in _borrowed(plan):
+    for r0, r1, c0, c1 in _halos(plan):
         widest = max(widest, min(r1 - r0, c1 - c0))
-        axis.add_patch(
-            Rectangle(
-                (c0, r0), c1 - c0, r1 - r0, facecolor="none", edgecolor="black", hatch="////", lw=0
-            )
-        )
-    axis.set_xlim(0, width)
-    axis.set_ylim(height, 0)
-    axis.set_aspect("equal")
-    axis.set_xticks([0, width])
-    axis.set_yticks([0, height])
+        look = {"facecolor": "none", "edgecolor": "black", "hatch": "////", "lw": 0}
+        axis.add_patch(Rectangle((c0, r0), c1 - c0, r1 - r0, **look))
+    axis.set(xlim=(0, width), ylim=(height, 0), aspect="equal", xlabel="column", ylabel="row")
+    axis.set(xticks=[0, width], yticks=[0, height])
     axis.grid(False)
-    axis.set_xlabel("column")
-    axis.set_ylabel("row")
     return widest
 
 
-def _rank_words(rank: int, way: str) -> str:
-    """Returns what stands in a tile."""
-    return f"rank {rank}{way}"
-
-
-def _borrowed(plan: Plan) -> list[list[int]]:
-    """Returns the rectangles of the image that some tile borrows first."""
+def _halos(plan: Plan) -> list[list[int]]:
+    """Returns the rectangles (r0, r1, c0, c1) of the image that tiles borrow first."""
     for op in plan.stages[0].comm:
         if op.kind == "halo" and op.value == INPUT:
             return [list(message[2:]) for message in op.messages]

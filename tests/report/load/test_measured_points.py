@@ -11,13 +11,13 @@ from hires.report import figures, frames
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import points as pairs
 from hires.report.load import facts
-from hires.report.plots.base import material
+from hires.report.plots.base import plot_data
 from hires.report.tables.summaries import summaries
 from tests.helpers.report_runs import MIB, report_run
 
 
 def drawn(*paths):
-    return {p.name: p for p in figures.draw(material(frames.load(paths)))}
+    return {p.name: p for p in figures.draw(plot_data(frames.load(paths)))}
 
 
 def rows_of(*paths):
@@ -166,7 +166,7 @@ def test_step_split_leaves_out_what_the_record_discards(tmp_path):
     ]
     text = "".join(json.dumps(line) + "\n" for line in [*slow, *later])
     (run / "a0" / "timeline.jsonl").write_text(text)
-    [shown] = material(frames.load([run])).shown
+    [shown] = plot_data(frames.load([run])).runs
     assert (list(shown.steps), list(shown.counted)) == ([0, 4], [4])
     (run / "a0" / "timeline.jsonl").write_text("".join(json.dumps(x) + "\n" for x in slow))
     assert "warm-up" in drawn(run)["step_split"].missing
