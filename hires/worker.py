@@ -21,7 +21,7 @@ from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.ranks import heartbeat
 from hires.core.ranks.binding import bind
 from hires.core.ranks.world import World, from_environment
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.engine import resume, stopping
 from hires.engine.build import RankEngine, build_rank
 from hires.engine.checkpoint import Saver
@@ -95,7 +95,7 @@ def _compute(run_dir: Path, world: World, config: RunConfig, verify: bool) -> in
 
 def _go(run_dir: Path, config: RunConfig, plan: Plan, world: World, meter: PeakMeter) -> int:
     """Runs the attempt's steps, from the last checkpoint on; returns the exit code."""
-    metrics = records.attempt_dir(run_dir, world.attempt) / "metrics.jsonl"
+    metrics = records.attempt_dir(run_dir, world.attempt) / file_names.METRICS
     begin = resume.choose(run_dir, config, plan, world)
     engine = build_rank(config, plan, world.rank, range(begin.step, config.steps))
     _say_place(engine)

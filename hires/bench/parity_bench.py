@@ -24,6 +24,7 @@ from hires.bench.parity_rows import overrides, rows
 from hires.bench.ranks import run_ranks
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError, HiresError
+from hires.core.store import file_names
 from hires.engine.build import build_rank
 from hires.engine.verify import TOLERANCE, verify_rank
 from hires.nets.trace import trace_config
@@ -99,7 +100,7 @@ def verify_one(rank: int, config: dict[str, Any], plan: dict[str, Any], folder: 
     verify_rank(engine, settings, Path(folder))
     if rank != 0:
         return None
-    answer: Row = json.loads((Path(folder) / "verify.json").read_text(encoding="utf-8"))
+    answer: Row = json.loads((Path(folder) / file_names.VERIFY).read_text(encoding="utf-8"))
     return answer
 
 

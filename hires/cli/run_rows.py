@@ -11,10 +11,11 @@ from hires.cli.compose.choices import groups, keys
 from hires.cli.compose.expression import Expression
 from hires.cli.compose.nearest import offer
 from hires.core.errors import ConfigError
+from hires.core.store.reading import Note
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import states
 from hires.report.load.indexed import runs_of
-from hires.report.load.reading import Note, alike, dig, spoken
+from hires.report.load.plain_values import alike, dig, spoken
 from hires.report.load.rows import RUN_COLUMNS, Row, run_row
 from hires.report.load.runs import Run
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hires.cli.screens.progress_bar import StepProgress
 from hires.core.config.run_config import RunConfig
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.core.store.rundir import RunDir
 from hires.launcher.local.local_launcher import Outcome, launch
 from hires.launcher.supervision.watchdog import FILE, head
@@ -56,7 +56,7 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
 
 def warn_of_checkpoints(run: RunDir) -> None:
     """Says which checkpoints an attempt could not write, or found damaged."""
-    for line in records.read_lines(run.attempt_dir / "events.jsonl"):
+    for line in records.read_lines(run.attempt_dir / file_names.EVENTS):
         if line.get("event") == "checkpoint_failed":
             print(f"warning: no checkpoint of step {line['step']}: {line['text']}", file=sys.stderr)
         elif line.get("event") == "checkpoint_damaged":

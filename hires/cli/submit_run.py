@@ -13,7 +13,7 @@ from pathlib import Path
 from hires.cli.screens.progress_bar import StepProgress
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.core.store.rundir import RunDir
 from hires.launcher.local import local_launcher
 from hires.launcher.local.local_launcher import Outcome
@@ -48,7 +48,7 @@ def prepared(config: RunConfig, run: Path, world: int, argv: Sequence[str]) -> l
     Raises:
         RunError: the run folder cannot be written.
     """
-    scripts = [run / "launch.sh"]
+    scripts = [run / file_names.LAUNCH_SCRIPT]
     if config.launcher.name == "slurm":
         scripts.append(slurm_launcher.write_script(run, config, world, argv))
     return scripts

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hires.comm import barrier
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ParityError
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.core.store.files import write_atomically
 from hires.data.source import open_data
 from hires.engine.build import (
@@ -57,13 +57,13 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
     reference: Tensors = torch.load(reference_file, weights_only=True, mmap=True)
     errors = _compare(held, reference, engine)
     compared = {"rank": rank, "errors": errors, "names": list(held)}
-    records.append(attempt / "verify.jsonl", compared)
+    records.append(attempt / file_names.VERIFY_LINES, compared)
     barrier()
     if rank == 0:
         reference_file.unlink()
         wanted = _wanted(reference, engine.context.plan.graph)
-        answer = summary(records.read_lines(attempt / "verify.jsonl"), wanted)
-        write_atomically(attempt / "verify.json", json.dumps(answer))
+        answer = summary(records.read_lines(attempt / file_names.VERIFY_LINES), wanted)
+        write_atomically(attempt / file_names.VERIFY, json.dumps(answer))
     engine.loader.close()
     if rank == 0 and not answer["ok"]:
         raise ParityError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
+from hires.core.store import file_names
 from hires.core.store.files import write_atomically
 from hires.core.store.records import attempt_dir
 from hires.launcher.slurm import scheduler
@@ -175,7 +176,7 @@ def _stop(launched: dict[str, Any], folder: Path) -> str:
         return f"its process {pid} is gone already"
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        end = read_json(folder / "exit.json")
+        end = read_json(folder / file_names.EXIT)
         if end is not None:
             return f"is {end.get('state')}: {end.get('cause')}"
         time.sleep(_POLL_S)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import hires.report.plots  # noqa: F401  (registers all plots)
 from hires.core.store.files import cannot_write
-from hires.report.load.reading import Note
+from hires.core.store.reading import Note
 from hires.report.plots import style
 from hires.report.plots.base import PLOTS, NotDrawnError, Plot, PlotData, PlotKind
 

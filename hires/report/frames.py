@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hires.core.store import reading
 from hires.core.store.campaign import FILE, SCHEMA
-from hires.report.load import measured_points, reading, rows, traffic_matrix
-from hires.report.load.reading import Note, count, dicts, number, spoken, text
+from hires.core.store.reading import Note, text
+from hires.report.load import measured_points, plain_values, rows, traffic_matrix
+from hires.report.load.plain_values import count, dicts, number, spoken
 from hires.report.load.rows import Row, words_of
 from hires.report.load.runs import Attempt, Run, labels, made, read_runs
 
@@ -62,7 +64,7 @@ class Frames:
         """One row a step of a complete attempt: its seconds, and whether it counts."""
         found = []
         for run, attempt in self._complete():
-            out = reading.discarded_steps(attempt.record)
+            out = plain_values.discarded_steps(attempt.record)
             found += [
                 {**rows.named(run), "attempt": attempt.number, "step": step, "step_s": number(took)}
                 | {"counted": step not in out}

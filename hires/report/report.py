@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.store.files import make_folder, write_atomically
+from hires.core.store.reading import Note
 from hires.report import figures
 from hires.report.frames import Frames, add_campaign, load
-from hires.report.load.reading import Note
 from hires.report.plots import backends
 from hires.report.plots.base import Plot, plot_data
 from hires.report.tables import formats

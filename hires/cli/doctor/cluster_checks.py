@@ -20,6 +20,7 @@ from hires.cli.doctor.node_checks import node_checks
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError
 from hires.core.ranks import heartbeat
+from hires.core.store import file_names
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.naming import plain
 from hires.launcher.slurm import doctor_job, sbatch, scheduler, slurm_launcher
@@ -79,9 +80,9 @@ def _checks(
 
 def _submitted(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
     """Makes a folder that looks like that of a run, and submits its job."""
-    make_folder(folder / "a0" / "logs")
-    write_atomically(folder / "config.yaml", yaml.safe_dump(plain(config), allow_unicode=False))
-    write_atomically(folder / "plan.json", json.dumps({"world": config.launcher.nodes}))
+    make_folder(folder / "a0" / file_names.LOGS)
+    write_atomically(folder / file_names.CONFIG, yaml.safe_dump(plain(config), allow_unicode=False))
+    write_atomically(folder / file_names.PLAN, json.dumps({"world": config.launcher.nodes}))
     nodes = config.launcher.nodes
     slurm_launcher.write_script(folder, config, nodes, argv, slurm_launcher.Step(doctor_job.MODULE))
     return slurm_launcher.submit(folder, 0)
@@ -91,7 +92,7 @@ def _waited(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -
     """Waits for the end of the job; returns why it is not waited for any longer, or None."""
     until_s, asked_s, over = time.monotonic() + patience_s, 0.0, 0
     answer = scheduler.Answer(scheduler.UNKNOWN)
-    while not (folder / "a0" / "exit.json").exists():
+    while not (folder / "a0" / file_names.EXIT).exists():
         if interrupts.count:
             raise KeyboardInterrupt
         now_s = time.monotonic()
@@ -116,7 +117,7 @@ def _cancel(job: str) -> None:
 
 def _found(folder: Path, config: RunConfig, job: str, why: str | None) -> list[Check]:
     """Returns the checks of what the job has left."""
-    end = read_json(folder / "a0" / "exit.json") or {}
+    end = read_json(folder / "a0" / file_names.EXIT) or {}
     facts, met = _told(folder, "facts"), _told(folder, "met")
     nodes = ", ".join(one["node"] for one in facts) or "no node"
     if end.get("state") == "done":
@@ -146,7 +147,10 @@ def _told(folder: Path, kind: str) -> list[dict[str, Any]]:
 def _tail(folder: Path) -> str:
     """Returns the last words of the job and its ranks."""
     lines: list[str] = []
-    for path in (folder / slurm_launcher.LOG, *sorted((folder / "a0" / "logs").glob("rank*.log"))):
+    for path in (
+        folder / slurm_launcher.LOG,
+        *sorted((folder / "a0" / file_names.LOGS).glob("rank*.log")),
+    ):
         try:
             lines += path.read_text(encoding="utf-8", errors="replace").split("\n")[-_TAIL:]
         except OSError:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.report.load.reading import count, dig, text
+from hires.core.store.reading import text
+from hires.report.load.plain_values import count, dig
 from hires.report.tables.run_tables import Column, tables
 
 if TYPE_CHECKING:

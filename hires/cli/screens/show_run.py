@@ -19,7 +19,7 @@ from hires.report.compare.differences import (
     origin,
     origin_differences,
 )
-from hires.report.load.reading import number
+from hires.report.load.plain_values import number
 from hires.report.load.runs import Run, read_run
 from hires.report.tables.run_tables import Column
 

@@ -10,8 +10,8 @@ from typing import Any
 from hires.cli.run_rows import RunRow, RunsWhere, run_rows, sorted_rows
 from hires.cli.screens.screen import print_table
 from hires.core.errors import ConfigError
+from hires.core.store.reading import Note
 from hires.core.units import MIB
-from hires.report.load.reading import Note
 from hires.report.load.rows import RUN_COLUMNS
 from hires.report.tables.formats import safe_csv
 from hires.report.tables.run_tables import Column, Table

@@ -16,6 +16,7 @@ from hires.cli.verbs.verb_compare import METRICS
 from hires.core.config.parallel_config import SCHEDULES
 from hires.core.config.run_config import FITS
 from hires.core.errors import ConfigError
+from hires.core.store import file_names
 from hires.core.store.naming import COSMETIC
 from hires.launcher.status.run_selection import campaigns
 from hires.launcher.status.run_state import INFEASIBLE, RUNNING, STATES
@@ -159,7 +160,7 @@ def _option_values(before: str) -> list[str]:
 
 def _runs() -> list[str]:
     """Returns the run folders of the present folder."""
-    return [str(file.parent) for file in Path("results").glob("*/*/config.yaml")]
+    return [str(file.parent) for file in Path("results").glob(f"*/*/{file_names.CONFIG}")]
 
 
 def _campaigns() -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hires.cli.options import Parser, add_results
 from hires.core.errors import ConfigError
+from hires.core.store import file_names
 from hires.core.store.find import locate
 from hires.core.store.records import attempt_dir
 from hires.launcher.status.attempt_files import last_number, read_json
@@ -114,7 +115,7 @@ def _follow(wanted: _Wanted, attempt: int, newer: bool) -> None:
     """Prints what is said until the run is done; ``newer``: in later attempts too."""
     follower, told = Follower(), False
     while True:
-        end = read_json(attempt_dir(wanted.run, attempt) / "exit.json")
+        end = read_json(attempt_dir(wanted.run, attempt) / file_names.EXIT)
         wanted.show(follower.read(wanted.files(attempt)))
         sys.stdout.flush()
         last = last_number(wanted.run)

@@ -10,6 +10,7 @@ from typing import Any
 from hires.cli.compose.nearest import offer
 from hires.cli.options import Parser, add_json, add_results
 from hires.core.errors import ConfigError
+from hires.core.store import file_names
 from hires.core.store.records import attempt_dir
 from hires.core.store.rundir import attempt_numbers
 from hires.launcher.status.run_selection import select, whole_campaigns
@@ -95,4 +96,4 @@ def _told(paths: Sequence[Path]) -> dict[Path, tuple[str, str | None, str | None
 def _has_end(path: Path) -> bool:
     """Whether the last attempt of a run says how it ended; earlier ones may have failed."""
     numbers = attempt_numbers(path)
-    return bool(numbers) and (attempt_dir(path, numbers[-1]) / "exit.json").exists()
+    return bool(numbers) and (attempt_dir(path, numbers[-1]) / file_names.EXIT).exists()

@@ -15,10 +15,11 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.ranks.timeline import StepSpans, read
 from hires.core.store import checkpoints
 from hires.core.store.find import find, locate
+from hires.core.store.reading import text
 from hires.core.store.records import attempt_dir, read_plan, read_record
 from hires.core.store.rundir import RunDir
 from hires.core.units import size
-from hires.report.load.reading import count, spoken, text
+from hires.report.load.plain_values import count, spoken
 
 _EXAMPLES = (
     "hires show results/default/resnet50-224x224-single-fp32-0123abcd",

@@ -19,6 +19,7 @@ from hires.cli.screens.screen import print_config, print_table
 from hires.cli.start_run import explain, launched
 from hires.core.config.run_config import PrecisionConfig, RunConfig
 from hires.core.errors import ConfigError, PlanError, RunError
+from hires.core.store import file_names
 from hires.core.store.rundir import create
 from hires.plan.graph import describe
 from hires.plan.plan import Plan
@@ -76,7 +77,7 @@ def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
     require_feasible(plan)
     run = create(config, plan.to_dict(), argv)
     outcome = launched(config, run, plan.world, args=("--verify",))
-    file = run.attempt_dir / "verify.json"
+    file = run.attempt_dir / file_names.VERIFY
     if file.exists():
         answer: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return answer

@@ -27,7 +27,7 @@ from typing import TextIO
 
 from hires.core.errors import RunError
 from hires.core.ranks.activity import Doing, Standing
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.core.store.files import StrPath, cannot_write, write_atomically
 
 BEAT_S = 5.0
@@ -40,7 +40,7 @@ IDLE_SHARE = 0.05
 
 def alive_file(attempt: StrPath, rank: int) -> Path:
     """Returns the file that a rank touches."""
-    return Path(attempt) / "alive" / f"rank{rank:04d}"
+    return Path(attempt) / file_names.ALIVE / f"rank{rank:04d}"
 
 
 def answer_file(attempt: StrPath, rank: int) -> Path:
@@ -50,7 +50,7 @@ def answer_file(attempt: StrPath, rank: int) -> Path:
 
 def stacks_file(attempt: StrPath, rank: int) -> Path:
     """Returns where a rank's Python stacks go."""
-    return Path(attempt) / "logs" / f"stacks-rank{rank:04d}.txt"
+    return Path(attempt) / file_names.LOGS / f"stacks-rank{rank:04d}.txt"
 
 
 def ask(attempt: StrPath) -> None:
@@ -65,7 +65,7 @@ def ask(attempt: StrPath) -> None:
 def heartbeats(attempt: StrPath) -> dict[int, float]:
     """Returns when every rank last touched its file, by the file system's clock, in seconds."""
     found: dict[int, float] = {}
-    with contextlib.suppress(OSError), os.scandir(Path(attempt) / "alive") as entries:
+    with contextlib.suppress(OSError), os.scandir(Path(attempt) / file_names.ALIVE) as entries:
         for entry in entries:
             number = entry.name.removeprefix("rank")
             if number.isdigit():
@@ -139,7 +139,7 @@ class Pulse:
         self._moved_s = self._idle_s = self._seen_s = time.perf_counter()
         self._cpu_s = time.process_time()
         self._told = False
-        self._end_file = self.folder / "exit.json"
+        self._end_file = self.folder / file_names.EXIT
         self._may_end = not self._end_file.exists()
 
     def __enter__(self) -> Pulse:
@@ -229,4 +229,4 @@ def _open(folder: Path, rank: int) -> TextIO:
 
 def _question(attempt: StrPath) -> Path:
     """Returns the file by which all ranks are asked."""
-    return Path(attempt) / "alive" / "asked"
+    return Path(attempt) / file_names.ALIVE / "asked"

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hires.core.errors import RunError
+from hires.core.store import file_names
 from hires.core.store.files import StrPath, append_line
-from hires.core.store.records import parse_lines
+from hires.core.store.reading import read_lines
 
-FILE = "timeline.jsonl"
+FILE = file_names.TIMELINE
 KEPT_STEPS = 3
 """The last so many steps of a rank are kept."""
 MAX_SPANS = 50_000
@@ -131,10 +132,7 @@ def read(folder: StrPath) -> list[StepSpans]:
         RunError: there is no timeline, or it is empty.
     """
     path = Path(folder) / FILE
-    try:
-        lines = list(parse_lines(path.read_bytes(), str(path)))
-    except FileNotFoundError:
-        lines = []
+    lines = list(read_lines(path))
     if not lines:
         raise RunError(
             f"{path} holds no timeline: the run has not come to its end, its ranks were killed, or "

@@ -1,27 +1,145 @@
-"""How is an attempt of a run begun, and who knows how the run is made again?
+"""Reads and begins attempts: every start of a run is a folder ``a0``, ``a1``, ... of its own.
 
-Every start of a run is an attempt of its own, a folder ``a0``, ``a1``, ... that an exclusive mkdir
-takes. What is known before its ranks start stands in its ``env.json``.
+An exclusive mkdir takes the number. What is known before the ranks start stands in ``env.json``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
 import uuid
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
-from hires.core.store import launch_file, provenance
+from hires.core.store import file_names, launch_file, provenance, reading
+from hires.core.store.file_names import attempt_dir, attempt_numbers
 from hires.core.store.files import StrPath, cannot_write, make_folder, write_atomically
-from hires.core.store.records import attempt_dir
+from hires.core.store.reading import Note, Notes, Values
 
-PLANNED = "planned.json"
-"""Of a run that was frozen without an attempt: what ``env.json`` says of one."""
+_FIRST_BYTES = 2**13
+"""The event that begins a launch is among the first so many bytes of ``events.jsonl``."""
+
+
+class Attempt:
+    """One attempt of a run: its folder and what its files say.
+
+    A file is read when it is first asked for, and kept: an Attempt is a snapshot; make another one
+    to look again. A file that is missing or cannot be used is an empty dict.
+    """
+
+    def __init__(
+        self, run: StrPath, number: int, notes: list[Note] | None = None, strict: bool = False,
+        **held: Values,
+    ) -> None:  # fmt: skip
+        """Takes a run folder and the number of an attempt; the folder need not exist.
+
+        Args:
+            run: the run folder.
+            number: of the attempt.
+            notes: receives what is wrong with its files; unset: a list of its own.
+            strict: whether a file that cannot be used raises a RunError.
+            held: what is known of ``exit``, ``env`` or ``record`` and is not read again.
+        """
+        self.run = Path(run)
+        self.number = number
+        self.notes = [] if notes is None else notes
+        self._report: Notes = None if strict else self.notes
+        self.__dict__.update(held)
+
+    @property
+    def folder(self) -> Path:
+        """Its folder."""
+        return attempt_dir(self.run, self.number)
+
+    @cached_property
+    def exit(self) -> Values:
+        """``exit.json``, how it ended: ``state``, ``reason`` and ``cause`` are text or missing."""
+        end = self._read(file_names.EXIT)
+        texts = [end.get(key) for key in ("reason", "cause")]
+        plain = all(value is None or isinstance(value, str) for value in texts)
+        return self._only_if(plain and isinstance(end.get("state"), str), end, file_names.EXIT)
+
+    @cached_property
+    def job(self) -> Values:
+        """``job.json``: number, index and share of the scheduler's job that runs it."""
+        job = self._read(file_names.JOB)
+        index, pack = job.get("index"), job.get("pack", 1)
+        whole = (index is None or type(index) is int) and type(pack) is int
+        number = re.fullmatch(r"[0-9]+", str(job.get("job")))
+        return self._only_if(whole and number is not None, job, file_names.JOB)
+
+    @cached_property
+    def env(self) -> Values:
+        """``env.json``: what was known before its ranks started."""
+        return self._read(file_names.ENV)
+
+    @cached_property
+    def record(self) -> Values:
+        """``record.json`` of its own; empty if it did not end with numbers."""
+        return self._read(file_names.RECORD)
+
+    @cached_property
+    def launched(self) -> Values:
+        """The event of the process that started its ranks; empty if they were not started."""
+        path = self.folder / file_names.EVENTS
+        if not path.exists():
+            return {}
+        head = reading.read_bytes(path, self._report, first=_FIRST_BYTES) or b""
+        found: Values = {}
+        for line in reading.parse_lines(head[: head.rfind(b"\n") + 1]):
+            if line.get("event") == "launch_started":
+                found = line  # the last one: a start whose port was taken was repeated
+        return found
+
+    @property
+    def events(self) -> list[Values]:
+        """The lines of ``events.jsonl`` up to now."""
+        return list(reading.read_lines(self.folder / file_names.EVENTS, self._report))
+
+    @property
+    def metrics(self) -> list[Values]:
+        """The lines of ``metrics.jsonl`` up to now."""
+        return list(reading.read_lines(self.folder / file_names.METRICS, self._report))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is an ``exit.json`` now, damaged or not."""
+        return (self.folder / file_names.EXIT).exists()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether a user cancelled it while it was a job, or shared one."""
+        return (self.folder / file_names.CANCEL).exists()
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        """Which of ``exit.json`` and ``job.json`` are there and cannot be used, as ``a0/NAME``."""
+        values = {file_names.EXIT: self.exit, file_names.JOB: self.job}
+        names = [n for n, held in values.items() if not held and (self.folder / n).exists()]
+        return tuple(f"{self.folder.name}/{name}" for name in names)
+
+    def _read(self, name: str) -> Values:
+        path = self.folder / name
+        return reading.read_json(path, self._report) if path.exists() else {}
+
+    def _only_if(self, plain: bool, values: Values, name: str) -> Values:
+        """Returns the values if they are what every such file holds; else none, and a note."""
+        if values and not plain:
+            why = "damaged: a value is missing or of another type"
+            if self._report is None:
+                raise RunError(f"{self.folder / name} is {why}")
+            self._report.append(reading.note(self.folder / name, why))
+        return values if plain else {}
+
+
+def latest(run: StrPath) -> Attempt | None:
+    """Returns a run's latest attempt; None if it has none."""
+    numbers = attempt_numbers(run)
+    return Attempt(run, numbers[-1]) if numbers else None
 
 
 def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
@@ -61,27 +179,16 @@ def id_of(folder: Path) -> str | None:
     Args:
         folder: of the attempt.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads((folder / "env.json").read_text(encoding="utf-8"))["id"])
-    return None
-
-
-def attempt_numbers(path: StrPath) -> list[int]:
-    """Returns the numbers of a run's attempts, in order; none if there is no run."""
-    try:
-        names = [entry.name for entry in Path(path).iterdir()]
-    except OSError:
-        return []
-    return sorted(int(name[1:]) for name in names if re.fullmatch(r"a(0|[1-9]\d*)", name))
+    value = reading.read_json(folder / file_names.ENV, []).get("id")
+    return None if value is None else str(value)
 
 
 def reproduce_line_of(path: StrPath) -> str | None:
     """Returns the command line that made a run, as its first attempt or its planner wrote it."""
-    for file in (attempt_dir(path, 0) / "env.json", Path(path) / PLANNED):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(file.read_text(encoding="utf-8"))["reproduce"]
-            if found is not None:
-                return str(found)
+    for file in (attempt_dir(path, 0) / file_names.ENV, Path(path) / file_names.PLANNED):
+        line = reading.read_json(file, []).get("reproduce")
+        if line is not None:
+            return str(line)
     return None
 
 
@@ -97,7 +204,7 @@ def environment(argv: Sequence[str] | None, reproduce: str | None) -> dict[str, 
 
 def _fill_attempt(folder: Path, argv: Sequence[str] | None, reproduce: str | None) -> None:
     """Writes what an attempt knows before it starts."""
-    make_folder(folder / "logs")
+    make_folder(folder / file_names.LOGS)
     told = {"id": uuid.uuid4().hex, **environment(argv, reproduce)}
     text = json.dumps(told, indent=1) + "\n"
-    write_atomically(folder / "env.json", text)
+    write_atomically(folder / file_names.ENV, text)

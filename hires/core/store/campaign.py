@@ -16,14 +16,14 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.store import lock
+from hires.core.store import file_names, lock
 from hires.core.store.files import write_atomically
 
 SCHEMA = 1
-FILE = "campaign.json"
-_LOCK = ".sweep.lock"
-_SUBMIT = ".submit.lock"
-_STOP = ".cancel"
+FILE = file_names.CAMPAIGN
+_LOCK = file_names.SWEEP_LOCK
+_SUBMIT = file_names.SUBMIT_LOCK
+_STOP = file_names.STOP_SWEEP
 PATIENCE_S = 120.0
 """How long the submission of another command is waited for: sbatch itself may take as long."""
 

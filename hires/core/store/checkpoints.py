@@ -21,11 +21,12 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
+from hires.core.store import file_names
 from hires.core.store.files import StrPath
 from hires.core.store.records import read_record
 
 FOLDER = "checkpoints"
-MANIFEST = "checkpoint.json"
+MANIFEST = file_names.CHECKPOINT
 SCHEMA = 1
 
 

@@ -14,8 +14,7 @@ import uuid
 from pathlib import Path
 
 from hires.core.errors import ConfigError, HiresError, RunError
-
-StrPath = str | os.PathLike[str]
+from hires.core.store.file_names import StrPath as StrPath
 
 OPTION = "results=FOLDER"
 """How a user chooses where runs are kept."""

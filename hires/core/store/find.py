@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hires.core.errors import ConfigError
+from hires.core.store import file_names
 from hires.core.store.files import StrPath
 from hires.core.store.rundir import RunDir, open_run
 
@@ -25,9 +26,9 @@ def locate(name: str, results: StrPath = "results") -> Path:
     Raises:
         ConfigError: no run, or more than one, goes by this name.
     """
-    if (Path(name) / "config.yaml").is_file():
+    if (Path(name) / file_names.CONFIG).is_file():
         return Path(name).absolute()
-    runs = sorted(Path(results).glob("*/*/config.yaml"))
+    runs = sorted(Path(results).glob(f"*/*/{file_names.CONFIG}"))
     folders = [file.parent for file in runs if not file.parent.name.startswith(".")]
     for match in (
         [f for f in folders if f.name == name or f"{f.parent.name}/{f.name}" == name],
@@ -52,7 +53,11 @@ def locate(name: str, results: StrPath = "results") -> Path:
 def _refuse_campaign(name: str, results: StrPath) -> None:
     """Raises a ConfigError that says what to type if the name is that of a campaign."""
     for folder in (Path(results) / name, Path(name)):
-        runs = sorted(folder.glob("*/config.yaml")) if name and folder != Path(results) else []
+        runs = (
+            sorted(folder.glob(f"*/{file_names.CONFIG}"))
+            if name and folder != Path(results)
+            else []
+        )
         if runs:
             count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
             raise ConfigError(

@@ -9,29 +9,21 @@ when ranks died.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import provenance, summary
-from hires.core.store.files import OPTION, StrPath, append_line, write_atomically
+from hires.core.store import file_names, provenance, reading, summary
+from hires.core.store.attempts import Attempt
+from hires.core.store.file_names import StrPath
+from hires.core.store.file_names import attempt_dir as attempt_dir  # others ask for it here, too
+from hires.core.store.files import OPTION, append_line, write_atomically
 from hires.core.store.naming import SCHEMA
 
-log = logging.getLogger(__name__)
-
 STATES = ("done", "failed", "cancelled")
-
-
-def attempt_dir(run_dir: StrPath, attempt: int) -> Path:
-    """Returns the folder of one attempt of a run."""
-    return Path(run_dir) / f"a{attempt}"
 
 
 def require_seen(run_dir: StrPath) -> None:
@@ -40,7 +32,7 @@ def require_seen(run_dir: StrPath) -> None:
     Raises:
         RunError: names the node and what would work.
     """
-    if not (Path(run_dir) / "config.yaml").is_file():
+    if not (Path(run_dir) / file_names.CONFIG).is_file():
         node = os.environ.get("SLURMD_NODENAME") or platform.node()
         raise RunError(
             f"node {node} does not see {run_dir}: keep runs on a file system that all nodes mount "
@@ -64,7 +56,7 @@ def event(run_dir: StrPath, attempt: int, name: str, **fields: Any) -> None:
     before it ends: the launcher tells causes from consequences by it.
     """
     line = {"time": provenance.now(), "event": name, **fields}
-    append(attempt_dir(run_dir, attempt) / "events.jsonl", line)
+    append(attempt_dir(run_dir, attempt) / file_names.EVENTS, line)
 
 
 def read_lines(path: StrPath) -> list[dict[str, Any]]:
@@ -73,26 +65,7 @@ def read_lines(path: StrPath) -> list[dict[str, Any]]:
     A file that is not there holds no lines. What a torn line would have said is missing, and
     :func:`finish` counts what is missing.
     """
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        return []
-    return list(parse_lines(data, str(path)))
-
-
-def parse_lines(data: bytes, source: str) -> Iterator[dict[str, Any]]:
-    """Yields the objects of some JSON lines; a warning about a torn one names ``source``."""
-    for number, text in enumerate(data.split(b"\n"), start=1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        if isinstance(line, dict):
-            yield line
-        else:
-            log.warning("%s line %d is torn and skipped", source, number)
+    return list(reading.read_lines(path))
 
 
 def read_config(run_dir: StrPath) -> RunConfig:
@@ -102,11 +75,8 @@ def read_config(run_dir: StrPath) -> RunConfig:
         RunError: there is none, or it cannot be read.
         ConfigError: its values make no sense to this hires.
     """
-    path = Path(run_dir) / "config.yaml"
-    try:
-        values = yaml.load(_read(path), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        raise RunError(f"{path} is damaged ({error}); run the experiment again") from None
+    path = Path(run_dir) / file_names.CONFIG
+    values = reading.read_yaml(path)
     try:
         return from_dict(values)
     except ConfigError as error:
@@ -119,7 +89,7 @@ def read_plan(run_dir: StrPath) -> dict[str, Any]:
     Raises:
         RunError: there is none, or it cannot be read.
     """
-    return _read_json(Path(run_dir) / "plan.json")
+    return reading.read_json(Path(run_dir) / file_names.PLAN)
 
 
 def read_record(run_dir: StrPath) -> dict[str, Any] | None:
@@ -128,10 +98,10 @@ def read_record(run_dir: StrPath) -> dict[str, Any] | None:
     Raises:
         RunError: it cannot be read, or another version of hires wrote it.
     """
-    path = Path(run_dir) / "record.json"
+    path = Path(run_dir) / file_names.RECORD
     if not path.exists():
         return None
-    record = _read_json(path)
+    record = reading.read_json(path)
     if record.get("schema", SCHEMA) != SCHEMA:
         raise RunError(f"{path}: {other_schema(record)}")
     return record
@@ -162,26 +132,26 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
     """
     assert state in STATES, state
     run_dir = Path(run_dir)
-    folder = attempt_dir(run_dir, attempt)
-    lines = read_lines(folder / "metrics.jsonl")
+    own = Attempt(run_dir, attempt, strict=True)
+    lines = own.metrics
     record = summary.build(
-        summary.Attempt(
+        summary.RecordInputs(
             run=run_dir.name,
             number=attempt,
             config=read_config(run_dir),
             plan=read_plan(run_dir),
-            env=_read_json(folder / "env.json") if (folder / "env.json").exists() else {},
+            env=own.env,
             lines=lines,
-            events=read_lines(folder / "events.jsonl"),
+            events=own.events,
             earlier=_steps_before(run_dir, attempt, lines),
         ),
         state,
         cause,
     )
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-    write_atomically(folder / "record.json", text)
+    write_atomically(own.folder / file_names.RECORD, text)
     if record["state"] == "done" or not _has_other_done(run_dir, attempt):
-        write_atomically(run_dir / "record.json", text)
+        write_atomically(run_dir / file_names.RECORD, text)
     return record
 
 
@@ -191,7 +161,7 @@ def _steps_before(run_dir: Path, attempt: int, lines: list[dict[str, Any]]) -> s
     begin = summary.begin_of(lines)
     while begin is not None and begin["attempt"] is not None and begin["attempt"] < attempt:
         attempt = begin["attempt"]
-        before = read_lines(attempt_dir(run_dir, attempt) / "metrics.jsonl")
+        before = read_lines(attempt_dir(run_dir, attempt) / file_names.METRICS)
         found += [s for s in before if s.get("kind") == "step" and s["step"] < begin["step"]]
         begin = summary.begin_of(before)
     return summary.Earlier(found, begin["step"] if begin else 0)
@@ -204,23 +174,3 @@ def _has_other_done(run_dir: Path, attempt: int) -> bool:
     except RunError:
         return False
     return record is not None and record.get("state") == "done" and record["attempt"] != attempt
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file."""
-    try:
-        value = json.loads(_read(path))
-    except ValueError as error:
-        raise RunError(f"{path} is damaged ({error}); run the experiment again") from None
-    if not isinstance(value, dict):
-        raise RunError(f"{path} is damaged (it holds no object); run the experiment again")
-    return value
-
-
-def _read(path: Path) -> str:
-    """Returns a file's text."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise RunError(f"cannot read {path}: {why}; is {path.parent} a run folder?") from None

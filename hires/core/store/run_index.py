@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
+from hires.core.store import file_names
 from hires.core.store.files import cannot_write, write_atomically
 
 Values = dict[str, Any]
 
-FILE = "index.jsonl"
+FILE = file_names.INDEX
 SCHEMA = 1
 PATIENCE_S = 5.0
 """How long one waits for the lock: the end of a run must not hang on somebody who was stopped."""
-_LOCK = ".index.lock"
+_LOCK = file_names.INDEX_LOCK
 _POLL_S = 0.01
 _MAX_LINE = 2**17
 """Characters of a line; an attempt with more to say is read in its folder."""

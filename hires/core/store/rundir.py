@@ -29,16 +29,16 @@ import yaml
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.store import launch_file
-from hires.core.store.attempts import PLANNED as PLANNED  # others ask for these here, too
-from hires.core.store.attempts import attempt_numbers as attempt_numbers
-from hires.core.store.attempts import environment
-from hires.core.store.attempts import id_of as id_of
+from hires.core.store import file_names, launch_file
+from hires.core.store.attempts import Attempt, environment
+from hires.core.store.attempts import id_of as id_of  # others ask for these here, too
 from hires.core.store.attempts import next_attempt as next_attempt
 from hires.core.store.attempts import reproduce_line_of as reproduce_line_of
+from hires.core.store.file_names import attempt_dir
+from hires.core.store.file_names import attempt_numbers as attempt_numbers
 from hires.core.store.files import StrPath, cannot_write, make_folder, write_atomically
 from hires.core.store.naming import identity, plain, run_name
-from hires.core.store.records import attempt_dir, read_record
+from hires.core.store.records import read_record
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,8 @@ def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path
     """
     path = Path(config.results).absolute() / config.campaign / run_name(config)
     files = _frozen_files(config, plan, argv)
-    told = {
-        PLANNED: json.dumps(environment(argv, launch_file.reproduce_line(argv)), indent=1) + "\n"
-    }
+    known = environment(argv, launch_file.reproduce_line(argv))
+    told = {file_names.PLANNED: json.dumps(known, indent=1) + "\n"}
     if _build(path, files | told, None):
         return path
     _check_same_config(path, config)
@@ -141,12 +140,9 @@ def start_attempt(path: StrPath, argv: Sequence[str] | None) -> RunDir:
 def done_attempts(path: StrPath) -> list[int]:
     """Returns the attempts of a run that completed it, in order; none if there is no run."""
     path = Path(path)
-    found = {_done_attempt(path)} - {None}
-    for attempt in attempt_numbers(path):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            text = (attempt_dir(path, attempt) / "exit.json").read_text(encoding="utf-8")
-            found |= {attempt} if json.loads(text)["state"] == "done" else set()
-    return sorted(attempt for attempt in found if attempt is not None)
+    done = {n for n in attempt_numbers(path) if Attempt(path, n).exit.get("state") == "done"}
+    of_record = _done_attempt(path)
+    return sorted(done if of_record is None else done | {of_record})
 
 
 def is_complete(path: StrPath) -> bool:
@@ -161,7 +157,7 @@ def frozen_folder(path: StrPath) -> Path:
         RunError: there is no run folder at ``path``.
     """
     path = Path(path).absolute()
-    if not (path / "config.yaml").is_file():
+    if not (path / file_names.CONFIG).is_file():
         raise RunError(f"{path} is no run folder: it holds no config.yaml")
     return path
 
@@ -177,7 +173,7 @@ def open_run(path: StrPath) -> RunDir:
     if not attempts:
         raise RunError(
             f"{path} is pending: no attempt has started; sweep its campaign again, or start it "
-            f"with {path / 'launch.sh'}"
+            f"with {path / file_names.LAUNCH_SCRIPT}"
         )
     done = _done_attempt(path)
     if done is not None:
@@ -193,7 +189,7 @@ def refreeze(path: StrPath, config: RunConfig) -> None:
     """
     path = Path(path)
     _check_same_config(path, config)
-    _refresh(path, {"config.yaml": _config_text(config)})
+    _refresh(path, {file_names.CONFIG: _config_text(config)})
 
 
 def _config_text(config: RunConfig) -> str:
@@ -205,9 +201,9 @@ def _config_text(config: RunConfig) -> str:
 def _frozen_files(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> dict[str, str]:
     """Returns name and text of the files that are frozen in a run folder."""
     return {
-        "config.yaml": _config_text(config),
-        "plan.json": json.dumps(plan, indent=1) + "\n",
-        "launch.sh": launch_file.launch_script(config, argv),
+        file_names.CONFIG: _config_text(config),
+        file_names.PLAN: json.dumps(plan, indent=1) + "\n",
+        file_names.LAUNCH_SCRIPT: launch_file.launch_script(config, argv),
     }
 
 
@@ -283,7 +279,7 @@ def _done_attempt(path: Path) -> int | None:
 
 def _check_same_config(path: Path, config: RunConfig) -> None:
     """Refuses a folder whose frozen config is of another run: it was edited, or damaged."""
-    file = path / "config.yaml"
+    file = path / file_names.CONFIG
     try:
         frozen = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -29,7 +29,7 @@ class Earlier:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class RecordInputs:
     """What is known about one attempt, as read from its files."""
 
     run: str
@@ -66,7 +66,7 @@ def begin_of(lines: Sequence[Line]) -> Line | None:
     return next((line for line in lines if line.get("kind") == "begin"), None)
 
 
-def build(attempt: Attempt, state: str, cause: str | None) -> dict[str, Any]:
+def build(attempt: RecordInputs, state: str, cause: str | None) -> dict[str, Any]:
     """Returns the record of an attempt that ended in ``state``, as ``record.json`` holds it.
 
     Durations are in seconds, memory in bytes, throughput in images per second.
@@ -111,7 +111,7 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def _resumed(attempt: Attempt) -> dict[str, Any] | None:
+def _resumed(attempt: RecordInputs) -> dict[str, Any] | None:
     """Returns at which step and from which checkpoint the attempt began; None at step 0."""
     line = begin_of(attempt.lines)
     return {key: line[key] for key in ("step", "checkpoint", "attempt")} if line else None
@@ -126,7 +126,7 @@ def _steps(lines: Sequence[Line]) -> dict[int, dict[int, Line]]:
     return steps
 
 
-def _missing(attempt: Attempt, steps: dict[int, dict[int, Line]]) -> str | None:
+def _missing(attempt: RecordInputs, steps: dict[int, dict[int, Line]]) -> str | None:
     """Returns which rank lacks steps, in words, or None if every rank has all of them."""
     wanted = range(attempt.earlier.first, attempt.config.steps)
     for rank in range(attempt.world):
@@ -136,7 +136,9 @@ def _missing(attempt: Attempt, steps: dict[int, dict[int, Line]]) -> str | None:
     return None
 
 
-def _samples(attempt: Attempt, steps: dict[int, dict[int, Line]]) -> tuple[list[Line], list[Line]]:
+def _samples(
+    attempt: RecordInputs, steps: dict[int, dict[int, Line]]
+) -> tuple[list[Line], list[Line]]:
     """Returns the slowest rank's time of every whole step, and which steps do not count and why.
 
     Every attempt warms up anew.
@@ -223,7 +225,7 @@ def _loss(steps: dict[int, dict[int, Line]]) -> dict[str, Any]:
     }
 
 
-def _memory(attempt: Attempt) -> list[dict[str, Any]]:
+def _memory(attempt: RecordInputs) -> list[dict[str, Any]]:
     """Returns one entry per rank: its place in each direction, and bytes as far as it told them."""
     told: dict[int, Line] = {}
     for line in attempt.lines:
@@ -259,7 +261,7 @@ _MEMORY_KEYS = (
 )
 
 
-def _bindings(attempt: Attempt) -> list[Line]:
+def _bindings(attempt: RecordInputs) -> list[Line]:
     """Returns on which host, cores and devices each rank ran, as far as it told, by rank."""
     told = {line["rank"]: line for line in attempt.events if line.get("event") == "rank_bound"}
     keys = ("rank", "host", "local_rank", "threads", "cores", "bound", "devices")

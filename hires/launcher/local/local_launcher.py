@@ -17,7 +17,7 @@ from typing import Any
 
 from hires.core import log, units
 from hires.core.errors import PREEMPTED, HiresError, RunError
-from hires.core.store import provenance, records, rundir
+from hires.core.store import file_names, provenance, records, rundir
 from hires.core.store.files import StrPath
 from hires.launcher import cancel
 from hires.launcher.ranks import hosts, ports
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in outcome.tail:
         sys.stderr.write(f"    {line}\n")
     if outcome.cause:
-        logs = records.attempt_dir(path, attempt) / "logs"
+        logs = records.attempt_dir(path, attempt) / file_names.LOGS
         sys.stderr.write(f"{outcome.cause}; the logs are in {logs}\n")
     _say(f"{path.name}: {outcome.state}")
     return outcome.exit_code

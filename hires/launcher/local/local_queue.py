@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hires.core.errors import RunError
-from hires.core.store import provenance, records, rundir
+from hires.core.store import file_names, provenance, records, rundir
 from hires.core.store.files import cannot_write
 from hires.launcher.local.queue_tasks import Ended, Limits, Result, Task, Watcher
 from hires.launcher.ranks.processes import die_with
@@ -157,7 +157,7 @@ class Queue:
         except RunError as error:
             self._note(Ended(task, None, "failed", str(error)))
             return
-        tail = MetricsTail(run.attempt_dir / "metrics.jsonl")
+        tail = MetricsTail(run.attempt_dir / file_names.METRICS)
         self.running.append(_Running(task, run.attempt, process, tail))
         self._watcher.started(task, run.attempt)
 
@@ -170,7 +170,7 @@ class Queue:
             str(run.path),
             str(run.attempt),
         ]
-        path = run.attempt_dir / "logs" / "launcher.log"
+        path = run.attempt_dir / file_names.LOGS / file_names.LAUNCHER_LOG
         try:
             with path.open("ab") as output:
                 return subprocess.Popen(
@@ -228,7 +228,7 @@ def _end_of(run: _Running, code: int) -> Ended:
     """Returns how an attempt ended, as its launcher wrote it, or as it looks if that was killed."""
     folder = records.attempt_dir(run.task.path, run.attempt)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        values = json.loads((folder / "exit.json").read_text(encoding="utf-8"))
+        values = json.loads((folder / file_names.EXIT).read_text(encoding="utf-8"))
         return Ended(run.task, run.attempt, values["state"], values["cause"], run.wall_s)
     if run.signals:
         state, cause = "cancelled", "stopped before its ranks were started"
@@ -246,7 +246,9 @@ def _died(folder: Path, code: int) -> str:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     text = ""
     with contextlib.suppress(OSError):
-        text = (folder / "logs" / "launcher.log").read_text(errors="replace").strip()
+        text = (
+            (folder / file_names.LOGS / file_names.LAUNCHER_LOG).read_text(errors="replace").strip()
+        )
     return f"its launcher {how}" + (f": {text.splitlines()[-1]}" if text else "")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import world
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.launcher.ranks import control_channel, processes
 from hires.launcher.ranks.processes import RankProcess
 from hires.launcher.ranks.rank_environment import rank_environment
@@ -97,7 +97,7 @@ class Agent:
         site, threads = config.cluster.environment, config.launcher.threads
         environ = rank_environment(os.environ, here, threads, facts["interface"], site)
         command = [sys.executable, "-m", facts["module"], str(self.run_dir), *facts["args"]]
-        log = self.folder / "logs" / f"rank{own.rank:04d}.log"
+        log = self.folder / file_names.LOGS / f"rank{own.rank:04d}.log"
         log.unlink(missing_ok=True)  # of a start whose port was taken
         try:
             os.chdir(facts["folder"])  # relative paths of the config count from there

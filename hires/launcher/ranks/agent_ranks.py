@@ -13,12 +13,13 @@ from typing import Any
 
 from hires.core.errors import RunError
 from hires.core.ranks.mpi_dialects import Starter, require_program
+from hires.core.store import file_names
 from hires.core.store.files import cannot_write
 from hires.launcher.ranks import control_channel, processes
 from hires.launcher.ranks.rank_group import Crew, Member, Start
 from hires.launcher.status import process_id
 
-LOG = "launcher.log"
+LOG = file_names.LAUNCHER_LOG
 """What the command that starts the ranks says, among the logs."""
 END_S = 5.0
 """How long that command may take to end after its agents."""
@@ -110,7 +111,7 @@ class Together(Crew):
     @property
     def _log(self) -> Path:
         """What the command says."""
-        return self.job.folder / "logs" / LOG
+        return self.job.folder / file_names.LOGS / LOG
 
     def _tell(self, number: signal.Signals) -> None:
         """Has all ranks that run sent a signal."""

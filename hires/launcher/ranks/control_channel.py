@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
+from hires.core.store import file_names
 from hires.core.store.files import cannot_write
 
-FILE = "line.json"
+FILE = file_names.CONTROL
 """What the agents of an attempt have to know."""
 _MOST_BYTES = 2**16
 """Nobody who knows the key says more in one line."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
+from hires.core.store import file_names
 from hires.launcher.ranks import processes
 from hires.launcher.ranks.places import Places
 from hires.launcher.ranks.processes import RankProcess
@@ -102,7 +103,7 @@ class Crew(ABC):
 
     def log(self, rank: int) -> Path:
         """Returns the log of a rank."""
-        return self.job.folder / "logs" / f"rank{rank:04d}.log"
+        return self.job.folder / file_names.LOGS / f"rank{rank:04d}.log"
 
 
 class Apart(Crew):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hires.core import log
 from hires.core.errors import PREEMPTED, HiresError, RunError
-from hires.core.store import records, rundir
+from hires.core.store import file_names, records, rundir
 from hires.core.store.files import cannot_write
 from hires.launcher import cancel
 from hires.launcher.local.local_launcher import CANCELLED, leave
@@ -127,11 +127,11 @@ def is_open(path: Path, submitted: int, job: Allocation, attempts: int = 1) -> b
     own = attempts_of(path, job)
     if not own:
         return is_fresh(path, submitted) or not rundir.is_complete(path)
-    end = read_json(_folder(path, own[-1]) / "exit.json")
+    end = read_json(_folder(path, own[-1]) / file_names.EXIT)
     if end is None:
         return True
     if end.get("state") == "done":
-        ends = (read_json(_folder(path, number) / "exit.json") or {} for number in own)
+        ends = (read_json(_folder(path, number) / file_names.EXIT) or {} for number in own)
         return [one.get("state") for one in ends].count("done") < attempts
     if end.get("state") == "cancelled":
         return not cancel.is_asked(_folder(path, own[-1]))

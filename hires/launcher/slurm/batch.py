@@ -21,7 +21,7 @@ from typing import Any
 
 from hires.core import log
 from hires.core.errors import HiresError, RunError
-from hires.core.store import provenance, records, rundir
+from hires.core.store import file_names, provenance, records, rundir
 from hires.launcher.local.local_launcher import Outcome, launch, leave
 from hires.launcher.ranks.places import Making
 from hires.launcher.slurm import allocation, preemption, slurm_launcher
@@ -165,7 +165,7 @@ def attempts_of(path: Path, job: Allocation) -> list[int]:
 def timeouts(path: Path, job: Allocation, before: int) -> int:
     """Returns how many attempts of a run, below a number, reached the time limit of a job."""
     own = [number for number in attempts_of(path, job) if number < before]
-    ends = [read_json(records.attempt_dir(path, n) / "exit.json") or {} for n in own]
+    ends = [read_json(records.attempt_dir(path, n) / file_names.EXIT) or {} for n in own]
     return sum(end.get("reason") == "timeout" for end in ends)
 
 
@@ -206,7 +206,7 @@ def _close_silent(path: Path, job: Allocation) -> None:
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" or not numbers:
         return
     folder = records.attempt_dir(path, numbers[-1])
-    if slurm_launcher.read_job(folder) != job.name or (folder / "exit.json").exists():
+    if slurm_launcher.read_job(folder) != job.name or (folder / file_names.EXIT).exists():
         return
     cause = (
         f"job {job.name} was started again by Slurm, and the supervisor of this attempt left no "
@@ -218,9 +218,9 @@ def _close_silent(path: Path, job: Allocation) -> None:
 def is_fresh(path: Path, number: int) -> bool:
     """Whether an attempt exists and was not launched yet."""
     folder = records.attempt_dir(path, number)
-    if not folder.is_dir() or (folder / "exit.json").exists():
+    if not folder.is_dir() or (folder / file_names.EXIT).exists():
         return False
-    lines = records.read_lines(folder / "events.jsonl")
+    lines = records.read_lines(folder / file_names.EVENTS)
     return not any(line.get("event") == "launch_started" for line in lines)
 
 
@@ -241,7 +241,7 @@ def _is_restarted() -> bool:
 def _planned_by(run: Path, number: int) -> dict[str, Any]:
     """Returns the provenance of the hires that planned a run: of its last start by command line."""
     folders = [records.attempt_dir(run, attempt) for attempt in range(number, -1, -1)]
-    files = [folder / "env.json" for folder in folders] + [run / rundir.PLANNED]
+    files = [folder / file_names.ENV for folder in folders] + [run / file_names.PLANNED]
     found = [env for env in map(read_json, files) if env and env.get("argv") is not None]
     last = max(found, key=lambda env: str(env.get("started")), default={})
     return dict(last.get("provenance") or {})

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hires.core.errors import RunError
+from hires.core.store import file_names
 from hires.core.store.records import attempt_dir, read_lines
 from hires.core.store.rundir import attempt_numbers
 from hires.launcher.slurm import allocation
@@ -43,7 +44,7 @@ def _nodes_of(state: RunState) -> Iterable[str]:
         return
     for number in attempt_numbers(state.path):
         folder = attempt_dir(state.path, number)
-        end = read_json(folder / "exit.json") or {}
+        end = read_json(folder / file_names.EXIT) or {}
         told = number == state.attempt and state.reason == "node"
         if told or end.get("reason") == "node":
             yield from _nodes_in(folder)
@@ -51,7 +52,7 @@ def _nodes_of(state: RunState) -> Iterable[str]:
 
 def _nodes_in(folder: Path) -> Iterable[str]:
     """Yields the nodes on which an attempt's ranks were started."""
-    for line in read_lines(folder / "events.jsonl"):
+    for line in read_lines(folder / file_names.EVENTS):
         if line.get("event") == "rank_started" and line.get("node"):
             yield str(line["node"])
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
-from hires.core.store import records, rundir
+from hires.core.store import file_names, records, rundir
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.launcher.local import local_launcher
 from hires.launcher.slurm import allocation, sbatch, slurm_launcher
@@ -25,7 +25,7 @@ from hires.launcher.status.attempt_files import read_json
 
 FOLDER = "arrays"
 """Folder of all arrays, below that of their campaign."""
-LIST = "points.jsonl"
+LIST = file_names.POINTS
 MAX_SIZE = 1001
 """Elements of an array where Slurm does not say how many it allows: its own default."""
 
@@ -201,13 +201,13 @@ def mend(campaign: Path) -> Iterator[str]:
         RunError: an attempt cannot be written to.
     """
     for path in sorted((campaign / FOLDER).glob(f"*/{LIST}")):
-        told = read_json(path.with_name("job.json"))
+        told = read_json(path.with_name(file_names.JOB))
         if told is None:
             continue
         try:
             job, elements = str(told["job"]), read_all(path)
         except KeyError:
-            yield f"{path.with_name('job.json')} is damaged: the job of its runs is not known"
+            yield f"{path.with_name(file_names.JOB)} is damaged: the job of its runs is not known"
             continue
         except RunError as error:
             yield str(error)
@@ -215,7 +215,7 @@ def mend(campaign: Path) -> Iterator[str]:
         for index, entries in enumerate(elements):
             for entry in entries:
                 folder = records.attempt_dir(campaign / entry.run, entry.attempt)
-                known = (folder / "job.json").exists() or (folder / "exit.json").exists()
+                known = (folder / file_names.JOB).exists() or (folder / file_names.EXIT).exists()
                 same = entry.id is not None and rundir.id_of(folder) == entry.id
                 if same and not known:
                     slurm_launcher.note_job(folder, job, index, len(entries))

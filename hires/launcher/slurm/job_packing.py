@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hires.core.errors import HiresError, RunError
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.core.store.files import cannot_write
 from hires.launcher import cancel
 from hires.launcher.local import local_launcher
@@ -169,7 +169,7 @@ class Pack:
                 continue
             self.running.remove(run)
             _say(f"{run.path.name}: attempt {run.number} ended with code {code}")
-            if (run.folder / "exit.json").exists():
+            if (run.folder / file_names.EXIT).exists():
                 self._codes.append(code)
                 continue
             if code < 0:

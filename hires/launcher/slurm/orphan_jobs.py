@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hires.core.errors import RunError
+from hires.core.store import file_names
 from hires.core.store.records import attempt_dir
 from hires.launcher.slurm import job_arrays, scheduler, slurm_launcher
 from hires.launcher.status.attempt_files import last_number, launched_by
@@ -52,14 +53,14 @@ def _not_begun(run: Path) -> int | None:
     if number is None:
         return None
     folder = attempt_dir(run, number)
-    known = (folder / "job.json").exists() or launched_by(folder) is not None
+    known = (folder / file_names.JOB).exists() or launched_by(folder) is not None
     return None if known else number
 
 
 def _unanswered(campaign: Path) -> Iterator[tuple[Path, int, job_arrays.Entry]]:
     """Yields script, element and run of all arrays of a campaign whose number is not known."""
     for path in sorted((campaign / job_arrays.FOLDER).glob(f"*/{job_arrays.LIST}")):
-        if path.with_name("job.json").exists():
+        if path.with_name(file_names.JOB).exists():
             continue
         with contextlib.suppress(RunError):  # a damaged list is told about elsewhere
             for index, entries in enumerate(job_arrays.read_all(path)):

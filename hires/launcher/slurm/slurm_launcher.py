@@ -20,13 +20,13 @@ from typing import Any
 
 from hires.core.config.cluster_config import spread
 from hires.core.config.run_config import RunConfig
-from hires.core.store import launch_file, provenance
+from hires.core.store import file_names, launch_file, provenance
 from hires.core.store.files import write_atomically
 from hires.launcher.slurm import sbatch
 from hires.launcher.status import attempt_files
 
-SCRIPT = "job.sbatch"
-LOG = "job.log"
+SCRIPT = file_names.JOB_SCRIPT
+LOG = file_names.JOB_LOG
 """What the job's own step says, below the run folder."""
 GOES_ON = ("timeout", "preempted", "node")
 """Reasons of an attempt that ended so that its job may start again."""
@@ -194,7 +194,7 @@ def note_job(attempt: Path, job: str, index: int | None, pack: int = 1) -> None:
     """
     values: dict[str, Any] = {"launcher": "slurm", "job": job, "index": index}
     values |= {"submitted": provenance.now()} | ({"pack": pack} if pack > 1 else {})
-    write_atomically(attempt / "job.json", json.dumps(values) + "\n")
+    write_atomically(attempt / file_names.JOB, json.dumps(values) + "\n")
 
 
 def read_job(attempt: Path) -> str | None:

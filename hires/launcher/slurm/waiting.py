@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
-from hires.core.store import launch_file, records, rundir
+from hires.core.store import file_names, launch_file, records, rundir
 from hires.core.store.rundir import RunDir
 from hires.launcher.local import local_launcher
 from hires.launcher.local.local_launcher import Outcome
@@ -105,8 +105,8 @@ def _unfinished(run: Path) -> Iterator[Path]:
     """Yields the folders of attempts that are jobs and left no word, or go on as another."""
     for number in rundir.attempt_numbers(run):
         folder = records.attempt_dir(run, number)
-        end = read_json(folder / "exit.json")
-        if (folder / "job.json").exists() and (
+        end = read_json(folder / file_names.EXIT)
+        if (folder / file_names.JOB).exists() and (
             end is None or end.get("reason") in slurm_launcher.GOES_ON
         ):
             yield folder
@@ -121,7 +121,7 @@ class Waiting:
         self.job = job
         self.on_line = on_line
         self.attempt = run.attempt
-        self._tail = MetricsTail(run.attempt_dir / "metrics.jsonl")
+        self._tail = MetricsTail(run.attempt_dir / file_names.METRICS)
         self._asked_s = 0.0
         self._answers: list[str] = []
 
@@ -147,11 +147,11 @@ class Waiting:
             folder = records.attempt_dir(self.run, number)
             if number > self.attempt and slurm_launcher.read_job(folder) == self.job:
                 self.attempt, self._answers = number, []
-                self._tail = MetricsTail(folder / "metrics.jsonl")
+                self._tail = MetricsTail(folder / file_names.METRICS)
 
     def _exit(self) -> dict[str, Any] | None:
         """Returns what ``exit.json`` of the current attempt holds, if it is there."""
-        path = records.attempt_dir(self.run, self.attempt) / "exit.json"
+        path = records.attempt_dir(self.run, self.attempt) / file_names.EXIT
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

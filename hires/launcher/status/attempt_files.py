@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.ranks import heartbeat
-from hires.core.store.records import attempt_dir, parse_lines
+from hires.core.store import file_names
+from hires.core.store.file_names import attempt_dir
+from hires.core.store.reading import parse_lines
 from hires.launcher.slurm.scheduler import Job
 
 REQUEST = "cancel"
@@ -46,7 +48,7 @@ class Attempt:
         """Returns when it last showed that it is alive, by the file system's clock, in seconds."""
         beats = list(heartbeat.heartbeats(self.folder).values())
         if not beats:  # the ranks have not come that far
-            for name in ("events.jsonl", "job.json", "env.json"):
+            for name in (file_names.EVENTS, file_names.JOB, file_names.ENV):
                 with contextlib.suppress(OSError):
                     beats.append((self.folder / name).stat().st_mtime)
         return max(beats, default=0.0)
@@ -78,7 +80,7 @@ def of_number(path: Path, number: int) -> Attempt:
     end, job = read_exit(folder), read_job(folder)
     damaged = tuple(
         f"{folder.name}/{name}"
-        for name, value in (("exit.json", end), ("job.json", job))
+        for name, value in ((file_names.EXIT, end), (file_names.JOB, job))
         if value is None and (folder / name).exists()
     )
     return Attempt(path, number, end, job, None if end else launched_by(folder), damaged)
@@ -86,7 +88,7 @@ def of_number(path: Path, number: int) -> Attempt:
 
 def read_job(folder: Path) -> Job | None:
     """Returns what a scheduler knows an attempt by; None: it is no job, or the file is damaged."""
-    job = read_json(folder / "job.json")
+    job = read_json(folder / file_names.JOB)
     if job is None or not re.fullmatch(r"[0-9]+", str(job.get("job"))):
         return None
     index, pack = job.get("index"), job.get("pack", 1)
@@ -96,7 +98,7 @@ def read_job(folder: Path) -> Job | None:
 
 def read_exit(folder: Path) -> dict[str, Any] | None:
     """Returns how an attempt ended; None if it left no word, or the file is damaged."""
-    end = read_json(folder / "exit.json")
+    end = read_json(folder / file_names.EXIT)
     if end is None or not isinstance(end.get("state"), str):
         return None
     texts = (end.get(key) for key in ("reason", "cause"))
@@ -125,10 +127,10 @@ def launched_by(folder: Path) -> dict[str, Any] | None:
     """Returns the event of the process that started an attempt's ranks, without reading all."""
     found = None
     with contextlib.suppress(OSError):
-        with (folder / "events.jsonl").open("rb") as file:
+        with (folder / file_names.EVENTS).open("rb") as file:
             head = file.read(_EVENTS_BYTES)
         whole = head[: head.rfind(b"\n") + 1]
-        for line in parse_lines(whole, str(folder)):
+        for line in parse_lines(whole):
             if line.get("event") == "launch_started":
                 found = line  # the last one: a start whose port was taken was repeated
     return found

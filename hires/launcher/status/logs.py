@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hires.core.store import file_names
 from hires.core.store.files import StrPath
 from hires.core.store.records import attempt_dir
 
@@ -32,7 +33,7 @@ class Entry:
 
 def log_files(run: StrPath, attempt: int) -> dict[int, Path]:
     """Returns the log of every rank of an attempt that has one."""
-    folder = attempt_dir(run, attempt) / "logs"
+    folder = attempt_dir(run, attempt) / file_names.LOGS
     try:
         names = [(match, entry) for entry in folder.iterdir() if (match := _name(entry))]
     except OSError:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core import units
-from hires.core.store.records import parse_lines
+from hires.core.store.reading import parse_lines
 
 
 class MetricsTail:
@@ -38,7 +38,7 @@ class MetricsTail:
             return []
         whole = data[: data.rfind(b"\n") + 1]  # the rest is still being written
         self._offset += len(whole)
-        return list(parse_lines(whole, str(self.path)))
+        return list(parse_lines(whole))
 
 
 @dataclass(frozen=True)

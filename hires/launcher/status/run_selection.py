@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import ConfigError
+from hires.core.store import file_names
 from hires.core.store.files import StrPath
 from hires.core.store.find import locate
 from hires.launcher.status.attempt_files import read_json
 from hires.launcher.status.run_state import INFEASIBLE, PENDING, RunState
 
-FILE = "campaign.json"
+FILE = file_names.CAMPAIGN
 
 
 @dataclass
@@ -64,7 +65,7 @@ def campaigns(results: StrPath = "results") -> list[Path]:
 def of_campaign(folder: Path) -> Selection:
     """Returns all points of a campaign."""
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    paths = [folder / name for name in names if (folder / name / "config.yaml").exists()]
+    paths = [folder / name for name in names if (folder / name / file_names.CONFIG).exists()]
     found = Selection(paths, campaigns=[folder])
     there = {path.name for path in found.paths}
     values = read_json(folder / FILE) or {}
@@ -126,6 +127,6 @@ def _dicts(values: Any) -> list[dict[str, Any]]:
 
 def _is_campaign(folder: Path) -> bool:
     """Whether a folder holds runs, or the plan of a sweep."""
-    if folder.name.startswith(".") or not folder.is_dir() or (folder / "config.yaml").exists():
+    if folder.name.startswith(".") or not folder.is_dir() or (folder / file_names.CONFIG).exists():
         return False
-    return (folder / FILE).exists() or any(folder.glob("*/config.yaml"))
+    return (folder / FILE).exists() or any(folder.glob(f"*/{file_names.CONFIG}"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.ranks import heartbeat
-from hires.core.store import checkpoints
+from hires.core.store import checkpoints, file_names
 from hires.core.store.naming import SCHEMA
 from hires.core.store.records import other_schema
 from hires.launcher.status.attempt_files import Attempt, read_json
@@ -76,17 +76,17 @@ def with_progress(state: RunState, attempt: Attempt | None) -> RunState:
     state = replace(state, step=saved, steps=steps)
     if attempt is None or (state.state == PENDING and attempt.launched is None):
         return state
-    ends = read_ends(attempt.folder / "metrics.jsonl", len(heartbeat.heartbeats(attempt.folder)))
+    ends = read_ends(attempt.folder / file_names.METRICS, len(heartbeat.heartbeats(attempt.folder)))
     speed = numbers.get("batch", 0) / ends.step_s if ends.step_s else None
     if ends.damaged:
-        state = _damaged(state, f"{attempt.folder.name}/metrics.jsonl")
+        state = _damaged(state, f"{attempt.folder.name}/{file_names.METRICS}")
     return replace(state, step=ends.steps or saved, img_per_s=speed, peak_bytes=ends.peak_bytes)
 
 
 def _from_record(state: RunState) -> RunState:
     """Adds the numbers of a run that is done."""
     assert state.path is not None
-    file = state.path / "record.json"
+    file = state.path / file_names.RECORD
     record = read_json(file)
     if record is None:
         return _damaged(state, file.name) if file.exists() else state
@@ -115,6 +115,6 @@ def _damaged(state: RunState, *files: str) -> RunState:
 def config_numbers(path: Path) -> dict[str, int]:
     """Returns some numbers of a frozen config; to parse all of it would take milliseconds."""
     with contextlib.suppress(OSError):
-        text = (path / "config.yaml").read_text(encoding="utf-8", errors="replace")
+        text = (path / file_names.CONFIG).read_text(encoding="utf-8", errors="replace")
         return {key or other: int(value) for key, other, value in _NUMBER.findall(text)}
     return {}

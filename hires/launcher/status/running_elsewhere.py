@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hires.core.errors import RunError
-from hires.core.store import lock, rundir
+from hires.core.store import file_names, lock, rundir
 from hires.launcher.slurm import scheduler, slurm_launcher
 from hires.launcher.slurm.scheduler import Answer
 from hires.launcher.status import process_id
 from hires.launcher.status.attempt_files import Attempt, Clock, of_number
 from hires.launcher.status.state import OLD_S
 
-_LOCK = ".begin.lock"
+_LOCK = file_names.BEGIN_LOCK
 _PATIENCE_S = 120.0
 """How long another job may take to ask the scheduler, before it is in the way for good."""
 

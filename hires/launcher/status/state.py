@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
+from hires.core.store import file_names
 from hires.core.store.records import attempt_dir
 from hires.core.store.rundir import attempt_numbers
 from hires.launcher.slurm import scheduler
@@ -146,7 +147,7 @@ def _has_word(state: RunState) -> bool:
     """Whether a run has no attempt, or its latest one left ``exit.json``."""
     if state.path is None or state.attempt is None:
         return True
-    return (attempt_dir(state.path, state.attempt) / "exit.json").exists()
+    return (attempt_dir(state.path, state.attempt) / file_names.EXIT).exists()
 
 
 def _keep(state: RunState) -> None:
@@ -193,7 +194,7 @@ def _ended(state: RunState, end: dict[str, Any]) -> RunState:
     """Returns the state that an ``exit.json`` tells, unless an earlier attempt was complete."""
     said, reason, cause = end.get("state"), end.get("reason"), end.get("cause")
     if said != DONE and state.path is not None:
-        record = read_json(state.path / "record.json") or {}
+        record = read_json(state.path / file_names.RECORD) or {}
         if record.get("state") == DONE and type(record.get("attempt")) is int:
             return replace(state, state=DONE, attempt=record["attempt"])
     known = said if said in STATES else FAILED

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import HiresError
-from hires.core.store import provenance, records, run_index
+from hires.core.store import file_names, provenance, records, run_index
 from hires.core.store.files import write_atomically
 from hires.core.store.naming import plain
 from hires.launcher.status.attempt_files import read_json
@@ -30,7 +30,7 @@ def leave_word(run: Path, attempt: int, end: dict[str, Any], record: dict[str, A
         RunError: ``exit.json`` cannot be written.
     """
     text = json.dumps(end, indent=1) + "\n"
-    write_atomically(records.attempt_dir(run, attempt) / "exit.json", text)
+    write_atomically(records.attempt_dir(run, attempt) / file_names.EXIT, text)
     if record is not None:
         _add_to_index(run, attempt, end, record)
 
@@ -49,7 +49,7 @@ def leave_cancelled(run: Path, attempt: int, cause: str) -> None:
     Raises:
         RunError: ``exit.json`` cannot be written.
     """
-    said = read_json(records.attempt_dir(run, attempt) / "exit.json") or {}
+    said = read_json(records.attempt_dir(run, attempt) / file_names.EXIT) or {}
     end = {
         "state": "cancelled",
         "cause": f"{cause}; before that: {said['cause']}" if said.get("cause") else cause,

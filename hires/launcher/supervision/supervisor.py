@@ -17,7 +17,7 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, RunError
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.launcher.ranks import ports, rank_group
 from hires.launcher.ranks.agent_ranks import Together
 from hires.launcher.ranks.places import Making, Places
@@ -92,11 +92,11 @@ class Supervisor:
         self.port = port
         self.interrupts = interrupts
         self._crew = self._crew_of_job()
-        self._tail = MetricsTail(job.folder / "metrics.jsonl")
+        self._tail = MetricsTail(job.folder / file_names.METRICS)
         self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s)
         self._oom = OomCount()
-        self._events_before = len(records.read_lines(job.folder / "events.jsonl"))
-        self._end = job.folder / "exit.json"
+        self._events_before = len(records.read_lines(job.folder / file_names.EVENTS))
+        self._end = job.folder / file_names.EXIT
         self._looks_for_end = not self._end.exists()
         self._looked_s = 0.0
         self._complete = False
@@ -260,7 +260,7 @@ class Supervisor:
 
     def _events(self) -> list[dict[str, Any]]:
         """Returns what was noted since this start."""
-        return records.read_lines(self.job.folder / "events.jsonl")[self._events_before :]
+        return records.read_lines(self.job.folder / file_names.EVENTS)[self._events_before :]
 
     def _wait(
         self, most_s: float, enough: Callable[[], bool] = lambda: False, ended: bool = True

@@ -20,7 +20,7 @@ from typing import Any
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import heartbeat
 from hires.core.ranks.activity import Standing
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.core.store.files import write_atomically
 from hires.launcher.status import process_id
 from hires.launcher.status.run_progress import MetricsTail
@@ -28,7 +28,7 @@ from hires.launcher.supervision import hang_page
 from hires.plan.plan import Plan
 from hires.plan.proof.stalled import stall
 
-FILE = "hang.txt"
+FILE = file_names.HANG
 LOOK_S = 0.5
 """How often the files are looked at."""
 SILENT_S = 2 * heartbeat.BEAT_S
@@ -55,7 +55,7 @@ class Watchdog:
         """Takes the attempt's folder, and how long a rank may stand still."""
         self.attempt = attempt
         self.timeout_s = timeout_s
-        self._events = MetricsTail(attempt / "events.jsonl")
+        self._events = MetricsTail(attempt / file_names.EVENTS)
         self._events.read()  # of an earlier start of the same attempt
         self._looked_s = 0.0
         self._beats: dict[int, tuple[float, float]] = {}  # last beat, and when it was seen here
@@ -164,7 +164,7 @@ def _why_silent(rank: int, pid: int, beats: Mapping[int, float]) -> str | None:
 
 def _ages(folder: Path) -> dict[int, float]:
     """Returns how old every rank's heartbeat is, in seconds."""
-    now_s = heartbeat.file_clock(folder / "alive")
+    now_s = heartbeat.file_clock(folder / file_names.ALIVE)
     return {rank: max(0.0, now_s - beat) for rank, beat in heartbeat.heartbeats(folder).items()}
 
 

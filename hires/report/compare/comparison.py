@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.errors import ConfigError
+from hires.core.store.reading import text
 from hires.report.compare.bootstrap import Estimate
 from hires.report.compare.differences import (
     Difference,
@@ -25,7 +26,7 @@ from hires.report.compare.verdicts import (
     judge_beside,
     overall,
 )
-from hires.report.load.reading import dicts, text
+from hires.report.load.plain_values import dicts
 from hires.report.load.runs import Run
 
 _FEW = 3

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hires.core.store.reading import text
 from hires.core.units import size
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import Point
 from hires.report.compare.repeated_points import of_run
-from hires.report.load.reading import count, dig, spoken, text
+from hires.report.load.plain_values import count, dig, spoken
 from hires.report.load.rows import run_row
 from hires.report.load.runs import Run
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
+from hires.core.store import reading
 from hires.core.store.files import write_atomically
 from hires.report.compare.comparison import Comparison
 from hires.report.compare.verdicts import UNDECIDED, UNKNOWN, WORSE, Result
-from hires.report.load import reading
 
 OPTION = "--junit FILE"
 _SKIPPED = (UNKNOWN, UNDECIDED)

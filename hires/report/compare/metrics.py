@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.units import GIB, MIB
-from hires.report.load.reading import count, dicts, dig, discarded_steps, number
+from hires.report.load.plain_values import count, dicts, dig, discarded_steps, number
 
 Record = dict[str, Any]
 

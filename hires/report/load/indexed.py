@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hires.core.store import run_index
-from hires.report.load import reading
-from hires.report.load.reading import Note, count
+from hires.core.store import reading, run_index
+from hires.core.store.reading import Note
+from hires.report.load.plain_values import count
 from hires.report.load.runs import Attempt, Run, Values, read_run
 
 Lines = dict[tuple[str, str], dict[int, Values]]

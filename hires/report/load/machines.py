@@ -9,8 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from hires.core.store.reading import text
 from hires.report.frames import Frames
-from hires.report.load.reading import count, dicts, dig, text
+from hires.report.load.plain_values import count, dicts, dig
 from hires.report.load.runs import Run
 
 DEVICE = "device"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.store.naming import COSMETIC
-from hires.report.load import reading
-from hires.report.load.reading import dig, number, spoken
+from hires.report.load import plain_values
+from hires.report.load.plain_values import dig, number, spoken
 from hires.report.load.runs import repeat_latest
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _JOIN = "; "
 @functools.cache
 def defaults() -> Mapping[str, str]:
     """Returns every key of a config with its default as text."""
-    values = reading.flat(to_dict(RunConfig()))
+    values = plain_values.flat(to_dict(RunConfig()))
     return {key: spoken(value) for key, value in values.items()}
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
+from hires.core.store import file_names
 from hires.core.store.naming import COSMETIC, model_label
+from hires.core.store.reading import Note, text
 from hires.report.load import measured_points, traffic_matrix
-from hires.report.load.reading import Note, count, dicts, dig, number, spoken, text
+from hires.report.load.plain_values import count, dicts, dig, number, spoken
 from hires.report.load.runs import Run
 from hires.report.tables.run_tables import NOWHERE
 
@@ -206,7 +208,9 @@ def by_class(run: Run, known: dict[tuple[Any, ...], Classes]) -> Classes:
         try:
             known[key] = traffic_matrix.by_class(plan) if plan else {}
         except Exception as error:  # a plan may be anybody's
-            run.notes.append(Note(f"{run.name}/plan.json", f"cannot be counted: {error!r}"[:200]))
+            run.notes.append(
+                Note(f"{run.name}/{file_names.PLAN}", f"cannot be counted: {error!r}"[:200])
+            )
             known[key] = {}
     return known[key]
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.ranks.timeline import Span, StepSpans
+from hires.core.store import file_names, reading
 from hires.core.store.naming import SCHEMA
+from hires.core.store.reading import Note, text
 from hires.core.store.records import attempt_dir
 from hires.plan.plan import Plan
-from hires.report.load import reading
-from hires.report.load.reading import Note, dig, number, text
+from hires.report.load import plain_values
+from hires.report.load.plain_values import dig, number
 
 Values = dict[str, Any]
 Made = tuple[str | None, str | None, str]
@@ -75,7 +77,7 @@ class Run:
     @cached_property
     def flat_config(self) -> Values:
         """The config's leaves by their whole keys."""
-        return reading.flat(self.config)
+        return plain_values.flat(self.config)
 
     @property
     def last(self) -> Attempt | None:
@@ -100,7 +102,7 @@ class Run:
     @property
     def shown(self) -> int:
         """Number of the attempt that the record is of, or of the last one."""
-        found = reading.count(self.record.get("attempt"))
+        found = plain_values.count(self.record.get("attempt"))
         return found if found is not None else (self.last.number if self.last else 0)
 
     @property
@@ -133,7 +135,7 @@ class Run:
 
     def plan(self) -> Plan | None:
         """Returns the plan of the run; None, and a note, if this hires cannot read it."""
-        values = reading.read_json(self.path / "plan.json", self.notes, needed=True)
+        values = reading.read_json(self.path / file_names.PLAN, self.notes, needed=True)
         if not values:
             return None
         try:
@@ -143,22 +145,24 @@ class Run:
             plan.pipeline  # noqa: B018
             return plan
         except Exception as error:  # a plan is code's own data: any damage shows as any error
-            self.notes.append(Note(f"{self.name}/plan.json", _said(error)))
+            self.notes.append(Note(f"{self.name}/{file_names.PLAN}", _said(error)))
             return None
 
     def metrics(self) -> list[Values]:
         """Returns the lines of the shown attempt's ``metrics.jsonl``."""
-        path = attempt_dir(self.path, self.shown) / "metrics.jsonl"
+        path = attempt_dir(self.path, self.shown) / file_names.METRICS
         return list(reading.read_lines(path, self.notes))
 
     def timeline(self) -> list[StepSpans]:
         """Returns the kept steps of all ranks of the shown attempt; none if there are none."""
-        path = attempt_dir(self.path, self.shown) / "timeline.jsonl"
+        path = attempt_dir(self.path, self.shown) / file_names.TIMELINE
         found = []
         for line in reading.read_lines(path, self.notes):
             step = _step_spans(line)
             if step is None:
-                self.notes.append(Note(f"{self.name}/timeline.jsonl", "a line makes no sense"))
+                self.notes.append(
+                    Note(f"{self.name}/{file_names.TIMELINE}", "a line makes no sense")
+                )
                 return []
             found.append(step)
         return sorted(found, key=lambda step: (step.step, step.rank))
@@ -189,14 +193,14 @@ MAX_WORLD = 2**16
 def read_run(path: Path) -> Run:
     """Returns what a run folder holds, whatever state it is in."""
     notes: list[Note] = []
-    config = reading.read_yaml(path / "config.yaml", notes)
-    record = _known(path, reading.read_json(path / "record.json", notes), notes)
+    config = reading.read_yaml(path / file_names.CONFIG, notes)
+    record = _known(path, reading.read_json(path / file_names.RECORD, notes), notes)
     attempts = [_attempt(path, number, record, notes) for number in _numbers(path, notes)]
     ended = [attempt for attempt in attempts if attempt.exit.get("state") == "done"]
-    told = (path / "record.json").exists()  # what is wrong with it is told already
+    told = (path / file_names.RECORD).exists()  # what is wrong with it is told already
     if ended and not told and not any(attempt.record for attempt in ended):
         why = f"is missing, though attempt a{ended[-1].number} ended as done: it has no numbers"
-        notes.append(Note(text(f"{path.name}/record.json", 200) or "?", why))
+        notes.append(Note(text(f"{path.name}/{file_names.RECORD}", 200) or "?", why))
     return Run(path, config, attempts, record, notes)
 
 
@@ -238,21 +242,21 @@ def labels(folders: Iterable[Path]) -> dict[Path, str]:
 def _attempt(path: Path, number: int, record: Values, notes: list[Note]) -> Attempt:
     """Returns one attempt; the run's own record is not read twice."""
     folder = attempt_dir(path, number)
-    own = folder / "record.json"
+    own = folder / file_names.RECORD
     values = record if record.get("attempt") == number else {}
     if not values and own.exists():
         values = _known(path, reading.read_json(own, notes), notes)
-    end = reading.read_json(folder / "exit.json", notes)
-    return Attempt(number, end, reading.read_json(folder / "env.json", notes), values)
+    end = reading.read_json(folder / file_names.EXIT, notes)
+    return Attempt(number, end, reading.read_json(folder / file_names.ENV, notes), values)
 
 
 def _known(path: Path, record: Values, notes: list[Note]) -> Values:
     """Returns a record of a schema that this hires reads; a newer one is read as far as it goes."""
     schema = record.get("schema", SCHEMA)
     if schema != SCHEMA:
-        why = f"its schema is {reading.spoken(schema)}, this hires knows {SCHEMA}: what it has in "
-        why += "common is shown"
-        notes.append(Note(text(f"{path.name}/record.json", 200) or "?", why))
+        held = plain_values.spoken(schema)
+        why = f"its schema is {held}, this hires knows {SCHEMA}: what it has in common is shown"
+        notes.append(Note(text(f"{path.name}/{file_names.RECORD}", 200) or "?", why))
     return record
 
 
@@ -275,13 +279,13 @@ def _end(values: Values) -> tuple[str, str | None, str | None]:
 
 def _step_spans(line: Values) -> StepSpans | None:
     """Returns one line of a time line; None if it makes no sense."""
-    rank, step = reading.count(line.get("rank")), reading.count(line.get("step"))
+    rank, step = plain_values.count(line.get("rank")), plain_values.count(line.get("step"))
     begin_s = number(line.get("begin_s"))
     spans = [_span(values) for values in dig(line, "spans") or [] if isinstance(values, list)]
     kept = [span for span in spans if span is not None]
     if rank is None or step is None or begin_s is None or len(kept) < len(spans):
         return None
-    dropped = reading.count(line.get("dropped")) or 0
+    dropped = plain_values.count(line.get("dropped")) or 0
     return StepSpans(rank, step, str(line.get("clock"))[:80], begin_s, kept, dropped)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hires.core.store import reading
+from hires.core.store.reading import Note
 from hires.core.units import MIB
-from hires.report.load import reading
-from hires.report.load.reading import Note, dig, number
+from hires.report.load.plain_values import dig, number
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, NotDrawnError, PlotData, plot
 

@@ -15,7 +15,7 @@ from hires.core.ranks.timeline import StepSpans, complete_steps
 from hires.plan.plan import Plan
 from hires.report.frames import Frames
 from hires.report.load.machines import setting
-from hires.report.load.reading import discarded_steps
+from hires.report.load.plain_values import discarded_steps
 from hires.report.load.runs import Run
 
 if TYPE_CHECKING:

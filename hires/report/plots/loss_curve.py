@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from hires.report.load.reading import count, number
+from hires.report.load.plain_values import count, number
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, DrawnRun, NotDrawnError, PlotData, plot
 

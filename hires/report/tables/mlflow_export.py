@@ -18,7 +18,7 @@ from typing import Any
 from hires.core.errors import ConfigError
 from hires.report.compare.differences import origin
 from hires.report.compare.metrics import METRICS
-from hires.report.load.reading import count, dicts, dig, number, spoken
+from hires.report.load.plain_values import count, dicts, dig, number, spoken
 from hires.report.load.runs import Attempt, Run
 
 TAG = "hires.attempt"

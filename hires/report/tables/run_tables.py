@@ -18,8 +18,9 @@ from typing import Any
 from hires.core.errors import HiresError
 from hires.core.store import records
 from hires.core.store.files import StrPath, write_atomically
+from hires.core.store.reading import text
 from hires.core.units import MIB
-from hires.report.load.reading import count, dicts, dig, number, spoken, text
+from hires.report.load.plain_values import count, dicts, dig, number, spoken
 
 Cell = str | int | float | None
 NOWHERE = "none"

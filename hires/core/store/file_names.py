@@ -1,0 +1,111 @@
+"""Names every file of a folder of results, and the size up to which readers open it.
+
+    results/                       index.jsonl
+      <campaign>/                  campaign.json
+        <slug>-<hash8>/            config.yaml plan.json launch.sh planned.json record.json
+                                   job.sbatch job.log (Slurm)
+          checkpoints/step000012/  checkpoint.json stage00.safetensors ...
+          a<attempt>/              env.json job.json events.jsonl metrics.jsonl timeline.jsonl
+                                   exit.json record.json cancel
+            alive/rank0000         heartbeat of a rank
+            logs/                  rank0000.log stacks-rank0000.txt launcher.log
+
+No other module spells one of these names; ``tests/test_names.py`` checks it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+StrPath = str | os.PathLike[str]
+
+# In the folder of all results, and in that of a campaign.
+INDEX = "index.jsonl"
+INDEX_LOCK = ".index.lock"
+CAMPAIGN = "campaign.json"
+SWEEP_LOCK = ".sweep.lock"
+SUBMIT_LOCK = ".submit.lock"
+STOP_SWEEP = ".cancel"
+POINTS = "points.jsonl"
+"""The runs of a job array, or of a job that several runs share: one line each."""
+
+# In a run folder.
+CONFIG = "config.yaml"
+PLAN = "plan.json"
+LAUNCH_SCRIPT = "launch.sh"
+PLANNED = "planned.json"
+"""What ``env.json`` holds, of a run that was frozen without an attempt."""
+JOB_SCRIPT = "job.sbatch"
+JOB_LOG = "job.log"
+BEGIN_LOCK = ".begin.lock"
+CHECKPOINTS = "checkpoints"
+CHECKPOINT = "checkpoint.json"
+"""Manifest of one checkpoint."""
+RECORD = "record.json"
+"""In a run folder that of the run; in the folder of an attempt its own."""
+
+# In the folder of an attempt.
+ENV = "env.json"
+JOB = "job.json"
+EVENTS = "events.jsonl"
+METRICS = "metrics.jsonl"
+TIMELINE = "timeline.jsonl"
+EXIT = "exit.json"
+CANCEL = "cancel"
+"""A user cancelled this attempt, which is a job or shares one."""
+CONTROL = "line.json"
+"""Address and key of the control channel between the supervisor and its agents."""
+VERIFY = "verify.json"
+VERIFY_LINES = "verify.jsonl"
+ALIVE = "alive"
+LOGS = "logs"
+LAUNCHER_LOG = "launcher.log"
+HANG = "hang.txt"
+
+MIB = 2**20
+MAX_BYTES = {
+    PLAN: 128 * MIB,
+    RECORD: 64 * MIB,
+    METRICS: 2048 * MIB,
+    TIMELINE: 128 * MIB,
+    EVENTS: 128 * MIB,
+    CAMPAIGN: 64 * MIB,
+    INDEX: 512 * MIB,
+    POINTS: 64 * MIB,
+}
+"""Larger files are not read; those that are not listed hold at most 1 MiB."""
+
+_ATTEMPT = re.compile(r"a(0|[1-9]\d{0,8})")
+_RANK_LOG = re.compile(r"rank(\d{4,9})\.log")
+
+
+def attempt_dir(run_dir: StrPath, attempt: int) -> Path:
+    """Returns the folder of one attempt of a run."""
+    return Path(run_dir) / f"a{attempt}"
+
+
+def attempt_numbers(run_dir: StrPath) -> list[int]:
+    """Returns the numbers of a run's attempts, in order; none if the folder cannot be read."""
+    try:
+        with os.scandir(run_dir) as entries:
+            matches = [_ATTEMPT.fullmatch(entry.name) for entry in entries]
+    except (OSError, ValueError):
+        return []
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def rank_log(attempt: StrPath, rank: int) -> Path:
+    """Returns the log of a rank; ``attempt`` is the folder of an attempt."""
+    return Path(attempt) / LOGS / f"rank{rank:04d}.log"
+
+
+def rank_logs(attempt: StrPath) -> dict[int, Path]:
+    """Returns the logs that are there, by rank; ``attempt`` is the folder of an attempt."""
+    try:
+        with os.scandir(Path(attempt) / LOGS) as entries:
+            found = {Path(entry): _RANK_LOG.fullmatch(entry.name) for entry in entries}
+    except OSError:
+        return {}
+    return {int(match[1]): path for path, match in sorted(found.items()) if match}

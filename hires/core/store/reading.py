@@ -1,0 +1,200 @@
+"""Reads JSON, YAML and JSON-lines files that may be missing, damaged, hostile or too large.
+
+A file of a run folder may be half written, of a newer hires, or a pipe that never ends. Only
+regular files of bounded size are read (``file_names.MAX_BYTES``). The argument ``notes`` decides
+what happens to a file that cannot be used:
+
+    notes=None     it raises a RunError that names the file, the reason and the remedy
+    notes=[...]    it appends a Note and returns an empty value
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hires.core.errors import ConfigError, RunError
+from hires.core.store.file_names import MAX_BYTES, MIB, StrPath
+
+log = logging.getLogger(__name__)
+
+Values = dict[str, Any]
+
+MAX_TEXT = 2000
+"""Characters of one text that are kept; a command line with many overrides has a few hundred."""
+_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+"""Kinds of characters that move the cursor, turn the direction of writing or show nothing."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A file or value that could not be used, and why."""
+
+    where: str
+    """Run folder or file, by the last parts of its path."""
+    text: str
+
+
+Notes = list[Note] | None
+
+
+def read_json(path: StrPath, notes: Notes = None, *, needed: bool = False) -> Values:
+    """Returns the object in a JSON file; an empty one if it cannot be used.
+
+    Args:
+        path: of the file.
+        notes: receives what is wrong; None: it raises instead.
+        needed: whether a missing file is worth a note; without ``notes`` it always raises.
+
+    Raises:
+        RunError: the file cannot be used and ``notes`` is None.
+    """
+    data = read_bytes(path, notes, needed=needed)
+    if data is None:
+        return {}
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return _damaged(path, str(error), notes)
+    return value if isinstance(value, dict) else _damaged(path, "it holds no object", notes)
+
+
+def read_yaml(path: StrPath, notes: Notes = None) -> Values:
+    """Returns the mapping in a YAML file; an empty one if it cannot be used.
+
+    Raises:
+        RunError: the file cannot be used and ``notes`` is None.
+        ConfigError: it holds something else than keys, and ``notes`` is None.
+    """
+    data = read_bytes(path, notes, needed=True)
+    if data is None:
+        return {}
+    try:
+        value = yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        return _damaged(path, str(error), notes)
+    if notes is None and not isinstance(value, dict):
+        raise ConfigError(f"{path} was edited, or is of another hires: it must hold keys")
+    return value if isinstance(value, dict) else _damaged(path, "it holds no keys", notes)
+
+
+def read_lines(path: StrPath, notes: Notes = None) -> Iterator[Values]:
+    """Yields the objects of a JSON-lines file, without lines that were only half written.
+
+    A file that is not there holds no lines. Torn lines are counted in one note; without ``notes``
+    each is a warning in the log.
+
+    Raises:
+        RunError: the file cannot be read and ``notes`` is None.
+    """
+    if notes is None and not os.path.lexists(path):
+        return
+    data = read_bytes(path, notes) or b""
+    torn: list[int] = []
+    yield from parse_lines(data, torn)
+    if torn and notes is not None:
+        notes.append(note(path, f"{len(torn)} torn line{'s' if len(torn) > 1 else ''} left out"))
+    for number in torn if notes is None else ():
+        log.warning("%s line %d is torn and skipped", path, number)
+
+
+def parse_lines(data: bytes, torn: list[int] | None = None) -> Iterator[Values]:
+    """Yields the objects of some JSON lines; numbers of torn lines, from 1, go to ``torn``."""
+    for number, text_of_line in enumerate(data.split(b"\n"), start=1):
+        if not text_of_line.strip():
+            continue
+        try:
+            line = json.loads(text_of_line)
+        except (ValueError, RecursionError):
+            line = None
+        if isinstance(line, dict):
+            yield line
+        elif torn is not None:
+            torn.append(number)
+
+
+def read_bytes(
+    path: StrPath, notes: Notes = None, *, needed: bool = False, first: int | None = None
+) -> bytes | None:
+    """Returns what a regular file holds; None if it is missing, too large or no regular file.
+
+    Args:
+        path: of the file.
+        notes: receives what is wrong; None: it raises instead.
+        needed: whether a missing file is worth a note.
+        first: how many bytes from its beginning are enough; then a large file is no problem.
+
+    Raises:
+        RunError: the file cannot be used and ``notes`` is None.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe waits for its writer; fstat looks at what was opened.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        if notes is None or needed or not isinstance(error, FileNotFoundError):
+            _unusable(path, getattr(error, "strerror", None) or str(error), notes)
+        return None
+    limit = MAX_BYTES.get(Path(path).name, MIB)
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            _unusable(path, "not a plain file, and left out", notes)
+        elif first is None and facts.st_size > limit:
+            size = f"{facts.st_size / MIB:.1f} MiB"
+            _unusable(path, f"{size}, more than the {limit // MIB} MiB that are read", notes)
+        else:
+            with os.fdopen(fd, "rb", closefd=False) as file:
+                return file.read(limit if first is None else first)
+    except OSError as error:  # as of a file system that has gone away
+        _unusable(path, error.strerror or str(error), notes)
+    finally:
+        os.close(fd)
+    return None
+
+
+def text(value: Any, limit: int = MAX_TEXT) -> str | None:
+    """Returns a text without invisible characters, shortened to ``limit``; None if it is none."""
+    if not isinstance(value, str):
+        return None
+    kept = value[: limit + 1]
+    if not kept.isprintable():
+        kept = "".join(_visible(character) for character in kept)
+    return kept if len(value) <= limit else f"{kept[:limit]}... ({len(value)} characters)"
+
+
+def note(path: StrPath, why: str) -> Note:
+    """Returns a note about a file, named by the last parts of its path."""
+    where = "/".join(Path(path).parts[-3:])
+    return Note(text(where, 200) or "?", text(why, 300) or "?")
+
+
+def _damaged(path: StrPath, why: str, notes: Notes) -> Values:
+    """Notes that a file makes no sense, or raises; returns the empty value."""
+    if notes is None:
+        raise RunError(f"{path} is damaged ({why}); run the experiment again")
+    notes.append(note(path, f"damaged: {why}"))
+    return {}
+
+
+def _unusable(path: StrPath, why: str, notes: Notes) -> None:
+    """Notes that a file cannot be read, or raises."""
+    if notes is None:
+        raise RunError(f"cannot read {path}: {why}; is {Path(path).parent} a run folder?")
+    notes.append(note(path, why))
+
+
+def _visible(character: str) -> str:
+    if character in "\n\r\t":
+        return " "
+    return (
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in _INVISIBLE else character
+    )

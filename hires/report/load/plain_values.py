@@ -1,0 +1,107 @@
+"""Turns values that a file may hold into numbers, counts and texts that a table can show."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from hires.core.store.reading import text
+
+MAX_KEYS = 2000
+"""Values of one config that are looked at: YAML can name the same ones a million times over."""
+
+
+def dig(values: Any, *keys: str | int) -> Any:
+    """Returns a value inside nested dicts and lists; None if the way to it does not exist."""
+    for key in keys:
+        if isinstance(values, dict):
+            values = values.get(key)
+        elif (
+            isinstance(values, list) and isinstance(key, int) and -len(values) <= key < len(values)
+        ):
+            values = values[key]
+        else:
+            return None
+    return values
+
+
+def number(value: Any) -> float | None:
+    """Returns a finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def count(value: Any) -> int | None:
+    """Returns a whole number of at least 0 that a table can hold, or None."""
+    found = number(value)
+    return int(found) if found is not None and 0 <= found < 2**63 and found == int(found) else None
+
+
+def dicts(value: Any) -> list[dict[str, Any]]:
+    """Returns the entries of a list that are dicts; none of what is no list."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def discarded_steps(record: Any) -> set[int]:
+    """Returns the steps of a record that do not count: warm-up, and what else was discarded."""
+    steps = (count(entry.get("step")) for entry in dicts(dig(record, "throughput", "discarded")))
+    return {step for step in steps if step is not None}
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns nested keys as ``parallel.tiles``: the leaves of a config, lists among them.
+
+    Args:
+        values: the config.
+        prefix: of its keys.
+    """
+    found: dict[str, Any] = {}
+    left = MAX_KEYS
+    stack = [(prefix, values)]
+    while stack and left:
+        left -= 1
+        name, value = stack.pop()
+        if isinstance(value, dict):
+            inner = [(f"{name}.{key}" if name else str(key), v) for key, v in value.items()]
+            stack += reversed(inner[:MAX_KEYS])
+        else:
+            found[text(name, 200) or "?"] = value
+    return found
+
+
+def spoken(value: Any) -> str:
+    """Returns a config value in few words, as one would type it."""
+    if isinstance(value, str):
+        return text(value, 200) or ""
+    if value is None or isinstance(value, (bool, float)):
+        return json.dumps(value)
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**30 else "(a huge number)"
+    if isinstance(value, list) and len(value) <= 16:
+        return f"[{','.join('...' if _is_deep(inner) else spoken(inner) for inner in value)}]"
+    return f"({type(value).__name__})"
+
+
+def alike(held: Any, said: str) -> bool:
+    """Whether a run has a value; an image may be said as 64, 64x64 or [64,64]."""
+    if held is None:
+        return said == "null"
+    words = spoken(held)
+    height, times, width = words.partition("x")
+    if times and height.isdigit() and width.isdigit():
+        square = height == width
+        return said in (words, f"[{height},{width}]", *([height] if square else []))
+    return said == words
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether a value holds keys, or lists in lists, which no key has."""
+    if not isinstance(value, list):
+        return isinstance(value, dict)
+    return any(isinstance(inner, (dict, list)) for inner in value)

@@ -1,0 +1,34 @@
+"""Tests of the values that tables and plots take from files."""
+
+from __future__ import annotations
+
+from hires.core.store import reading
+from hires.report.load.plain_values import MAX_KEYS, count, dig, flat, number, spoken
+
+
+def test_yaml_that_names_itself_a_billion_times_is_walked_a_little(tmp_path):
+    lines = ["a0: &a0 {x: 1, y: 2}"]
+    lines += [f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}" for i in range(1, 60)]
+    path, notes = tmp_path / "config.yaml", []
+    path.write_text("\n".join(lines))
+    assert len(flat(reading.read_yaml(path, notes))) <= MAX_KEYS
+
+
+def test_numbers_are_finite_and_counts_are_whole():
+    assert [number(v) for v in (1, 2.5, float("nan"), float("inf"), True, "3", None, 10**400)] == [
+        1.0, 2.5, None, None, None, None, None, None,
+    ]  # fmt: skip
+    assert [count(v) for v in (0, 3.0, -1, 2.5, 2**63, False)] == [0, 3, None, None, None, None]
+
+
+def test_way_through_what_is_not_there_is_none():
+    assert dig({"a": [{"b": 1}]}, "a", 0, "b") == 1
+    assert dig({"a": [1]}, "a", 5) is None
+    assert dig("text", "a") is None
+
+
+def test_values_are_spoken_as_one_types_them():
+    assert [spoken(v) for v in (True, None, 2, 1.5, "x", [2, [1, 1]], {"a": 1})] == [
+        "true", "null", "2", "1.5", "x", "[2,[1,1]]", "(dict)",
+    ]  # fmt: skip
+    assert spoken([[[[]]]]) == "[...]"
