@@ -9,7 +9,7 @@ from hires.cli.screens.progress_bar import StepProgress
 from hires.core.config.run_config import RunConfig
 from hires.core.store import file_names, records
 from hires.core.store.rundir import RunDir
-from hires.launcher.local.local_launcher import Outcome, launch
+from hires.launcher.interface import Outcome, launcher_of
 from hires.launcher.supervision.watchdog import FILE, head
 
 
@@ -27,7 +27,7 @@ def launched(config: RunConfig, run: RunDir, world: int, args: Sequence[str] = (
         RunError: the ranks cannot be started.
     """
     with StepProgress(world, config.batch, config.steps) as progress:
-        return launch(run.path, run.attempt, args=args, on_line=progress)
+        return launcher_of(config).wait(run, None, progress, args)
 
 
 def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:

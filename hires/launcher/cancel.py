@@ -18,8 +18,7 @@ from hires.core.errors import RunError
 from hires.core.store import file_names
 from hires.core.store.files import write_atomically
 from hires.core.store.records import attempt_dir
-from hires.launcher.slurm import scheduler
-from hires.launcher.slurm.scheduler import Job
+from hires.launcher.interface import Job, cancel_jobs, job_name
 from hires.launcher.status import process_id
 from hires.launcher.status.attempt_files import (
     REQUEST,
@@ -29,7 +28,6 @@ from hires.launcher.status.attempt_files import (
     read_job,
     read_json,
 )
-from hires.launcher.status.attempt_files import is_asked as is_asked  # others ask for it here, too
 from hires.launcher.status.run_state import PENDING, RUNNING, RunState
 from hires.launcher.status.state import goes_on
 from hires.launcher.supervision.exit_record import leave_cancelled
@@ -40,7 +38,7 @@ _POLL_S = 0.05
 
 
 def cancel_all(
-    states: Sequence[RunState], cancel_jobs: Callable[[list[Job]], None] = scheduler.cancel
+    states: Sequence[RunState], cancel_jobs: Callable[[list[Job]], None] = cancel_jobs
 ) -> Iterator[tuple[RunState, str, bool]]:
     """Stops runs; yields each with what was done about it, in words, and whether that worked.
 
@@ -51,7 +49,7 @@ def cancel_all(
     live = [state for state in states if _is_live(state)]
     jobs = {id(state): _job(state) for state in live}
     whole = _whole_jobs(live, jobs)
-    asked = [_folder(s) for s in live if (job := jobs[id(s)]) and scheduler.job_name(job) in whole]
+    asked = [_folder(s) for s in live if (job := jobs[id(s)]) and job_name(job) in whole]
     try:
         for folder in asked:  # first: an attempt that begins just now must not seem to have failed
             write_atomically(folder / REQUEST, "")
@@ -68,7 +66,7 @@ def cancel_all(
         try:
             if job is None:
                 yield state, _cancel_here(state), True
-            elif scheduler.job_name(job) not in whole:
+            elif job_name(job) not in whole:
                 yield state, _ask(state, job), True
             elif why is not None:
                 yield state, why, False
@@ -103,8 +101,8 @@ def _whole_jobs(states: Sequence[RunState], jobs: dict[int, Job | None]) -> dict
     for state in states:
         job = jobs[id(state)]
         if job is not None and state.path is not None:
-            found[scheduler.job_name(job)] = job
-            runs.setdefault(scheduler.job_name(job), []).append(state.path)
+            found[job_name(job)] = job
+            runs.setdefault(job_name(job), []).append(state.path)
     return {
         name: job
         for name, job in found.items()
@@ -120,14 +118,14 @@ def _mates(run: Path, job: Job) -> Iterator[Path]:
         if number is not None:
             last = attempt_dir(folder, number)
             theirs = read_job(last)
-            same = theirs is not None and scheduler.job_name(theirs) == scheduler.job_name(job)
+            same = theirs is not None and job_name(theirs) == job_name(job)
             if same and goes_on(of_number(folder, number)):
                 yield folder
 
 
 def _cancelled(state: RunState, job: Job) -> str:
     """Returns what to say of a run whose job was cancelled, and writes its end if nobody will."""
-    name = scheduler.job_name(job)
+    name = job_name(job)
     if state.state == PENDING:
         _leave_cancelled(state, f"job {name} was cancelled while it waited")
     return f"job {name} was cancelled"
@@ -135,7 +133,7 @@ def _cancelled(state: RunState, job: Job) -> str:
 
 def _ask(state: RunState, job: Job) -> str:
     """Tells one of several runs that share a job to end; returns that in words."""
-    folder, name = _folder(state), scheduler.job_name(job)
+    folder, name = _folder(state), job_name(job)
     write_atomically(folder / REQUEST, "")
     if state.state == PENDING:
         _leave_cancelled(state, f"cancelled while it waited for its turn in job {name}")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli import start_run
 from hires.cli.sweep import execution
 from hires.cli.tracing import trace
 from hires.core.config.run_config import ModelConfig, RunConfig
+from hires.launcher.kinds import this_machine
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory
 from hires.plan.plan import Plan
@@ -58,8 +58,8 @@ def fake_ranks(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("FAKE_RANKS", json.dumps(ranks))
 
     behave({})
-    fake = functools.partial(start_run.launch, module="tests.helpers.fake_rank")
-    monkeypatch.setattr(start_run, "launch", fake)
+    fake = functools.partial(this_machine.launch, module="tests.helpers.fake_rank")
+    monkeypatch.setattr(this_machine, "launch", fake)
     queue = functools.partial(execution.run_all, module="tests.helpers.fake_rank")
     monkeypatch.setattr(execution, "run_all", queue)
     return behave

@@ -11,7 +11,7 @@ import pytest
 
 from hires.cli.verbs import verb_run
 from hires.core.store import rundir
-from hires.launcher.slurm import waiting
+from hires.launcher import job_wait
 from tests.cli.conftest import SMALL
 
 pytestmark = pytest.mark.usefixtures("traced")
@@ -24,8 +24,8 @@ def cluster(tmp_path, monkeypatch):
     folder = tmp_path / "commands"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setattr(waiting, "ASK_S", 0.05)
-    monkeypatch.setattr(waiting, "LOOK_S", 0.01)
+    monkeypatch.setattr(job_wait, "QUERY_S", 0.05)
+    monkeypatch.setattr(job_wait, "FILES_S", 0.01)
 
     def command(name: str, text: str) -> None:
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")

@@ -15,7 +15,8 @@ from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import launch_file
-from hires.launcher.slurm import sbatch, slurm_launcher
+from hires.launcher.slurm import job_script, sbatch
+from hires.launcher.status.attempt_files import job_of_attempt
 
 ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r#SBATCH --x \"&"
 
@@ -48,7 +49,7 @@ def path(tmp_path, monkeypatch) -> Path:
 
 
 def test_script_asks_for_the_nodes_the_ranks_need(tmp_path):
-    text = slurm_launcher.script(tmp_path / "run-1", config(nodes=2, threads=4, minutes=90), 5, [])
+    text = job_script.script(tmp_path / "run-1", config(nodes=2, threads=4, minutes=90), 5, [])
     assert options(text) == {
         "job-name": "run-1",
         "nodes": "2",
@@ -64,7 +65,7 @@ def test_script_asks_for_the_nodes_the_ranks_need(tmp_path):
 
 
 def test_script_names_partition_account_and_quality_if_they_are_set(tmp_path):
-    text = slurm_launcher.script(
+    text = job_script.script(
         tmp_path, config(partition="big mem", account="a'b", qos="$(x)"), 1, []
     )
     found = options(text)
@@ -89,7 +90,7 @@ def test_time_limit_of_more_than_a_year_is_refused():
 def test_options_stand_before_anything_that_names_can_reach(tmp_path):
     """Slurm reads no option below the first command, whatever a name holds."""
     run = tmp_path / f"run {ODD}".replace("/", "")
-    text = slurm_launcher.script(run, config(), 1, ["hires", "run", f"campaign={ODD}"])
+    text = job_script.script(run, config(), 1, ["hires", "run", f"campaign={ODD}"])
     lines = text.split("\n")
     first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
     assert all(n < first for n, line in enumerate(lines) if line.startswith("#SBATCH"))
@@ -106,7 +107,7 @@ def run(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(sys, "executable", str(odd / "py thon"))
     monkeypatch.setenv("PYTHONPATH", str(odd / "lib"))
     (odd / "run").mkdir()
-    slurm_launcher.write_script(odd / "run", config(), 1, ["hires", "run", f"campaign={ODD}"])
+    job_script.write_script(odd / "run", config(), 1, ["hires", "run", f"campaign={ODD}"])
     return odd / "run"
 
 
@@ -142,7 +143,7 @@ def test_script_speaks_for_the_cluster_unless_the_launcher_does(tmp_path):
         options={"gres": "gpu:4", "exclusive": True, "mem": 0, "comment": "it's $(touch oops); #x"},
     )
     config = RunConfig(launcher=LauncherConfig(name="slurm", account="us"), cluster=cluster)
-    found = options(slurm_launcher.script(tmp_path, config, 1, []))
+    found = options(job_script.script(tmp_path, config, 1, []))
     assert (found["partition"], found["account"]) == ("gpu", "us")
     assert (found["gres"], found["exclusive"], found["mem"]) == ("gpu:4", "", "0")
     assert found["comment"] == "it's $(touch oops); #x"
@@ -152,7 +153,7 @@ def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(
     odd = "it's $(touch oops) `touch oops`; touch oops"
     cluster = ClusterConfig(modules=["gcc/12", odd])
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
-    slurm_launcher.write_script(run, config, 1, [])
+    job_script.write_script(run, config, 1, [])
     profile = tmp_path / "profile"
     profile.write_text(
         'module() { printf "%s|" "$@" >>"$HOME/loaded"; [ "$2" != "$BAD" ] || ! echo no "$2"; }\n'
@@ -202,14 +203,14 @@ def submitted(tmp_path: Path, **keys) -> Path:
     """Returns a run folder with a script and an attempt."""
     run = tmp_path / "run"
     (run / "a0").mkdir(parents=True)
-    slurm_launcher.write_script(run, config(**keys), 2, ["hires", "run"])
+    job_script.write_script(run, config(**keys), 2, ["hires", "run"])
     return run
 
 
 def test_submission_is_noted_in_the_attempt(tmp_path, path):
     run = submitted(tmp_path)
     command(path, "sbatch", f'printf "%s|" "$@" > {tmp_path}/words; echo "41;cluster"')
-    assert slurm_launcher.submit(run, 0) == "41"
+    assert job_script.submit(run, 0) == "41"
     assert (tmp_path / "words").read_text() == f"--parsable|{run}/job.sbatch|0|"
     job = json.loads((run / "a0" / "job.json").read_text())
     assert {**job, "submitted": ""} == {
@@ -218,7 +219,7 @@ def test_submission_is_noted_in_the_attempt(tmp_path, path):
         "index": None,
         "submitted": "",
     }
-    assert slurm_launcher.read_job(run / "a0") == "41"
+    assert job_of_attempt(run / "a0") == "41"
 
 
 @pytest.mark.parametrize(
@@ -233,31 +234,29 @@ def test_submission_is_noted_in_the_attempt(tmp_path, path):
 def test_banner_of_a_site_hides_no_job(tmp_path, path, answer):
     run = submitted(tmp_path)
     command(path, "sbatch", f"printf '{answer}'")
-    assert slurm_launcher.submit(run, 0) == "41"
-    assert slurm_launcher.read_job(run / "a0") == "41"
+    assert job_script.submit(run, 0) == "41"
+    assert job_of_attempt(run / "a0") == "41"
 
 
 def test_answer_without_a_job_is_shown(tmp_path, path):
     run = submitted(tmp_path)
     command(path, "sbatch", "echo 'the moon is full'")
     with pytest.raises(RunError, match="names no number; it said: the moon is full"):
-        slurm_launcher.submit(run, 0)
+        job_script.submit(run, 0)
 
 
 def test_nodes_that_the_site_excludes_stay_excluded_when_others_are(tmp_path):
     cluster = ClusterConfig(options={"exclude": "n[1-2],n3"})
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
-    step = slurm_launcher.Step(elements=slurm_launcher.Elements(2, exclude=("n3", "n4")))
-    assert (
-        options(slurm_launcher.script(tmp_path, config, 1, [], step))["exclude"] == "n[1-2],n3,n4"
-    )
+    step = job_script.Step(elements=job_script.Elements(2, exclude=("n3", "n4")))
+    assert options(job_script.script(tmp_path, config, 1, [], step))["exclude"] == "n[1-2],n3,n4"
 
 
 def test_job_waits_for_what_the_site_wants_and_for_more():
     cluster = ClusterConfig(options={"dependency": "singleton"})
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
-    assert slurm_launcher.after(config, None) == []
-    assert slurm_launcher.after(config, "afterok:3", None) == ["--dependency=singleton,afterok:3"]
+    assert job_script.after(config, None) == []
+    assert job_script.after(config, "afterok:3", None) == ["--dependency=singleton,afterok:3"]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +277,7 @@ def test_refusal_shows_the_line_and_what_would_do(tmp_path, path, message, line,
     command(path, "sbatch", f"echo 'sbatch: error: {message}' >&2; exit 1")
     command(path, "sinfo", "printf 'long (up)\\nclosed (inact)\\nlong (up)\\n'")
     with pytest.raises(ConfigError) as caught:
-        slurm_launcher.submit(run, 0)
+        job_script.submit(run, 0)
     text = str(caught.value)
     number = (run / "job.sbatch").read_text().splitlines().index(f"#SBATCH {line}") + 1
     assert text.startswith(f"sbatch refused the job: {message}; ")
@@ -290,13 +289,13 @@ def test_refusal_shows_what_the_site_asks_for_and_a_check_has_no_layout(tmp_path
     run = tmp_path / "run"
     (run / "a0").mkdir(parents=True)
     cluster = ClusterConfig(options={"exclude": "n2", "comment": "x"})
-    slurm_launcher.write_script(
+    job_script.write_script(
         run, RunConfig(launcher=LauncherConfig("slurm"), cluster=cluster), 2, []
     )
     message = "sbatch: error: Requested node configuration is not available"
     command(path, "sbatch", f"echo '{message}' >&2; exit 1")
     with pytest.raises(sbatch.RefusedError) as caught:
-        slurm_launcher.submit(run, 0)
+        job_script.submit(run, 0)
     assert "job.sbatch is: #SBATCH --exclude=n2" in caught.value.why
     assert "comment" not in caught.value.why
     keys = "cluster.options.exclude, launcher.nodes"
@@ -309,18 +308,18 @@ def test_refusal_for_another_reason_names_the_script(tmp_path, path):
     run = submitted(tmp_path)
     command(path, "sbatch", "echo 'sbatch: error: the moon is full' >&2; exit 1")
     with pytest.raises(RunError, match=r"the moon is full; see .*job\.sbatch"):
-        slurm_launcher.submit(run, 0)
+        job_script.submit(run, 0)
 
 
 def test_machine_without_slurm_is_told_so(tmp_path, monkeypatch):
     run = submitted(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RunError, match="no sbatch here"):
-        slurm_launcher.submit(run, 0)
+        job_script.submit(run, 0)
     assert not list((run / "a0").iterdir())
 
 
 def test_element_of_an_array_is_named_as_slurm_does(tmp_path):
-    slurm_launcher.note_job(tmp_path, "12", 4)
-    assert slurm_launcher.read_job(tmp_path) == "12_4"
-    assert slurm_launcher.read_job(tmp_path / "none") is None
+    job_script.note_job(tmp_path, "12", 4)
+    assert job_of_attempt(tmp_path) == "12_4"
+    assert job_of_attempt(tmp_path / "none") is None

@@ -24,6 +24,7 @@ from hires.cli.compose.overrides import checked
 from hires.cli.compose.user_files import check_chosen, file_of, yaml_words
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
+from hires.launcher.interface import launcher_of
 
 _SPOKEN = (  # how a declared type is said; the first one that its name holds
     ("list[str]", "a list of names, as [a,b]"),
@@ -58,6 +59,7 @@ def labelled(values: dict[str, Any]) -> RunConfig:
         ConfigError: a value makes no sense.
     """
     config = from_dict(values)
+    launcher_of(config)  # refuses an unknown launcher.name
     config.parallel.name = config.parallel.label
     return config
 

@@ -23,7 +23,8 @@ from hires.core.ranks import heartbeat
 from hires.core.store import file_names
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.naming import plain
-from hires.launcher.slurm import doctor_job, sbatch, scheduler, slurm_launcher
+from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus
+from hires.launcher.slurm import doctor_job, job_script, sbatch, scheduler
 from hires.launcher.status.attempt_files import read_json
 from hires.launcher.supervision.interrupts import Interrupts
 
@@ -84,22 +85,22 @@ def _submitted(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
     write_atomically(folder / file_names.CONFIG, yaml.safe_dump(plain(config), allow_unicode=False))
     write_atomically(folder / file_names.PLAN, json.dumps({"world": config.launcher.nodes}))
     nodes = config.launcher.nodes
-    slurm_launcher.write_script(folder, config, nodes, argv, slurm_launcher.Step(doctor_job.MODULE))
-    return slurm_launcher.submit(folder, 0)
+    job_script.write_script(folder, config, nodes, argv, job_script.Step(doctor_job.MODULE))
+    return job_script.submit(folder, 0)
 
 
 def _waited(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -> str | None:
     """Waits for the end of the job; returns why it is not waited for any longer, or None."""
     until_s, asked_s, over = time.monotonic() + patience_s, 0.0, 0
-    answer = scheduler.Answer(scheduler.UNKNOWN)
+    answer = JobStatus(UNKNOWN)
     while not (folder / "a0" / file_names.EXIT).exists():
         if interrupts.count:
             raise KeyboardInterrupt
         now_s = time.monotonic()
         if now_s - asked_s >= ASK_S:
             asked_s = now_s
-            answer = scheduler.ask_slurm([{"job": job}])[job]
-            over = over + 1 if answer.state in (scheduler.ENDED, scheduler.GONE) else 0
+            answer = scheduler.job_states([{"job": job}])[job]
+            over = over + 1 if answer.state in (ENDED, GONE) else 0
         if over >= _EMPTY:
             return None
         if now_s > until_s:
@@ -148,7 +149,7 @@ def _tail(folder: Path) -> str:
     """Returns the last words of the job and its ranks."""
     lines: list[str] = []
     for path in (
-        folder / slurm_launcher.LOG,
+        folder / job_script.LOG,
         *sorted((folder / "a0" / file_names.LOGS).glob("rank*.log")),
     ):
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.screens.screen import print_table
-from hires.cli.sweep.submission import Freeze, refuse_beyond, submit_all, uses_slurm
+from hires.cli.sweep.submission import Freeze, has_jobs, refuse_beyond, submit_all
 from hires.cli.sweep.sweep_points import Point, Points, in_order
 from hires.cli.sweep.sweep_progress import SweepProgress
 from hires.cli.sweep.sweep_tables import as_json, print_points
@@ -24,10 +24,9 @@ from hires.core.errors import PlanError, RunError
 from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
-from hires.launcher.local.local_launcher import CANCELLED
+from hires.launcher.interface import CANCELLED, SubmitOptions
 from hires.launcher.local.local_queue import run_all
 from hires.launcher.local.queue_tasks import Ended, Limits, Result, Task
-from hires.launcher.slurm.job_arrays import Options
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
 from hires.report.tables import campaign_tables as report
@@ -64,7 +63,7 @@ def run_sweep(sweep: Sweep) -> int:
             print(json.dumps(as_json(points), indent=2))
         return PlanError.exit_code
     tasks = tasks_of(sweep)
-    if tasks and _is_slurm(sweep):
+    if tasks and _has_jobs(sweep):
         return _submit(sweep, tasks, folder)
     result = _run(sweep, freeze(sweep, tasks, folder))
     for path in dict.fromkeys(end.task.path for end in result.ended if end.state == "done"):
@@ -129,7 +128,7 @@ def refuse_costly(sweep: Sweep) -> None:
         ConfigError: says how much it may be, and what would work.
     """
     budget = sweep.options.budget_gpu_hours
-    if budget is not None and _is_slurm(sweep):
+    if budget is not None and _has_jobs(sweep):
         planned = [(point.config, point.planned) for point in _attempts(sweep)]
         refuse_beyond(budget, [(config, plan.ranks) for config, plan in planned if config and plan])
 
@@ -141,10 +140,10 @@ def _attempts(sweep: Sweep) -> list[Point]:
     return list(in_order(ready, options.repeat, options.order, options.again))
 
 
-def _is_slurm(sweep: Sweep) -> bool:
+def _has_jobs(sweep: Sweep) -> bool:
     """Whether the points are to be submitted."""
     configs = [point.config for point in sweep.points.valid if point.config]
-    return uses_slurm(configs, sweep.options.repeat, sweep.options.order)
+    return has_jobs(configs, sweep.options.repeat, sweep.options.order)
 
 
 def exit_code(result: Result) -> int:
@@ -200,7 +199,7 @@ def _run(sweep: Sweep, tasks: Sequence[Task]) -> Result:
 def _submit(sweep: Sweep, tasks: Sequence[Task], folder: Path) -> int:
     """Submits the points to Slurm; returns the exit code."""
     configs = {p.path: p.config for p in sweep.points.valid if p.path and p.config}
-    options = Options(sweep.argv, sweep.options.max_parallel, sweep.after)
+    options = SubmitOptions(sweep.argv, sweep.options.max_parallel, sweep.after)
     found = submit_all(tasks, configs, options, _freezer(sweep, tasks))
     jobs = [one for one in found if one.job is not None]
     if sweep.options.json:

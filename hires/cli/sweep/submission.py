@@ -10,17 +10,15 @@ from pathlib import Path
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import campaign
+from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, launcher_of
 from hires.launcher.local.queue_tasks import Task
-from hires.launcher.slurm import job_arrays
-from hires.launcher.slurm.job_arrays import Options, Submitted, Wanted
-from hires.launcher.slurm.waiting import queued
 from hires.launcher.status import running_elsewhere
 
 _SHOWN = 5
 """Points that are named one by one; of more only the arrays are."""
 
 
-def uses_slurm(configs: Sequence[RunConfig], repeat: int, order: str) -> bool:
+def has_jobs(configs: Sequence[RunConfig], repeat: int, order: str) -> bool:
     """Whether the points of a sweep are to be submitted.
 
     Args:
@@ -36,9 +34,11 @@ def uses_slurm(configs: Sequence[RunConfig], repeat: int, order: str) -> bool:
         raise ConfigError(
             f"launcher={','.join(names)}: a sweep has one launcher; sweep once with each"
         )
-    if names == ["slurm"] and repeat > 1:
+    if not configs or not launcher_of(configs[0]).has_jobs:
+        return False
+    if repeat > 1:
         _refuse_repeats(configs, repeat, order)
-    return names == ["slurm"]
+    return True
 
 
 def _refuse_repeats(configs: Sequence[RunConfig], repeat: int, order: str) -> None:
@@ -91,7 +91,7 @@ Freeze = Callable[[Path], object]
 
 
 def submit_all(
-    tasks: Sequence[Task], configs: Mapping[Path, RunConfig], options: Options, freeze: Freeze
+    tasks: Sequence[Task], configs: Mapping[Path, RunConfig], options: SubmitOptions, freeze: Freeze
 ) -> list[Submitted]:
     """Submits points, and says so; one that fails does not stop the others.
 
@@ -104,14 +104,14 @@ def submit_all(
     counts = collections.Counter(task.path for task in tasks)
     first = {task.path: task for task in reversed(tasks)}
     wanted = [
-        Wanted(path, first[path].argv, first[path].ranks, configs[path], count)
+        FrozenRun(path, first[path].argv, first[path].ranks, configs[path], count)
         for path, count in counts.items()
     ]
     with campaign.starting(run.path.parent for run in wanted):
         return submit(wanted, options, freeze)
 
 
-def submit(wanted: Sequence[Wanted], options: Options, freeze: Freeze) -> list[Submitted]:
+def submit(wanted: Sequence[FrozenRun], options: SubmitOptions, freeze: Freeze) -> list[Submitted]:
     """Submits runs, and says so, but those that wait or run already, which stay as they are.
 
     Call it within :func:`hires.core.store.campaign.starting`.
@@ -121,10 +121,13 @@ def submit(wanted: Sequence[Wanted], options: Options, freeze: Freeze) -> list[S
         options: what holds for all of them.
         freeze: is called for every run that may be submitted.
     """
+    if not wanted:
+        return []
+    launcher = launcher_of(wanted[0].config)
     for folder in sorted({run.path.parent for run in wanted}):
-        for note in job_arrays.mend(folder):
+        for note in launcher.repair(folder):
             print(f"note: {note}", file=sys.stderr)
-    refused = queued(run.path for run in wanted)
+    refused = running_elsewhere.queued(run.path for run in wanted)
     others = running_elsewhere.under_way(run.path for run in wanted if run.path not in refused)
     refused |= {path: f"{path.name} is under way: {why}" for path, why in others.items()}
     for run in wanted:
@@ -136,7 +139,7 @@ def submit(wanted: Sequence[Wanted], options: Options, freeze: Freeze) -> list[S
     found = [Submitted(path, None, why) for path, why in refused.items()]
     free = [run for run in wanted if run.path not in refused]
     folders = {run.path.parent for run in free}
-    found += job_arrays.submit_all(free, options, lambda: any(map(campaign.is_stopped, folders)))
+    found += launcher.submit_many(free, options, lambda: any(map(campaign.is_stopped, folders)))
     _say(found)
     order = {run.path: number for number, run in enumerate(wanted)}
     return sorted(found, key=lambda one: order[one.path])

@@ -12,9 +12,9 @@ from hires.cli.prepare import planned, with_classes
 from hires.cli.screens.screen import print_config
 from hires.cli.screens.show_memory import node_lines
 from hires.cli.screens.show_plan import plan_lines
-from hires.cli.submit_run import estimated
 from hires.core.errors import PlanError
 from hires.core.units import parse_size
+from hires.launcher.interface import launcher_of
 from hires.plan.memory import room_of
 from hires.plan.plan import Plan
 from hires.plan.proof.prove import judged
@@ -48,8 +48,9 @@ def main(words: Sequence[str]) -> int:
     facts = plan.to_dict()
     if args.prove:
         facts["proofs"] = _proofs(plan)
-    if plan.ok and config.launcher.name == "slurm":
-        facts["slurm"] = estimated(config, plan.world)
+    start = launcher_of(config).start_estimate(config, plan.world) if plan.ok else None
+    if start is not None:
+        facts[config.launcher.name] = start
     room = room_of(config)
     if plan.memory and room.counts_nodes:
         facts["nodes"] = [
@@ -60,8 +61,8 @@ def main(words: Sequence[str]) -> int:
     nodes = node_lines(room, plan)
     if nodes:
         lines += ["", "memory of a node, libraries included", *(f"  {line}" for line in nodes)]
-    if "slurm" in facts:
-        lines += ["", f"Slurm: {facts['slurm']}"]
+    if start is not None:
+        lines += ["", f"{config.launcher.name.capitalize()}: {start}"]
     print(json.dumps(facts) if args.json else "\n".join(lines))
     return 0 if plan.ok else PlanError.exit_code
 

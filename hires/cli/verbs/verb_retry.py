@@ -16,14 +16,18 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import campaign, records, rundir
 from hires.core.store.rundir import RunDir
-from hires.launcher.local.local_launcher import CANCELLED
-from hires.launcher.slurm.failed_nodes import to_exclude
-from hires.launcher.slurm.job_arrays import Options, Wanted
-from hires.launcher.slurm.waiting import refuse_begun
+from hires.launcher.interface import (
+    CANCELLED,
+    FrozenRun,
+    SubmitOptions,
+    launcher_named,
+    launcher_of,
+)
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.attempt_files import last_number
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import FAILED, INFEASIBLE, RUNNING, STATES, RunState
+from hires.launcher.status.running_elsewhere import refuse_begun
 from hires.launcher.status.state import states
 
 Run = tuple[RunState, RunConfig]
@@ -74,10 +78,13 @@ def main(words: Sequence[str]) -> int:
         return 0
     # All are checked before the first one starts.
     runs = _readable(chosen, args.set)
-    jobs = [run for run in runs if run[1].launcher.name == "slurm"]
     code = 0 if len(runs) == len(chosen) else RunError.exit_code
-    code = (_submit_all(jobs, seen, ["hires", "retry", *words]) if jobs else 0) or code
-    return _run_all([run for run in runs if run not in jobs], seen) or code
+    for name in sorted({config.launcher.name for _, config in runs}):
+        own = [run for run in runs if run[1].launcher.name == name]
+        if launcher_named(name).has_jobs:
+            code = _submit_all(own, seen, ["hires", "retry", *words]) or code
+    here = [run for run in runs if not launcher_of(run[1]).has_jobs]
+    return _run_all(here, seen) or code
 
 
 def _lacks(state: RunState, wanted: Sequence[str]) -> bool:
@@ -142,24 +149,17 @@ def _submit_alone(runs: Sequence[Run], seen: Seen, argv: list[str]) -> int:
             print(f"hires: {error}", file=sys.stderr)
             code = RunError.exit_code
             continue
-        wanted.append(Wanted(state.path, None, ranks, config, max(1, state.missing)))
+        wanted.append(FrozenRun(state.path, None, ranks, config, max(1, state.missing)))
         configs[state.path] = config
-    exclude = _failed_nodes(runs)
+    launcher = launcher_of(runs[0][1])
+    exclude = launcher.avoided_nodes([state for state, _ in runs], [config for _, config in runs])
     if exclude:
         print(f"not on {', '.join(exclude)}, where an attempt failed", file=sys.stderr)
-    options = Options(argv, exclude=tuple(exclude))
+    options = SubmitOptions(argv, exclude=tuple(exclude))
     found = submit(wanted, options, lambda path: rundir.refreeze(path, configs[path]))
     jobs = [one for one in found if one.job is not None]
     print(f"{len(jobs)} of {len(runs)} runs submitted; `hires status` watches")
     return code if len(jobs) == len(found) else RunError.exit_code
-
-
-def _failed_nodes(runs: Sequence[Run]) -> list[str]:
-    """Returns the nodes to stay away from."""
-    partitions = {config.partition for _, config in runs}
-    partition = partitions.pop() if len(partitions) == 1 else None
-    most = max(config.launcher.nodes for _, config in runs)
-    return to_exclude([state for state, _ in runs], most, partition)
 
 
 def _run_all(chosen: Sequence[Run], seen: Seen) -> int:

@@ -14,16 +14,17 @@ from hires.cli.options import Parser, add_after, add_json, add_overrides, comman
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_record
 from hires.cli.start_run import explain, launched, warn_of_checkpoints
-from hires.cli.submit_run import prepared, submitted, tell, waited, waits_for
+from hires.cli.submit_run import tell, waited, waits_for
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store.campaign import starting
 from hires.core.store.naming import run_name
 from hires.core.store.records import read_record
 from hires.core.store.rundir import RunDir, create, freeze, is_complete, open_run
-from hires.launcher.slurm.waiting import refuse_begun, refuse_queued
+from hires.launcher.interface import launcher_of
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.attempt_files import last_number
+from hires.launcher.status.running_elsewhere import refuse_begun, refuse_queued
 from hires.report.tables.run_tables import write
 
 _EXAMPLES = (
@@ -90,6 +91,7 @@ def _path(config: RunConfig) -> Path:
 def _start(config: RunConfig, argv: list[str], args: argparse.Namespace, after: str | None) -> int:
     """Plans, freezes and runs; returns the exit code."""
     seen = last_number(_path(config))
+    launcher = launcher_of(config)
     plan = planned(config)
     require_feasible(plan)
     if args.dry_run:
@@ -98,7 +100,8 @@ def _start(config: RunConfig, argv: list[str], args: argparse.Namespace, after: 
             with running_elsewhere.alone(_path(config), None, None):
                 path = freeze(config, plan.to_dict(), argv)
         print(f"run folder: {path}", file=sys.stderr)
-        print("\n".join(str(script) for script in prepared(config, path, plan.world, argv)))
+        scripts = launcher.write_scripts(path, config, plan.world, argv)
+        print("\n".join(map(str, scripts)))
         return 0
     job = None
     with contextlib.ExitStack() as stack:
@@ -109,9 +112,9 @@ def _start(config: RunConfig, argv: list[str], args: argparse.Namespace, after: 
             stack.enter_context(running_elsewhere.alone(_path(config), None, None))
         run = create(config, plan.to_dict(), argv, again=args.again)
         if not run.complete:  # another process may have completed it since we looked
-            prepared(config, run.path, plan.world, argv)
+            launcher.write_scripts(run.path, config, plan.world, argv)
             print(f"run folder: {run.path}", file=sys.stderr)
-            job = submitted(run, after) if config.launcher.name == "slurm" else None
+            job = launcher.submit(run, config, after)
     if run.complete:
         _print(run, args.json)
         return 0
@@ -119,10 +122,10 @@ def _start(config: RunConfig, argv: list[str], args: argparse.Namespace, after: 
         outcome = launched(config, run, plan.world)
     else:
         if not args.wait:
-            tell(run, job, args.json)
+            tell(launcher, run, job, args.json)
             return 0
         print(f"job {job}", file=sys.stderr)
-        outcome = waited(config, run, job, plan.world)
+        outcome = waited(launcher, config, run, job, plan.world)
     warn_of_checkpoints(run)
     explain(outcome, run)
     _print(run, args.json)

@@ -17,7 +17,7 @@ from hires.cli.sweep.configs import Composer
 from hires.cli.sweep.execution import Sweep, campaign_folder, refuse_costly, run_sweep
 from hires.cli.sweep.experiment import Stored, taken_out
 from hires.cli.sweep.planning import Planner
-from hires.cli.sweep.submission import uses_slurm
+from hires.cli.sweep.submission import has_jobs
 from hires.cli.sweep.sweep_points import ORDERS, Points, compose_all, plan_all
 from hires.cli.sweep.sweep_progress import PlanningProgress
 from hires.cli.sweep.sweep_tables import as_json, print_points
@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     if args.cfg:
         return _print_configs(points)
     configs = [point.config for point in points.held if point.config]
-    uses_slurm(configs, options.repeat, options.order)
+    has_jobs(configs, options.repeat, options.order)
     after = waits_for(configs[0], options)
     sweep = Sweep(points, ["hires", "sweep", *words], args.config_dir, options, after)
     if args.dry_run:

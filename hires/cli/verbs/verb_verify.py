@@ -21,6 +21,7 @@ from hires.core.config.run_config import PrecisionConfig, RunConfig
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store import file_names
 from hires.core.store.rundir import create
+from hires.launcher.interface import launcher_of
 from hires.plan.graph import describe
 from hires.plan.plan import Plan
 from hires.plan.rules import is_random
@@ -66,7 +67,7 @@ def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
         ConfigError: the launcher is not that of this machine.
         RunError: the ranks ended well without an answer.
     """
-    if config.launcher.name == "slurm":
+    if launcher_of(config).has_jobs:
         raise ConfigError(
             f"launcher={config.launcher.name} cannot verify: the ranks run on this machine; leave "
             f"it out"

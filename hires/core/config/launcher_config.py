@@ -1,7 +1,6 @@
-"""What can be configured about starting the ranks: on this machine, under an MPI, or under Slurm?
+"""The section ``launcher`` of the config: what starts the ranks, and where.
 
-This section of the config stands alone because launchers have keys of their own; what they mean to
-Slurm is in :mod:`hires.launcher.slurm.slurm_launcher`, and to each MPI in
+What its keys mean to Slurm is in :mod:`hires.launcher.slurm.job_script`, and to each MPI in
 :mod:`hires.core.ranks.mpi_dialects`.
 """
 
@@ -22,7 +21,9 @@ from hires.core.config.value_checks import (
 )
 from hires.core.errors import ConfigError
 
-LAUNCHERS = ("local", "mpirun", "torchrun", "slurm")
+WITHOUT_JOBS = ("local", "mpirun", "torchrun")
+"""Launchers that start the ranks at once; every other one submits the run to a scheduler. Which
+launchers there are is for :data:`hires.launcher.interface.LAUNCHERS` to say."""
 BINDINGS = ("auto", "none")
 YEAR_MINUTES = 365 * 24 * 60
 """Longest time limit of a job; Slurm takes larger numbers for something else, or for no limit."""
@@ -32,7 +33,7 @@ YEAR_MINUTES = 365 * 24 * 60
 class LauncherConfig:
     """``launcher=NAME``: what starts the ranks."""
 
-    name: str = choice("local", LAUNCHERS)
+    name: str = "local"
     """``local``: one process per rank on this machine. ``mpirun``: one command of an MPI starts all
     ranks, on this machine or on ``hosts``. ``torchrun``: torch's own does, on this machine.
     ``slurm``: one Slurm job, whose ranks are spread evenly over ``nodes``, consecutive ranks
@@ -90,6 +91,7 @@ class LauncherConfig:
     def __post_init__(self) -> None:
         check = Checks()
         check(check_choices, self, "launcher.")
+        check(check_word, "launcher", self.name)
         for key, low in (("threads", 1), ("max_ranks", 1), ("nodes", 1), ("minutes", 1)):
             check(at_least, f"launcher.{key}", getattr(self, key), low)
         check(at_most, "launcher.minutes", self.minutes, YEAR_MINUTES, ", which is a year")
@@ -119,9 +121,14 @@ class LauncherConfig:
             )
 
     @property
+    def has_jobs(self) -> bool:
+        """Whether a scheduler starts the ranks, in a job on ``nodes`` machines."""
+        return self.name not in WITHOUT_JOBS
+
+    @property
     def num_nodes(self) -> int:
         """Machines over which the ranks are spread."""
-        return self.nodes if self.name == "slurm" else max(1, len(self.hosts))
+        return self.nodes if self.has_jobs else max(1, len(self.hosts))
 
     @property
     def is_here(self) -> bool:

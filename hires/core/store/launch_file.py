@@ -7,6 +7,7 @@ templates ship in the wheel as the data package ``hires.launch``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -64,8 +65,8 @@ def launch_script(config: RunConfig, argv: Sequence[str]) -> str:
         config: the frozen config.
         argv: the command line as typed.
     """
-    if config.launcher.name == "slurm":
-        return render(argv, "slurm.sh")
+    if config.launcher.has_jobs:
+        return render(argv, f"{config.launcher.name}.sh")
     if mpi_dialects.starts_itself(config):
         starter = mpi_dialects.starter(
             config, mpi_dialects.hosts_of(config, config.parallel.num_ranks)
@@ -111,9 +112,11 @@ REFUSED = "HIRES_REFUSED_MODULE"
 
 
 def _template(name: str) -> str:
-    """Returns the text of a file in ``launch/``, installed or beside the package in a checkout."""
-    try:
-        return (resources.files("hires.launch") / name).read_text(encoding="utf-8")
-    except (ModuleNotFoundError, FileNotFoundError):
-        beside = Path(hires.__file__).resolve().parent.parent / "launch" / name
-        return beside.read_text(encoding="utf-8")
+    """Returns the text of a file in ``launch/``; a launcher without one has that of ``local``."""
+    beside = Path(hires.__file__).resolve().parent.parent / "launch"  # of a checkout
+    for file in (name, "local.sh"):
+        with contextlib.suppress(ModuleNotFoundError, FileNotFoundError):
+            return (resources.files("hires.launch") / file).read_text(encoding="utf-8")
+        with contextlib.suppress(FileNotFoundError):
+            return (beside / file).read_text(encoding="utf-8")
+    raise AssertionError("launch/local.sh ships with hires")

@@ -11,55 +11,28 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hires.core import log, units
-from hires.core.errors import PREEMPTED, HiresError, RunError
+from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, provenance, records, rundir
 from hires.core.store.files import StrPath
-from hires.launcher import cancel
+from hires.launcher.interface import OnLine, Outcome
 from hires.launcher.ranks import hosts, ports
 from hires.launcher.ranks.places import Places, here
 from hires.launcher.status import running_elsewhere
+from hires.launcher.status.attempt_files import is_asked
 from hires.launcher.status.run_progress import Progress
 from hires.launcher.supervision.exit_record import leave_word
 from hires.launcher.supervision.interrupts import Interrupts
-from hires.launcher.supervision.supervisor import End, Job, OnLine, Supervisor
-
-CANCELLED = 130
-"""Exit code of a run that was stopped by Ctrl-C or SIGTERM, as shells have it."""
+from hires.launcher.supervision.supervisor import End, Job, Supervisor
 
 RANK = "hires.worker"
 """Python module that every rank runs."""
 
 _FULL_BYTES = 2**20
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a launch ended."""
-
-    state: str
-    """``done``, ``failed`` or ``cancelled``; of a job that left no word, ``lost``."""
-    cause: str | None
-    """Why it is not done, in one paragraph."""
-    exit_codes: dict[int, int]
-    """By rank; negative: the signal that ended it, which may be the launcher's."""
-    tail: list[str]
-    """The last lines of the log of the rank that failed first."""
-    failed_rank: int | None = None
-    """That rank."""
-    reason: str | None = None
-    """The cause in one word, as ``exit.json`` has it."""
-
-    @property
-    def exit_code(self) -> int:
-        """What the command that launched should exit with."""
-        if self.reason in ("preempted", "timeout"):
-            return PREEMPTED
-        return {"done": 0, "cancelled": CANCELLED}.get(self.state, RunError.exit_code)
 
 
 def launch(
@@ -182,7 +155,7 @@ def _run(job: Job, interrupts: Interrupts) -> End:
 def _leave(job: Job, end: End, started: str) -> End:
     """Writes how an attempt ended; returns the end, failed if it is not whole or not written."""
     record: dict[str, Any] = {}
-    if end.state == "failed" and cancel.is_asked(job.folder):
+    if end.state == "failed" and is_asked(job.folder):
         end = replace(end, state="cancelled", cause=f"cancelled; {end.cause}", reason=None)
     try:
         if not job.args:

@@ -19,13 +19,14 @@ from hires.core import log
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.store import file_names, records, rundir
 from hires.core.store.files import cannot_write
-from hires.launcher import cancel
-from hires.launcher.local.local_launcher import CANCELLED, leave
-from hires.launcher.slurm import allocation, job_arrays, slurm_launcher
+from hires.launcher.interface import CANCELLED, RESTARTED
+from hires.launcher.local.local_launcher import leave
+from hires.launcher.slurm import allocation, job_arrays, job_script
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.slurm.batch import Attempt, attempts_of, is_fresh, number_of, timeouts
 from hires.launcher.slurm.job_arrays import Entry
 from hires.launcher.slurm.job_packing import Pack, Packed
+from hires.launcher.status import attempt_files
 from hires.launcher.status.attempt_files import read_json
 from hires.launcher.supervision.interrupts import Interrupts
 
@@ -76,9 +77,9 @@ def _run_one(path: Path, entry: Entry, job: Allocation) -> int:
     """
     number = number_of(rundir.frozen_folder(path), job, entry.attempt)
     try:
-        _log_to(path / slurm_launcher.LOG)
+        _log_to(path / job_script.LOG)
     except OSError as error:
-        cause = str(cannot_write(path / slurm_launcher.LOG, error))
+        cause = str(cannot_write(path / job_script.LOG, error))
         leave(path, number, "failed", cause)
         raise RunError(f"{path.name}: {cause}") from None
     with Interrupts() as interrupts:  # an attempt hears signals by itself; here those in between
@@ -134,11 +135,11 @@ def is_open(path: Path, submitted: int, job: Allocation, attempts: int = 1) -> b
         ends = (read_json(_folder(path, number) / file_names.EXIT) or {} for number in own)
         return [one.get("state") for one in ends].count("done") < attempts
     if end.get("state") == "cancelled":
-        return not cancel.is_asked(_folder(path, own[-1]))
+        return not attempt_files.is_asked(_folder(path, own[-1]))
     if end.get("reason") == "timeout":
         used = timeouts(path, job, own[-1] + 1)
         return used <= records.read_config(path).launcher.requeues
-    return end.get("reason") in slurm_launcher.GOES_ON
+    return end.get("reason") in RESTARTED
 
 
 def _folder(path: Path, number: int) -> Path:

@@ -22,12 +22,13 @@ from typing import Any
 from hires.core import log
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, provenance, records, rundir
-from hires.launcher.local.local_launcher import Outcome, launch, leave
+from hires.launcher.interface import RESTARTED, Outcome
+from hires.launcher.local.local_launcher import launch, leave
 from hires.launcher.ranks.places import Making
-from hires.launcher.slurm import allocation, preemption, slurm_launcher
+from hires.launcher.slurm import allocation, job_script, preemption
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.status import running_elsewhere
-from hires.launcher.status.attempt_files import read_json
+from hires.launcher.status.attempt_files import job_of_attempt, read_json
 from hires.launcher.status.run_progress import Progress
 
 
@@ -82,7 +83,7 @@ class Attempt:
             # Tables are the business of reports, which launchers do not import.
             command = [sys.executable, "-m", "hires.report.tables", str(self.path)]
             subprocess.run(command, check=False)
-        elif self._goes_on and outcome.reason in slurm_launcher.GOES_ON and not self._packed:
+        elif self._goes_on and outcome.reason in RESTARTED and not self._packed:
             try:
                 allocation.ask("scontrol", "requeue", self.job.name)
             except RunError as error:  # the attempt's end is written, and stays as it is
@@ -159,7 +160,7 @@ class Attempt:
 def attempts_of(path: Path, job: Allocation) -> list[int]:
     """Returns the attempts of a run that are this job's, in order."""
     numbers = rundir.attempt_numbers(path)
-    return [n for n in numbers if slurm_launcher.read_job(records.attempt_dir(path, n)) == job.name]
+    return [n for n in numbers if job_of_attempt(records.attempt_dir(path, n)) == job.name]
 
 
 def timeouts(path: Path, job: Allocation, before: int) -> int:
@@ -189,9 +190,9 @@ def number_of(path: Path, job: Allocation, number: int | None, pack: int = 1) ->
             _close_silent(path, job)
         mine = rundir.next_attempt(path) if fresh is None else fresh
         folder = records.attempt_dir(path, mine)
-        if slurm_launcher.read_job(folder) != job.name:
+        if job_of_attempt(folder) != job.name:
             own, index = job.array or (job.job, None)
-            slurm_launcher.note_job(folder, own, index, pack)
+            job_script.note_job(folder, own, index, pack)
     return mine
 
 
@@ -206,7 +207,7 @@ def _close_silent(path: Path, job: Allocation) -> None:
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" or not numbers:
         return
     folder = records.attempt_dir(path, numbers[-1])
-    if slurm_launcher.read_job(folder) != job.name or (folder / file_names.EXIT).exists():
+    if job_of_attempt(folder) != job.name or (folder / file_names.EXIT).exists():
         return
     cause = (
         f"job {job.name} was started again by Slurm, and the supervisor of this attempt left no "

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, records, rundir
 from hires.core.store.files import cannot_write, make_folder, write_atomically
+from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, job_name
 from hires.launcher.local import local_launcher
-from hires.launcher.slurm import allocation, sbatch, slurm_launcher
+from hires.launcher.slurm import allocation, job_script, sbatch
 from hires.launcher.status.attempt_files import read_json
 
 FOLDER = "arrays"
@@ -31,43 +31,14 @@ MAX_SIZE = 1001
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A frozen run that is to be submitted."""
-
-    path: Path
-    """The run folder."""
-    argv: tuple[str, ...] | None
-    """The command line that makes this run alone, for its record; None: that of its first attempt
-    holds."""
-    ranks: int
-    config: RunConfig
-    attempts: int = 1
-    """How many complete attempts its element is to make, one after the other."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What holds for all arrays of one command."""
-
-    argv: Sequence[str]
-    """The command line as typed."""
-    limit: int | None = None
-    """Most elements that run at once, over all arrays; None: as many as the cluster lets."""
-    after: str | None = None
-    """What has to end before, as sbatch's ``--dependency`` has it."""
-    exclude: tuple[str, ...] = ()
-    """Nodes that no element may run on."""
-
-
-@dataclass(frozen=True)
 class Array:
     """Runs that are submitted together."""
 
-    elements: list[list[Wanted]]
+    elements: list[list[FrozenRun]]
     """The runs of each element, one after the other."""
 
     @property
-    def largest(self) -> Wanted:
+    def largest(self) -> FrozenRun:
         """The run with most ranks, for which every element is sized."""
         return max((run for some in self.elements for run in some), key=lambda run: run.ranks)
 
@@ -85,19 +56,8 @@ class Entry(NamedTuple):
     """How many complete attempts the element is to make."""
 
 
-class Submitted(NamedTuple):
-    """A run and what became of it."""
-
-    path: Path
-    """The run folder."""
-    job: str | None
-    """Its job as Slurm names it, ``123_4``; None if it was not submitted."""
-    why: str | None
-    """Why it was not."""
-
-
 def submit_all(
-    runs: Sequence[Wanted], options: Options, stopped: Callable[[], bool] = lambda: False
+    runs: Sequence[FrozenRun], options: SubmitOptions, stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[Submitted]:
     """Submits runs, and yields what became of each; one that fails does not stop the others.
 
@@ -123,9 +83,9 @@ def submit_all(
         yield from found
 
 
-def split(runs: Sequence[Wanted], most: int) -> list[Array]:
+def split(runs: Sequence[FrozenRun], most: int) -> list[Array]:
     """Returns runs as arrays of at most so many elements, in the order of their first run."""
-    alike: dict[str, list[Wanted]] = {}
+    alike: dict[str, list[FrozenRun]] = {}
     for run in runs:
         alike.setdefault(_wants(run), []).append(run)
     arrays = []
@@ -218,7 +178,7 @@ def mend(campaign: Path) -> Iterator[str]:
                 known = (folder / file_names.JOB).exists() or (folder / file_names.EXIT).exists()
                 same = entry.id is not None and rundir.id_of(folder) == entry.id
                 if same and not known:
-                    slurm_launcher.note_job(folder, job, index, len(entries))
+                    job_script.note_job(folder, job, index, len(entries))
 
 
 def max_size() -> int:
@@ -231,7 +191,7 @@ def max_size() -> int:
     return max(1, int(found[1])) if found else MAX_SIZE
 
 
-def _wants(run: Wanted) -> str:
+def _wants(run: FrozenRun) -> str:
     """Returns what a run asks of Slurm; runs of which it is equal may share an array."""
     config = run.config
     ranks = run.ranks if config.launcher.pack == 1 else None
@@ -248,7 +208,7 @@ def _share(limit: int | None, lane: int, lanes: int) -> int | None:
     return None if limit is None else limit // lanes + (lane < limit % lanes)
 
 
-def _submit(array: Array, options: Options, before: str | None) -> list[Submitted]:
+def _submit(array: Array, options: SubmitOptions, before: str | None) -> list[Submitted]:
     """Submits one array, after another one if that is given; returns what became of its runs."""
     attempts: dict[Path, int] = {}
     found = []
@@ -270,12 +230,14 @@ def _submit(array: Array, options: Options, before: str | None) -> list[Submitte
     for index, some in enumerate(elements):
         for run in some:
             folder = records.attempt_dir(run.path, attempts[run.path])
-            slurm_launcher.note_job(folder, job, index, len(some))
-            found.append(Submitted(run.path, slurm_launcher.job_name(job, index), None))
+            job_script.note_job(folder, job, index, len(some))
+            found.append(Submitted(run.path, job_name({"job": job, "index": index}), None))
     return found
 
 
-def _sbatch(array: Array, attempts: dict[Path, int], options: Options, before: str | None) -> str:
+def _sbatch(
+    array: Array, attempts: dict[Path, int], options: SubmitOptions, before: str | None
+) -> str:
     """Writes the folder of an array and submits it; returns its number.
 
     Raises:
@@ -288,18 +250,18 @@ def _sbatch(array: Array, attempts: dict[Path, int], options: Options, before: s
         json.dumps([_told(run, attempts[run.path]) for run in some]) for some in array.elements
     ]
     write_atomically(folder / LIST, "".join(f"{line}\n" for line in lines))
-    elements = slurm_launcher.Elements(
+    elements = job_script.Elements(
         len(array.elements), options.limit, options.exclude, largest.attempts
     )
-    step = slurm_launcher.Step("hires.launcher.slurm.array_task", elements)
-    script = slurm_launcher.write_script(folder, largest.config, largest.ranks, options.argv, step)
-    words = slurm_launcher.after(largest.config, options.after, before and f"afterany:{before}")
+    step = job_script.Step("hires.launcher.slurm.array_task", elements)
+    script = job_script.write_script(folder, largest.config, largest.ranks, options.argv, step)
+    words = job_script.after(largest.config, options.after, before and f"afterany:{before}")
     job = sbatch.submit(script, words)
-    slurm_launcher.note_job(folder, job, None)
+    job_script.note_job(folder, job, None)
     return job
 
 
-def _told(run: Wanted, attempt: int) -> dict[str, Any]:
+def _told(run: FrozenRun, attempt: int) -> dict[str, Any]:
     """Returns what the list of an array says of one run."""
     found = rundir.id_of(records.attempt_dir(run.path, attempt))
     told = {"run": run.path.name, "attempt": attempt, "id": found}

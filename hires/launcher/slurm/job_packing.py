@@ -20,12 +20,13 @@ from pathlib import Path
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, records
 from hires.core.store.files import cannot_write
-from hires.launcher import cancel
+from hires.launcher.interface import CANCELLED
 from hires.launcher.local import local_launcher
 from hires.launcher.ranks.processes import die_with
-from hires.launcher.slurm import slurm_launcher
+from hires.launcher.slurm import job_script
 from hires.launcher.slurm.allocation import Allocation, cores, spread
 from hires.launcher.slurm.batch import attempts_of, number_of
+from hires.launcher.status import attempt_files
 from hires.launcher.supervision.interrupts import Interrupts
 
 POLL_S = 0.2
@@ -112,7 +113,7 @@ class Pack:
                 time.sleep(POLL_S)
         if interrupts.count:
             self._leave_others(interrupts.name)
-            return local_launcher.CANCELLED
+            return CANCELLED
         return next((code for code in self._codes if code), 0)
 
     def _start_some(self) -> None:
@@ -140,7 +141,7 @@ class Pack:
         try:
             run.number = number = number_of(run.path, self.job, run.submitted, self._size)
             words = [sys.executable, "-u", "-m", self._module, "--packed"]
-            with (run.path / slurm_launcher.LOG).open("ab") as output:
+            with (run.path / job_script.LOG).open("ab") as output:
                 run.process = subprocess.Popen(
                     [*words, str(run.path), str(run.number)],
                     stdin=subprocess.DEVNULL,
@@ -153,7 +154,7 @@ class Pack:
             cause = str(
                 error
                 if isinstance(error, RunError)
-                else cannot_write(run.path / slurm_launcher.LOG, error)
+                else cannot_write(run.path / job_script.LOG, error)
             )
             self._give_up(run, number, f"its supervisor could not be started: {cause}")
             return
@@ -220,7 +221,9 @@ class Pack:
         Who did so while the run waited to go on could only say it in an attempt that was over.
         """
         numbers = attempts_of(run.path, self.job) or [run.submitted]
-        return any(cancel.is_asked(records.attempt_dir(run.path, number)) for number in numbers)
+        return any(
+            attempt_files.is_asked(records.attempt_dir(run.path, number)) for number in numbers
+        )
 
     def _leave_others(self, why: str) -> None:
         """Writes down that the runs which were not begun are cancelled with the job."""
@@ -235,9 +238,7 @@ def _silent(path: Path, code: int) -> str:
     """Returns how a supervisor ended that left no ``exit.json``."""
     if code < 0:
         return f"its supervisor was killed by {signal.Signals(-code).name}, and left no word"
-    return (
-        f"its supervisor ended with code {code}, and left no word; see {path / slurm_launcher.LOG}"
-    )
+    return f"its supervisor ended with code {code}, and left no word; see {path / job_script.LOG}"
 
 
 def _send(run: Packed, number: int) -> None:

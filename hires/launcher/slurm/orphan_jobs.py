@@ -14,14 +14,15 @@ from pathlib import Path
 from hires.core.errors import RunError
 from hires.core.store import file_names
 from hires.core.store.records import attempt_dir
-from hires.launcher.slurm import job_arrays, scheduler, slurm_launcher
+from hires.launcher.interface import job_of
+from hires.launcher.slurm import job_arrays, job_script, scheduler
 from hires.launcher.status.attempt_files import last_number, launched_by
 
 _Scripts = dict[str, dict[int | None, list[Path]]]
 """Which runs a script starts, by the element of its array."""
 
 
-def jobs_of(runs: Iterable[Path]) -> dict[Path, str]:
+def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
     """Returns the jobs of runs whose latest attempt has none that is known, and was not begun.
 
     Slurm is only asked if there are such runs with a script; no answer means no job.
@@ -32,8 +33,8 @@ def jobs_of(runs: Iterable[Path]) -> dict[Path, str]:
     doubtful = {run: number for run in runs if (number := _not_begun(run)) is not None}
     scripts: _Scripts = {}
     for run in doubtful:
-        if (run / slurm_launcher.SCRIPT).exists():
-            scripts[str(run / slurm_launcher.SCRIPT)] = {None: [run]}
+        if (run / job_script.SCRIPT).exists():
+            scripts[str(run / job_script.SCRIPT)] = {None: [run]}
     for campaign in {run.parent for run in doubtful}:
         for script, index, entry in _unanswered(campaign):
             if doubtful.get(campaign / entry.run) == entry.attempt:
@@ -41,7 +42,7 @@ def jobs_of(runs: Iterable[Path]) -> dict[Path, str]:
                 told.setdefault(index, []).append(campaign / entry.run)
     found: dict[Path, str] = {}
     for name, script_text in scheduler.scripts_of_all() if scripts else ():
-        index = scheduler.job_of(name)["index"]
+        index = job_of(name)["index"]
         for run in scripts.get(script_text, {}).get(index, []):
             found.setdefault(run, name)
     return found
@@ -64,6 +65,4 @@ def _unanswered(campaign: Path) -> Iterator[tuple[Path, int, job_arrays.Entry]]:
             continue
         with contextlib.suppress(RunError):  # a damaged list is told about elsewhere
             for index, entries in enumerate(job_arrays.read_all(path)):
-                yield from (
-                    (path.with_name(slurm_launcher.SCRIPT), index, entry) for entry in entries
-                )
+                yield from ((path.with_name(job_script.SCRIPT), index, entry) for entry in entries)

@@ -13,12 +13,18 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from hires.core.errors import RunError
-
-PENDING, RUNNING, ENDED, GONE, UNKNOWN = "pending", "running", "ended", "gone", "unknown"
+from hires.launcher.interface import (
+    ENDED,
+    GONE,
+    PENDING,
+    RUNNING,
+    UNKNOWN,
+    Job,
+    JobStatus,
+    job_name,
+)
 
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
@@ -32,42 +38,14 @@ _MISSING = ("Invalid job id", "not found")
 while it waited."""
 _NOTHING = ("", "(null)", "None", "N/A", "Unknown")
 
-Job = dict[str, Any]
-"""``job.json`` of an attempt."""
 
-
-@dataclass(frozen=True)
-class Answer:
-    """What the scheduler says of one job."""
-
-    state: str
-    """``PENDING``, ``RUNNING``, ``ENDED``, ``GONE`` (it knows no such job) or ``UNKNOWN`` (it did
-    not answer)."""
-    reason: str | None = None
-    """Why the job waits or how it ended, in Slurm's words; why there is no answer."""
-    expected: str | None = None
-    """When it is expected to start, as Slurm says it."""
-
-
-def job_name(job: Job) -> str:
-    """Returns a job as Slurm writes it, ``123`` or ``123_4``."""
-    index = job.get("index")
-    return f"{job['job']}" if index is None else f"{job['job']}_{index}"
-
-
-def job_of(name: str) -> Job:
-    """Returns a job that is named as :func:`job_name` does, as far as that says."""
-    job, _, index = name.partition("_")
-    return {"job": job, "index": int(index) if index else None}
-
-
-def ask_slurm(jobs: Iterable[Job]) -> dict[str, Answer]:
+def job_states(jobs: Iterable[Job]) -> dict[str, JobStatus]:
     """Returns what Slurm says of each job, by its name."""
     names: dict[str, list[str]] = {}
     for job in jobs:
         names.setdefault(str(job["job"]), []).append(job_name(job))
     numbers = list(names)
-    answers: dict[str, Answer] = {}
+    answers: dict[str, JobStatus] = {}
     for first in range(0, len(numbers), _AT_ONCE):
         some = {number: names[number] for number in numbers[first : first + _AT_ONCE]}
         answers.update(_ask_some(some))
@@ -153,39 +131,39 @@ _RANGES = 500
 """Ranges of elements in one word for scancel."""
 
 
-def _ask_some(names: dict[str, list[str]]) -> dict[str, Answer]:
+def _ask_some(names: dict[str, list[str]]) -> dict[str, JobStatus]:
     """Returns what Slurm says of a handful of jobs, whose names are given by their numbers."""
     found, why = _squeue(list(names))
     wanted = [name for some in names.values() for name in some]
     if why is not None:
-        return {name: Answer(UNKNOWN, why) for name in wanted}
+        return {name: JobStatus(UNKNOWN, why) for name in wanted}
     missing = _missing(names, found)
     if missing:
         found = {**_sacct(missing), **found}
     for number in _missing(names, found)[:_SINGLE]:
         told = _scontrol(number)
         if isinstance(told, str):
-            told = dict.fromkeys(names[number], Answer(UNKNOWN, told))
+            told = dict.fromkeys(names[number], JobStatus(UNKNOWN, told))
         found = {**told, **found}
     return {name: _told(name, found) for name in wanted}
 
 
-def _told(name: str, found: dict[str, Answer]) -> Answer:
+def _told(name: str, found: dict[str, JobStatus]) -> JobStatus:
     """Returns what Slurm says of a job or an element.
 
     If an array is cancelled, what waits of it is listed under its number alone from then on.
     """
-    cancelled = Answer(ENDED, "CANCELLED")
+    cancelled = JobStatus(ENDED, "CANCELLED")
     whole = found.get(name.partition("_")[0])
-    return found.get(name, cancelled if whole == cancelled else Answer(GONE))
+    return found.get(name, cancelled if whole == cancelled else JobStatus(GONE))
 
 
-def _missing(names: dict[str, list[str]], found: dict[str, Answer]) -> list[str]:
+def _missing(names: dict[str, list[str]], found: dict[str, JobStatus]) -> list[str]:
     """Returns the numbers of jobs and arrays of which some name was not found."""
     return [number for number, some in names.items() if any(name not in found for name in some)]
 
 
-def _squeue(numbers: Sequence[str]) -> tuple[dict[str, Answer], str | None]:
+def _squeue(numbers: Sequence[str]) -> tuple[dict[str, JobStatus], str | None]:
     """Returns the jobs that squeue lists, and why it did not answer if it did not."""
     done = _run(
         "squeue",
@@ -198,7 +176,7 @@ def _squeue(numbers: Sequence[str]) -> tuple[dict[str, Answer], str | None]:
         return {}, done
     if done.returncode and not _is_missing(done):
         return {}, _said(done)
-    found: dict[str, Answer] = {}
+    found: dict[str, JobStatus] = {}
     for line in done.stdout.splitlines():
         parts = line.strip().split("|", 4)
         if len(parts) == 5:
@@ -222,7 +200,7 @@ def _names(job: str, index: str) -> Iterator[str]:
                 yield f"{job}_{number}"
 
 
-def _sacct(numbers: Sequence[str]) -> dict[str, Answer]:
+def _sacct(numbers: Sequence[str]) -> dict[str, JobStatus]:
     """Returns the jobs that the accounts list; none where there are no accounts."""
     done = _run(
         "sacct",
@@ -234,7 +212,7 @@ def _sacct(numbers: Sequence[str]) -> dict[str, Answer]:
     )
     if isinstance(done, str) or done.returncode:
         return {}
-    found: dict[str, Answer] = {}
+    found: dict[str, JobStatus] = {}
     for line in done.stdout.splitlines():
         parts = line.strip().split("|", 2)
         if len(parts) == 3:
@@ -244,14 +222,14 @@ def _sacct(numbers: Sequence[str]) -> dict[str, Answer]:
     return found
 
 
-def _scontrol(number: str) -> dict[str, Answer] | str:
+def _scontrol(number: str) -> dict[str, JobStatus] | str:
     """Returns what scontrol says of a job or an array, or in words why it says nothing."""
     done = _run("scontrol", "--oneliner", "show", "job", number)
     if isinstance(done, str):
         return done
     if done.returncode:
         return {} if _is_missing(done) else _said(done)
-    found: dict[str, Answer] = {}
+    found: dict[str, JobStatus] = {}
     for line in done.stdout.splitlines():
         words = (word.partition("=") for word in line.split())
         fields = {key: value for key, equals, value in words if equals}
@@ -261,15 +239,15 @@ def _scontrol(number: str) -> dict[str, Answer] | str:
     return found
 
 
-def _answer(state: str, reason: str, start: str) -> Answer:
+def _answer(state: str, reason: str, start: str) -> JobStatus:
     """Returns the answer that Slurm's words mean; ``CANCELLED by 0`` is ``CANCELLED``."""
     word = state.split()[0].rstrip("+") if state.split() else ""
     why = None if reason in _NOTHING else reason
     if word in _PENDING:
-        return Answer(PENDING, why, None if start in _NOTHING else start)
+        return JobStatus(PENDING, why, None if start in _NOTHING else start)
     if word in _RUNNING:
-        return Answer(RUNNING, why)
-    return Answer(ENDED, word) if word else Answer(UNKNOWN, f"no state in {state!r}")
+        return JobStatus(RUNNING, why)
+    return JobStatus(ENDED, word) if word else JobStatus(UNKNOWN, f"no state in {state!r}")
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str] | str:

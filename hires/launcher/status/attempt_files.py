@@ -12,11 +12,12 @@ from typing import Any
 
 from hires.core.ranks import heartbeat
 from hires.core.store import file_names
-from hires.core.store.file_names import attempt_dir
 from hires.core.store.reading import parse_lines
-from hires.launcher.slurm.scheduler import Job
+from hires.core.store.records import attempt_dir
 
-REQUEST = "cancel"
+Job = dict[str, Any]
+"""``job.json`` of an attempt."""
+REQUEST = file_names.CANCEL
 """File in the folder of an attempt that is a job, or shares one: somebody cancelled it."""
 _EVENTS_BYTES = 2**13
 """The event that begins a launch is among the first so many bytes."""
@@ -94,6 +95,14 @@ def read_job(folder: Path) -> Job | None:
     index, pack = job.get("index"), job.get("pack", 1)
     whole = (index is None or type(index) is int) and type(pack) is int
     return job if whole else None
+
+
+def job_of_attempt(folder: Path) -> str | None:
+    """Returns the name of an attempt's job, ``123`` or ``123_4``; None if it has none."""
+    job = read_job(folder)
+    if job is None:
+        return None
+    return str(job["job"]) if job.get("index") is None else f"{job['job']}_{job['index']}"
 
 
 def read_exit(folder: Path) -> dict[str, Any] | None:

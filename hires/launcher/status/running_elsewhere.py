@@ -8,15 +8,31 @@ and looks for signs of life of those that are no jobs.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hires.core.errors import RunError
-from hires.core.store import file_names, lock, rundir
-from hires.launcher.slurm import scheduler, slurm_launcher
-from hires.launcher.slurm.scheduler import Answer
+from hires.core.store import file_names, lock, records, rundir
+from hires.launcher import interface
+from hires.launcher.interface import (
+    PENDING,
+    RESTARTED,
+    RUNNING,
+    UNKNOWN,
+    JobStatus,
+    job_name,
+    job_of,
+)
 from hires.launcher.status import process_id
-from hires.launcher.status.attempt_files import Attempt, Clock, of_number
+from hires.launcher.status.attempt_files import (
+    Attempt,
+    Clock,
+    job_of_attempt,
+    last_number,
+    of_number,
+    read_json,
+)
 from hires.launcher.status.state import OLD_S
 
 _LOCK = file_names.BEGIN_LOCK
@@ -58,6 +74,76 @@ def alone(run: Path, job: str | None, submitted: int | None) -> Iterator[None]:
         yield
 
 
+def refuse_queued(run: Path) -> None:
+    """Refuses a second submission of a run whose job waits, runs, or was queued again.
+
+    Raises:
+        RunError: names the job.
+    """
+    for text in queued([run]).values():
+        raise RunError(text)
+
+
+def refuse_begun(run: Path, seen: int | None) -> None:
+    """Refuses to start a run that another command has begun since it was looked at.
+
+    Args:
+        run: the run folder.
+        seen: the latest attempt that it had; None: it had none.
+
+    Raises:
+        RunError: names the attempt.
+    """
+    last = last_number(run)
+    if last != seen:
+        raise RunError(
+            f"{run.name} was begun meanwhile, by another command, as attempt a{last}; `hires "
+            f"status {run.parent.name}` watches it"
+        )
+
+
+def queued(runs: Iterable[Path]) -> dict[Path, str]:
+    """Returns why runs must not be submitted now: a job of each waits, runs or starts again."""
+    runs = list(runs)
+    jobs = {(run, job_of_attempt(folder)) for run in runs for folder in _unfinished(run)}
+    answers = interface.job_states(job_of(job) for _, job in jobs if job is not None)
+    found = {}
+    for run, job in sorted(jobs, key=str):
+        answer = answers.get(job or "")
+        if answer is not None and answer.state in (PENDING, RUNNING):
+            found[run] = (
+                f"{run.name} is job {job} already ({answer.state}); wait for it, stop it with "
+                f"`{_stop_line(run, job or '')}`, or start this one with another campaign=NAME"
+            )
+    for launcher in interface.all_launchers():
+        for run, job in launcher.orphan_jobs([run for run in runs if run not in found]).items():
+            found[run] = (
+                f"{run.name} is job {job} already, though sbatch did not say so in time; wait for "
+                f"it, stop it with `scancel {job}`, or start this one with another campaign=NAME"
+            )
+    return found
+
+
+def _stop_line(run: Path, job: str) -> str:
+    """Returns the command that stops a job of a run.
+
+    ``scancel`` leaves nothing behind in the run, but alone knows a job that was replaced.
+    """
+    last = last_number(run)
+    if last is not None and job_of_attempt(records.attempt_dir(run, last)) == job:
+        return f"hires cancel {shlex.quote(str(run))}"
+    return f"scancel {job}"
+
+
+def _unfinished(run: Path) -> Iterator[Path]:
+    """Yields the folders of attempts that are jobs and left no word, or go on as another."""
+    for number in rundir.attempt_numbers(run):
+        folder = records.attempt_dir(run, number)
+        end = read_json(folder / file_names.EXIT)
+        if (folder / file_names.JOB).exists() and (end is None or end.get("reason") in RESTARTED):
+            yield folder
+
+
 def under_way(runs: Iterable[Path]) -> dict[Path, str]:
     """Returns which of some runs are under way, and who has them, in words; Slurm is asked once.
 
@@ -66,7 +152,7 @@ def under_way(runs: Iterable[Path]) -> dict[Path, str]:
     """
     attempts = {run: _attempts(run) for run in runs}
     jobs = [one.job for some in attempts.values() for one in some if one.job and _may_go_on(one)]
-    answers = scheduler.ask_slurm(jobs) if jobs else {}
+    answers = interface.job_states(jobs) if jobs else {}
     found = {run: _has(some, None, None, answers) for run, some in attempts.items()}
     return {run: why for run, why in found.items() if why is not None}
 
@@ -75,7 +161,7 @@ def _why_not(run: Path, own: str | None, submitted: int | None) -> str | None:
     """Returns which other job or process has a run, in words; None if nobody has."""
     attempts = _attempts(run)
     others = [one.job for one in attempts if one.job and _may_go_on(one) and _name(one) != own]
-    return _has(attempts, own, submitted, scheduler.ask_slurm(others) if others else {})
+    return _has(attempts, own, submitted, interface.job_states(others) if others else {})
 
 
 def _attempts(run: Path) -> list[Attempt]:
@@ -85,11 +171,14 @@ def _attempts(run: Path) -> list[Attempt]:
 
 def _name(attempt: Attempt) -> str | None:
     """Returns the job of an attempt as Slurm names it."""
-    return None if attempt.job is None else scheduler.job_name(attempt.job)
+    return None if attempt.job is None else job_name(attempt.job)
 
 
 def _has(
-    attempts: list[Attempt], own: str | None, submitted: int | None, answers: Mapping[str, Answer]
+    attempts: list[Attempt],
+    own: str | None,
+    submitted: int | None,
+    answers: Mapping[str, JobStatus],
 ) -> str | None:
     """Returns which other job or process has a run, as its attempts and Slurm's answers say."""
     local = [one for one in attempts if one.exit is None and one.job is None]
@@ -106,10 +195,10 @@ def _has(
             continue
         answer = answers[name]
         # What waits with a later attempt will itself see that this one runs.
-        waits = answer.state == scheduler.PENDING and (submitted is None or number <= submitted)
-        if waits or answer.state == scheduler.RUNNING:
+        waits = answer.state == PENDING and (submitted is None or number <= submitted)
+        if waits or answer.state == RUNNING:
             return f"job {name} has it as attempt a{number} ({answer.state})"
-        if answer.state == scheduler.UNKNOWN and (attempt.launched is None or _is_alive(attempt)):
+        if answer.state == UNKNOWN and (attempt.launched is None or _is_alive(attempt)):
             why = answer.reason or "Slurm does not say"
             return f"job {name} may have it as attempt a{number}, and {why}"
     return None
@@ -117,7 +206,7 @@ def _has(
 
 def _may_go_on(attempt: Attempt) -> bool:
     """Whether the job of an attempt may still run it, or the run's next one."""
-    return attempt.exit is None or attempt.exit.get("reason") in slurm_launcher.GOES_ON
+    return attempt.exit is None or attempt.exit.get("reason") in RESTARTED
 
 
 def _is_alive(attempt: Attempt) -> bool:

@@ -19,8 +19,8 @@ from hires.core.errors import RunError
 from hires.core.store import file_names
 from hires.core.store.records import attempt_dir
 from hires.core.store.rundir import attempt_numbers
-from hires.launcher.slurm import scheduler
-from hires.launcher.slurm.scheduler import Answer, Job
+from hires.launcher import interface
+from hires.launcher.interface import ENDED, ENDS, GONE, RESTARTED, UNKNOWN, Job, JobStatus, job_name
 from hires.launcher.status import process_id
 from hires.launcher.status.attempt_files import (
     Attempt,
@@ -51,25 +51,11 @@ OLD_S = 60.0
 """A heartbeat of this age has stopped: twelve beats."""
 AGAIN_S = 1.0
 """What looks lost is looked at again after so long: its last words may be on their way."""
-Ask = Callable[[Iterable[Job]], dict[str, Answer]]
+Ask = Callable[[Iterable[Job]], dict[str, JobStatus]]
 """Asks a scheduler about jobs; the answers are by name."""
 
-_ENDS: dict[str, tuple[str, str | None]] = {
-    "CANCELLED": (CANCELLED, None),
-    "TIMEOUT": (FAILED, "timeout"),
-    "DEADLINE": (FAILED, "timeout"),
-    "NODE_FAIL": (FAILED, "node"),
-    "BOOT_FAIL": (FAILED, "node"),
-    "OUT_OF_MEMORY": (FAILED, "oom"),
-    "PREEMPTED": (FAILED, "preempted"),
-    "FAILED": (FAILED, None),
-}
-"""What Slurm's words for an end mean, if the attempt itself left none."""
-_QUEUED_AGAIN = ("preempted", "timeout", "node")
-"""Reasons after which a scheduler may start the same job again, as the run's next attempt."""
 
-
-def states(paths: Sequence[Path], ask: Ask = scheduler.ask_slurm) -> list[RunState]:
+def states(paths: Sequence[Path], ask: Ask = interface.job_states) -> list[RunState]:
     """Returns how runs are doing, in the order given.
 
     That a job was cancelled which left no word is written into its run: Slurm soon forgets it.
@@ -90,7 +76,7 @@ def states(paths: Sequence[Path], ask: Ask = scheduler.ask_slurm) -> list[RunSta
     return found
 
 
-def state_of(path: Path, ask: Ask = scheduler.ask_slurm) -> RunState:
+def state_of(path: Path, ask: Ask = interface.job_states) -> RunState:
     """Returns how one run is doing."""
     return states([path], ask)[0]
 
@@ -118,7 +104,7 @@ def goes_on(attempt: Attempt) -> bool:
 
 def _may_live(attempt: Attempt) -> bool:
     """Whether a scheduler may still have plans with an attempt."""
-    return attempt.exit is None or attempt.exit.get("reason") in _QUEUED_AGAIN
+    return attempt.exit is None or attempt.exit.get("reason") in RESTARTED
 
 
 def _is_used_up(attempt: Attempt) -> bool:
@@ -161,17 +147,17 @@ def _keep(state: RunState) -> None:
 
 
 def _judged(
-    path: Path, attempt: Attempt | None, answers: dict[str, Answer], clock: Clock
+    path: Path, attempt: Attempt | None, answers: dict[str, JobStatus], clock: Clock
 ) -> RunState:
     """Returns a run's state without its progress."""
     state = RunState(path, path.name, path.parent.name, PENDING)
     if attempt is None:
         return replace(state, cause="no attempt was begun")
     state = replace(state, attempt=attempt.number)
-    name = None if attempt.job is None else scheduler.job_name(attempt.job)
-    answer = answers.get(name or "", Answer(scheduler.UNKNOWN))
+    name = None if attempt.job is None else job_name(attempt.job)
+    answer = answers.get(name or "", JobStatus(UNKNOWN))
     if attempt.exit is not None:
-        lives = answer.state in (scheduler.PENDING, scheduler.RUNNING)
+        lives = answer.state in (PENDING, RUNNING)
         if lives and goes_on(attempt):
             why = f"queued again after {attempt.exit['reason']}"
             cause = f"{why} ({answer.reason})" if answer.reason else why
@@ -216,31 +202,31 @@ def _as_process(
     return state
 
 
-def _as_job(state: RunState, attempt: Attempt, answer: Answer, clock: Clock) -> RunState:
+def _as_job(state: RunState, attempt: Attempt, answer: JobStatus, clock: Clock) -> RunState:
     """Returns the state of an attempt that is a job of a scheduler and left no word yet."""
     began = attempt.launched is not None
     age_s = _age(attempt, clock)
     beats = began and age_s <= OLD_S
     if began:
         state = replace(state, heartbeat_s=age_s)
-    if answer.state == scheduler.PENDING:
+    if answer.state == PENDING:
         return replace(state, cause=answer.reason, expected=answer.expected)
-    if answer.state == scheduler.RUNNING:
+    if answer.state == RUNNING:
         if not began and (attempt.job or {}).get("pack", 1) > 1:
             return replace(state, cause=f"waits for its turn in job {state.job}, which runs")
         return replace(state, state=RUNNING, cause=None if beats or not began else _silent(age_s))
-    ended = answer.state == scheduler.ENDED
-    gone = answer.state == scheduler.GONE and not beats
+    ended = answer.state == ENDED
+    gone = answer.state == GONE and not beats
     if (ended or gone) and is_asked(attempt.folder):
         cause = f"job {state.job} was cancelled, and left no word"
         return replace(state, state=CANCELLED, cause=cause)
-    if ended and answer.reason in _ENDS:
-        known, reason = _ENDS[answer.reason]
+    if ended and answer.reason in ENDS:
+        known, reason = ENDS[answer.reason]
         cause = f"job {state.job} ended with {answer.reason}, and left no word"
         return replace(state, state=known, reason=reason, cause=cause)
     if beats:
         return replace(state, state=RUNNING)
-    if answer.state == scheduler.UNKNOWN:
+    if answer.state == UNKNOWN:
         why = answer.reason or "the scheduler does not answer"
         if began:
             return replace(state, state=LOST, cause=f"{_silent(age_s)}; {why}")

@@ -18,6 +18,7 @@ from typing import Any
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, RunError
 from hires.core.store import file_names, records
+from hires.launcher.interface import OnLine
 from hires.launcher.ranks import ports, rank_group
 from hires.launcher.ranks.agent_ranks import Together
 from hires.launcher.ranks.places import Making, Places
@@ -28,8 +29,6 @@ from hires.launcher.status.run_progress import MetricsTail
 from hires.launcher.supervision import blame, watchdog
 from hires.launcher.supervision.interrupts import Interrupts
 from hires.launcher.supervision.out_of_memory import OomCount
-
-OnLine = Callable[[dict[str, Any]], None]
 
 POLL_S = 0.05
 """How often the ranks are looked at; it costs nothing that a measurement would see."""

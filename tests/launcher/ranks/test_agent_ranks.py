@@ -17,7 +17,7 @@ import pytest
 
 from hires.core.errors import RunError
 from hires.core.store import records
-from hires.launcher.local import local_launcher
+from hires.launcher.interface import Outcome
 from hires.launcher.ranks import control_channel
 from tests.launcher.conftest import alive, events, rank_pids
 
@@ -62,7 +62,7 @@ def when_started(run, count, act):
 @each
 def test_all_ranks_done_leaves_record_and_exit(fake_world, launch, keys):
     run = fake_world("ok", "ok", "ok", **keys)
-    assert launch(run) == local_launcher.Outcome("done", None, {0: 0, 1: 0, 2: 0}, [])
+    assert launch(run) == Outcome("done", None, {0: 0, 1: 0, 2: 0}, [])
     assert records.read_record(run)["state"] == "done"
     assert exit_json(run)["exit_codes"] == {"0": 0, "1": 0, "2": 0}
     assert (run.attempt_dir / "logs/rank0001.log").read_text() == "rank 1 is ok\n"

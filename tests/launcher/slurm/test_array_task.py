@@ -16,10 +16,11 @@ import pytest
 
 from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
 from hires.core.store import records, rundir
-from hires.launcher.slurm import job_arrays, slurm_launcher
+from hires.launcher.interface import FrozenRun, SubmitOptions
+from hires.launcher.slurm import job_arrays, job_script
 from hires.launcher.slurm.allocation import Allocation, Node
 from hires.launcher.slurm.array_task import is_open
-from hires.launcher.slurm.job_arrays import Wanted
+from hires.launcher.status.attempt_files import job_of_attempt
 
 ROOT = Path(__file__).parents[3]
 JOB = Allocation("8", ("7", 0), (Node("n1", "a", "127.0.0.1"),))
@@ -67,8 +68,8 @@ def submitted(tmp_path, cluster):
             )
             argv = ("hires", "run", f"seed={seed}")
             path = rundir.freeze(config, {"world": 2, "totals": {"messages": 7}}, argv)
-            wanted.append(Wanted(path, argv, 2, config, attempts))
-        assert all(one.job for one in job_arrays.submit_all(wanted, job_arrays.Options(["hires"])))
+            wanted.append(FrozenRun(path, argv, 2, config, attempts))
+        assert all(one.job for one in job_arrays.submit_all(wanted, SubmitOptions(["hires"])))
         return [run.path for run in wanted]
 
     return submit
@@ -132,7 +133,7 @@ def test_element_makes_the_attempts_of_its_run_one_after_the_other(submitted, cl
     folder = runs[0].parent / "arrays" / "0"
     assert finished(folder)[0] == 0
     assert ends(runs) == [["done"] * 3]
-    assert [slurm_launcher.read_job(runs[0] / f"a{n}") for n in range(3)] == ["7_0"] * 3
+    assert [job_of_attempt(runs[0] / f"a{n}") for n in range(3)] == ["7_0"] * 3
     found = [json.loads((runs[0] / f"a{n}" / "exit.json").read_text()) for n in range(3)]
     assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(found))
     assert finished(folder, SLURM_RESTART_COUNT="1")[0] == 0
@@ -230,7 +231,7 @@ def test_pack_that_makes_way_saves_what_runs_and_goes_on_with_the_rest(submitted
     code, out = finished(folder, SLURM_RESTART_COUNT="1")
     assert code == 0, out
     assert ends(runs) == [["timeout", "done"], ["timeout", "done"], ["done"]]
-    assert [slurm_launcher.read_job(run / "a0") for run in runs] == ["7_0"] * 3
+    assert [job_of_attempt(run / "a0") for run in runs] == ["7_0"] * 3
     assert json.loads((runs[0] / "a1" / "job.json").read_text())["pack"] == 3
     assert finished(folder, SLURM_RESTART_COUNT="2")[0] == 0
     assert (cluster / "words").read_text() == "requeue 7_0\n"
@@ -243,7 +244,7 @@ def test_run_whose_time_limits_are_used_up_is_not_begun_again(submitted, cluster
         assert is_open(run, 0, JOB)
         number = 0 if attempt == 0 else rundir.next_attempt(run)
         folder = records.attempt_dir(run, number)
-        slurm_launcher.note_job(folder, "7", 0)
+        job_script.note_job(folder, "7", 0)
         end = {"state": "failed", "reason": "timeout", "cause": "", "exit_codes": {}}
         (folder / "exit.json").write_text(json.dumps(end))
     assert not is_open(run, 0, JOB)
@@ -252,7 +253,7 @@ def test_run_whose_time_limits_are_used_up_is_not_begun_again(submitted, cluster
 
 def test_pack_by_hand_leaves_what_another_job_has_and_is_not_queued_again(submitted, cluster):
     runs = submitted(2, pack=2)
-    slurm_launcher.note_job(runs[0] / "a0", "6", 0, 2)
+    job_script.note_job(runs[0] / "a0", "6", 0, 2)
     (cluster / "left").write_text("6|0|RUNNING|N/A|None\n")
     code, out = finished(runs[0].parent / "arrays" / "0")
     assert (code, ends(runs)) == (1, [[], ["done"]]), out
@@ -277,7 +278,7 @@ def test_run_that_was_cancelled_while_it_waited_to_go_on_is_not_begun(
     for number in range(2):
         folder = records.attempt_dir(runs[1], number)
         folder.mkdir(exist_ok=True)
-        slurm_launcher.note_job(folder, "7", 0, 2)
+        job_script.note_job(folder, "7", 0, 2)
         (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')
     with start(runs[0].parent / "arrays" / "0", "saver", SLURM_RESTART_COUNT="1") as process:
         wait_for_ranks(runs[:1])

@@ -16,9 +16,10 @@ import pytest
 
 from hires.core.store import records, rundir
 from hires.launcher.local import local_launcher
-from hires.launcher.slurm import allocation, batch, slurm_launcher
+from hires.launcher.slurm import allocation, batch, job_script
 from hires.launcher.slurm.allocation import Allocation, Node
 from hires.launcher.status import process_id
+from hires.launcher.status.attempt_files import job_of_attempt
 from hires.launcher.status.state import OLD_S
 
 JOB = Allocation("7", None, (Node("n1", "a", "127.0.0.1"),))
@@ -69,7 +70,7 @@ def ask_to_make_way(run, attempt: int) -> threading.Thread:
 
 def test_submitted_attempt_is_run_and_its_tables_are_made(fake_world, cluster, capfd):
     run = fake_world("ok", "ok")
-    slurm_launcher.note_job(run.attempt_dir, "7", None)
+    job_script.note_job(run.attempt_dir, "7", None)
     before = (run.attempt_dir / "job.json").read_text()
     assert batch.main([str(run.path), "0"]) == 0
     assert exit_of(run, 0)["state"] == "done"
@@ -84,24 +85,24 @@ def test_submitted_attempt_is_run_and_its_tables_are_made(fake_world, cluster, c
 def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cluster, words):
     run = fake_world("ok")
     if words:
-        slurm_launcher.note_job(run.attempt_dir, "7", None)
+        job_script.note_job(run.attempt_dir, "7", None)
         records.event(run, 0, "launch_started")
     assert batch.main([str(run.path), *words]) == 0
     assert exit_of(run, 1)["state"] == "done"
-    assert slurm_launcher.read_job(run.path / "a1") == "7"
+    assert job_of_attempt(run.path / "a1") == "7"
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
 @pytest.mark.parametrize("words", [[], ["0"]])
 def test_job_by_hand_does_not_begin_what_another_job_has(fake_world, cluster, capfd, words, state):
     run = fake_world("ok")
-    slurm_launcher.note_job(run.attempt_dir, "6", 3)
+    job_script.note_job(run.attempt_dir, "6", 3)
     (cluster / "left").write_text(f"6|3|{state}|N/A|None\n")
     assert batch.main([str(run.path), *words]) == 1
     told = f"is not begun by job 7: job 6_3 has it as attempt a0 ({state.lower()})"
     assert told in capfd.readouterr().out
     assert rundir.attempt_numbers(run.path) == [0]
-    assert slurm_launcher.read_job(run.attempt_dir) == "6_3"
+    assert job_of_attempt(run.attempt_dir) == "6_3"
     (cluster / "left").write_text("6|3|COMPLETED|N/A|None\n")
     assert batch.main([str(run.path), *words]) == 0
 
@@ -126,15 +127,15 @@ def test_job_does_not_begin_what_lives_on_another_machine(fake_world, cluster):
 
 def test_first_of_two_waiting_jobs_runs_and_the_second_sees_it(fake_world, cluster):
     run = fake_world("ok")
-    slurm_launcher.note_job(run.attempt_dir, "7", None)
-    slurm_launcher.note_job(records.attempt_dir(run.path, rundir.next_attempt(run.path)), "8", None)
+    job_script.note_job(run.attempt_dir, "7", None)
+    job_script.note_job(records.attempt_dir(run.path, rundir.next_attempt(run.path)), "8", None)
     (cluster / "left").write_text("8|N/A|PENDING|N/A|None\n")
     assert batch.main([str(run.path), "0"]) == 0
 
 
 def test_job_that_slurm_says_nothing_about_may_still_have_its_run(fake_world, cluster, capfd):
     run = fake_world("ok")
-    slurm_launcher.note_job(run.attempt_dir, "6", None)
+    job_script.note_job(run.attempt_dir, "6", None)
     (cluster / "squeue").write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
     assert batch.main([str(run.path), "0"]) == 1
     assert "job 6 may have it as attempt a0, and no controller" in capfd.readouterr().out
@@ -145,7 +146,7 @@ def test_element_of_an_array_is_noted_with_its_index(fake_world, cluster, monkey
     job = Allocation("9", ("8", 3), JOB.nodes)
     monkeypatch.setattr(allocation, "current", lambda: job)
     batch.main([str(run.path), "0"])
-    assert slurm_launcher.read_job(run.attempt_dir) == "8_3"
+    assert job_of_attempt(run.attempt_dir) == "8_3"
 
 
 def test_start_of_a_run_that_is_complete_does_nothing(fake_world, cluster, monkeypatch):
@@ -165,7 +166,7 @@ def test_complete_run_that_is_made_again_goes_on_when_its_job_starts_again(
     monkeypatch.setattr(allocation, "current", lambda: Allocation("8", None, JOB.nodes))
     again = rundir.next_attempt(run.path)
     folder = records.attempt_dir(run.path, again)
-    slurm_launcher.note_job(folder, "8", None)
+    job_script.note_job(folder, "8", None)
     records.event(run.path, again, "launch_started")
     (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")

@@ -11,7 +11,8 @@ import pytest
 from hires.core.errors import RunError
 from hires.core.store import rundir
 from hires.launcher.local import local_launcher
-from hires.launcher.slurm import job_arrays, slurm_launcher, waiting
+from hires.launcher.slurm import job_arrays, job_script
+from hires.launcher.status import running_elsewhere
 from tests.helpers.run_folders import begin, end, make_run, submitted
 
 
@@ -36,7 +37,7 @@ def squeue(tmp_path, monkeypatch):
 def failed(fake_world):
     """A run whose submission was given up."""
     made = fake_world("ok")
-    (made.path / slurm_launcher.SCRIPT).touch()
+    (made.path / job_script.SCRIPT).touch()
     local_launcher.leave(made.path, 0, "failed", "sbatch did not answer within 120 s")
     return made.path
 
@@ -45,30 +46,30 @@ def failed(fake_world):
 def test_run_whose_submission_went_through_unheard_is_not_submitted_again(failed, squeue, word):
     squeue("5|N/A|/elsewhere/job.sbatch 0", f"9|N/A|{failed}/job.sbatch{word}")
     with pytest.raises(RunError, match=r"is job 9 already, though sbatch did not .*`scancel 9`"):
-        waiting.refuse_queued(failed)
+        running_elsewhere.refuse_queued(failed)
 
 
 def test_run_whose_command_was_killed_meanwhile_is_not_submitted_again(failed, squeue):
     (failed / "a0" / "exit.json").unlink()
     squeue(f"9|N/A|{failed}/job.sbatch 0")
     with pytest.raises(RunError, match="is job 9 already"):
-        waiting.refuse_queued(failed)
+        running_elsewhere.refuse_queued(failed)
 
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_run_that_is_not_in_the_queue_may_be_submitted(failed, squeue, code):
     squeue("5|N/A|/elsewhere/job.sbatch 0", code=code)
-    waiting.refuse_queued(failed)
+    running_elsewhere.refuse_queued(failed)
     assert f"--user={os.getuid()}" in squeue.words()
 
 
 def test_slurm_is_not_asked_about_what_was_begun_or_has_no_script(tmp_path, fake_world, squeue):
     squeue()
-    waiting.refuse_queued(fake_world("ok").path)
+    running_elsewhere.refuse_queued(fake_world("ok").path)
     begun = make_run(tmp_path / "begun")
-    (begun / slurm_launcher.SCRIPT).touch()
+    (begun / job_script.SCRIPT).touch()
     end(begin(begun), "failed")
-    waiting.refuse_queued(begun)
+    running_elsewhere.refuse_queued(begun)
     assert squeue.words() == ""
 
 
@@ -78,7 +79,7 @@ def array(runs: list[list[Path]], number: int = 0) -> Path:
     folder.mkdir(parents=True)
     lines = [json.dumps([{"run": run.name, "attempt": 0} for run in some]) for some in runs]
     (folder / job_arrays.LIST).write_text("".join(f"{line}\n" for line in lines))
-    return folder / slurm_launcher.SCRIPT
+    return folder / job_script.SCRIPT
 
 
 def test_elements_of_an_array_that_was_submitted_unheard_are_known_by_its_list(tmp_path, squeue):
@@ -90,7 +91,7 @@ def test_elements_of_an_array_that_was_submitted_unheard_are_known_by_its_list(t
     submitted(runs[4])  # its number is known by now
     rundir.next_attempt(runs[3])  # something else was tried since
     squeue(f"9|[0,2-3]|{script}", f"9|1|{script}", code=0)
-    found = waiting.queued(runs)
+    found = running_elsewhere.queued(runs)
     jobs = {run.name: text.split(" already")[0] for run, text in found.items()}
     assert jobs == {
         "run-0": "run-0 is job 9_0",
@@ -104,4 +105,4 @@ def test_damaged_list_of_an_array_is_passed_over(tmp_path, squeue):
     (run / "a0").mkdir()
     array([[run]]).with_name(job_arrays.LIST).write_text("{\n")
     squeue()
-    assert waiting.queued([run]) == {}
+    assert running_elsewhere.queued([run]) == {}

@@ -12,10 +12,12 @@ import time
 import pytest
 
 from hires.core.store import records
+from hires.launcher import interface
+from hires.launcher.interface import JobStatus
 from hires.launcher.ranks.places import Making, here
-from hires.launcher.slurm import batch, preemption, scheduler, slurm_launcher
+from hires.launcher.slurm import batch, job_script, preemption
 from hires.launcher.slurm.allocation import Allocation, Node
-from hires.launcher.slurm.scheduler import Answer
+from hires.launcher.status.attempt_files import job_of_attempt
 from tests.launcher.conftest import alive, rank_pids
 
 NODES = (Node("n1", "h1", "h1"), Node("n2", "h2", "h2"))
@@ -150,21 +152,21 @@ def test_attempt_that_somebody_else_has_ended_stops(fake_world, launch):
 
 def test_silent_attempt_is_ended_by_the_next_start_of_its_job(fake_world, monkeypatch):
     run = fake_world("ok")
-    slurm_launcher.note_job(run.attempt_dir, "7", None)
+    job_script.note_job(run.attempt_dir, "7", None)
     records.event(run, 0, "launch_started", pid=1, host="n1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert batch.number_of(run.path, JOB, 0) == 1
     left = json.loads((run.attempt_dir / "exit.json").read_text())
     assert (left["state"], left["reason"]) == ("failed", "node")
     assert "left no word" in left["cause"]
-    assert slurm_launcher.read_job(run.path / "a1") == "7"
+    assert job_of_attempt(run.path / "a1") == "7"
 
 
 def test_attempt_of_another_job_is_not_ended(fake_world, monkeypatch):
     run = fake_world("ok")
-    slurm_launcher.note_job(run.attempt_dir, "6", None)
+    job_script.note_job(run.attempt_dir, "6", None)
     records.event(run, 0, "launch_started", pid=1, host="n1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    monkeypatch.setattr(scheduler, "ask_slurm", lambda _: {"6": Answer(scheduler.GONE)})
+    monkeypatch.setattr(interface, "job_states", lambda _: {"6": JobStatus(interface.GONE)})
     assert batch.number_of(run.path, JOB, 0) == 1
     assert not (run.attempt_dir / "exit.json").exists()

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import RunError
+from hires.launcher.interface import JobStatus
 from hires.launcher.slurm import scheduler
-from hires.launcher.slurm.scheduler import Answer, ask_slurm, cancel
+from hires.launcher.slurm.scheduler import cancel, job_states
 
-ENDED = Answer("ended", "CANCELLED")
+ENDED = JobStatus("ended", "CANCELLED")
 JOBS = [{"job": "12", "index": None}, {"job": "13", "index": 4}]
 
 
@@ -43,24 +44,24 @@ def test_waiting_and_running_jobs(slurm):
         "squeue",
         "12|N/A|PENDING|2031-02-03T04:05:06|Resources\n13|4|RUNNING|2031-01-01T00:00:00|None\n",
     )
-    assert ask_slurm(JOBS) == {
-        "12": Answer("pending", "Resources", "2031-02-03T04:05:06"),
-        "13_4": Answer("running"),
+    assert job_states(JOBS) == {
+        "12": JobStatus("pending", "Resources", "2031-02-03T04:05:06"),
+        "13_4": JobStatus("running"),
     }
     assert "--jobs=12,13" in slurm.words("squeue")
 
 
 def test_reason_may_hold_bars_and_an_unknown_start_is_none(slurm):
     slurm("squeue", "12|N/A|PENDING|N/A|(Nodes required | are DOWN)\n")
-    assert ask_slurm(JOBS[:1])["12"] == Answer("pending", "(Nodes required | are DOWN)")
+    assert job_states(JOBS[:1])["12"] == JobStatus("pending", "(Nodes required | are DOWN)")
 
 
 def test_job_that_squeue_has_forgotten_is_found_in_the_accounts(slurm):
     slurm("squeue", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
     slurm("sacct", "12|TIMEOUT|None\n13_4|CANCELLED by 1000|None\n")
-    assert ask_slurm(JOBS) == {
-        "12": Answer("ended", "TIMEOUT"),
-        "13_4": Answer("ended", "CANCELLED"),
+    assert job_states(JOBS) == {
+        "12": JobStatus("ended", "TIMEOUT"),
+        "13_4": JobStatus("ended", "CANCELLED"),
     }
 
 
@@ -70,14 +71,14 @@ def test_elements_that_were_cancelled_with_their_array_are_not_gone(slurm):
     slurm("sacct", code=1)
     slurm("scontrol", "JobId=13 ArrayJobId=13 ArrayTaskId=N/A JobState=CANCELLED Reason=None\n")
     jobs = [{"job": "13", "index": index} for index in (0, 4)]
-    assert ask_slurm(jobs) == {"13_0": Answer("ended", "COMPLETED"), "13_4": ENDED}
+    assert job_states(jobs) == {"13_0": JobStatus("ended", "COMPLETED"), "13_4": ENDED}
 
 
 def test_without_accounts_scontrol_is_asked(slurm):
     slurm("squeue")
     slurm("sacct", err="Slurm accounting storage is disabled\n", code=1)
     slurm("scontrol", "JobId=12 JobName=x JobState=NODE_FAIL Reason=None StartTime=Unknown\n")
-    assert ask_slurm(JOBS[:1])["12"] == Answer("ended", "NODE_FAIL")
+    assert job_states(JOBS[:1])["12"] == JobStatus("ended", "NODE_FAIL")
     assert slurm.words("scontrol") == ["--oneliner", "show", "job", "12"]
 
 
@@ -89,18 +90,18 @@ def test_job_that_nobody_knows_is_gone(slurm, words):
     slurm("squeue")
     slurm("sacct", err="Slurm accounting storage is disabled\n", code=1)
     slurm("scontrol", err=f"{words}\n", code=1)
-    assert ask_slurm(JOBS[:1])["12"] == Answer("gone")
+    assert job_states(JOBS[:1])["12"] == JobStatus("gone")
 
 
 def test_controller_that_does_not_answer_is_no_answer(slurm):
     why = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     slurm("squeue", err=f"{why}\n", code=1)
-    assert ask_slurm(JOBS) == {"12": Answer("unknown", why), "13_4": Answer("unknown", why)}
+    assert job_states(JOBS) == {"12": JobStatus("unknown", why), "13_4": JobStatus("unknown", why)}
 
 
 def test_missing_tools_are_no_answer(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    answer = ask_slurm(JOBS[:1])["12"]
+    answer = job_states(JOBS[:1])["12"]
     assert answer.state == "unknown"
     assert "squeue is not installed here" in answer.reason
 
@@ -109,12 +110,12 @@ def test_tool_that_hangs_is_no_answer(slurm, monkeypatch, tmp_path):
     slurm("squeue")
     (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\nexec sleep 20\n")
     monkeypatch.setattr(scheduler, "_TIMEOUT_S", 0.2)
-    assert "did not answer within" in ask_slurm(JOBS[:1])["12"].reason
+    assert "did not answer within" in job_states(JOBS[:1])["12"].reason
 
 
 def test_squeue_is_called_once_for_all_jobs(slurm):
     slurm("squeue", "".join(f"{n}|N/A|RUNNING|N/A|None\n" for n in range(1500)))
-    answers = ask_slurm({"job": str(n), "index": None} for n in range(1500))
+    answers = job_states({"job": str(n), "index": None} for n in range(1500))
     assert {answer.state for answer in answers.values()} == {"running"}
     calls = [word for word in slurm.words("squeue") if word.startswith("--jobs=")]
     assert len(calls) == 1
@@ -124,10 +125,10 @@ def test_elements_that_wait_are_understood_where_slurm_lists_them_together(slurm
     lines = ("9|3|RUNNING|N/A|None", "9|5-9,12-20:4%2|PENDING|N/A|JobArrayTaskLimit")
     slurm("squeue", "\n".join(lines) + "\n")
     jobs = [{"job": "9", "index": n} for n in (3, 5, 9, 12, 16, 20)]
-    answers = ask_slurm(jobs)
-    assert answers.pop("9_3") == Answer("running")
+    answers = job_states(jobs)
+    assert answers.pop("9_3") == JobStatus("running")
     assert set(answers) == {"9_5", "9_9", "9_12", "9_16", "9_20"}
-    assert set(answers.values()) == {Answer("pending", "JobArrayTaskLimit")}
+    assert set(answers.values()) == {JobStatus("pending", "JobArrayTaskLimit")}
     assert slurm.words("squeue")[-2] == "--jobs=9"
 
 
@@ -136,11 +137,11 @@ def test_element_that_neither_squeue_nor_the_accounts_list_is_asked_for_by_its_a
     slurm("sacct", code=1)
     told = "JobId=10 ArrayJobId=9 ArrayTaskId=4-5%1 JobState=CANCELLED Reason=None"
     slurm("scontrol", f"JobId=11 ArrayJobId=9 ArrayTaskId=3 JobState=FAILED Reason=x\n{told}\n")
-    answers = ask_slurm({"job": "9", "index": n} for n in (3, 4, 6))
+    answers = job_states({"job": "9", "index": n} for n in (3, 4, 6))
     assert answers == {
-        "9_3": Answer("running"),
-        "9_4": Answer("ended", "CANCELLED"),
-        "9_6": Answer("gone"),
+        "9_3": JobStatus("running"),
+        "9_4": JobStatus("ended", "CANCELLED"),
+        "9_6": JobStatus("gone"),
     }
     assert slurm.words("scontrol") == ["--oneliner", "show", "job", "9"]
 

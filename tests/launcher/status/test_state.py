@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from hires.launcher import interface
+from hires.launcher.interface import JobStatus
 from hires.launcher.slurm import scheduler
-from hires.launcher.slurm.scheduler import Answer
 from hires.launcher.status import process_id, state
 from hires.launcher.status.state import state_of, states
 from tests.helpers.run_folders import beat, begin, done, end, make_run, steps, submitted
@@ -31,7 +32,7 @@ def run(tmp_path: Path) -> Path:
     return make_run(tmp_path / "results")
 
 
-def says(*answers: Answer):
+def says(*answers: JobStatus):
     """Returns a scheduler that gives these answers one after the other, the last for ever."""
     left = list(answers)
 
@@ -174,7 +175,7 @@ def test_attempt_that_nobody_began_is_lost_after_a_while(run):
 
 def test_pending_job_tells_why_and_when(run):
     submitted(run, job="77", index=4)
-    answer = Answer(scheduler.PENDING, "Priority", "2031-02-03T04:05:06")
+    answer = JobStatus(interface.PENDING, "Priority", "2031-02-03T04:05:06")
     found = state_of(run, says(answer))
     assert (found.state, found.cause, found.job) == ("pending", "Priority", "77_4")
     assert found.expected == "2031-02-03T04:05:06"
@@ -182,7 +183,7 @@ def test_pending_job_tells_why_and_when(run):
 
 def test_running_job_before_its_first_rank(run):
     submitted(run)
-    assert state_of(run, says(Answer(scheduler.RUNNING))).state == "running"
+    assert state_of(run, says(JobStatus(interface.RUNNING))).state == "running"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_job_that_ended_without_last_words(run, word, expected, reason):
     begin(run, **ELSEWHERE)
     for rank in range(2):
         beat(folder, rank, 300.0)
-    found = state_of(run, says(Answer(scheduler.ENDED, word)))
+    found = state_of(run, says(JobStatus(interface.ENDED, word)))
     assert (found.state, found.reason) == (expected, reason)
 
 
@@ -209,8 +210,8 @@ def test_cancelled_job_stays_cancelled_when_slurm_has_forgotten_it(run):
     """Without accounts Slurm forgets a job after minutes; a lost run would be submitted again."""
     folder = submitted(run)
     os.utime(folder / "job.json", (1.0, 1.0))
-    assert state_of(run, says(Answer(scheduler.ENDED, "CANCELLED"))).state == "cancelled"
-    found = state_of(run, says(Answer(scheduler.GONE)))
+    assert state_of(run, says(JobStatus(interface.ENDED, "CANCELLED"))).state == "cancelled"
+    found = state_of(run, says(JobStatus(interface.GONE)))
     assert (found.state, found.cause) == (
         "cancelled",
         "job 77 ended with CANCELLED, and left no word",
@@ -221,7 +222,7 @@ def test_last_words_of_a_cancelled_job_are_not_written_over(run, monkeypatch):
     folder = submitted(run)
     told = {"cause": "stopped by SIGTERM", "exit_codes": {"0": -15}}
     monkeypatch.setattr(state.time, "sleep", lambda _: end(folder, "cancelled", **told))
-    found = state_of(run, says(Answer(scheduler.ENDED, "CANCELLED")))
+    found = state_of(run, says(JobStatus(interface.ENDED, "CANCELLED")))
     assert (found.state, found.cause) == ("cancelled", "stopped by SIGTERM")
     assert json.loads((folder / "exit.json").read_text())["exit_codes"] == {"0": -15}
 
@@ -229,16 +230,16 @@ def test_last_words_of_a_cancelled_job_are_not_written_over(run, monkeypatch):
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(scheduler.GONE),
-        Answer(scheduler.ENDED, "COMPLETED"),
-        Answer(scheduler.ENDED, "FAILED"),
+        JobStatus(interface.GONE),
+        JobStatus(interface.ENDED, "COMPLETED"),
+        JobStatus(interface.ENDED, "FAILED"),
     ],
 )
 def test_attempt_that_was_to_be_cancelled_and_whose_job_is_gone_is_cancelled(run, answer):
     folder = submitted(run)
     os.utime(folder / "job.json", (1.0, 1.0))
     (folder / "cancel").touch()
-    assert state_of(run, says(Answer(scheduler.RUNNING))).state == "running"
+    assert state_of(run, says(JobStatus(interface.RUNNING))).state == "running"
     assert state_of(run, says(answer)).state == "cancelled"
     assert json.loads((folder / "exit.json").read_text())["state"] == "cancelled"
 
@@ -246,7 +247,7 @@ def test_attempt_that_was_to_be_cancelled_and_whose_job_is_gone_is_cancelled(run
 def test_one_missing_answer_is_no_verdict(run):
     folder = submitted(run)
     os.utime(folder / "job.json", (1.0, 1.0))
-    gone, waits = Answer(scheduler.GONE), Answer(scheduler.PENDING, "Resources")
+    gone, waits = JobStatus(interface.GONE), JobStatus(interface.PENDING, "Resources")
     assert state_of(run, says(gone, waits)).state == "pending"
     assert state_of(run, says(gone, gone)).state == "lost"
 
@@ -254,21 +255,21 @@ def test_one_missing_answer_is_no_verdict(run):
 def test_heartbeat_outweighs_a_scheduler_that_knows_nothing(run):
     submitted(run)
     begin(run, **ELSEWHERE)
-    assert state_of(run, says(Answer(scheduler.GONE))).state == "running"
+    assert state_of(run, says(JobStatus(interface.GONE))).state == "running"
 
 
 def test_silent_scheduler_is_no_verdict(run):
     submitted(run)
-    found = state_of(run, says(Answer(scheduler.UNKNOWN, "squeue is not installed here")))
+    found = state_of(run, says(JobStatus(interface.UNKNOWN, "squeue is not installed here")))
     assert (found.state, found.cause) == ("pending", "squeue is not installed here")
 
 
 def test_job_that_was_queued_again_is_pending_though_its_attempt_ended(run):
     folder = submitted(run)
     end(folder, "failed", reason="preempted")
-    found = state_of(run, says(Answer(scheduler.PENDING, "BeginTime")))
+    found = state_of(run, says(JobStatus(interface.PENDING, "BeginTime")))
     assert (found.state, found.cause) == ("pending", "queued again after preempted (BeginTime)")
-    assert state_of(run, says(Answer(scheduler.GONE))).reason == "preempted"
+    assert state_of(run, says(JobStatus(interface.GONE))).reason == "preempted"
 
 
 def test_run_that_waits_to_go_on_shows_the_step_that_is_saved(run):
@@ -277,11 +278,11 @@ def test_run_that_waits_to_go_on_shows_the_step_that_is_saved(run):
     end(folder, "failed", reason="preempted")
     for name in ("step000004", "step000008", ".step000012.tmp"):
         (run / "checkpoints" / name).mkdir(parents=True)
-    found = state_of(run, says(Answer(scheduler.PENDING, "BeginTime")))
+    found = state_of(run, says(JobStatus(interface.PENDING, "BeginTime")))
     assert (found.state, found.step, found.steps) == ("pending", 8, 100)
     submitted(run, 1)
     begin(run, 1, **ELSEWHERE)
-    found = state_of(run, says(Answer(scheduler.RUNNING)))
+    found = state_of(run, says(JobStatus(interface.RUNNING)))
     assert (found.state, found.step) == ("running", 8)
 
 
@@ -315,13 +316,13 @@ def shared(run: Path, attempt: int = 0) -> Path:
 
 def test_run_that_shares_a_running_job_waits_for_its_turn(run):
     shared(run)
-    found = state_of(run, says(Answer(scheduler.RUNNING)))
+    found = state_of(run, says(JobStatus(interface.RUNNING)))
     assert (found.state, found.cause) == (
         "pending",
         "waits for its turn in job 7_0, which runs",
     )
     begin(run)
-    assert state_of(run, says(Answer(scheduler.RUNNING))).state == "running"
+    assert state_of(run, says(JobStatus(interface.RUNNING))).state == "running"
 
 
 def test_run_whose_time_limits_are_used_up_has_failed_though_its_job_goes_on(run):
@@ -330,4 +331,4 @@ def test_run_whose_time_limits_are_used_up_has_failed_though_its_job_goes_on(run
     for attempt, expected in enumerate(("pending", "failed")):
         shared(run, attempt)
         end(begin(run, attempt), "failed", reason="timeout")
-        assert state_of(run, says(Answer(scheduler.RUNNING))).state == expected
+        assert state_of(run, says(JobStatus(interface.RUNNING))).state == expected

@@ -23,13 +23,10 @@ from hires.core.config.run_config import RunConfig
 from hires.core.store import file_names, launch_file, provenance
 from hires.core.store.files import write_atomically
 from hires.launcher.slurm import sbatch
-from hires.launcher.status import attempt_files
 
 SCRIPT = file_names.JOB_SCRIPT
 LOG = file_names.JOB_LOG
 """What the job's own step says, below the run folder."""
-GOES_ON = ("timeout", "preempted", "node")
-"""Reasons of an attempt that ended so that its job may start again."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +180,9 @@ def submit(run: Path, attempt: int, options: Sequence[str] = ()) -> str:
     return job
 
 
-def note_job(attempt: Path, job: str, index: int | None, pack: int = 1) -> None:
+def note_job(
+    attempt: Path, job: str, index: int | None, pack: int = 1, launcher: str = "slurm"
+) -> None:
     """Writes ``job.json``: what the scheduler knows an attempt by.
 
     Args:
@@ -191,18 +190,8 @@ def note_job(attempt: Path, job: str, index: int | None, pack: int = 1) -> None:
         job: number of the job, or of the array.
         index: of the array's element, if it is one.
         pack: how many runs share the element.
+        launcher: its name.
     """
-    values: dict[str, Any] = {"launcher": "slurm", "job": job, "index": index}
+    values: dict[str, Any] = {"launcher": launcher, "job": job, "index": index}
     values |= {"submitted": provenance.now()} | ({"pack": pack} if pack > 1 else {})
     write_atomically(attempt / file_names.JOB, json.dumps(values) + "\n")
-
-
-def read_job(attempt: Path) -> str | None:
-    """Returns the job of an attempt as Slurm names it; None if it has none."""
-    job = attempt_files.read_job(attempt)
-    return None if job is None else job_name(str(job["job"]), job.get("index"))
-
-
-def job_name(job: str, index: int | None) -> str:
-    """Returns how Slurm names a job, or an element of an array: ``123`` or ``123_4``."""
-    return job if index is None else f"{job}_{index}"

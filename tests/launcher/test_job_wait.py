@@ -10,7 +10,11 @@ import pytest
 
 from hires.core.errors import RunError
 from hires.core.store import records, rundir
-from hires.launcher.slurm import slurm_launcher, waiting
+from hires.launcher import job_wait
+from hires.launcher.interface import launcher_named
+from hires.launcher.job_wait import JobWait
+from hires.launcher.slurm import job_script
+from hires.launcher.status import running_elsewhere
 
 FORGOTTEN = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
 PENDING = "echo '7|N/A|PENDING|N/A|Priority'"
@@ -28,8 +32,8 @@ def squeue(tmp_path, monkeypatch):
     for name in ("scontrol", "sacct"):  # they know no more than squeue does
         (folder / name).write_text(f"#!/bin/sh\n{FORGOTTEN}\n")
         (folder / name).chmod(0o755)
-    monkeypatch.setattr(waiting, "ASK_S", 0.05)
-    monkeypatch.setattr(waiting, "LOOK_S", 0.01)
+    monkeypatch.setattr(job_wait, "QUERY_S", 0.05)
+    monkeypatch.setattr(job_wait, "FILES_S", 0.01)
 
     def answers(*lines: str) -> None:
         cases = [f"{n}) {line} ;;" for n, line in enumerate(lines[:-1])]
@@ -49,7 +53,7 @@ def squeue(tmp_path, monkeypatch):
 def run(fake_world):
     """A run whose first attempt is job 7."""
     made = fake_world("ok", "ok")
-    slurm_launcher.note_job(made.attempt_dir, "7", None)
+    job_script.note_job(made.attempt_dir, "7", None)
     return made
 
 
@@ -68,7 +72,7 @@ def test_exit_of_the_attempt_is_the_end(run, squeue):
     lines: list[dict[str, object]] = []
     records.append(run.attempt_dir / "metrics.jsonl", {"kind": "step", "rank": 0})
     later(lambda: end(run, 0, "failed"))
-    outcome = waiting.Waiting(run, "7", lines.append).wait()
+    outcome = JobWait(launcher_named("slurm"), run, "7", lines.append).wait()
     assert (outcome.state, outcome.cause, outcome.exit_codes) == ("failed", "it is failed", {0: 1})
     assert lines == [{"kind": "step", "rank": 0}]
 
@@ -80,12 +84,12 @@ def test_job_that_starts_again_is_followed_into_its_next_attempt(run, squeue, re
     lines: list[dict[str, object]] = []
 
     def go_on() -> None:
-        slurm_launcher.note_job(records.attempt_dir(run, rundir.next_attempt(run)), "7", None)
+        job_script.note_job(records.attempt_dir(run, rundir.next_attempt(run)), "7", None)
         records.append(Path(run) / "a1" / "metrics.jsonl", {"kind": "begin"})
         end(run, 1, "done")
 
     later(go_on)
-    outcome = waiting.Waiting(run, "7", lines.append).wait()
+    outcome = JobWait(launcher_named("slurm"), run, "7", lines.append).wait()
     assert outcome.state == "done"
     assert lines == [{"kind": "begin"}]
 
@@ -93,20 +97,20 @@ def test_job_that_starts_again_is_followed_into_its_next_attempt(run, squeue, re
 def test_job_that_made_way_for_good_is_over_when_slurm_says_so(run, squeue):
     squeue(RUNNING, FAILED)
     end(run, 0, "failed", "timeout")
-    assert waiting.Waiting(run, "7").wait().reason == "timeout"
+    assert JobWait(launcher_named("slurm"), run, "7").wait().reason == "timeout"
 
 
 @pytest.mark.parametrize("last", [FAILED, FORGOTTEN, "true"])
 def test_job_that_leaves_no_word_is_lost(run, squeue, last):
     squeue(PENDING, last)
-    outcome = waiting.Waiting(run, "7").wait()
+    outcome = JobWait(launcher_named("slurm"), run, "7").wait()
     assert (outcome.state, outcome.exit_code) == ("lost", 1)
     assert f"its node does not see {run.path}" in outcome.cause
 
 
 def test_job_that_was_cancelled_before_it_started_is_noted(run, squeue):
     squeue(PENDING, "echo '7|N/A|CANCELLED|N/A|None'")
-    assert waiting.Waiting(run, "7").wait().state == "cancelled"
+    assert JobWait(launcher_named("slurm"), run, "7").wait().state == "cancelled"
     values = json.loads((run.attempt_dir / "exit.json").read_text())
     assert (values["state"], values["exit_codes"]) == ("cancelled", {})
     assert records.read_record(run)["state"] == "cancelled"
@@ -116,32 +120,32 @@ def test_job_that_was_cancelled_before_it_started_is_noted(run, squeue):
 def test_one_odd_answer_is_no_verdict(run, squeue, odd):
     squeue(RUNNING, odd, RUNNING)
     later(lambda: end(run, 0, "done"))
-    assert waiting.Waiting(run, "7").wait().state == "done"
+    assert JobWait(launcher_named("slurm"), run, "7").wait().state == "done"
 
 
 def test_slurm_that_does_not_answer_is_no_verdict(run, squeue):
     squeue(SILENT)
     later(lambda: end(run, 0, "done"))
-    assert waiting.Waiting(run, "7").wait().state == "done"
+    assert JobWait(launcher_named("slurm"), run, "7").wait().state == "done"
 
 
 def test_run_whose_job_is_queued_is_refused(run, squeue):
     squeue(PENDING)
     with pytest.raises(RunError, match=r"is job 7 already \(pending\).*`hires cancel /.*`"):
-        waiting.refuse_queued(run.path)
+        running_elsewhere.refuse_queued(run.path)
     rundir.next_attempt(run.path)  # hires cancels what is the latest, and no other
     with pytest.raises(RunError, match=r"is job 7 already \(pending\).*`scancel 7`"):
-        waiting.refuse_queued(run.path)
+        running_elsewhere.refuse_queued(run.path)
 
 
 @pytest.mark.parametrize("answer", [FAILED, FORGOTTEN, SILENT])
 def test_run_whose_job_is_gone_may_be_submitted(run, squeue, answer):
     squeue(answer)
-    waiting.refuse_queued(run.path)
+    running_elsewhere.refuse_queued(run.path)
     end(run, 0, "failed")
     squeue(RUNNING)  # of another job by now
-    waiting.refuse_queued(run.path)
-    waiting.refuse_queued(run.path / "none")
+    running_elsewhere.refuse_queued(run.path)
+    running_elsewhere.refuse_queued(run.path / "none")
 
 
 def test_run_whose_job_was_queued_again_is_refused(run, squeue):
@@ -149,9 +153,9 @@ def test_run_whose_job_was_queued_again_is_refused(run, squeue):
     end(run, 0, "failed", "preempted")
     squeue(PENDING)
     with pytest.raises(RunError, match=r"is job 7 already \(pending\)"):
-        waiting.refuse_queued(run.path)
+        running_elsewhere.refuse_queued(run.path)
     squeue(FAILED)
-    waiting.refuse_queued(run.path)
+    running_elsewhere.refuse_queued(run.path)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,7 @@ def test_run_whose_job_was_queued_again_is_refused(run, squeue):
 )
 def test_job_that_leaves_no_word_has_the_reason_that_slurm_tells(run, squeue, word, reason):
     squeue(RUNNING, f"echo '7|N/A|{word}|N/A|None'")
-    outcome = waiting.Waiting(run, "7").wait()
+    outcome = JobWait(launcher_named("slurm"), run, "7").wait()
     assert (outcome.state, outcome.reason) == ("failed", reason)
     left = json.loads((run.attempt_dir / "exit.json").read_text())
     assert (left["state"], left["reason"]) == ("failed", reason)
@@ -169,7 +173,7 @@ def test_job_that_leaves_no_word_has_the_reason_that_slurm_tells(run, squeue, wo
 def test_node_that_does_not_see_the_run_folder_is_the_cause(run, squeue, tmp_path):
     squeue(FAILED)
     (tmp_path / "commands" / "scontrol").write_text("#!/bin/sh\necho JobId=7 ExitCode=66:0\n")
-    outcome = waiting.Waiting(run, "7").wait()
+    outcome = JobWait(launcher_named("slurm"), run, "7").wait()
     assert (outcome.state, outcome.reason) == ("failed", "launch")
     assert f"its node does not see {run.path}" in outcome.cause
     assert json.loads((run.attempt_dir / "exit.json").read_text())["reason"] == "launch"
@@ -177,4 +181,4 @@ def test_node_that_does_not_see_the_run_folder_is_the_cause(run, squeue, tmp_pat
 
 def test_machine_without_slurm_may_submit_what_nobody_can_ask_about(run, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    waiting.refuse_queued(run.path)
+    running_elsewhere.refuse_queued(run.path)

@@ -1,0 +1,353 @@
+"""The interface of a launcher, and the registry of all launchers.
+
+A launcher starts frozen runs. Those of this machine (``local``, ``mpirun``, ``torchrun``) start
+the ranks while the command waits. The others submit the run to a scheduler as a job, whose number
+stands in ``job.json`` of the attempt: ``{"launcher": "slurm", "job": "123", "index": 4, ...}``.
+
+    hires run     submit, wait                  hires status  job_states
+    hires sweep   submit_many                   hires cancel  cancel
+    hires retry   submit_many, avoided_nodes    hires plan    start_estimate
+
+To add one: a module in :mod:`hires.launcher.kinds` with a registered subclass of
+:class:`Launcher`, ``conf/launcher/NAME.yaml``, and a test. A scheduler needs ``submit``, ``wait``,
+``job_states`` and ``cancel``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import PREEMPTED, ConfigError, HiresError, RunError
+from hires.core.registry import Registry
+from hires.core.store import rundir
+from hires.core.store.files import StrPath
+from hires.core.store.rundir import RunDir
+from hires.launcher.status.attempt_files import Job as Job
+from hires.launcher.status.run_state import RunState
+
+CANCELLED = 130
+"""Exit code of a run that was stopped by Ctrl-C or SIGTERM, as shells have it."""
+PENDING, RUNNING, ENDED, GONE, UNKNOWN = "pending", "running", "ended", "gone", "unknown"
+RESTARTED = ("timeout", "preempted", "node")
+"""Reasons of an attempt that ended so that its scheduler may start the same job again."""
+ENDS: dict[str, tuple[str, str | None]] = {
+    "CANCELLED": ("cancelled", None),
+    "TIMEOUT": ("failed", "timeout"),
+    "DEADLINE": ("failed", "timeout"),
+    "NODE_FAIL": ("failed", "node"),
+    "BOOT_FAIL": ("failed", "node"),
+    "OUT_OF_MEMORY": ("failed", "oom"),
+    "PREEMPTED": ("failed", "preempted"),
+    "FAILED": ("failed", None),
+}
+"""State and reason of a run whose job ended in such a state, if its attempt left no ``exit.json``.
+The words are Slurm's; other launchers translate theirs."""
+
+OnLine = Callable[[dict[str, Any]], None]
+"""Called with every new line of ``metrics.jsonl``."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a launch ended."""
+
+    state: str
+    """``done``, ``failed`` or ``cancelled``; of a job that left no ``exit.json``, ``lost``."""
+    cause: str | None
+    """Why it is not done, in one paragraph."""
+    exit_codes: dict[int, int]
+    """By rank; negative: the signal that ended it, which may be the launcher's."""
+    tail: list[str]
+    """The last lines of the log of the rank that failed first."""
+    failed_rank: int | None = None
+    """That rank."""
+    reason: str | None = None
+    """The cause in one word, as ``exit.json`` has it."""
+
+    @property
+    def exit_code(self) -> int:
+        """What the command that launched should exit with."""
+        if self.reason in ("preempted", "timeout"):
+            return PREEMPTED
+        return {"done": 0, "cancelled": CANCELLED}.get(self.state, RunError.exit_code)
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """The state of one job, from its scheduler."""
+
+    state: str
+    """``PENDING``, ``RUNNING``, ``ENDED``, ``GONE`` (it knows no such job) or ``UNKNOWN`` (it did
+    not answer)."""
+    reason: str | None = None
+    """Why the job waits, or how it ended: a key of :data:`ENDS` where one fits; why there is no
+    answer."""
+    expected: str | None = None
+    """When it is expected to start, in the scheduler's words."""
+
+
+@dataclass(frozen=True)
+class FrozenRun:
+    """A run that is to be submitted."""
+
+    path: Path
+    """The run folder."""
+    argv: tuple[str, ...] | None
+    """The command line that makes this run alone, for its record; None: that of its first attempt
+    holds."""
+    ranks: int
+    config: RunConfig
+    attempts: int = 1
+    """How many complete attempts its job is to make, one after the other."""
+
+
+@dataclass(frozen=True)
+class SubmitOptions:
+    """What holds for all runs of one command."""
+
+    argv: Sequence[str]
+    """The command line as typed."""
+    limit: int | None = None
+    """Most jobs that run at once; None: as many as the cluster allows."""
+    after: str | None = None
+    """What has to end before, from :meth:`Launcher.dependency`."""
+    exclude: tuple[str, ...] = ()
+    """Nodes that no job may run on."""
+
+
+class Submitted(NamedTuple):
+    """A run, and its job or why there is none."""
+
+    path: Path
+    """The run folder."""
+    job: str | None
+    """Name of its job, as ``123_4``; None if it was not submitted."""
+    why: str | None
+    """Why it was not."""
+
+
+class Launcher(ABC):
+    """Starts frozen runs in one way. Methods that a launcher does not override do nothing."""
+
+    has_jobs: ClassVar[bool] = True
+    """Whether runs are jobs of a scheduler, which go on without the command that started them."""
+
+    # Before a run
+
+    def dependency(
+        self, after: Sequence[str], after_any: Sequence[str], results: StrPath
+    ) -> str | None:
+        """Returns what jobs wait for, in the scheduler's words; None: nothing.
+
+        Args:
+            after: numbers of jobs, or names of campaigns and runs, that must have ended well.
+            after_any: those that must have ended, in whatever state.
+            results: folder of all campaigns.
+
+        Raises:
+            ConfigError: the launcher has no jobs that could wait, or a name is unknown.
+        """
+        if not (after or after_any):
+            return None
+        option = "--after" if after else "--after-any"
+        raise ConfigError(
+            f"{option} is about Slurm jobs; add launcher=slurm, or start one command after the "
+            f"other"
+        )
+
+    def write_scripts(
+        self, run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]
+    ) -> list[Path]:
+        """Writes the scripts that the launcher needs; returns all that start the run by hand.
+
+        Raises:
+            RunError: the run folder cannot be written.
+        """
+        return [run / "launch.sh"]
+
+    def start_estimate(self, config: RunConfig, num_ranks: int) -> str | None:
+        """Returns when a run would start, in the scheduler's words, without submitting it.
+
+        Raises:
+            ConfigError: the scheduler would refuse the job.
+        """
+        return None
+
+    # A run
+
+    @abstractmethod
+    def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> str | None:
+        """Submits a fresh attempt and returns the name of its job; None if there are no jobs.
+
+        Args:
+            run: the run folder with its scripts, and the attempt.
+            config: the frozen config.
+            after: from :meth:`dependency`.
+
+        Raises:
+            ConfigError: the scheduler refuses the job; ``exit.json`` of the attempt says so, too.
+            RunError: the scheduler does not answer.
+        """
+
+    @abstractmethod
+    def wait(
+        self, run: RunDir, job: str | None, on_line: OnLine | None, args: Sequence[str] = ()
+    ) -> Outcome:
+        """Returns how a run ended; a launcher without jobs starts the ranks here.
+
+        Args:
+            run: the run folder and the attempt.
+            job: what :meth:`submit` returned.
+            on_line: called with every new line of ``metrics.jsonl``.
+            args: further words for every rank; only without jobs.
+
+        Raises:
+            ConfigError: the port that the config names is taken.
+            RunError: the ranks cannot be started.
+        """
+
+    def submit_many(
+        self,
+        runs: Sequence[FrozenRun],
+        options: SubmitOptions,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Submitted]:
+        """Submits runs, each as a job, and yields each; a failed one does not stop the others.
+
+        Args:
+            runs: frozen, with no attempt under way.
+            options: what holds for all of them.
+            stopped: called before every submission; if it returns True, no more are submitted.
+        """
+        for run in runs:
+            if stopped():
+                yield Submitted(run.path, None, "it was cancelled before it was submitted")
+                continue
+            try:
+                self.write_scripts(run.path, run.config, run.ranks, options.argv)
+                fresh = rundir.start_attempt(run.path, run.argv)
+                yield Submitted(run.path, self.submit(fresh, run.config, options.after), None)
+            except HiresError as error:
+                yield Submitted(run.path, None, str(error))
+
+    def hints(self, run: RunDir, job: str) -> list[tuple[str, str]]:
+        """Returns what a person may want to do with a job, and the command for it."""
+        return []
+
+    # Jobs
+
+    def job_states(self, jobs: Iterable[Job]) -> dict[str, JobStatus]:
+        """Returns the state of each job, by its name (:func:`job_name`)."""
+        return {}
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """Cancels jobs.
+
+        Raises:
+            RunError: the scheduler refused, or its tools are not here.
+        """
+        raise NotImplementedError
+
+    def silent_end(self, run: RunDir, job: str) -> str | None:
+        """Returns why a job ended without ``exit.json``, if the scheduler says so."""
+        return None
+
+    def orphan_jobs(self, runs: Sequence[Path]) -> dict[Path, str]:
+        """Returns the jobs of runs that were submitted, though no ``job.json`` says so."""
+        return {}
+
+    def repair(self, campaign: Path) -> Iterator[str]:
+        """Writes missing ``job.json`` files of a campaign; yields what could not be read."""
+        yield from ()
+
+    def avoided_nodes(self, states: Sequence[RunState], configs: Sequence[RunConfig]) -> list[str]:
+        """Returns the nodes that the next attempts of runs should not use, sorted.
+
+        Args:
+            states: how the runs ended.
+            configs: of these runs.
+        """
+        return []
+
+
+LAUNCHERS: Registry[type[Launcher]] = Registry("launcher")
+
+
+def launcher_of(config: RunConfig) -> Launcher:
+    """Returns the launcher of a run.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    return launcher_named(config.launcher.name)
+
+
+def launcher_named(name: str) -> Launcher:
+    """Returns the launcher of a name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    _load()
+    return LAUNCHERS[name]()
+
+
+def all_launchers() -> list[Launcher]:
+    """Returns every launcher."""
+    _load()
+    return [LAUNCHERS[name]() for name in LAUNCHERS]
+
+
+def job_name(job: Job) -> str:
+    """Returns the name of a job, ``123``, or of a task of a job array, ``123_4``."""
+    index = job.get("index")
+    return f"{job['job']}" if index is None else f"{job['job']}_{index}"
+
+
+def job_of(name: str, launcher: str = "slurm") -> Job:
+    """Returns the job of a name, the inverse of :func:`job_name`."""
+    job, _, index = name.partition("_")
+    return {"launcher": launcher, "job": job, "index": int(index) if index else None}
+
+
+def job_states(jobs: Iterable[Job]) -> dict[str, JobStatus]:
+    """Returns the state of each job, by its name; each launcher is queried once."""
+    states: dict[str, JobStatus] = {}
+    for name, own in _by_launcher(jobs).items():
+        try:
+            states |= launcher_named(name).job_states(own)
+        except ConfigError as error:  # a launcher that is not installed here
+            states |= {job_name(job): JobStatus(UNKNOWN, str(error)) for job in own}
+    return states
+
+
+def cancel_jobs(jobs: Iterable[Job]) -> None:
+    """Cancels jobs.
+
+    Raises:
+        RunError: a scheduler refused.
+    """
+    for name, own in _by_launcher(jobs).items():
+        launcher_named(name).cancel(own)
+
+
+def _by_launcher(jobs: Iterable[Job]) -> dict[str, list[Job]]:
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.get("launcher") or "slurm", []).append(job)
+    return groups
+
+
+def _load() -> None:
+    """Imports every module of ``kinds``, each of which registers its launchers."""
+    from hires.launcher import kinds
+
+    for module in pkgutil.iter_modules(kinds.__path__, f"{kinds.__name__}."):
+        importlib.import_module(module.name)

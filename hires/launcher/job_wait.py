@@ -1,0 +1,111 @@
+"""Waits for the job of a submitted run, through all attempts that the job makes.
+
+``exit.json``, which the supervisor writes, counts first. The scheduler answers what the run folder
+cannot: whether a preempted job starts again, and whether a job that left no ``exit.json`` was
+cancelled or is lost. A failed query, or a single empty answer, never marks a run as lost.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hires.core.store import file_names, records, rundir
+from hires.core.store.rundir import RunDir
+from hires.launcher.interface import (
+    ENDED,
+    ENDS,
+    GONE,
+    RESTARTED,
+    UNKNOWN,
+    Launcher,
+    OnLine,
+    Outcome,
+    job_of,
+)
+from hires.launcher.local.local_launcher import leave
+from hires.launcher.status.attempt_files import job_of_attempt, read_json
+from hires.launcher.status.run_progress import MetricsTail
+
+FILES_S = 0.5
+"""How often the run folder is read."""
+QUERY_S = 5.0
+"""How often the scheduler is queried."""
+_EQUAL_ANSWERS = 2
+"""So many answers in a row that the job has ended are believed."""
+
+
+class JobWait:
+    """Waits for one submitted run."""
+
+    def __init__(
+        self, launcher: Launcher, run: RunDir, job: str, on_line: OnLine | None = None
+    ) -> None:
+        """Takes the launcher, the run with the submitted attempt, and the name of its job."""
+        self.launcher = launcher
+        self.run = run
+        self.job = job
+        self.on_line = on_line
+        self.attempt = run.attempt
+        self._tail = MetricsTail(run.attempt_dir / file_names.METRICS)
+        self._queried_s = 0.0
+        self._answers: list[str] = []
+
+    def wait(self) -> Outcome:
+        """Returns how the run ended, in the last attempt that the job made."""
+        while True:
+            self._follow()
+            over = self._is_over()
+            end = read_json(records.attempt_dir(self.run, self.attempt) / file_names.EXIT)
+            if end is not None and (over or end.get("reason") not in RESTARTED):
+                self._follow()
+                return _outcome(end)
+            if end is None and over:
+                return self._without_exit()
+            time.sleep(FILES_S)
+
+    def _follow(self) -> None:
+        """Passes new metrics on, and turns to the job's next attempt if there is one."""
+        for line in self._tail.read():
+            if self.on_line is not None:
+                self.on_line(line)
+        for number in rundir.attempt_numbers(self.run.path):
+            folder = records.attempt_dir(self.run, number)
+            if number > self.attempt and job_of_attempt(folder) == self.job:
+                self.attempt, self._answers = number, []
+                self._tail = MetricsTail(folder / file_names.METRICS)
+
+    def _is_over(self) -> bool:
+        if time.monotonic() - self._queried_s >= QUERY_S:
+            self._queried_s = time.monotonic()
+            [status] = self.launcher.job_states([job_of(self.job)]).values()
+            if status.state in (ENDED, GONE):
+                self._answers.append(status.reason or "forgotten")
+            elif status.state != UNKNOWN:
+                self._answers.clear()
+        return len(self._answers) >= _EQUAL_ANSWERS
+
+    def _without_exit(self) -> Outcome:
+        """Returns the end of a job that left no ``exit.json``; a certain one is written."""
+        word = self._answers[-1]
+        state, reason = ENDS.get(word, ("lost", None))
+        cause = f"job {self.job} ended with {word} before it wrote its end"
+        if word == "CANCELLED":
+            cause = f"job {self.job} was cancelled before it wrote its end"
+        elif reason is None:
+            found = self.launcher.silent_end(self.run, self.job)
+            if found is None:
+                cause = (
+                    f"job {self.job} ended ({word.lower()}) and left no exit.json: its supervisor "
+                    f"was killed, or its node does not see {self.run.path}; `scontrol show job "
+                    f"{self.job}` may say more"
+                )
+                return Outcome("lost", cause, {}, [])
+            state, cause, reason = "failed", found, "launch"
+        leave(self.run.path, self.attempt, state, cause, reason)
+        return Outcome(state, cause, {}, [], None, reason)
+
+
+def _outcome(end: dict[str, Any]) -> Outcome:
+    codes = {int(rank): code for rank, code in end.get("exit_codes", {}).items()}
+    return Outcome(end["state"], end["cause"], codes, [], None, end.get("reason"))

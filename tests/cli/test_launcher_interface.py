@@ -1,0 +1,128 @@
+"""A launcher is one registered class: a toy scheduler runs, lists and cancels runs through it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
+from hires.core.store.rundir import RunDir
+from hires.launcher import interface
+from hires.launcher.interface import (
+    CANCELLED,
+    ENDED,
+    LAUNCHERS,
+    RUNNING,
+    Job,
+    JobStatus,
+    Launcher,
+    OnLine,
+    Outcome,
+    launcher_named,
+    launcher_of,
+)
+from hires.launcher.job_wait import JobWait
+from hires.launcher.slurm.job_script import note_job
+from tests.cli.conftest import SMALL
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = "tests.helpers.fake_rank"
+_PROCESSES: dict[str, subprocess.Popen[bytes]] = {}
+
+
+class ToyLauncher(Launcher):
+    """Jobs are processes of this machine, and the number of a job is that of its process."""
+
+    def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> str:
+        module = "hires.launcher.local.point_process"
+        words = [sys.executable, "-m", module, str(run.path), str(run.attempt), RANK]
+        process = subprocess.Popen(words, start_new_session=True)
+        _PROCESSES[str(process.pid)] = process
+        note_job(run.attempt_dir, str(process.pid), None, launcher="toy")
+        return str(process.pid)
+
+    def wait(
+        self, run: RunDir, job: str | None, on_line: OnLine | None, args: Sequence[str] = ()
+    ) -> Outcome:
+        assert job is not None
+        return JobWait(self, run, job, on_line).wait()
+
+    def job_states(self, jobs: Iterable[Job]) -> dict[str, JobStatus]:
+        codes = {job["job"]: _PROCESSES[job["job"]].poll() for job in jobs}
+        words = {job: "COMPLETED" if code == 0 else "FAILED" for job, code in codes.items()}
+        return {
+            job: JobStatus(RUNNING) if code is None else JobStatus(ENDED, words[job])
+            for job, code in codes.items()
+        }
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            os.kill(int(job["job"]), signal.SIGTERM)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
+    """Registers the launcher and writes its YAML; yields the words that choose it."""
+    (tmp_path / "own" / "launcher").mkdir(parents=True)
+    (tmp_path / "own" / "launcher" / "toy.yaml").write_text("# A toy\nname: toy\n")
+    interface.all_launchers()
+    monkeypatch.setitem(LAUNCHERS._items, "toy", ToyLauncher)
+    yield ("--config-dir", str(tmp_path / "own"), "launcher=toy", "campaign=toys")
+    for process in _PROCESSES.values():
+        process.kill()
+        process.wait()
+    _PROCESSES.clear()
+
+
+@pytest.mark.usefixtures("traced")
+def test_registered_launcher_runs_lists_and_cancels(hires, toy, fake_ranks):
+    done = hires("run", *SMALL, *toy, "--wait")
+    assert done.code == 0, done.err
+    assert "done" in hires("status", "toys").out
+
+    fake_ranks({"0": "hang"})
+    started = hires("run", *SMALL, *toy, "seed=1")
+    assert "hires cancel" in started.out, started.err
+    [job] = [pid for pid, process in _PROCESSES.items() if process.poll() is None]
+    deadline = time.monotonic() + 30
+    while "running" not in hires("status", "toys").out:
+        assert time.monotonic() < deadline
+    cancelled = hires("cancel", "toys")
+    assert f"job {job} was cancelled" in cancelled.out
+    assert _PROCESSES[job].wait(30) in (CANCELLED, -signal.SIGTERM)  # before or after its handler
+    assert "cancelled" in hires("status", "toys").out
+
+
+@pytest.mark.usefixtures("traced", "fake_ranks")
+def test_sweep_of_a_registered_launcher_submits_a_job_for_each_point(hires, toy):
+    answer = hires("sweep", *SMALL, *toy, "seed=0,1")
+    assert "2 of 2 points submitted" in answer.out, answer.err
+    assert [process.wait(60) for process in _PROCESSES.values()] == [0, 0]
+    assert hires("status", "toys").out.count("done") >= 2
+
+
+def test_every_name_of_the_config_has_a_launcher():
+    names = {path.stem for path in (ROOT / "conf/launcher").glob("*.yaml")}
+    assert {type(one) for one in interface.all_launchers()} == {LAUNCHERS[n] for n in names}
+    assert all(launcher_named(n).has_jobs == LauncherConfig(n).has_jobs for n in names)
+
+
+def test_unknown_launcher_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="unknown launcher 'slrum'; choose one of slurm"):
+        launcher_of(RunConfig(launcher=LauncherConfig(name="slrum")))
+
+
+def test_job_of_a_launcher_that_is_not_here_is_unknown():
+    job = {"launcher": "elsewhere", "job": "7"}
+    assert interface.job_states([job])["7"].state == interface.UNKNOWN
+    with pytest.raises(ConfigError, match="unknown launcher"):
+        interface.cancel_jobs([job])
