@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, ConfigError, HiresError, RunError
 from hires.core.registry import Registry
-from hires.core.store import rundir
+from hires.core.store import file_names, rundir
 from hires.core.store.files import StrPath
 from hires.core.store.rundir import RunDir
 from hires.launcher.status.attempt_files import Job as Job
@@ -170,7 +170,7 @@ class Launcher(ABC):
         Raises:
             RunError: the run folder cannot be written.
         """
-        return [run / "launch.sh"]
+        return [run / file_names.LAUNCH_SCRIPT]
 
     def start_estimate(self, config: RunConfig, num_ranks: int) -> str | None:
         """Returns when a run would start, in the scheduler's words, without submitting it.

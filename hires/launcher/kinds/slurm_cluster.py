@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import launch_file
+from hires.core.store import file_names, launch_file
 from hires.core.store.files import StrPath
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import (
@@ -48,7 +48,8 @@ class SlurmLauncher(Launcher):
         self, run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]
     ) -> list[Path]:
         """Writes ``job.sbatch``."""
-        return [run / "launch.sh", job_script.write_script(run, config, num_ranks, argv)]
+        script = job_script.write_script(run, config, num_ranks, argv)
+        return [run / file_names.LAUNCH_SCRIPT, script]
 
     def start_estimate(self, config: RunConfig, num_ranks: int) -> str:
         """Returns when Slurm would start a run, in its own words."""
