@@ -23,6 +23,7 @@ from hires.parallel.gradients import GradientSync
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT, Rect
 from hires.plan.groups import groups, num_tile_groups
+from hires.plan.operators.reductions import updates_statistics
 from hires.plan.plan import Plan
 from hires.plan.rules import TILED
 
@@ -259,7 +260,7 @@ def _counters(plan: Plan, contexts: list[Context], model: nn.Module) -> dict[str
     found: dict[str, int] = {}
     for stage in {context.stage.index for context in contexts}:
         for node in plan.nodes(stage):
-            if node.kind == "batch_norm" and node.args["training"] and node.args["running_mean"]:
+            if updates_statistics(node):
                 mean = node.args["running_mean"]["param"]
                 counter = mean.removesuffix("running_mean") + "num_batches_tracked"
                 if counter in buffers:

@@ -16,16 +16,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from hires.plan.operators.operator_facts import facts_of
+
 PARTS = ("params", "grads", "optimizer", "activations", "buffers")
 """What memory is for. Everything is an activation until somebody says otherwise."""
 
 SMALL_ELEMENTS = 20480
 """Numbers in one image up to which ATen (``use_mkldnn`` in Convolution.cpp) does without oneDNN."""
-_CONVOLUTIONS = {
-    torch.ops.aten.convolution.default,
-    torch.ops.aten.mkldnn_convolution.default,
-    torch.ops.aten.convolution_backward.default,
-}
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -104,7 +101,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _scratch_bytes(func: Any, args: tuple[Any, ...], made: Any) -> int:
     """Returns what a convolution allocates beside the operators' values while it runs."""
-    if func not in _CONVOLUTIONS:
+    if not facts_of(func._opname).copies_weight:
         return 0
     backward = func is torch.ops.aten.convolution_backward.default
     weight, output = (args[2], args[0]) if backward else (args[1], made)

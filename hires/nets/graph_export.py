@@ -15,21 +15,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from hires.core.errors import ConfigError
-from hires.nets.flops import flops_of
 from hires.plan.graph import INPUT, Graph, Node, Parameter
-
-SAME_VALUE = {"alias", "contiguous", "lift_fresh_copy", "_assert_tensor_metadata"}
-"""Operations that change no value: their readers read their input."""
-
-MAY_SHARE = {"contiguous", "dropout", "expand_as", "feature_dropout", "flatten", "getitem"} | {
-    *("reshape", "reshape_as", "to", "type_as", "unflatten", "view_as"),
-}
-"""Operations that may return their input's memory and whose schema does not say so."""
-
-ENDS_GRADIENT = {"detach", "empty_like", "full_like", "ones_like", "zeros_like"} | {
-    *("new_empty", "new_full", "new_ones", "new_zeros", "rand_like", "randn_like"),
-}
-"""Operations whose value has no gradient, whatever they read."""
+from hires.plan.operators.operator_facts import facts_of, flops_of
 
 COUNTER = "num_batches_tracked"
 """The one buffer that a network may write to; the engine counts once a step."""
@@ -77,7 +64,7 @@ class _Writer:
         self.shape = shape
         self.refs: dict[str, dict[str, str]] = _inputs(exported, names)
         self.memory: dict[torch.fx.Node, set[torch.fx.Node]] = {}  # all that share a node's memory
-        self.taken = {INPUT}
+        self.shapes: dict[str, list[int] | None] = {INPUT: shape}
         self.written: list[Node] = []
 
     def write(self) -> Graph:
@@ -107,7 +94,7 @@ class _Writer:
         self._note_memory(node, source, name)
         if source is not None and first is not None:
             counts = _writes(node) and first.get("param", "").endswith(COUNTER)
-            if name in SAME_VALUE or counts:
+            if facts_of(name).same_value or counts:
                 self.refs[node.name] = first
                 return
             if _writes(node):
@@ -131,12 +118,19 @@ class _Writer:
             dtype=dtype,
             layer=_layer(node),
         )
-        made.flops = flops_of(made, self.tensors, self.written, self.shape)
+        source = self.shapes[made.inputs[0]] if made.inputs else None
+        self.shapes[made.name] = shape
+        made.flops = flops_of(made, self._weight(made), source or [0])
         return made
+
+    def _weight(self, node: Node) -> list[int] | None:
+        """Returns the shape of the first parameter of a node that is no vector, or None."""
+        shapes = (list(self.tensors[name].shape) for name in node.params)
+        return next((shape for shape in shapes if len(shape) > 1), None)
 
     def _note_memory(self, node: torch.fx.Node, source: torch.fx.Node | None, name: str) -> None:
         """Notes which values lie in the same memory as a node's value."""
-        shares = source is not None and (name in MAY_SHARE or _aliases(node))
+        shares = source is not None and (facts_of(name).may_share or _aliases(node))
         family = self.memory.setdefault(source, {source}) if shares and source else set()
         family.add(node)
         self.memory[node] = family
@@ -196,10 +190,9 @@ class _Writer:
         """Returns a name for the value: its module's path, with the operation's where needed."""
         path = _layer(node)
         plain = node.name.removesuffix("_")
-        name = path if path and path not in self.taken else (f"{path}.{plain}" if path else plain)
-        while name in self.taken:
+        name = path if path and path not in self.shapes else (f"{path}.{plain}" if path else plain)
+        while name in self.shapes:
             name += "_"
-        self.taken.add(name)
         return name
 
 
@@ -292,4 +285,5 @@ def _mark_gradients(graph: Graph) -> None:
         trainable = any(graph.params[name].trainable for name in node.params)
         above = any(graph.needs_grad(name) for name in node.inputs)
         floating = node.dtype is None or "float" in node.dtype
-        node.needs_grad = floating and (trainable or above) and node.kind not in ENDS_GRADIENT
+        ends = facts_of(node.kind).ends_gradient
+        node.needs_grad = floating and (trainable or above) and not ends

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hires.plan.rules import pair
+from hires.plan.operators.windowed import pair
 
 HALF = (torch.bfloat16, torch.float16)
 BLOCK = 16

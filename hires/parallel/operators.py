@@ -22,8 +22,7 @@ from hires.plan.edges import held_by
 from hires.plan.graph import Node, Rect
 from hires.plan.halos import is_list
 from hires.plan.plan import CommOp
-from hires.plan.rules import TILED, rule_of
-from hires.plan.shards import shard_args, shard_rule
+from hires.plan.rules import TILED, rule_of, shard_args, shard_rule
 
 Values = dict[str, Any]
 Operator = Callable[[Values], Any]

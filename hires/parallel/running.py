@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hires.parallel.context import Context
 from hires.parallel.stage import StageModule
+from hires.plan.operators.reductions import updates_statistics
 
 
 @dataclass
@@ -88,7 +89,7 @@ def _statistics(module: StageModule) -> list[_Statistic]:
     """Returns the running statistics that the stage updates, each with its decay."""
     decays: dict[str, float] = {}
     for node in module.nodes:
-        if node.kind == "batch_norm" and node.args["training"] and node.args["running_mean"]:
+        if updates_statistics(node):
             for key in ("running_mean", "running_var"):
                 name = node.args[key]["param"]
                 decays[name] = decays.get(name, 1.0) * (1 - node.args["momentum"])

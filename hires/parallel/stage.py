@@ -12,10 +12,8 @@ from hires.parallel.context import Context
 from hires.parallel.operators import Operator, Values, compile_node
 from hires.parallel.recompute import Segment, run_segment
 from hires.plan.graph import Node
-from hires.plan.rules import TILED, is_random
-
-KEEPS_NO_RESULT = {"batch_norm", "conv2d", "add"}
-"""Operators whose backward pass does not read their own value, so that a ReLU may overwrite it."""
+from hires.plan.operators.operator_facts import facts_of, is_random
+from hires.plan.rules import TILED
 
 
 class StageModule:
@@ -121,11 +119,11 @@ def _in_place(
     makers = {node.name: node for node in nodes}
     chosen = set()
     for node in nodes:
-        if node.kind == "relu" and node.inputs[0] in makers:
+        if facts_of(node.kind).in_place and node.inputs[0] in makers:
             source = makers[node.inputs[0]]
             free = readers[source.name] == 1 and source.name not in outputs
             free = free and extents.get(source.name) == extents.get(node.name)
-            if free and source.kind in KEEPS_NO_RESULT:
+            if free and facts_of(source.kind).overwritable:
                 chosen.add(node.name)
     return chosen
 

@@ -25,7 +25,7 @@ from hires.parallel.convolution import convolve, convolve_backward
 from hires.parallel.halo import Borrowed, Piece, add_pieces, crop, new_map, part
 from hires.plan.graph import Rect
 from hires.plan.halos import BORDER_SHARE
-from hires.plan.rules import pair
+from hires.plan.operators.windowed import pair
 from hires.plan.tiling import Axes, Axis, Interval, intersect, is_empty
 
 

@@ -6,7 +6,6 @@ the whole-image operation would compute for the pixels of the output that the ti
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,8 @@ from hires.parallel.convolution import convolve, convolve_transposed
 from hires.parallel.halo import Borrowed, Exchange, Frame, crop, gather_window, part
 from hires.parallel.strips import Strips, strip_convolution, strips_of
 from hires.plan.graph import Node, Rect
-from hires.plan.rules import WINDOWS
+from hires.plan.operators.operator_facts import facts_of
+from hires.plan.rules import window_axes_of
 from hires.plan.tiling import Axes, Axis, inside, is_empty, need_of
 
 Kernel = Callable[["Window", Tensor, dict[str, Any]], Tensor]
@@ -36,8 +36,9 @@ class Window:
         graph = context.plan.graph
         [source] = node.inputs[:1]
         shape_in = graph.shape(source)
-        axes = WINDOWS[node.kind](node, shape_in, graph)
+        axes, facts = window_axes_of(node, graph), facts_of(node.kind).window
         assert axes is not None
+        assert facts is not None
         assert node.shape is not None
         self.axes: Axes = axes
         self.out = context.extent(node.name)
@@ -45,17 +46,19 @@ class Window:
         self.held = context.extent(source)
         self.size = shape_in[2], shape_in[3]
         grid = context.stage.tiles
-        padded = node.kind in ("max_pool2d", "avg_pool2d") or node.op == "conv2d.default"
+        self.ring = facts.ring
+        # A padding of "same" or "valid" is a word that is not handed on.
+        padded = facts.pads and not isinstance(node.args["padding"], str)
         self.native = [padded and grid[dim] == 1 for dim in (0, 1)]
-        self.rect = self._rect(node, need_of(axes, self.out))
+        self.rect = self._rect(need_of(axes, self.out))
         self.blank = 0 in self.shape or is_empty(self.rect)
         self.local = exchange is None and not is_empty(self.rect) and inside(self.rect, self.held)
-        if self.local and node.op == "conv2d.default":
+        if self.local and facts.strips and padded:
             self.rect = self._without_crop()
         self.kernel = KERNELS[node.kind]
         self.dtype = context.dtype
         self.strips: Strips | None = None
-        if node.op == "conv2d.default" and not (self.local or self.blank):
+        if facts.strips and padded and not (self.local or self.blank):
             overlap = context.plan.halo_overlap
             if overlap == "auto" and context.tiles.shared is not None:
                 overlap = "off"  # what comes through memory is there as soon as it is sent
@@ -68,9 +71,8 @@ class Window:
         """
         if self.strips is not None:
             return strip_convolution(x.to(self.dtype), borrowed, self.strips, args)
-        fill = -math.inf if self.kernel is _max_pool else 0.0
-        if self.kernel is _crop:
-            fill = float(args.get("value") or 0.0)
+        ring = args.get(self.ring) if isinstance(self.ring, str) else self.ring
+        fill = float(ring or 0.0)
         if self.local:
             window = crop(x, self.held, self.rect)
         else:
@@ -85,9 +87,9 @@ class Window:
         """Returns the padding that the operation itself applies in a dim."""
         return self.axes[index].padding if self.native[index] else 0
 
-    def _rect(self, node: Node, need: Rect) -> Rect:
+    def _rect(self, need: Rect) -> Rect:
         """Returns the window: what is needed, with the ring outside the image where one is used."""
-        if is_empty(self.out) or node.kind not in RINGED:
+        if is_empty(self.out) or self.ring is None:
             return need
         rect: list[int] = []
         for index, out in enumerate((self.out[:2], self.out[2:])):
@@ -237,6 +239,3 @@ KERNELS: dict[str, Kernel] = {
     "pixel_shuffle": _shuffle,
 }
 """Operator -> what computes it on a window; the same operators as ``plan.rules.WINDOWS``."""
-
-RINGED = {"conv2d", "max_pool2d", "avg_pool2d", "pad", "constant_pad_nd", "slice"}
-"""Operators whose window has a ring outside the image."""

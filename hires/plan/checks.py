@@ -5,6 +5,7 @@ from __future__ import annotations
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.plan.graph import Graph, Node, describe
+from hires.plan.operators.reductions import uses_batch_statistics
 from hires.plan.partition import layer_starts, scaled
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.rules import TILED
@@ -167,7 +168,7 @@ def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Findin
     for stage in stages if training else ():
         for node in graph.nodes[stage.first : stage.last]:
             for name in node.params:
-                if graph.params[name].trainable or _updates(node):
+                if graph.params[name].trainable or uses_batch_statistics(node):
                     users.setdefault(name, []).append((stage, node))
     tied: dict[tuple[int, int], list[str]] = {}
     for name, uses in users.items():
@@ -220,8 +221,3 @@ def check_shared(graph: Graph, stages: list[Stage], training: bool) -> list[Find
                 )
                 findings.append(Finding("error", "parallel.tiles", text))
     return findings
-
-
-def _updates(node: Node) -> bool:
-    """Whether a node changes buffers: the running statistics of a norm in training."""
-    return node.kind == "batch_norm" and bool(node.args["training"])

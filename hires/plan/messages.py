@@ -9,9 +9,8 @@ from hires.plan.fusing import widen
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.halos import halos_of, ran_back
 from hires.plan.plan import CommOp, Edge, Finding, Stage
-from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_of
+from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_of, shard_rule
 from hires.plan.search.joins import far_halos, no_rule, vanishing
-from hires.plan.shards import shard_rule
 
 
 def lay_out(
@@ -154,7 +153,7 @@ def _node_comm(
         back: whether the backward pass comes to the node.
     """
     if stage.shards > 1 and rule.kind == "norm":
-        return [], [_norm_comm(graph, node, node.inputs[0], back)]
+        return [], [_norm_comm(graph, node, rule, back)]
     tiled = [name for name in node.inputs if stage.layout[name] == TILED]
     if not tiled:
         return [], []
@@ -163,19 +162,19 @@ def _node_comm(
         for name in node.inputs
         if stage.layout[name] == WHOLE and graph.needs_grad(name) and back
     ]
-    value, others = tiled[0], []
+    others = []
     if rule.kind == "norm":
-        others.append(_norm_comm(graph, node, value, back))
+        others.append(_norm_comm(graph, node, rule, back))
     elif rule.kind == "reduce":
-        others.append(CommOp(node.name, "reduce", value, elements=_elements(graph, node.name)))
+        others.append(CommOp(node.name, "reduce", tiled[0], elements=rule.elements))
     return shares, others
 
 
-def _norm_comm(graph: Graph, node: Node, value: str, back: bool) -> CommOp:
-    """Returns the exchange of two statistics per channel, and of two sums on the way back."""
-    elements = 2 * graph.shape(value)[1]
+def _norm_comm(graph: Graph, node: Node, rule: Rule, back: bool) -> CommOp:
+    """Returns the exchange of statistics, and of as many sums on the way back."""
+    value = node.inputs[0]
     back = back and graph.needs_grad(value)
-    return CommOp(node.name, "norm", value, elements=elements, back=back)
+    return CommOp(node.name, "norm", value, elements=rule.elements, back=back)
 
 
 def _elements(graph: Graph, value: str) -> int:

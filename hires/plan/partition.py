@@ -13,10 +13,9 @@ import itertools
 import math
 
 from hires.plan.graph import Graph
+from hires.plan.operators.operator_facts import facts_of
 
 SLACK = 1.05
-HEAVY = ("conv2d", "conv_transpose2d", "linear")
-"""Operations that begin a layer."""
 
 MESSAGE = 60_000
 """Numbers of four bytes that travel in the time of an empty message: over gloo on one machine 1 KB
@@ -28,7 +27,8 @@ def layer_starts(graph: Graph) -> list[int]:
     heavy = [
         index
         for index, node in enumerate(graph.nodes)
-        if any(len(graph.params[name].shape) > 1 for name in node.params) and node.kind in HEAVY
+        if facts_of(node.kind).multiplies
+        and any(len(graph.params[name].shape) > 1 for name in node.params)
     ]
     costs = cut_costs(graph)
     starts = [0]

@@ -1,8 +1,20 @@
-"""Which operation can be computed tile by tile, and how?
+"""Decides how the tiles, or the shards, of a stage compute a node together.
 
-A rule says what a tile needs for its part of an operation's value: nothing but its own pixels
-(pointwise), a window of the neighbours' pixels (window), statistics of the whole image (norm), or
-a sum over the whole image, after which all tiles hold the same value (reduce).
+The table of operators (``hires.plan.operators``) names the ways in which an operator can be
+computed; here is the condition that a node must meet for each, and the rule that follows.
+
+    rule        a tile needs                             its value lies
+    pointwise   its own pixels                           in tiles
+    window      a window of its neighbours' pixels       in tiles
+    norm        statistics of the whole image            in tiles
+    reduce      a sum over the whole image               whole, the same on every tile
+    whole       whole inputs: every tile computes alike  whole
+
+Shards hold all pixels of some samples of a microbatch (``parallel.local_dp``), so they only add up
+statistics of the microbatch.
+
+Source:
+    Shards: the join of Jain's spatial parallelism in the manner of LBANN (thesis, chapter 3).
 """
 
 from __future__ import annotations
@@ -12,47 +24,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.plan.graph import Graph, Node
-from hires.plan.tiling import Axes, Axis
+from hires.plan.operators.operator_facts import facts_of, is_random
+from hires.plan.tiling import Axes
 
 TILED, WHOLE, SHARDED = "tiled", "whole", "sharded"
 """How a value lies on the ranks of a stage: each holds its rectangle, or all hold the same complete
 value, or each holds some samples."""
 
-POINTWISE = {
-    *("relu", "relu6", "leaky_relu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish"),
-    *("sigmoid", "log_sigmoid", "hardsigmoid", "tanh", "hardtanh", "hardswish", "softplus"),
-    *("softshrink", "hardshrink", "threshold", "clamp", "clamp_min", "clamp_max", "logit"),
-    *("add", "sub", "rsub", "mul", "div", "neg", "abs", "sign", "reciprocal", "square", "pow"),
-    *("exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "sin", "cos", "atan", "erf"),
-    *("floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "maximum", "minimum"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "nan_to_num", "where", "masked_fill", "lerp"),
-    *("logical_and", "logical_or", "logical_not", "logical_xor", "addcmul", "addcdiv"),
-    *("clone", "detach", "to", "_to_copy", "type_as", "zeros_like", "ones_like", "full_like"),
-}
-"""Operations on every number alone; operands align because tiles of equal maps are equal."""
-
-CHANNELWISE = {"cat", "chunk", "split", "split_with_sizes", "slice"} | {
-    *("softmax", "log_softmax", "glu", "mean", "sum", "amax", "amin"),
-}
-"""Operations along the argument ``dim``: local if it is the channels."""
-
-DROPOUTS = {"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"}
-"""Random in training, nothing at all otherwise."""
-
-RANDOM = {"bernoulli", "multinomial", "normal", "rand", "rand_like", "randint", "randn"} | {
-    *("randint_like", "randn_like", "randperm", "rrelu"),
-}
-"""Operations that every rank would compute differently."""
-
 
 @dataclass(frozen=True)
 class Rule:
-    """How the tiles compute one node together."""
+    """How the ranks of a stage compute one node together."""
 
     kind: str
     """``pointwise``, ``window``, ``norm`` or ``reduce``; ``whole`` if all inputs are whole."""
     axes: Axes | None = None
     """``window`` only: which pixels of the one input each output pixel depends on."""
+    elements: int = 0
+    """``norm`` and ``reduce``: numbers that the ranks add up."""
 
     @property
     def result(self) -> str:
@@ -68,187 +57,145 @@ def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
         graph: the network.
         layout: TILED or WHOLE for each value that the node reads.
     """
-    tiled = [name for name in node.inputs if layout[name] == TILED]
     if is_random(node):
         return None  # also behind the global pool, where all tiles must compute alike
+    tiled = [name for name in node.inputs if layout[name] == TILED]
     if not tiled:
         return Rule("whole")
-    if node.kind == "getitem":
-        return Rule("pointwise")
-    if len(graph.shape(tiled[0])) != 4:
+    rules = (_TILINGS[way](node, graph, tiled) for way in facts_of(node.kind).tiling)
+    return next((rule for rule in rules if rule is not None), None)
+
+
+def window_axes_of(node: Node, graph: Graph) -> Axes | None:
+    """Returns which pixels of its input a node reads; None if it reads no window of an image."""
+    window = facts_of(node.kind).window
+    return None if window is None else window.axes(node, graph.shape(node.inputs[0]), graph)
+
+
+def _pointwise(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
+    """Tiled operands have the result's map size, others no rows or columns at all."""
+    if not _is_map(graph, tiled[0]) or node.shape is None:
         return None
-    if node.kind in POINTWISE:
-        return Rule("pointwise") if _aligned(node, graph, tiled) else None
-    if node.kind in CHANNELWISE and _along_channels(node):
-        return Rule("pointwise") if tiled == node.inputs and not node.params else None
-    return _rule_of_one(node, graph, tiled[0]) if _reads_only(node, tiled[0]) else None
+    if any(graph.shape(name)[2:] != node.shape[2:] for name in tiled):
+        return None
+    others = [graph.shape(name) for name in node.inputs if name not in tiled]
+    if not facts_of(node.kind).vectors:
+        others += [graph.params[name].shape for name in node.params]
+    aligned = all(length == 1 for shape in others for length in shape[-2:])
+    return Rule("pointwise") if aligned else None
 
 
-def _rule_of_one(node: Node, graph: Graph, value: str) -> Rule | None:
-    """Returns the rule of a node that reads one value, which is tiled."""
-    if node.kind in DROPOUTS:
-        return Rule("pointwise")
-    if node.kind == "batch_norm":
-        return Rule("norm" if node.args["training"] else "pointwise")
-    if _is_global_pool(node, graph.shape(value)):
-        return Rule("reduce")
-    axes = WINDOWS[node.kind](node, graph.shape(value), graph) if node.kind in WINDOWS else None
+def _channels(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
+    """All operands are tiles, and the dims are the channels alone."""
+    if not _is_map(graph, tiled[0]) or tiled != node.inputs or node.params:
+        return None
+    dims = _dims(node)
+    channels = bool(dims) and not set(dims) - {1, -3} and node.args.get("keepdim", True)
+    return Rule("pointwise") if channels else None
+
+
+def _window(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
+    if not _reads_only(node, graph, tiled[0]):
+        return None
+    axes = window_axes_of(node, graph)
     return None if axes is None else Rule("window", axes)
 
 
-def is_random(node: Node) -> bool:
-    """Whether a node draws random numbers."""
-    if node.kind in DROPOUTS:
-        return bool(node.args["train"]) and node.args["p"] > 0
-    return node.kind in RANDOM and bool(node.args.get("training", True))
+def _statistics(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
+    return _norm_rule(node, graph, tiled[0]) if _reads_only(node, graph, tiled[0]) else None
 
 
-def _aligned(node: Node, graph: Graph, tiled: list[str]) -> bool:
-    """Whether tiled operands have the result's map size and others no rows or columns at all."""
-    if node.shape is None or any(graph.shape(name)[2:] != node.shape[2:] for name in tiled):
-        return False
-    others = [graph.shape(name) for name in node.inputs if name not in tiled]
-    # Only prelu takes a vector for one number per channel; elsewhere its dim is the columns.
-    others += [graph.params[name].shape for name in node.params if node.kind != "prelu"]
-    return all(length == 1 for shape in others for length in shape[-2:])
+def _global_mean(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
+    """The mean goes over rows and columns, all of them: to one cell, or along both dims."""
+    if not _reads_only(node, graph, tiled[0]):
+        return None
+    cells = node.args.get("output_size")
+    rows_and_columns = sorted(dim % 4 if dim is not None else -1 for dim in _dims(node)) == [2, 3]
+    if not (rows_and_columns if cells is None else cells in (1, [1], [1, 1])):
+        return None
+    return Rule("reduce", elements=node.num_elements)
 
 
-def _reads_only(node: Node, value: str) -> bool:
-    """Whether a value is read as the first argument, and no other argument is a value.
+def _element(node: Node, graph: Graph, tiled: list[str]) -> Rule:
+    return Rule("pointwise")
+
+
+_TILINGS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
+    "pointwise": _pointwise,
+    "channels": _channels,
+    "window": _window,
+    "statistics": _statistics,
+    "global mean": _global_mean,
+    "element": _element,
+}
+"""Way of the table -> (node, network, values that it reads in tiles) -> rule, None if not so."""
+
+
+def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
+    """Returns the rule of a node among shards, or None if shards cannot compute it.
+
+    Args:
+        node: a node of the graph.
+        graph: the network.
+        layout: SHARDED or WHOLE for each value that the node reads.
+    """
+    if is_random(node):
+        return None
+    divided = [name for name in node.inputs if layout[name] == SHARDED]
+    if not divided:
+        return Rule("whole")  # made from parameters alone; its gradient is summed as theirs are
+    facts, batch = facts_of(node.kind), graph.input_shape[0]
+    if facts.sharding != "element" and (node.shape or [batch])[0] != batch:
+        return None
+    if facts.sharding == "statistics":
+        return _norm_rule(node, graph, divided[0])
+    # A whole operand is made from parameters: it must fit every sample alike.
+    whole = [graph.shape(name) for name in node.inputs if name not in divided]
+    if facts.sharding == "pointwise":
+        num_dims = len(node.shape or [])
+        alone = all(len(shape) < num_dims or shape[:1] == [1] for shape in whole)
+    elif facts.sharding == "dims":
+        dims, num_dims = _dims(node), len(graph.shape(divided[0]))
+        alone = not whole and bool(dims) and all(d is not None and d % num_dims for d in dims)
+    elif facts.sharding == "sizes":
+        alone = node.args[facts.argument][0] in (batch, -1)
+    else:
+        alone = facts.sharding in ("samples", "element")
+    return Rule("pointwise") if alone else None
+
+
+def shard_args(node: Node, batch: int, samples: int) -> dict[str, Any]:
+    """Returns a node's arguments for so many samples instead of the whole microbatch."""
+    facts = facts_of(node.kind)
+    if facts.sharding != "sizes" or node.args[facts.argument][0] != batch:
+        return node.args
+    return {**node.args, facts.argument: [samples, *node.args[facts.argument][1:]]}
+
+
+def _norm_rule(node: Node, graph: Graph, value: str) -> Rule:
+    """Returns the rule of a node that normalises a value, by its statistics or by stored ones."""
+    statistics = facts_of(node.kind).statistics
+    assert statistics is not None, f"the entry of {node.kind} has no statistics"
+    elements = statistics(node, graph.shape(value))
+    return Rule("norm", elements=elements) if elements else Rule("pointwise")
+
+
+def _is_map(graph: Graph, value: str) -> bool:
+    """Whether a value has the dims (n, C, H, W)."""
+    return len(graph.shape(value)) == 4
+
+
+def _reads_only(node: Node, graph: Graph, value: str) -> bool:
+    """Whether a map is read as the first argument, and no other argument is a value.
 
     A weight that the network computes would need the sum of its gradient over the tiles.
     """
     first, *others = node.args.values()
-    return first == {"value": value} and not any(
-        "value" in a for a in others if isinstance(a, dict)
-    )
+    alone = not any("value" in arg for arg in others if isinstance(arg, dict))
+    return first == {"value": value} and alone and _is_map(graph, value)
 
 
-def _along_channels(node: Node) -> bool:
-    """Whether an operation along dims works along the channels only."""
-    dims = node.args.get("dim")
-    listed = dims if isinstance(dims, list) else [dims]
-    if not listed or set(listed) - {1, -3}:
-        return False
-    return bool(node.args.get("keepdim", True))
-
-
-def _is_global_pool(node: Node, shape: list[int]) -> bool:
-    """Whether a node averages over the whole image."""
-    if node.kind == "adaptive_avg_pool2d":
-        return pair(node.args["output_size"]) == [1, 1]
-    if node.kind == "mean" and isinstance(node.args.get("dim"), list):
-        return sorted(d % len(shape) for d in node.args["dim"]) == [2, 3]
-    return False
-
-
-def pair(value: Any) -> list[int]:
-    """Returns [rows, cols] of an argument that is one number, one in a list, or two."""
-    if isinstance(value, int):
-        return [value, value]
-    return [value[0], value[0]] if len(value) == 1 else list(value)
-
-
-def _kernel(node: Node, graph: Graph) -> list[int]:
-    """Returns the rows and columns of a convolution's weight."""
-    return graph.params[node.args["weight"]["param"]].shape[2:]
-
-
-def _conv(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    """Convolution with any stride, padding, dilation and groups."""
-    kernel = _kernel(node, graph)
-    stride, dilation = pair(node.args["stride"]), pair(node.args["dilation"])
-    padding = node.args["padding"]
-    if padding == "same":
-        # PyTorch puts the odd row of an even kernel behind the image.
-        padding = [d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True)]
-    elif padding == "valid":
-        padding = [0, 0]
-    return _axes("window", node, shape, (kernel, stride, pair(padding), dilation))
-
-
-def _pool(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    """Max- and average pools; a missing stride is the kernel."""
-    kernel = pair(node.args["kernel_size"])
-    stride = pair(node.args["stride"] or kernel)
-    padding, dilation = pair(node.args["padding"]), pair(node.args.get("dilation", 1))
-    return _axes("window", node, shape, (kernel, stride, padding, dilation))
-
-
-def _conv_transpose(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    """Transposed convolution."""
-    kernel, stride = _kernel(node, graph), pair(node.args["stride"])
-    padding, dilation = pair(node.args["padding"]), pair(node.args["dilation"])
-    return _axes("transposed", node, shape, (kernel, stride, padding, dilation))
-
-
-def _pad(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    """Constant padding and cropping of rows and columns."""
-    pads = node.args["pad"] + [0] * (4 - len(node.args["pad"]))
-    if node.args.get("mode", "constant") != "constant" or any(pads[4:]):
-        return None
-    return _axes("window", node, shape, ([1, 1], [1, 1], [pads[2], pads[0]], [1, 1]))
-
-
-def _slice(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    """A crop of rows or columns, also with a step."""
-    dim = node.args["dim"] % 4
-    if dim < 2:
-        return None
-    start = node.args["start"] or 0
-    start = max(start + shape[dim], 0) if start < 0 else min(start, shape[dim])
-    stride, padding = [1, 1], [0, 0]
-    stride[dim - 2], padding[dim - 2] = node.args["step"], -start
-    return _axes("window", node, shape, ([1, 1], stride, padding, [1, 1]))
-
-
-def _interpolate(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    """Nearest and bilinear interpolation, as PyTorch computes the source positions."""
-    assert node.shape is not None
-    corners = bool(node.args.get("align_corners"))
-    kind = {
-        "upsample_nearest2d": "nearest",
-        "_upsample_nearest_exact2d": "nearest_exact",
-        "upsample_bilinear2d": "linear_corners" if corners else "linear",
-    }[node.kind]
-    given = node.args.get("scale_factors") or [node.args.get(f"scales_{dim}") for dim in "hw"]
-    axes = []
-    for size_in, size_out, factor in zip(shape[2:], node.shape[2:], given, strict=True):
-        scale = 1.0 / factor if factor else size_in / size_out
-        if corners:
-            scale = (size_in - 1) / (size_out - 1) if size_out > 1 else 0.0
-        axes.append(Axis(kind, size_in, size_out, scale=scale))
-    return axes[0], axes[1]
-
-
-def _pixel_shuffle(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    """Channels become an upscale_factor times larger image."""
-    factor = pair(node.args["upscale_factor"])
-    return _axes("shuffle", node, shape, ([1, 1], factor, [0, 0], [1, 1]))
-
-
-def _axes(kind: str, node: Node, shape: list[int], window: tuple[list[int], ...]) -> Axes:
-    """Returns the axes of [rows, cols] of kernel, stride, padding and dilation."""
-    assert node.shape is not None
-    made = []
-    for i in (0, 1):
-        kernel, stride, padding, dilation = (numbers[i] for numbers in window)
-        size = shape[2 + i], node.shape[2 + i]
-        made.append(Axis(kind, *size, kernel, stride, padding, dilation))
-    return made[0], made[1]
-
-
-WINDOWS: dict[str, Callable[[Node, list[int], Graph], Axes | None]] = {
-    "conv2d": _conv,
-    "conv_transpose2d": _conv_transpose,
-    "max_pool2d": _pool,
-    "avg_pool2d": _pool,
-    "pad": _pad,
-    "constant_pad_nd": _pad,
-    "slice": _slice,
-    "upsample_nearest2d": _interpolate,
-    "_upsample_nearest_exact2d": _interpolate,
-    "upsample_bilinear2d": _interpolate,
-    "pixel_shuffle": _pixel_shuffle,
-}
-"""Operator -> the axes of its window, or None if this use of it cannot be tiled."""
+def _dims(node: Node) -> list[int | None]:
+    """Returns the dims along which a node works; [None] stands for all."""
+    dims = node.args.get(facts_of(node.kind).argument)
+    return dims if isinstance(dims, list) else [dims]

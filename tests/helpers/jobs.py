@@ -28,7 +28,7 @@ from hires.parallel.halo import Exchange, Frame, gather_window
 from hires.parallel.window import Window
 from hires.plan.groups import groups
 from hires.plan.plan import CommOp, Plan
-from hires.plan.rules import WINDOWS
+from hires.plan.rules import window_axes_of
 
 
 def verify(
@@ -92,7 +92,7 @@ def _linear_part(context: Context, op: CommOp, reader: str, values: dict[str, An
     """Returns what a reader of an exchange computes from its pixels: a convolution, or them."""
     node = context.plan.graph.by_name[reader]
     exchange = Exchange(context, op, leads=False)
-    if node.kind not in WINDOWS:
+    if window_axes_of(node, context.plan.graph) is None:
         frame = Frame(exchange.own, context.extent(reader), exchange.size)
         return gather_window(values[op.value], exchange.borrow(values, reader), frame)
     window = Window(node, context, exchange)

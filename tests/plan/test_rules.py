@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hires.plan.rules import WINDOWS, rule_of
+from hires.plan.rules import rule_of, window_axes_of
 from hires.plan.tiling import Axes, need_rect, own_rect
 from tests.helpers.tiny_nets import Forward, Net, tiled, traced
 
@@ -165,7 +165,5 @@ def test_output_of_a_tile_reads_no_pixel_outside_its_need(case):
 def axes_of(forward: Forward, parts: dict[str, nn.Module]) -> Axes:
     """The axes of the only windowed node."""
     graph = traced(forward, **parts)
-    [node] = [node for node in graph.nodes if node.kind in WINDOWS]
-    axes = WINDOWS[node.kind](node, graph.shape(node.inputs[0]), graph)
-    assert axes is not None
+    [axes] = [axes for node in graph.nodes if (axes := window_axes_of(node, graph)) is not None]
     return axes

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.rules import WINDOWS
+from hires.plan.rules import window_axes_of
 from hires.plan.tiling import Axis
 from tests.helpers.tiny_nets import traced
 
@@ -40,7 +40,7 @@ def axis_of(length: int, **how: Any) -> Axis:
     }
     node = Node("up", f"{OPERATORS[how['mode']]}.vec", args, [1, 8, size_out, 2], "float64")
     graph = Graph([node], "up", [1, 8, length, 2])
-    axes = WINDOWS[node.kind](node, graph.input_shape, graph)
+    axes = window_axes_of(node, graph)
     assert axes is not None
     return axes[0]
 
@@ -86,6 +86,6 @@ def test_nodes_written_by_hand_are_as_torch_exports_them(mode):
     [node] = traced(lambda n, x: F.interpolate(x, **how), (1, 8, 7, 2)).nodes
     assert node.op == f"{OPERATORS[mode]}.vec"
     assert node.args["scale_factors"] == [2.3, 1.0]
-    axes = WINDOWS[node.kind](node, [1, 8, 7, 2], Graph([node], node.name, [1, 8, 7, 2]))
+    axes = window_axes_of(node, Graph([node], node.name, [1, 8, 7, 2]))
     assert axes is not None
     assert axes[0] == axis_of(7, **how)

@@ -23,8 +23,8 @@ from hires.core.store import file_names
 from hires.core.store.rundir import create
 from hires.launcher.interface import launcher_of
 from hires.plan.graph import describe
+from hires.plan.operators.operator_facts import is_random
 from hires.plan.plan import Plan
-from hires.plan.rules import is_random
 from hires.report.tables.run_tables import Column
 
 BOUND = 1e-10

@@ -28,16 +28,13 @@ from hires.plan.edges import held_by
 from hires.plan.graph import INPUT, Node
 from hires.plan.groups import held_stages
 from hires.plan.halos import extents_of
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan, Stage
 from hires.plan.program import BYTES, inside
 from hires.plan.rules import TILED
 
 BACK = 2
 """Operations of a backward pass for one of the forward pass: the gradients of input and weight."""
-VIEWS = frozenset(
-    ("alias", "detach", "flatten", "getitem", "reshape", "squeeze", "unsqueeze", "view")
-)
-"""Kinds of nodes that move nothing."""
 SGD_TOUCHES = 5
 """Numbers that an update with momentum reads or writes for each parameter."""
 
@@ -174,7 +171,7 @@ class Roofline:
     def _step_s(self, stage: Stage, tile: int, step: Step) -> float:
         """Returns the seconds of a node on one tile or shard."""
         node = step.node
-        if node.kind in VIEWS or node.shape is None:
+        if facts_of(node.kind).view or node.shape is None:
             return 0.0
         share, numbers = self._held(stage, node.name, tile)
         numbers += sum(self._held(stage, name, tile)[1] for name in node.inputs)

@@ -22,6 +22,7 @@ from hires.core.ranks.timeline import (
 )
 from hires.plan.graph import Rect
 from hires.plan.halos import BORDER_SHARE, extents_of
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import CommOp, Plan, Slot
 from hires.plan.program import Event, Exchange, edge_messages, events, exchanges
 from hires.plan.simulation.costs import Costs, Step, steps_of
@@ -125,7 +126,7 @@ def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:
     if (
         op.kind != "halo"
         or plan.halo_overlap == "off"
-        or plan.graph.by_name[op.node].kind != "conv2d"
+        or not facts_of(plan.graph.by_name[op.node].kind).overlaps_halo
     ):
         return 0.0
     held = extents_of(plan.graph, plan.stages[slot.stage], op.value)

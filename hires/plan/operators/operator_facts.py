@@ -1,0 +1,125 @@
+"""Defines the entry of an operator, and the table that holds the entries by ATen name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from hires.core.registry import Registry
+from hires.plan.graph import Graph, Node
+from hires.plan.tiling import Axes
+
+Tiling = Literal["pointwise", "channels", "window", "statistics", "global mean", "element"]
+"""How tiles compute an operator; ``hires.plan.rules`` has the condition of each.
+
+``pointwise``: every number alone. ``channels``: along ``argument``, if that is the channels.
+``window``: from the tile's pixels and a halo. ``statistics``: with sums over all tiles first.
+``global mean``: a mean over the image, after which every tile holds the whole value. ``element``:
+one tensor of a list. Computing an operator whole from gathered tiles would be one more.
+"""
+
+Sharding = Literal["pointwise", "samples", "dims", "sizes", "statistics", "element"]
+"""How shards (ranks that hold different samples) compute an operator.
+
+``samples``: each sample alone, whatever the arguments. ``dims``: along other dims than the samples.
+``sizes``: a reshape whose argument gives the new sizes, that of the batch included.
+"""
+
+
+@dataclass(frozen=True)
+class WindowFacts:
+    """What an operator reads around each output pixel."""
+
+    axes: Callable[[Node, list[int], Graph], Axes | None]
+    """(node, shape of its input, network) -> rows and columns; None if this use cannot be tiled."""
+    ring: float | str | None = None
+    """Value of the pixels outside the image, or the argument that holds it; None: none is read."""
+    pads: bool = False
+    """Whether torch's kernel can make the ring itself, where the image is not cut in that dim."""
+    strips: bool = False
+    """Whether the interior is computed while the halo travels (``hires.parallel.strips``)."""
+
+
+@dataclass(frozen=True)
+class OperatorFacts:
+    """The entry of one operator; what is left out does not hold."""
+
+    tiling: tuple[Tiling, ...] = ()
+    """How tiles compute it; of several the first whose condition the node meets."""
+    sharding: Sharding | None = None
+    """How shards compute it."""
+    argument: str = "dim"
+    """The argument that holds the dims or sizes of ``channels``, ``dims`` and ``sizes``."""
+    window: WindowFacts | None = None
+    """The pixels that it reads; required by the tiling ``window``."""
+    statistics: Callable[[Node, list[int]], int] | None = None
+    """(node, shape of its input) -> numbers that the tiles or shards add up first; 0: none."""
+    random: Callable[[Node], bool] | None = None
+    """Whether a node draws random numbers, which every rank would draw differently."""
+    multiplies: Literal["output", "input"] | None = None
+    """A product with a weight: one multiply-add for each number of its output (or input) and each
+    number of ``weight[0]``. Others cost one operation for each number of their value."""
+    vectors: bool = False
+    """Whether a vector operand has one number per channel; elsewhere its dim is the columns."""
+    view: bool = False
+    """Whether it moves no bytes."""
+    may_share: bool = False
+    """Whether its value may lie in its input's memory although its schema does not say so."""
+    same_value: bool = False
+    """Whether its value equals its input, so that it is left out of the graph."""
+    in_place: bool = False
+    """Whether it may write its value over its input, if that is ``overwritable``."""
+    overwritable: bool = False
+    """Whether its own backward pass does not read its value, so that a reader may overwrite it."""
+    ends_gradient: bool = False
+    """Whether no gradient flows through it."""
+    copies_weight: bool = False
+    """Whether its kernel holds a second copy of its weight while it runs (oneDNN's own order)."""
+
+    @property
+    def overlaps_halo(self) -> bool:
+        """Whether tiles compute part of it while its halo travels."""
+        return self.window is not None and self.window.strips
+
+
+OPERATORS: Registry[OperatorFacts] = Registry("operator")
+"""ATen name without overload, as ``conv2d`` -> its entry."""
+
+UNKNOWN = OperatorFacts()
+"""The entry of an operator that has none: it is computed only where its inputs are whole."""
+
+
+def declare(names: str, facts: OperatorFacts) -> None:
+    """Registers one entry for each of the operators, whose names are separated by spaces."""
+    for name in names.split():
+        OPERATORS.register(name)(facts)
+
+
+def facts_of(kind: str) -> OperatorFacts:
+    """Returns the entry of an operator by its ATen name without overload."""
+    return OPERATORS.get(kind) or UNKNOWN
+
+
+def is_random(node: Node) -> bool:
+    """Whether a node draws random numbers."""
+    draws = facts_of(node.kind).random
+    return draws is not None and draws(node)
+
+
+def flops_of(node: Node, weight: list[int] | None, source: list[int]) -> int:
+    """Returns the floating-point operations of a node's forward pass, an estimate.
+
+    Args:
+        node: the node, its shape filled in.
+        weight: shape of its first parameter of two or more dims, or None.
+        source: shape of the first value that it reads.
+    """
+    if node.shape is None:
+        return 0
+    multiplies = facts_of(node.kind).multiplies
+    if multiplies is None or weight is None:
+        return node.num_elements
+    numbers = node.num_elements if multiplies == "output" else math.prod(source)
+    return 2 * numbers * math.prod(weight[1:])

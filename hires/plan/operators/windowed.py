@@ -1,0 +1,133 @@
+"""Registers operators that read a window of pixels: convolutions, pools, pads, crops, scaling.
+
+    output rows of a tile           a       b                 kernel k, stride s, padding p,
+                                    :       :                 dilation d
+    input rows that they need   a*s - p  ... (b-1)*s - p + d*(k-1)
+
+A need beyond the tile's own rows is a halo, a need beyond the image is the ring.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from hires.plan.graph import Graph, Node
+from hires.plan.operators.operator_facts import OperatorFacts, WindowFacts, declare
+from hires.plan.tiling import Axes, Axis
+
+windowed = functools.partial(OperatorFacts, ("window",), "samples")
+
+
+def pair(value: Any) -> list[int]:
+    """Returns [rows, cols] of an argument that is one number, one in a list, or two."""
+    if isinstance(value, int):
+        return [value, value]
+    return [value[0], value[0]] if len(value) == 1 else list(value)
+
+
+def window_axes(kind: str, node: Node, shape: list[int], *window: list[int]) -> Axes:
+    """Returns the axes of a node whose input has a shape.
+
+    Args:
+        kind: of the axes (:class:`hires.plan.tiling.Axis`).
+        node: the node, its shape filled in.
+        shape: (n, C, H, W) of its input.
+        window: [rows, cols] of kernel, stride, padding and dilation.
+    """
+    assert node.shape is not None
+    rows, cols = zip(*window, strict=True)
+    return (
+        Axis(kind, shape[2], node.shape[2], *rows),
+        Axis(kind, shape[3], node.shape[3], *cols),
+    )
+
+
+def _conv(node: Node, shape: list[int], graph: Graph) -> Axes:
+    kernel = graph.params[node.args["weight"]["param"]].shape[2:]
+    stride, dilation = pair(node.args["stride"]), pair(node.args["dilation"])
+    padding = node.args["padding"]
+    if padding == "same":
+        # PyTorch puts the odd row of an even kernel behind the image.
+        padding = [d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True)]
+    elif padding == "valid":
+        padding = [0, 0]
+    kind = "transposed" if node.kind == "conv_transpose2d" else "window"
+    return window_axes(kind, node, shape, kernel, stride, pair(padding), dilation)
+
+
+def _pool(node: Node, shape: list[int], graph: Graph) -> Axes:
+    kernel = pair(node.args["kernel_size"])
+    stride = pair(node.args["stride"] or kernel)
+    padding, dilation = pair(node.args["padding"]), pair(node.args.get("dilation", 1))
+    return window_axes("window", node, shape, kernel, stride, padding, dilation)
+
+
+def _pad(node: Node, shape: list[int], graph: Graph) -> Axes | None:
+    pads = node.args["pad"] + [0] * (4 - len(node.args["pad"]))
+    if node.args.get("mode", "constant") != "constant" or any(pads[4:]):
+        return None
+    return window_axes("window", node, shape, [1, 1], [1, 1], [pads[2], pads[0]], [1, 1])
+
+
+def _slice(node: Node, shape: list[int], graph: Graph) -> Axes | None:
+    dim = node.args["dim"] % 4
+    if dim < 2:
+        return None
+    start = node.args["start"] or 0
+    start = max(start + shape[dim], 0) if start < 0 else min(start, shape[dim])
+    stride, padding = [1, 1], [0, 0]
+    stride[dim - 2], padding[dim - 2] = node.args["step"], -start
+    return window_axes("window", node, shape, [1, 1], stride, padding, [1, 1])
+
+
+def _interpolate(node: Node, shape: list[int], graph: Graph) -> Axes:
+    assert node.shape is not None
+    corners = bool(node.args.get("align_corners"))
+    kind = "linear_corners" if corners else "linear"
+    if "nearest" in node.kind:
+        kind = "nearest_exact" if "exact" in node.kind else "nearest"
+    given = node.args.get("scale_factors") or [node.args.get(f"scales_{dim}") for dim in "hw"]
+    axes = []
+    for size_in, size_out, factor in zip(shape[2:], node.shape[2:], given, strict=True):
+        scale = 1.0 / factor if factor else size_in / size_out
+        if corners:
+            scale = (size_in - 1) / (size_out - 1) if size_out > 1 else 0.0
+        axes.append(Axis(kind, size_in, size_out, scale=scale))
+    return axes[0], axes[1]
+
+
+def _pixel_shuffle(node: Node, shape: list[int], graph: Graph) -> Axes:
+    factor = pair(node.args["upscale_factor"])
+    return window_axes("shuffle", node, shape, [1, 1], factor, [0, 0], [1, 1])
+
+
+declare(
+    "conv2d",
+    windowed(
+        window=WindowFacts(_conv, ring=0.0, pads=True, strips=True),
+        multiplies="output",
+        overwritable=True,
+    ),
+)
+declare("conv_transpose2d", windowed(window=WindowFacts(_conv), multiplies="input"))
+declare("max_pool2d", windowed(window=WindowFacts(_pool, ring=-math.inf, pads=True)))
+declare("avg_pool2d", windowed(window=WindowFacts(_pool, ring=0.0, pads=True)))
+declare("pad constant_pad_nd", windowed(window=WindowFacts(_pad, ring="value")))
+declare(
+    "slice",
+    OperatorFacts(("channels", "window"), "samples", window=WindowFacts(_slice, ring=0.0)),
+)
+declare(
+    "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d",
+    windowed(window=WindowFacts(_interpolate)),
+)
+declare("pixel_shuffle", windowed(window=WindowFacts(_pixel_shuffle)))
+declare(
+    "pixel_unshuffle upsample_bicubic2d reflection_pad2d replication_pad2d",
+    OperatorFacts(sharding="samples"),
+)
+
+# The kernels into which torch's dispatcher turns a convolution; no graph holds them.
+declare("convolution mkldnn_convolution convolution_backward", OperatorFacts(copies_weight=True))
