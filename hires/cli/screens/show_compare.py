@@ -9,7 +9,7 @@ from hires.report.compare.comparison import Comparison
 from hires.report.compare.differences import Difference
 from hires.report.compare.junit import sentence
 from hires.report.compare.metrics import Metric
-from hires.report.compare.verdicts import Result
+from hires.report.compare.verdicts import PointVerdict
 from hires.report.tables.run_tables import Column
 
 _DIGITS = 5
@@ -35,7 +35,7 @@ def comparison_lines(made: Comparison) -> None:
         print(f"note: {note}")
 
 
-def _print_points(metric: Metric, results: Sequence[Result]) -> None:
+def _print_points(metric: Metric, results: Sequence[PointVerdict]) -> None:
     """Prints one row a point."""
     better = "higher" if metric.higher_is_better else "lower"
     columns = [
@@ -52,7 +52,7 @@ def _print_points(metric: Metric, results: Sequence[Result]) -> None:
     print_table(title, columns, [_row(metric, result) for result in results])
 
 
-def _row(metric: Metric, result: Result) -> list[str]:
+def _row(metric: Metric, result: PointVerdict) -> list[str]:
     """Returns the cells of a point."""
     values = [None if v is None else metric.shown(v) for v in (result.a, result.b)]
     interval = change = "-"
@@ -71,7 +71,7 @@ def _row(metric: Metric, result: Result) -> list[str]:
     ]
 
 
-def _overall(result: Result) -> str:
+def _overall(result: PointVerdict) -> str:
     """Returns the verdict on all points in words."""
     return f"{sentence(result)} (geometric mean of B/A)" if result.ratio else sentence(result)
 

@@ -97,11 +97,11 @@ def _show_other(args: Any) -> int:
 def _over_attempts(path: Path) -> list[str]:
     """Returns how fast a run is over all its attempts; nothing if the shown one is all there is."""
     from hires.report.compare.metrics import METRICS
-    from hires.report.compare.pairing import Point
+    from hires.report.compare.pairing import ComparedPoint
     from hires.report.compare.repeated_points import of_run
     from hires.report.load.runs import read_run
 
-    repeats = Point([read_run(path)]).repeats(METRICS["throughput"])
+    repeats = ComparedPoint([read_run(path)]).repeats(METRICS["throughput"])
     if len(repeats) < _SEVERAL:
         return []
     return [

@@ -1,1 +1,1 @@
-"""Is one set of runs better or worse than another?"""
+"""Compares runs with runs or references: ratios, their confidence, and verdicts."""

@@ -1,4 +1,4 @@
-"""How does B do beside A, or beside references? All points, all metrics, and what differs else."""
+"""Compares runs with other runs or with references: all points, all metrics, all differences."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from typing import Any
 
 from hires.core.errors import ConfigError
 from hires.core.store.reading import text
-from hires.report.compare.bootstrap import Estimate
 from hires.report.compare.differences import (
     Difference,
     config_differences,
     origin_differences,
 )
 from hires.report.compare.metrics import Metric
-from hires.report.compare.pairing import Point, pair, points
+from hires.report.compare.pairing import ComparedPoint, pair, points
 from hires.report.compare.references import Reference, best
 from hires.report.compare.verdicts import (
     DECIDED,
     WORSE,
-    Result,
+    PointVerdict,
     Settings,
     judge,
-    judge_beside,
     overall,
 )
 from hires.report.load.plain_values import dicts
@@ -31,23 +29,23 @@ from hires.report.load.runs import Run
 
 _FEW = 3
 """Repeats from which on their spread is known at least roughly."""
-_MOST_NOTES = 5
-"""Notes of what could not be read that are told."""
-_LONGEST = 300
-"""Characters of what keeps a run and a reference apart."""
+_MAX_NOTES = 5
+"""Notes about unreadable files that are listed."""
+_MAX_MISFITS = 300
+"""Characters of the differences between a run and a reference."""
 _MANY = 20
-"""From so many points on chance alone calls some of them different."""
+"""Points from which on some differ by chance alone."""
 
 
 @dataclass
 class Comparison:
-    """Everything that a comparison found."""
+    """All results of a comparison."""
 
     names: tuple[str, str]
     settings: Settings
-    results: list[Result] = field(default_factory=list)
+    results: list[PointVerdict] = field(default_factory=list)
     """One for every point and metric."""
-    overall: list[Result] = field(default_factory=list)
+    overall: list[PointVerdict] = field(default_factory=list)
     """One for every metric."""
     config: list[Difference] = field(default_factory=list)
     origin: list[Difference] = field(default_factory=list)
@@ -56,12 +54,12 @@ class Comparison:
     @property
     def is_worse(self) -> bool:
         """Whether anything became worse."""
-        return any(result.status == WORSE for result in [*self.results, *self.overall])
+        return any(verdict.status == WORSE for verdict in [*self.results, *self.overall])
 
     @property
     def is_decided(self) -> bool:
         """Whether anything is known to be better, worse or the same."""
-        return any(result.status in DECIDED for result in [*self.results, *self.overall])
+        return any(verdict.status in DECIDED for verdict in [*self.results, *self.overall])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -73,8 +71,8 @@ class Comparison:
             "confidence": settings.confidence,
             "resamples": settings.resamples,
             "seed": settings.seed,
-            "overall": [result.to_dict() for result in self.overall],
-            "points": [result.to_dict() for result in self.results],
+            "overall": [verdict.to_dict() for verdict in self.overall],
+            "points": [verdict.to_dict() for verdict in self.results],
             "config": [vars(difference) for difference in self.config],
             "origin": [vars(difference) for difference in self.origin],
             "notes": self.notes,
@@ -88,7 +86,7 @@ def compare_runs(
     metrics: Sequence[Metric],
     settings: Settings,
 ) -> Comparison:
-    """Returns how the runs of B do beside those of A.
+    """Returns how the runs of B compare with those of A.
 
     Raises:
         ConfigError: they share no point.
@@ -99,18 +97,25 @@ def compare_runs(
             f"{names[0]} and {names[1]} share no point: their configs differ in keys that have "
             f"several values on a side; name runs or campaigns that differ in one thing"
         )
-    made = Comparison(names, settings)
+    comparison = Comparison(names, settings)
     for metric in metrics:
         judged = [judge(label, metric, old, new, settings) for label, old, new in pairing.points]
-        _add(made, metric, judged)
-    made.config, made.origin = config_differences(a, b), origin_differences(a, b)
+        verdicts = [verdict for verdict, _ in judged]
+        estimates = [estimate for _, estimate in judged if estimate is not None]
+        comparison.results += verdicts
+        comparison.overall.append(overall(metric, verdicts, estimates, settings))
+    comparison.config = config_differences(a, b)
+    comparison.origin = origin_differences(a, b)
     for side, labels in zip(names, (pairing.only_a, pairing.only_b), strict=True):
         if labels:
-            made.notes.append(f"only in {side}: {_listed(labels)}")
+            comparison.notes.append(f"only in {side}: {_listed(labels)}")
     compared = [point for _, *both in pairing.points for point in both]
-    made.notes += _left_out(compared) + _rough_peaks(made, compared)
-    made.notes += _alone(made) + _few_repeats(made) + _by_chance(made) + _unread([*a, *b])
-    return made
+    comparison.notes += [
+        *_about_attempts(comparison, compared),
+        *_about_repeats(comparison),
+        *_about_files([*a, *b]),
+    ]
+    return comparison
 
 
 def compare_references(
@@ -120,129 +125,110 @@ def compare_references(
     metrics: Sequence[Metric] | None,
     settings: Settings,
 ) -> Comparison:
-    """Returns how runs do beside references, each with its own tolerance.
+    """Returns how runs compare with references, each with its own tolerance.
 
     Args:
         names: of the references and of the runs.
-        references: what should be.
-        runs: what is.
+        references: what the numbers should be.
+        runs: what was measured.
         metrics: which ones; None: all that the references have.
         settings: seed and draws.
 
     Raises:
         ConfigError: no reference fits any run.
     """
-    made = Comparison(names, settings)
-    found = points(runs)
+    comparison = Comparison(names, settings)
+    measured = points(runs)
     without: list[str] = []
-    asked = list({r.metric.name: r.metric for r in references}.values())
-    for metric in asked if metrics is None else metrics:
-        judged = []
-        for label, point in found:
+    every = list({r.metric.name: r.metric for r in references}.values())
+    for metric in every if metrics is None else metrics:
+        verdicts, estimates = [], []
+        for label, point in measured:
             fit = best(references, metric, point.runs[0])
             if fit is None:
                 without.append(f"{metric.name} of {label}")
                 continue
             own = Settings(fit.tolerance, settings.seed, settings.resamples, settings.confidence)
-            judged.append(judge_beside(label, metric, fit.value, point, own))
-        if judged:
-            _add(made, metric, judged)
-    if not made.results:
+            verdict, estimate = judge(label, metric, fit.value, point, own)
+            verdicts.append(verdict)
+            estimates += [] if estimate is None else [estimate]
+        if verdicts:
+            comparison.results += verdicts
+            comparison.overall.append(overall(metric, verdicts, estimates, settings))
+    if not comparison.results:
         raise ConfigError(
             f"no reference of {names[0]} fits a run of {names[1]}: cluster, point and metric must; "
-            f"{_nearest(references, found)}"
+            f"{_nearest(references, measured)}"
         )
     if without:
-        made.notes.append(f"no reference for {_listed(without)}")
-    compared = [point for _, point in found]
-    made.notes += _left_out(compared) + _rough_peaks(made, compared) + _unread(runs)
-    return made
+        comparison.notes.append(f"no reference for {_listed(without)}")
+    comparison.notes += _about_attempts(comparison, [point for _, point in measured])
+    comparison.notes += _about_files(runs)
+    return comparison
 
 
-def _nearest(references: Sequence[Reference], found: Sequence[tuple[str, Point]]) -> str:
-    """Returns what keeps the first run apart from the reference that differs least from it."""
-    if not found:
+def _nearest(references: Sequence[Reference], measured: Sequence[tuple[str, ComparedPoint]]) -> str:
+    """Returns how the first run differs from the reference that is most like it."""
+    if not measured:
         return "there is no run"
-    label, point = found[0]
-    told = f"the first run is {label}"
+    label, point = measured[0]
     misfits = min((r.misfits(point.runs[0]) for r in references), key=len, default=[])
-    why = text(", ".join(misfits), _LONGEST)
-    return f"{told}; of the nearest reference {why}" if misfits else told
+    first = f"the first run is {label}"
+    why = text(", ".join(misfits), _MAX_MISFITS)
+    return f"{first}; of the nearest reference {why}" if misfits else first
 
 
-def _add(
-    made: Comparison, metric: Metric, judged: Sequence[tuple[Result, Estimate | None]]
-) -> None:
-    """Adds what was found of a metric."""
-    results = [result for result, _ in judged]
-    estimates = [estimate for _, estimate in judged if estimate is not None]
-    made.results += results
-    made.overall.append(overall(metric, results, estimates, made.settings))
+def _about_attempts(comparison: Comparison, compared: Sequence[ComparedPoint]) -> list[str]:
+    """Notes attempts that are left out, and peaks of whole processes: those differ by chance."""
+    notes = []
+    left_out = sum(point.num_left_out() for point in compared)
+    if left_out:
+        notes.append(
+            f"{left_out} complete attempts of another commit or machine than the latest left out"
+        )
+    records = [attempt.record for point in compared for _, attempt in point.attempts()]
+    rough = sum(any(e.get("source") == "rss" for e in dicts(r.get("memory"))) for r in records)
+    if rough and any(verdict.metric.name == "memory" for verdict in comparison.results):
+        notes.append(
+            f"the memory of {rough} of {len(records)} attempts is that of whole processes, which "
+            f"differs by chance, most for small networks; measure.warmup=2 measures that of a step"
+        )
+    return notes
 
 
-def _left_out(found: Sequence[Point]) -> list[str]:
-    """Says how many attempts were made by other code or machines than the latest ones."""
-    count = sum(point.left_out() for point in found)
-    if not count:
-        return []
-    return [f"{count} complete attempts of another commit or machine than the latest left out"]
-
-
-def _rough_peaks(made: Comparison, found: Sequence[Point]) -> list[str]:
-    """Says how many peaks are those of a whole process: they differ where nothing else does."""
-    if not any(result.metric.name == "memory" for result in made.results):
-        return []
-    told = [attempt.record for point in found for _, attempt in point.attempts()]
-    rough = sum(any(e.get("source") == "rss" for e in dicts(r.get("memory"))) for r in told)
-    if not rough:
-        return []
-    return [
-        f"the memory of {rough} of {len(told)} attempts is that of whole processes, which differs "
-        f"by chance, most for small networks; measure.warmup=2 measures that of a step"
-    ]
-
-
-def _alone(made: Comparison) -> list[str]:
-    """Says which seeds count nowhere because only one side has them."""
-    found: dict[str, list[str]] = {}
-    for result in made.results:
-        if result.alone:
-            words = f"seed{'s' if len(result.alone) > 1 else ''} {', '.join(result.alone)}"
-            found.setdefault(words, []).append(result.point)
-    return [
+def _about_repeats(comparison: Comparison) -> list[str]:
+    """Notes seeds that are left out, too few repeats, and so many points that chance shows."""
+    alone: dict[str, list[str]] = {}
+    for verdict in comparison.results:
+        if verdict.alone:
+            words = f"seed{'s' if len(verdict.alone) > 1 else ''} {', '.join(verdict.alone)}"
+            alone.setdefault(words, []).append(verdict.point)
+    notes = [
         f"{words} left out, because only one side has {'them' if ',' in words else 'it'}: "
         f"{_listed(list(dict.fromkeys(labels)))}"
-        for words, labels in found.items()
+        for words, labels in alone.items()
     ]
+    if any(1 < min(verdict.repeats) < _FEW for verdict in comparison.results):
+        notes.append(
+            f"two repeats say little of their spread; from {_FEW} on intervals are much narrower"
+        )
+    judged = sum(verdict.low is not None for verdict in comparison.results)
+    if judged >= _MANY:
+        share = 1 - comparison.settings.confidence
+        notes.append(
+            f"of {judged} equal points about {share * judged:.0f} would be found different "
+            f"by chance; the tolerance keeps small ones out, repeats keep out more"
+        )
+    return notes
 
 
-def _unread(runs: Sequence[Run]) -> list[str]:
-    """Says what of the runs' folders could not be used."""
-    told = list(dict.fromkeys(f"{n.where}: {n.text}" for run in runs for n in run.notes))
-    left = len(told) - _MOST_NOTES
-    return told[:_MOST_NOTES] + ([f"and {left} more"] if left > 0 else [])
-
-
-def _few_repeats(made: Comparison) -> list[str]:
-    """Says that two repeats tell little of how far repeats differ."""
-    if not any(1 < min(result.repeats) < _FEW for result in made.results):
-        return []
-    return [f"two repeats say little of their spread; from {_FEW} on intervals are much narrower"]
-
-
-def _by_chance(made: Comparison) -> list[str]:
-    """Says how many of many points look different by chance."""
-    judged = [result for result in made.results if result.low is not None]
-    if len(judged) < _MANY:
-        return []
-    share = 1 - made.settings.confidence
-    return [
-        f"of {len(judged)} equal points about {share * len(judged):.0f} would be found different "
-        f"by chance; the tolerance keeps small ones out, repeats keep out more"
-    ]
+def _about_files(runs: Sequence[Run]) -> list[str]:
+    """Notes what could not be read in the runs' folders."""
+    notes = list(dict.fromkeys(f"{n.where}: {n.text}" for run in runs for n in run.notes))
+    left = len(notes) - _MAX_NOTES
+    return notes[:_MAX_NOTES] + ([f"and {left} more"] if left > 0 else [])
 
 
 def _listed(labels: Sequence[str], most: int = 4) -> str:
-    """Returns labels in words, of many the first ones."""
     left = len(labels) - most
     return "; ".join(labels[:most]) + (f"; and {left} more" if left > 0 else "")

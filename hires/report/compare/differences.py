@@ -1,4 +1,4 @@
-"""What differs between two sets of runs: config, code, versions and machine?"""
+"""Lists what differs between two sets of runs: config, code, versions, machine and numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from hires.core.store.reading import text
 from hires.core.units import size
 from hires.report.compare.metrics import METRICS
-from hires.report.compare.pairing import Point
+from hires.report.compare.pairing import ComparedPoint
 from hires.report.compare.repeated_points import of_run
 from hires.report.load.plain_values import count, dig, spoken
 from hires.report.load.rows import run_row
@@ -18,28 +18,28 @@ from hires.report.load.runs import Run
 
 _PLACES = ("campaign", "results")
 """Keys that say where a run is kept."""
-_MOST = 4
-"""Values that are listed before the rest is counted."""
-NUMBERS = (
-    ("img_per_s_median", "throughput [img/s]"),
-    ("step_s_median", "step time [s]"),
-    ("samples", "steps that count"),
-    ("peak_bytes_max", "fullest rank [bytes]"),
-    ("predicted_bytes_max", "fullest rank predicted [bytes]"),
-    ("messages_per_step", "messages a step"),
-    ("bytes_per_step", "sent a step [bytes]"),
-    ("loss_first", "first loss"),
-    ("loss_last", "last loss"),
-    ("state", "state"),
-)
-"""Columns of a run that are worth a look beside another's."""
-_OF_RUN = {
+_MAX_VALUES = 4
+"""Values that are listed before the others are counted."""
+_NUMBERS = {
+    "img_per_s_median": "throughput [img/s]",
+    "step_s_median": "step time [s]",
+    "samples": "steps that count",
+    "peak_bytes_max": "fullest rank [bytes]",
+    "predicted_bytes_max": "fullest rank predicted [bytes]",
+    "messages_per_step": "messages a step",
+    "bytes_per_step": "sent a step [bytes]",
+    "loss_first": "first loss",
+    "loss_last": "last loss",
+    "state": "state",
+}
+"""Columns of a run that are shown beside another run's, with their titles."""
+_METRIC_OF = {
     "img_per_s_median": "throughput",
     "step_s_median": "step_time",
     "peak_bytes_max": "memory",
     "loss_last": "loss",
 }
-"""Columns that ``compare`` takes over all complete attempts, and so does this."""
+"""Columns that are medians over all complete attempts, as in ``compare``."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Difference:
 
 
 def config_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
-    """Returns the keys whose values differ, also of keys that only one side has."""
+    """Returns the keys whose values differ, including keys that only one side has."""
     ours, theirs = _values(run.flat_config for run in a), _values(run.flat_config for run in b)
     keys = [key for key in dict.fromkeys([*ours, *theirs]) if key not in _PLACES]
-    return _differing((key, ours.get(key, {}), theirs.get(key, {})) for key in keys)
+    return _differing(keys, ours, theirs)
 
 
 def origin_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
@@ -66,18 +66,18 @@ def origin_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
 def named_differences(
     a: Sequence[Mapping[str, str | None]], b: Sequence[Mapping[str, str | None]]
 ) -> list[Difference]:
-    """Returns which of some named facts differ; what is known of nobody does not."""
+    """Returns which of some named facts differ; a fact that no run recorded does not."""
     ours, theirs = _values(a), _values(b)
-    return _differing((name, ours.get(name, {}), theirs.get(name, {})) for name in ours)
+    return _differing(list(ours), ours, theirs)
 
 
 def number_rows(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
-    """Returns the numbers of two runs that at least one of them knows.
+    """Returns title and values of the numbers that at least one of two runs has.
 
-    Those that can be compared are the run's (``bootstrap.of_run``); the rest is the last attempt's.
+    Metrics are those of the whole run, as in ``compare``; the others are the last attempt's.
     """
     ours, theirs = _numbers(a), _numbers(b)
-    rows = [(title, ours.get(key), theirs.get(key)) for key, title in NUMBERS]
+    rows = [(title, ours.get(key), theirs.get(key)) for key, title in _NUMBERS.items()]
     return [row for row in rows if row[1:] != (None, None)]
 
 
@@ -98,38 +98,32 @@ def origin(provenance: Any) -> dict[str, str | None]:
 
 
 def _numbers(run: Run) -> Mapping[str, Any]:
-    """Returns the row of a run, with the medians over its complete attempts in it."""
-    found = run_row(run)
-    point = Point([run])
-    for key, metric in _OF_RUN.items():
-        repeats = point.repeats(METRICS[metric])
-        if point.attempts():
+    row, point = run_row(run), ComparedPoint([run])
+    if point.attempts():
+        for key, metric in _METRIC_OF.items():
+            repeats = point.repeats(METRICS[metric])
             value = of_run(repeats) if repeats else math.nan
-            found[key] = value if math.isfinite(value) else None
-    return found
+            row[key] = value if math.isfinite(value) else None
+    return row
 
 
-def _values(maps: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, None]]:
-    """Returns all values of every key, in words, in the order of the first of each."""
-    found: dict[str, dict[str, None]] = {}
+def _values(maps: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Returns the different values of every key as text, in the order of the first of each."""
+    texts: dict[str, dict[str, None]] = {}
     for values in maps:
         for key, value in values.items():
-            said = "not recorded" if value is None else spoken(value)
-            found.setdefault(key, {}).setdefault(said)
-    return found
+            word = "not recorded" if value is None else spoken(value)
+            texts.setdefault(key, {}).setdefault(word)
+    return {key: list(words) for key, words in texts.items()}
 
 
 def _differing(
-    rows: Iterable[tuple[str, Mapping[str, None], Mapping[str, None]]],
+    keys: Sequence[str], a: Mapping[str, list[str]], b: Mapping[str, list[str]]
 ) -> list[Difference]:
-    """Returns the rows whose values are not the same on both sides."""
-    return [Difference(what, _said(a), _said(b)) for what, a, b in rows if set(a) != set(b)]
+    rows = [(key, a.get(key, []), b.get(key, [])) for key in keys]
+    return [Difference(key, _listed(x), _listed(y)) for key, x, y in rows if set(x) != set(y)]
 
 
-def _said(values: Mapping[str, None]) -> str:
-    """Returns values in words, of many the first ones."""
-    known = list(values)
-    if not known:
-        return "-"
-    left = len(known) - _MOST
-    return ", ".join(known[:_MOST]) + (f" and {left} more" if left > 0 else "")
+def _listed(values: Sequence[str]) -> str:
+    left = len(values) - _MAX_VALUES
+    return ", ".join(values[:_MAX_VALUES]) + (f" and {left} more" if left > 0 else "") or "-"

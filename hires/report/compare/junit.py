@@ -1,4 +1,8 @@
-"""How does a comparison look to a CI server? As JUnit's XML: a test case a point and metric."""
+"""Writes a comparison as JUnit's XML, a test case for each point and metric, for CI servers.
+
+The standard library's ElementTree escapes all that must be; junitparser would add a dependency
+and save no line.
+"""
 
 from __future__ import annotations
 
@@ -8,89 +12,80 @@ from xml.etree import ElementTree
 from hires.core.store import reading
 from hires.core.store.files import write_atomically
 from hires.report.compare.comparison import Comparison
-from hires.report.compare.verdicts import UNDECIDED, UNKNOWN, WORSE, Result
+from hires.report.compare.verdicts import UNDECIDED, UNKNOWN, WORSE, PointVerdict
 
 OPTION = "--junit FILE"
 _SKIPPED = (UNKNOWN, UNDECIDED)
-_MOST = 100_000
-"""Characters of a text; there are no such long ones, and reading.text asks for a limit."""
+_MAX_TEXT = 100_000
+"""Characters; no text of a comparison is as long."""
 
 
-def write_junit(path: Path, made: Comparison) -> None:
+def write_junit(path: Path, comparison: Comparison) -> None:
     """Writes a comparison.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    write_atomically(path, junit_text(made), option=OPTION)
+    write_atomically(path, junit_text(comparison), option=OPTION)
 
 
-def junit_text(made: Comparison) -> str:
-    """Returns the XML of a comparison: what is worse failed, what is not known was skipped."""
-    cases = [*made.results, *made.overall]
+def junit_text(comparison: Comparison) -> str:
+    """Returns a comparison as XML: a worse point is a failure, an unknown one is skipped."""
+    verdicts = [*comparison.results, *comparison.overall]
     counts = {
-        "tests": len(cases),
-        "failures": sum(case.status == WORSE for case in cases),
-        "skipped": sum(case.status in _SKIPPED for case in cases),
-        "errors": 0,
+        "name": _plain(f"hires compare {comparison.names[0]} {comparison.names[1]}"),
+        "tests": str(len(verdicts)),
+        "failures": str(sum(verdict.status == WORSE for verdict in verdicts)),
+        "skipped": str(sum(verdict.status in _SKIPPED for verdict in verdicts)),
+        "errors": "0",
     }
-    name = _plain(f"hires compare {made.names[0]} {made.names[1]}")
-    facts = {"name": name, **{key: str(number) for key, number in counts.items()}}
-    suite = ElementTree.Element("testsuite", facts)
-    _properties(suite, made)
-    for case in cases:
-        _case(suite, case)
-    root = ElementTree.Element("testsuites", suite.attrib)
-    root.append(suite)
+    root = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(root, "testsuite", counts)
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in _properties(comparison):
+        ElementTree.SubElement(properties, "property", name=_plain(name), value=_plain(value))
+    for verdict in verdicts:
+        names = {"classname": f"hires.{verdict.metric.name}", "name": _plain(verdict.point)}
+        case = ElementTree.SubElement(suite, "testcase", names)
+        message = _plain(sentence(verdict))
+        if verdict.status == WORSE:
+            failure = ElementTree.SubElement(case, "failure", message=message, type="regression")
+            failure.text = message
+        elif verdict.status in _SKIPPED:
+            ElementTree.SubElement(case, "skipped", message=message)
+        else:
+            ElementTree.SubElement(case, "system-out").text = message
     ElementTree.indent(root)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{_text(root)}\n'
+    xml = ElementTree.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{xml}\n'
 
 
-def sentence(result: Result) -> str:
-    """Returns a result in one sentence."""
-    if result.ratio is None:
-        return f"{result.verdict}: {result.why}"
-    unit, shown = result.metric.unit, result.metric.shown
-    ends = ""
-    if result.a is not None and result.b is not None:
-        ends = f"{shown(result.a):.6g} -> {shown(result.b):.6g} {unit}, "
-    ratio = f"{100 * (result.ratio - 1):+.1f} %"
-    if result.low is not None and result.high is not None:
-        ratio += f" [{100 * (result.low - 1):+.1f} %, {100 * (result.high - 1):+.1f} %]"
-    return f"{result.verdict}: {ends}{ratio}, tolerance {result.tolerance}; {result.why}"
+def sentence(verdict: PointVerdict) -> str:
+    """Returns a verdict in one sentence."""
+    if verdict.ratio is None:
+        return f"{verdict.verdict}: {verdict.why}"
+    unit, shown = verdict.metric.unit, verdict.metric.shown
+    change = f"{100 * (verdict.ratio - 1):+.1f} %"
+    if verdict.a is not None and verdict.b is not None:
+        change = f"{shown(verdict.a):.6g} -> {shown(verdict.b):.6g} {unit}, {change}"
+    if verdict.low is not None and verdict.high is not None:
+        change += f" [{100 * (verdict.low - 1):+.1f} %, {100 * (verdict.high - 1):+.1f} %]"
+    return f"{verdict.verdict}: {change}, tolerance {verdict.tolerance}; {verdict.why}"
 
 
-def _properties(suite: ElementTree.Element, made: Comparison) -> None:
-    """Adds how it was compared, and what differs."""
-    held = ElementTree.SubElement(suite, "properties")
-    settings = made.settings
-    facts = [("A", made.names[0]), ("B", made.names[1]), ("seed", str(settings.seed))]
-    facts += [("resamples", str(settings.resamples)), ("confidence", str(settings.confidence))]
-    facts += [(d.what, f"{d.a} -> {d.b}") for d in [*made.config, *made.origin]]
-    for name, value in facts:
-        ElementTree.SubElement(held, "property", name=_plain(name), value=_plain(value))
-
-
-def _case(suite: ElementTree.Element, result: Result) -> None:
-    """Adds a test case."""
-    case = ElementTree.SubElement(
-        suite, "testcase", classname=f"hires.{result.metric.name}", name=_plain(result.point)
-    )
-    told = _plain(sentence(result))
-    if result.status == WORSE:
-        ElementTree.SubElement(case, "failure", message=told, type="regression").text = told
-    elif result.status in _SKIPPED:
-        ElementTree.SubElement(case, "skipped", message=told)
-    else:
-        ElementTree.SubElement(case, "system-out").text = told
+def _properties(comparison: Comparison) -> list[tuple[str, str]]:
+    settings = comparison.settings
+    return [
+        ("A", comparison.names[0]),
+        ("B", comparison.names[1]),
+        ("seed", str(settings.seed)),
+        ("resamples", str(settings.resamples)),
+        ("confidence", str(settings.confidence)),
+        *((d.what, f"{d.a} -> {d.b}") for d in [*comparison.config, *comparison.origin]),
+    ]
 
 
 def _plain(value: str) -> str:
     """Returns a text without characters that XML cannot hold, not even escaped."""
-    kept = reading.text(value, _MOST) or ""
+    kept = reading.text(value, _MAX_TEXT) or ""
     return kept.replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")
-
-
-def _text(root: ElementTree.Element) -> str:
-    """Returns the XML of an element, in which ElementTree escapes what must be."""
-    return ElementTree.tostring(root, encoding="unicode")

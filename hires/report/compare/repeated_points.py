@@ -1,8 +1,8 @@
-"""What is the number of a point that was measured several times?
+"""Computes the number of a point that was measured several times.
 
 A run counts as the median over its attempts of each one's median (:func:`of_run`); several seeds
-are several runs, and count as the geometric mean of them. Where two sides have several seeds in
-common, each counts by these alone (:func:`paired`).
+are several runs, and count as their geometric mean. If two sides share several seeds, only these
+count (:func:`paired`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_BEYOND = 1e100
-"""What nothing measures in any unit; sums and squares of smaller numbers stay finite."""
+_BOUND = 1e100
+"""Beyond anything that is measured in any unit; sums and squares of smaller numbers are finite."""
 
 
 @dataclass(frozen=True)
@@ -33,28 +33,27 @@ def of_run(repeats: Sequence[Repeat]) -> float:
 
 
 def usable(values: Sequence[float]) -> bool:
-    """Whether numbers can be compared: none is 0, less, not finite or beyond all bounds."""
-    return all(1 / _BEYOND < value < _BEYOND for value in values)
+    """Whether numbers can be compared: all are finite, above 0 and below any bound."""
+    return all(1 / _BOUND < value < _BOUND for value in values)
 
 
 def middle(repeats: Sequence[Repeat]) -> float | None:
-    """Returns the number of a point: of its run, or the geometric mean if it has several seeds.
+    """Returns the number of a point: of its run, or the geometric mean over its seeds.
 
     It is None unless all values can be compared.
     """
     values = [value for repeat in repeats for value in repeat.values]
     if not values or not usable(values):
         return None
-    runs = by_seed(repeats)
-    return of_run(repeats) if len(runs) == 1 else math.exp(centre(repeats))
+    return of_run(repeats) if len(by_seed(repeats)) == 1 else math.exp(centre(repeats))
 
 
 def by_seed(side: Sequence[Repeat]) -> list[list[Repeat]]:
     """Returns the repeats of every seed."""
-    found: dict[str, list[Repeat]] = {}
+    runs: dict[str, list[Repeat]] = {}
     for repeat in side:
-        found.setdefault(repeat.seed, []).append(repeat)
-    return list(found.values())
+        runs.setdefault(repeat.seed, []).append(repeat)
+    return list(runs.values())
 
 
 def centre(side: Sequence[Repeat]) -> float:
@@ -64,16 +63,17 @@ def centre(side: Sequence[Repeat]) -> float:
 
 def shared_seeds(a: Sequence[Repeat], b: Sequence[Repeat]) -> list[str]:
     """Returns the seeds that both sides have, in the order of A."""
-    theirs = {repeat.seed for repeat in b}
-    return [seed for seed in dict.fromkeys(repeat.seed for repeat in a) if seed in theirs]
+    seeds = {repeat.seed for repeat in b}
+    return [seed for seed in dict.fromkeys(repeat.seed for repeat in a) if seed in seeds]
 
 
 def paired(
     a: Sequence[Repeat], b: Sequence[Repeat]
 ) -> tuple[list[Repeat], list[Repeat], list[str]]:
-    """Returns the repeats by which two sides are compared, and the seeds that one of them lacks.
+    """Returns the repeats by which two sides are compared, and the seeds that are left out.
 
-    If both have several seeds, these are drawn in pairs and others are left out. If not, all count.
+    With several shared seeds these are compared in pairs and the others left out; otherwise all
+    repeats count.
     """
     shared = shared_seeds(a, b)
     if len(shared) < 2:

@@ -1,18 +1,17 @@
-"""Is a point better or worse than it was, or is there no difference?
+"""Decides whether a point is better or worse than it was, or shows no difference.
 
-It differs if the confidence interval of the ratio leaves out 1 and the ratio itself is outside the
-tolerance: the first says that chance alone hardly does it, the second that it matters. If it does
-not differ, and the interval is much wider than the tolerance, nothing is decided.
+It differs if the confidence interval of the ratio excludes 1 and the ratio is outside the
+tolerance: the first makes chance unlikely, the second says that the difference matters. If it does
+not differ and the interval is much wider than the tolerance, nothing is decided.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from hires.core.errors import ConfigError
 from hires.report.compare import bootstrap
 from hires.report.compare.bootstrap import Estimate
 from hires.report.compare.metrics import Metric
-from hires.report.compare.pairing import Point
+from hires.report.compare.pairing import ComparedPoint
 from hires.report.compare.repeated_points import Repeat, middle, paired, usable
 
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "same", "unknown"
@@ -30,11 +29,11 @@ DECIDED = (BETTER, WORSE, SAME)
 NO_DIFFERENCE = "no difference"
 OVERALL = "overall"
 _FAILED = ("failed", "lost")
-"""States of a run that somebody must look at; who cancelled one knows of it."""
+"""States of a run that count as worse; a user who cancelled one did so on purpose."""
 _MUCH_WIDER = 2.0
-"""An interval that is so many times as wide as the tolerance does not say that nothing changed."""
+"""An interval so many times as wide as the tolerance does not show that nothing changed."""
 _FINEST = 0.01
-"""A tolerance below asks whether there is any difference, and no interval is narrower than none."""
+"""A smaller tolerance asks for any difference at all, and no interval is as narrow as that."""
 _PERCENT = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*%")
 
 
@@ -58,7 +57,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Settings:
-    """How sure one wants to be."""
+    """Tolerance, and the bootstrap's settings."""
 
     tolerance: Tolerance
     seed: int = 0
@@ -67,8 +66,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What became of one point, or of all."""
+class PointVerdict:
+    """The verdict on one point, or on all."""
 
     point: str
     metric: Metric
@@ -77,7 +76,7 @@ class Result:
     verdict: str
     """The same in the metric's own words."""
     why: str
-    """What was drawn, or why nothing is known."""
+    """What was resampled, or why the verdict is unknown."""
     a: float | None = None
     b: float | None = None
     """In the base unit."""
@@ -87,11 +86,10 @@ class Result:
     high: float | None = None
     tolerance: Tolerance | None = None
     alone: Sequence[str] = ()
-    """Seeds that count nowhere because one side lacks them."""
+    """Seeds that are left out because one side lacks them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
-        tolerance = None if self.tolerance is None else dataclasses.asdict(self.tolerance)
         return {
             **{key: getattr(self, key) for key in ("point", "status", "verdict", "why")},
             "metric": self.metric.name,
@@ -101,111 +99,95 @@ class Result:
             "repeats": list(self.repeats),
             "ratio": self.ratio,
             "interval": None if self.low is None else [self.low, self.high],
-            "tolerance": tolerance,
+            "tolerance": None if self.tolerance is None else asdict(self.tolerance),
         }
 
 
-def parse_tolerance(said: str) -> Tolerance:
-    """Returns the tolerance that ``5%`` or ``-5%,+15%`` means.
+def parse_tolerance(words: str) -> Tolerance:
+    """Returns the tolerance that ``5%`` or ``-5%,+15%`` stands for.
 
     Raises:
-        ConfigError: it means none.
+        ConfigError: it stands for none.
     """
-    parts = [_PERCENT.fullmatch(part.strip()) for part in said.split(",")]
+    parts = [_PERCENT.fullmatch(part.strip()) for part in words.split(",")]
     numbers = [float(part[1]) / 100 if part is not None else math.nan for part in parts]
     if len(numbers) == 1:
         numbers = [-numbers[0], numbers[0]]
     if len(numbers) != 2 or not -1 < numbers[0] <= 0 <= numbers[1]:
         raise ConfigError(
-            f"tolerance {said!r} is none; write 5% for both ways, or -5%,+15% for less and more"
+            f"tolerance {words!r} is none; write 5% for both ways, or -5%,+15% for less and more"
         )
     return Tolerance(numbers[0], numbers[1])
 
 
 def judge(
-    label: str, metric: Metric, a: Point, b: Point, settings: Settings
-) -> tuple[Result, Estimate | None]:
-    """Returns what became of a point, and the estimate if there is one.
+    label: str, metric: Metric, a: ComparedPoint | float, b: ComparedPoint, settings: Settings
+) -> tuple[PointVerdict, Estimate | None]:
+    """Returns the verdict on a point, and the estimate if there is one.
 
     Args:
         label: of the point.
         metric: what is compared.
-        a: the point as it was.
-        b: as it is.
-        settings: tolerance and draws.
-    """
-    old, new = a.repeats(metric), b.repeats(metric)
-    told = _without(label, metric, a, old) or _unusual(label, metric, b, new)
-    if told is None and b.trouble()[0] in _FAILED and a.trouble()[0] not in _FAILED:
-        told = _failed(label, metric, b)
-    if told is not None:
-        return told, None
-    rng = generator(settings.seed, label, metric)
-    # What is shown is of the same runs as the ratio, or the two would contradict each other.
-    old, new, alone = paired(old, new)
-    estimate = bootstrap.compare(old, new, rng, settings.resamples)
-    made = _decided(label, metric, estimate, settings)
-    made = dataclasses.replace(made, repeats=(len(old), len(new)), alone=alone)
-    return dataclasses.replace(made, a=middle(old), b=middle(new)), estimate
-
-
-def judge_beside(
-    label: str, metric: Metric, value: float, b: Point, settings: Settings
-) -> tuple[Result, Estimate | None]:
-    """Returns what became of a point beside a reference.
-
-    Args:
-        label: of the point.
-        metric: what is compared.
-        value: what it should be, in the base unit.
+        a: the point as it was, or what the number should be, in the base unit.
         b: the point as it is.
         settings: tolerance and draws.
     """
+    rng = np.random.default_rng([settings.seed, zlib.crc32(f"{metric.name} {label}".encode())])
     new = b.repeats(metric)
-    told = _unusual(label, metric, b, new)
-    if told is not None:
-        return told, None
-    rng = generator(settings.seed, label, metric)
-    estimate = bootstrap.beside(value, new, rng, settings.resamples)
-    made = _decided(label, metric, estimate, settings)
-    return dataclasses.replace(made, a=value, b=middle(new), repeats=(0, len(new))), estimate
+    if not isinstance(a, ComparedPoint):
+        early = _without_numbers(label, metric, b, new)
+        if early is not None:
+            return early, None
+        estimate = bootstrap.beside(a, new, rng, settings.resamples)
+        verdict = _decided(label, metric, estimate, settings)
+        return replace(verdict, a=a, b=middle(new), repeats=(0, len(new))), estimate
+    old = a.repeats(metric)
+    early = _unusable(label, metric, a, old, "A") or _without_numbers(label, metric, b, new)
+    if early is None and b.trouble()[0] in _FAILED and a.trouble()[0] not in _FAILED:
+        early = _failed(label, metric, b)
+    if early is not None:
+        return early, None
+    # The numbers shown are those of the runs in the ratio, or the two would contradict each other.
+    old, new, alone = paired(old, new)
+    estimate = bootstrap.compare(old, new, rng, settings.resamples)
+    verdict = _decided(label, metric, estimate, settings)
+    counts = len(old), len(new)
+    return replace(verdict, a=middle(old), b=middle(new), repeats=counts, alone=alone), estimate
 
 
 def overall(
-    metric: Metric, results: Sequence[Result], estimates: Sequence[Estimate], settings: Settings
-) -> Result:
+    metric: Metric, points: Sequence[PointVerdict], estimates: Sequence[Estimate],
+    settings: Settings,
+) -> PointVerdict:  # fmt: skip
     """Returns the verdict on all points together: worse if any of them is.
 
     Args:
         metric: what was compared.
-        results: of all points.
+        points: verdicts on all of them.
         estimates: of those that have one.
-        settings: draws; what does not matter is the mean of the points' tolerances.
+        settings: draws; the tolerance is the mean of the points' own.
     """
-    worse = [result for result in results if result.status == WORSE]
-    told = f"{len(worse)} of {len(results)} points are worse" if worse else None
+    worse = [point for point in points if point.status == WORSE]
+    why = f"{len(worse)} of {len(points)} points are worse"
     if not estimates:
-        if told is not None:
-            return Result(OVERALL, metric, WORSE, worse[0].verdict, told)
-        return Result(OVERALL, metric, UNKNOWN, "unknown", "no point could be compared")
-    known = [result.tolerance for result in results if result.tolerance is not None]
+        if worse:
+            return PointVerdict(OVERALL, metric, WORSE, worse[0].verdict, why)
+        return PointVerdict(OVERALL, metric, UNKNOWN, "unknown", "no point could be compared")
+    tolerances = [point.tolerance for point in points if point.tolerance is not None]
     low, high = (
-        sum(ends) / len(known) for ends in zip(*((t.low, t.high) for t in known), strict=True)
+        sum(ends) / len(tolerances)
+        for ends in zip(*((t.low, t.high) for t in tolerances), strict=True)
     )
-    settings = dataclasses.replace(settings, tolerance=Tolerance(low, high))
-    made = _decided(OVERALL, metric, bootstrap.together(estimates), settings)
-    if told is None or made.status == WORSE:
-        return made if told is None else dataclasses.replace(made, why=told)
-    return dataclasses.replace(made, status=WORSE, verdict=worse[0].verdict, why=told)
+    settings = replace(settings, tolerance=Tolerance(low, high))
+    verdict = _decided(OVERALL, metric, bootstrap.together(estimates), settings)
+    if not worse:
+        return verdict
+    word = verdict.verdict if verdict.status == WORSE else worse[0].verdict
+    return replace(verdict, status=WORSE, verdict=word, why=why)
 
 
-def generator(seed: int, label: str, metric: Metric) -> np.random.Generator:
-    """Returns what draws for a point, the same in every call."""
-    return np.random.default_rng([seed, zlib.crc32(f"{metric.name} {label}".encode())])
-
-
-def _decided(label: str, metric: Metric, estimate: Estimate, settings: Settings) -> Result:
-    """Returns the verdict that an estimate leads to."""
+def _decided(label: str, metric: Metric, estimate: Estimate, settings: Settings) -> PointVerdict:
+    """Returns the verdict that follows from an estimate."""
     interval = estimate.interval(settings.confidence)
     low, high = interval or (None, None)
     ratio, tolerance = estimate.ratio, settings.tolerance
@@ -214,36 +196,38 @@ def _decided(label: str, metric: Metric, estimate: Estimate, settings: Settings)
     down = ratio < 1 + tolerance.low and (high is None or high < 1)
     if up or down:
         status = BETTER if up == metric.higher_is_better else WORSE
-        word = metric.word(up)
+        word = metric.words[up]
     why = estimate.unit
     widest = _MUCH_WIDER * tolerance.width
     if status == SAME and low is not None and high is not None and math.log(high / low) > widest:
         status = word = UNDECIDED
         why += f": not enough data; about {estimate.repeats_for(widest)} repeats of each would help"
-    made = Result(label, metric, status, word, why, tolerance=tolerance)
-    return dataclasses.replace(made, ratio=ratio, low=low, high=high)
+    return PointVerdict(
+        label, metric, status, word, why, ratio=ratio, low=low, high=high, tolerance=tolerance
+    )
 
 
-def _unusual(label: str, metric: Metric, point: Point, new: Sequence[Repeat]) -> Result | None:
-    """Returns what to say of a point of B that has no number to compare, or no finite one."""
+def _without_numbers(
+    label: str, metric: Metric, point: ComparedPoint, new: Sequence[Repeat]
+) -> PointVerdict | None:
+    """Returns the verdict on a point of B that has no number to compare, or no finite one."""
     if not point.attempts() and point.trouble()[0] in _FAILED:
         return _failed(label, metric, point)
     if any(not math.isfinite(value) for repeat in new for value in repeat.values):
-        why = f"B: {metric.name} is not finite"
-        return Result(label, metric, WORSE, metric.word(not metric.higher_is_better), why)
-    return _without(label, metric, point, new, "B")
+        word = metric.words[not metric.higher_is_better]
+        return PointVerdict(label, metric, WORSE, word, f"B: {metric.name} is not finite")
+    return _unusable(label, metric, point, new, "B")
 
 
-def _failed(label: str, metric: Metric, point: Point) -> Result:
-    """Returns what to say of a point of B with a run that failed."""
+def _failed(label: str, metric: Metric, point: ComparedPoint) -> PointVerdict:
     state, cause = point.trouble()
-    return Result(label, metric, WORSE, state, f"B: {cause or state}")
+    return PointVerdict(label, metric, WORSE, state, f"B: {cause or state}")
 
 
-def _without(
-    label: str, metric: Metric, point: Point, repeats: Sequence[Repeat], side: str = "A"
-) -> Result | None:
-    """Returns what to say of a point without numbers that can be compared."""
+def _unusable(
+    label: str, metric: Metric, point: ComparedPoint, repeats: Sequence[Repeat], side: str
+) -> PointVerdict | None:
+    """Returns the verdict on a point whose numbers cannot be compared."""
     values = [value for repeat in repeats for value in repeat.values]
     if values and usable(values):
         return None
@@ -253,4 +237,5 @@ def _without(
         why = f"it recorded {odd:g}"
     elif not point.attempts():
         why = f"{point.trouble()[0]}: no attempt is complete"
-    return Result(label, metric, UNKNOWN, "unknown", f"{side}: {metric.name} is missing ({why})")
+    text = f"{side}: {metric.name} is missing ({why})"
+    return PointVerdict(label, metric, UNKNOWN, "unknown", text)

@@ -8,7 +8,7 @@ from hires.report.compare.comparison import Comparison
 from hires.report.compare.differences import Difference
 from hires.report.compare.junit import junit_text, write_junit
 from hires.report.compare.metrics import METRICS
-from hires.report.compare.verdicts import Result, Settings, parse_tolerance
+from hires.report.compare.verdicts import PointVerdict, Settings, parse_tolerance
 
 HOSTILE = "]]></x><script>&\"'\x00\x1b\ud800\ufffe\n\u202e"
 METRIC = METRICS["throughput"]
@@ -21,9 +21,11 @@ def made(*results, names=("a", "b")):
 
 def test_worse_fails_unknown_is_skipped_and_the_rest_passes(tmp_path):
     tolerance = parse_tolerance("5%")
-    worse = Result("p", METRIC, "worse", "slower", "3 and 3 repeats", 8.0, 7.2, (3, 3), 0.9)
-    same = Result("q", METRIC, "same", "no difference", "x", 8, 8, (3, 3), 1, 0.99, 1.01, tolerance)
-    unknown = Result("r", METRIC, "unknown", "unknown", "A: it recorded none")
+    worse = PointVerdict("p", METRIC, "worse", "slower", "3 and 3 repeats", 8.0, 7.2, (3, 3), 0.9)
+    same = PointVerdict(
+        "q", METRIC, "same", "no difference", "x", 8, 8, (3, 3), 1, 0.99, 1.01, tolerance
+    )
+    unknown = PointVerdict("r", METRIC, "unknown", "unknown", "A: it recorded none")
     path = tmp_path / "x.xml"
     write_junit(path, made(worse, same, unknown))
     [suite] = ElementTree.parse(path).getroot()
@@ -38,7 +40,7 @@ def test_worse_fails_unknown_is_skipped_and_the_rest_passes(tmp_path):
 
 
 def test_names_of_anybody_stay_names():
-    hostile = Result(HOSTILE, METRIC, "worse", HOSTILE, HOSTILE)
+    hostile = PointVerdict(HOSTILE, METRIC, "worse", HOSTILE, HOSTILE)
     text = junit_text(made(hostile, names=(HOSTILE, HOSTILE)))
     root = ElementTree.fromstring(text.encode())
     assert {element.tag for element in root.iter()} == {
