@@ -41,8 +41,9 @@ from hires.nets import trace
 from hires.nets.build_network import build_model
 from hires.parallel.context import Context
 from hires.parallel.executor import Batch
-from hires.plan.memory import RankMemory, representatives
+from hires.plan.memory import RankMemory
 from hires.plan.plan import Plan
+from hires.plan.rank_kinds import representatives
 
 PROCESS_BYTES = {"train": 8 * 2**20, "infer": 2 * 2**20}
 """What a rank takes beside its tensors once it runs: oneDNN's compiled kernels and their caches,

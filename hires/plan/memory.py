@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hires.core.config.cluster_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.units import parse_size, size
-from hires.plan.edges import Box, held_by
-from hires.plan.plan import Finding, Plan, Stage
-from hires.plan.program import edge_messages, halo_messages
+from hires.plan.plan import Finding, Plan
 
 LIBRARIES_BYTES = 320 * 2**20
 """What a rank's libraries take before it holds anything, which no table counts; torch 2.13 on a CPU
 takes 300 to 310 MiB (``rss_import_bytes`` of any record)."""
-
-
-KINDS_PER_STAGE = 4
-"""Kinds of tiles up to which each is rehearsed; as many as a grid of 2 x 2 can make."""
 
 
 @dataclass(frozen=True)
@@ -149,43 +140,6 @@ def machine_bytes() -> int | None:
     return min(sizes, default=None)
 
 
-def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
-    """Returns what decides the memory of a rank: ranks of equal likeness need the same.
-
-    Those are its actions, the shapes of what it holds in each direction, and the shapes of what it
-    sends and receives in all.
-    """
-    actions = tuple(plan.actions_of(rank))
-    edges = [
-        (outgoing, math.prod(message.shape))
-        for action in actions
-        for outgoing in (False, True)
-        for message in edge_messages(plan, rank, action, outgoing)
-    ]
-    slots = [_slot_likeness(plan, rank, slot.direction) for slot in plan.slots_of(rank)]
-    return actions, tuple(slots), tuple(sorted(edges))
-
-
-def representatives(plan: Plan) -> list[int]:
-    """Returns for every rank of a replica the rank whose memory stands for its own.
-
-    Ranks of equal likeness need the same. Where a large grid makes many kinds of tiles, which
-    differ by a row or the side of a halo, the one that holds most stands for all of its stage: what
-    it needs is a little more than what the others do.
-    """
-    kinds = [likeness(plan, rank) for rank in range(plan.ranks_per_replica)]
-    first: dict[Any, int] = {}
-    exact = [first.setdefault(kind, rank) for rank, kind in enumerate(kinds)]
-    places = [(kind[0], *(slot[0] for slot in kind[1])) for kind in kinds]
-    if len(first) <= KINDS_PER_STAGE * len(set(places)):
-        return exact
-    largest: dict[Any, int] = {}
-    for rank, place in enumerate(places):
-        if place not in largest or _held(kinds[rank]) > _held(kinds[largest[place]]):
-            largest[place] = rank
-    return [largest[place] for place in places]
-
-
 def memory_finding(text: str, remedies: list[str], tried: str) -> Finding:
     """Returns the error of a plan that does not fit.
 
@@ -199,32 +153,3 @@ def memory_finding(text: str, remedies: list[str], tried: str) -> Finding:
     else:
         text = f"{text}; {tried}; combine such changes, or use a smaller image, batch or network"
     return Finding("error", "memory.limit", text)
-
-
-def _held(kind: tuple[Any, ...]) -> int:
-    """Returns a measure of what ranks of a likeness hold: pixels of all values, and halos."""
-    pixels: Iterable[int] = (math.prod(shape) for _, shapes, _ in kind[1] for shape in shapes)
-    borrowed: Iterable[int] = (sum(sizes) for _, _, halos in kind[1] for sizes in halos)
-    return sum(pixels) + sum(borrowed)
-
-
-def _boxes(plan: Plan, stage: Stage, value: str) -> list[Box]:
-    """Returns what each rank of a stage holds of a value."""
-    key = "held", stage.index, value
-    return plan.remember(key, lambda: held_by(plan.graph, stage, value))
-
-
-def _slot_likeness(plan: Plan, rank: int, direction: int) -> tuple[Any, ...]:
-    """Returns what decides the memory of one slot."""
-    slot = plan.slot_of(rank, direction)
-    stage = plan.stages[slot.stage]
-    shapes = []
-    for value in stage.layout if stage.num_ranks > 1 else ():
-        box = _boxes(plan, stage, value)[slot.tile]
-        shapes.append((box.n1 - box.n0, box.r1 - box.r0, box.c1 - box.c0))
-    halos = []
-    for op in stage.comm:
-        for back in (False, True) if op.kind == "halo" else ():
-            for messages in halo_messages(plan, rank, direction, op, back):
-                halos.append(tuple(sorted(math.prod(m.shape) for m in messages)))
-    return slot.stage, tuple(shapes), tuple(halos)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from hires.core.config.cluster_config import ClusterConfig
 from hires.core.config.launcher_config import LauncherConfig
-from hires.core.config.run_config import MemoryConfig, RunConfig, from_dict
+from hires.core.config.run_config import MemoryConfig, RunConfig
 from hires.core.units import MIB
-from hires.nets.trace import trace
 from hires.plan import memory
 from hires.plan.memory import (
     LIBRARIES_BYTES,
     RankMemory,
     Room,
-    likeness,
     memory_finding,
-    representatives,
     room_of,
 )
 from hires.plan.plan import Plan
-from hires.plan.planner import make_plan
-from tests.helpers.small_plans import Forked, plan_of
+from tests.helpers.small_plans import plan_of
 
 
 def entry(peak: int) -> dict[str, int]:
@@ -105,34 +101,6 @@ def test_finding_names_what_would_fit_or_what_was_tried():
     assert found.text == "too much; memory.checkpoint=block (1.0 GiB) would fit"
     text = memory_finding("too much", [], "tried: parallel.stages=2 (210.0 MiB)").text
     assert text.startswith("too much; tried: parallel.stages=2 (210.0 MiB); combine such changes")
-
-
-def test_equal_tiles_with_equal_neighbours_are_alike():
-    config = from_dict({"image": [64, 16], "batch": 2, "parallel": {"tiles": [4, 1]}})
-    plan = make_plan(config, trace(Forked(), [2, 3, 64, 16], training=True))
-    assert plan.ok, plan.findings
-    top, *inner, bottom = [likeness(plan, rank) for rank in range(4)]
-    assert inner[0] == inner[1]
-    assert inner[0] not in (top, bottom)
-    uneven = plan_of(tiles=[2, 1])  # 13 rows
-    assert likeness(uneven, 0) != likeness(uneven, 1)
-    stages = plan_of(stages=3)
-    assert len({likeness(stages, rank) for rank in range(3)}) == 3
-
-
-def test_large_grid_is_stood_for_by_its_largest_tile():
-    config = from_dict({"image": [64, 64], "batch": 2, "parallel": {"tiles": [5, 5]}})
-    plan = make_plan(config, trace(Forked(), [2, 3, 64, 64], training=True))
-    assert plan.ok, plan.findings
-    [rank] = set(representatives(plan))
-    row, column = divmod(rank, 5)
-    assert 0 < row < 4  # it borrows on all sides
-    assert 0 < column < 4
-
-
-def test_few_kinds_stand_for_themselves():
-    plan = plan_of(stages=3, tiles=[2, 1], spatial_stages=1)
-    assert representatives(plan) == list(range(plan.ranks_per_replica))
 
 
 def test_plan_json_keeps_the_memory():
