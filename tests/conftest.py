@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.launcher.ranks import spawn
 from tests.helpers.slurm_runs import Runs, ask
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -37,6 +39,24 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_process(_own_cache: None) -> Iterator[None]:
+    """Ranks and traces of the session, except those of an unusual environment, import torch once.
+
+    The process starts with the first of them.
+    """
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    variables = {"PYTHONPATH": str(REPOSITORY), **spawn.thread_variables(1)}
+    modules = [*spawn.MODULES, "tests.helpers.jobs", "tests.helpers.warm_up:trace_something"]
+    warm = spawn.WarmProcess({**os.environ, **variables}, modules=modules)
+    spawn.use(warm, keep=True)
+    yield
+    warm.end()
+    spawn.use(None)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from typing import IO, Any
 
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
+from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan
 
@@ -35,8 +37,9 @@ class TorchProcess:
 
     def __init__(self, module: str = _MODULE) -> None:
         self._module = module
-        self._process: subprocess.Popen[str] | None = None
-        self._errors: IO[str] | None = None
+        self._process: spawn.Child | None = None
+        self._pipes: list[IO[str]] = []
+        """Its standard input, output and error, as this process writes and reads them."""
 
     def __enter__(self) -> TorchProcess:
         return self
@@ -47,13 +50,11 @@ class TorchProcess:
         error: BaseException | None,
         place: TracebackType | None,
     ) -> None:
-        if self._process is None or self._errors is None:
+        if self._process is None:
             return
         if kind is not None:
             self._process.kill()  # Ctrl-C does not wait for an answer
-        with contextlib.suppress(OSError):
-            self._process.communicate()
-        self._forget()
+        self._end()
 
     def trace(self, config: RunConfig) -> Graph:
         """Returns the graph of the config's network, for one microbatch.
@@ -83,57 +84,62 @@ class TorchProcess:
             HiresError: the answer is an error.
             RunError: there was no answer; the message holds the process's last words.
         """
-        process = self._started()
-        assert process.stdin is not None
-        assert process.stdout is not None
+        if self._process is None:
+            self._start()
+        stdin, stdout, _ = self._pipes
         line = ""
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(question) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
+            stdin.write(json.dumps(question) + "\n")
+            stdin.flush()
+            line = stdout.readline()
         try:
             answer = json.loads(line)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise RunError(f"{what} failed {self._last_words(process)}")
+            raise RunError(f"{what} failed {self._last_words()}")
         if "error" in answer:
             error = answer["error"]
             raise _KINDS.get(error["type"], RunError)(error["text"])
         return answer
 
-    def _started(self) -> subprocess.Popen[str]:
-        """Returns the process, which is started if it was not."""
-        if self._process is None:
-            self._errors = tempfile.TemporaryFile(  # noqa: SIM115, closed when the process is done
-                "w+", errors="replace"
-            )
-            self._process = subprocess.Popen(
+    def _start(self) -> None:
+        """Starts the process."""
+        errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed by _end
+        (stdin, questions), (answers, stdout) = os.pipe(), os.pipe()
+        self._pipes = [os.fdopen(questions, "w"), os.fdopen(answers), errors]
+        try:
+            self._process = spawn.start(
                 [sys.executable, "-m", self._module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                text=True,
+                spawn.helper_environment(),
+                spawn.Streams(stdin, stdout, errors.fileno()),
             )
-        return self._process
+        finally:
+            os.close(stdin)
+            os.close(stdout)
 
-    def _last_words(self, process: subprocess.Popen[str]) -> str:
+    def _last_words(self) -> str:
         """Returns the exit code of a process that gave no answer, and what it wrote last."""
-        assert self._errors is not None
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            process.communicate(timeout=_END_S)
-        process.kill()  # one that still runs has answered with something else
-        process.wait()
-        self._errors.seek(0)
-        words = " | ".join(self._errors.read().strip().splitlines()[-3:]) or "it said nothing"
-        self._forget()
-        return f"(exit code {process.returncode}): {words}"
+        assert self._process is not None
+        self._pipes[0].close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._process.kill()  # one that still runs has answered with something else
+        code = self._process.wait()
+        errors = self._pipes[2]
+        errors.seek(0)
+        words = " | ".join(errors.read().strip().splitlines()[-3:]) or "it said nothing"
+        self._end()
+        return f"(exit code {code}): {words}"
 
-    def _forget(self) -> None:
-        """Lets go of a process that has ended; the next question starts another one."""
-        assert self._errors is not None
-        self._errors.close()
-        self._process = self._errors = None
+    def _end(self) -> None:
+        """Waits for the process to end; the next question starts another one."""
+        assert self._process is not None
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # of questions that the process did not read
+                pipe.close()
+        self._process.wait()
+        self._process, self._pipes = None, []
 
 
 def trace(config: RunConfig, module: str = _MODULE) -> Graph:

@@ -22,6 +22,7 @@ from hires.core.store.naming import run_name
 from hires.core.store.records import read_record
 from hires.core.store.rundir import RunDir, create, freeze, is_complete, open_run
 from hires.launcher.interface import launcher_of
+from hires.launcher.ranks import spawn
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.attempt_files import last_number
 from hires.launcher.status.running_elsewhere import refuse_begun, refuse_queued
@@ -71,7 +72,8 @@ def main(words: Sequence[str]) -> int:
         _print(run, args.json)
         return 0
     kept = [word for word in words if word != "--dry-run"]
-    return _start(config, command_line("run", kept, args), args, after)
+    with spawn.warm(config.launcher.threads):
+        return _start(config, command_line("run", kept, args), args, after)
 
 
 def _complete(config: RunConfig) -> RunDir | None:

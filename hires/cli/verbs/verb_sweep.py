@@ -25,6 +25,7 @@ from hires.cli.sweep.where import Where
 from hires.cli.tracing import TorchProcess
 from hires.core.errors import ConfigError, PlanError
 from hires.core.store.campaign import locked
+from hires.launcher.ranks import spawn
 
 _EXAMPLES = (
     "hires sweep parallel=sp,sp+gems precision=fp32,bf16 image=512,1024",
@@ -59,8 +60,9 @@ def main(words: Sequence[str]) -> int:
     with locked(campaign_folder(points)) as note:
         if note:
             print(f"note: {note}", file=sys.stderr)
-        _plan(sweep)
-        return run_sweep(sweep)
+        with spawn.warm(configs[0].launcher.threads, keep=True):
+            _plan(sweep)
+            return run_sweep(sweep)
 
 
 def _parser() -> Parser:

@@ -6,6 +6,7 @@ on the same microbatches and writes ``verify.json``, which is shown here.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import tempfile
@@ -22,6 +23,7 @@ from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store import file_names
 from hires.core.store.rundir import create
 from hires.launcher.interface import launcher_of
+from hires.launcher.ranks import spawn
 from hires.plan.graph import describe
 from hires.plan.operators.operator_facts import is_random
 from hires.plan.plan import Plan
@@ -48,8 +50,10 @@ def main(words: Sequence[str]) -> int:
     config = dataclasses.replace(config, precision=PrecisionConfig("fp64"))
     if args.cfg:
         return print_config(config)
-    with tempfile.TemporaryDirectory(prefix="hires-verify-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hires-verify-"))
         config = dataclasses.replace(config, results=folder)
+        stack.enter_context(spawn.warm(config.launcher.threads))
         answer = _answer(config, ["hires", "verify", *words])
     if isinstance(answer, int):
         return answer

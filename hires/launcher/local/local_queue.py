@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from hires.core.errors import RunError
 from hires.core.store import file_names, provenance, records, rundir
 from hires.core.store.files import cannot_write
 from hires.launcher.local.queue_tasks import Ended, Limits, Result, Task, Watcher
-from hires.launcher.ranks.processes import die_with
+from hires.launcher.ranks import spawn
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import MetricsTail
 from hires.launcher.supervision.exit_record import leave_word
@@ -42,7 +41,7 @@ class _Running:
 
     task: Task
     attempt: int
-    process: subprocess.Popen[bytes]
+    process: spawn.Child
     tail: MetricsTail
     started: str = field(default_factory=provenance.now)
     began_s: float = field(default_factory=time.monotonic)
@@ -161,7 +160,7 @@ class Queue:
         self.running.append(_Running(task, run.attempt, process, tail))
         self._watcher.started(task, run.attempt)
 
-    def _process(self, run: rundir.RunDir) -> subprocess.Popen[bytes]:
+    def _process(self, run: rundir.RunDir) -> spawn.Child:
         """Starts the process of an attempt, which Ctrl-C in the terminal does not reach."""
         command = [
             sys.executable,
@@ -173,13 +172,14 @@ class Queue:
         path = run.attempt_dir / file_names.LOGS / file_names.LAUNCHER_LOG
         try:
             with path.open("ab") as output:
-                return subprocess.Popen(
-                    [*command, *([self._module] if self._module else [])],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=die_with(os.getpid(), signal.SIGTERM),
+                streams = spawn.Streams(None, output.fileno(), output.fileno())
+                module = [self._module] if self._module else []
+                return spawn.start(
+                    [*command, *module],
+                    spawn.helper_environment(),
+                    streams,
+                    death_signal=signal.SIGTERM,
+                    heir=True,
                 )
         except (OSError, subprocess.SubprocessError) as error:
             raise cannot_write(path, error) from error
@@ -252,7 +252,7 @@ def _died(folder: Path, code: int) -> str:
     return f"its launcher {how}" + (f": {text.splitlines()[-1]}" if text else "")
 
 
-def _send(process: subprocess.Popen[bytes], number: int) -> None:
+def _send(process: spawn.Child, number: int) -> None:
     """Sends a signal to a process, unless it has ended."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)

@@ -15,7 +15,7 @@ from hires.core.errors import RunError
 from hires.core.ranks.mpi_dialects import Starter, require_program
 from hires.core.store import file_names
 from hires.core.store.files import cannot_write
-from hires.launcher.ranks import control_channel, processes
+from hires.launcher.ranks import control_channel, processes, spawn
 from hires.launcher.ranks.rank_group import Crew, Member, Start
 from hires.launcher.status import process_id
 
@@ -216,7 +216,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str], log: Path) -> subpr
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=processes.die_with(os.getpid()),
+                preexec_fn=spawn.die_with(os.getpid()),
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise RunError(f"cannot start the ranks with {command[0]}: {error}") from error

@@ -9,11 +9,9 @@ so the thread that calls :func:`start` must live as long as the ranks.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +19,7 @@ from pathlib import Path
 
 from hires.core.errors import RunError
 from hires.core.store.files import cannot_write
-
-_PR_SET_PDEATHSIG = 1
+from hires.launcher.ranks import spawn
 
 
 @dataclass
@@ -31,7 +28,7 @@ class RankProcess:
 
     rank: int
     log: Path
-    process: subprocess.Popen[bytes]
+    process: spawn.Child
     code: int | None = None
     """Exit code, negative for a signal; None while it runs."""
     ended_s: float = 0.0
@@ -65,15 +62,8 @@ def start(
         raise cannot_write(log, error) from error
     with output:
         try:
-            process = subprocess.Popen(
-                command,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with(os.getpid(), held=not relayed),
-            )
+            streams = spawn.Streams(None, output.fileno(), output.fileno())
+            process = spawn.start(command, environ, streams, hold=not relayed)
         except (OSError, subprocess.SubprocessError) as error:
             raise RunError(f"cannot start rank {rank} with {command[0]}: {error}") from error
     return RankProcess(rank, log, process, relayed=relayed)
@@ -145,30 +135,6 @@ def all_ended(ranks: Iterable[RankProcess]) -> bool:
     ranks = list(ranks)
     poll(ranks)
     return all(rank.code is not None for rank in ranks)
-
-
-def die_with(
-    parent: int, number: signal.Signals = signal.SIGKILL, held: bool = False
-) -> Callable[[], None] | None:
-    """Returns what a child does before it runs its program: it asks to die with ``parent``.
-
-    Args:
-        parent: the process whose thread starts the child.
-        number: the signal that the child gets when that thread ends.
-        held: whether SIGUSR2 waits until the child listens; by default it would end the child.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child must not import
-
-    def ask() -> None:
-        if held:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked
-            os._exit(1)
-
-    return ask
 
 
 def last_lines(log: Path, count: int = 20) -> list[str]:

@@ -22,7 +22,7 @@ from hires.core.store import file_names, records
 from hires.core.store.files import cannot_write
 from hires.launcher.interface import CANCELLED
 from hires.launcher.local import local_launcher
-from hires.launcher.ranks.processes import die_with
+from hires.launcher.ranks.spawn import die_with
 from hires.launcher.slurm import job_script
 from hires.launcher.slurm.allocation import Allocation, cores, spread
 from hires.launcher.slurm.batch import attempts_of, number_of

@@ -19,7 +19,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, RunError
 from hires.core.store import file_names, records
 from hires.launcher.interface import OnLine
-from hires.launcher.ranks import ports, rank_group
+from hires.launcher.ranks import ports, rank_group, spawn
 from hires.launcher.ranks.agent_ranks import Together
 from hires.launcher.ranks.places import Making, Places
 from hires.launcher.ranks.processes import RankProcess
@@ -114,6 +114,7 @@ class Supervisor:
         self._note("launch_started", port=self.port, **process_id.myself())
         try:
             self._crew.begin(lambda: self.interrupts.count > 0)
+            spawn.release()
             end = self._watch()
             self._feed()
         finally:

@@ -1,0 +1,368 @@
+"""Starts Python modules as child processes, by forks of a warm process where one fits.
+
+Importing torch takes over a second of CPU time, for every rank of every run. A warm process has
+imported it once, has one thread, and forks instead:
+
+    this process ──request──▶ warm process      (hires.launcher.ranks.warm_process)
+      │      ▲                  └─fork─▶ go-between ──fork──▶ child, runs the module
+      │      └── the kernel makes it a child of this process ──────┘
+      └─ waits for it, signals it, dies with it: as with any child
+
+The go-between exits at once. Linux hands its child to the nearest ancestor that is a *subreaper*,
+which this process is while it asks. So exit codes, signals and ``PR_SET_PDEATHSIG`` work as after
+:class:`subprocess.Popen`, and a warm process that dies takes no child along.
+
+Libraries read variables as they are loaded. So a child whose environment differs from the warm
+process's in more than :data:`MAY_DIFFER` is a fresh process, as is every child once the warm
+process has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MODULES = [
+    "hires.worker",
+    "hires.engine.footprint",
+    "hires.launcher.local.point_process",
+    "hires.engine.memory_meter:load_lazy_parts",
+]
+"""What a warm process imports before it forks, with the functions that it calls."""
+MAY_DIFFER = {
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GLOO_SOCKET_IFNAME", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "XDG_CACHE_HOME", "TMPDIR"),
+    *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "PYTEST_CURRENT_TEST"),
+}
+"""Variables that are read when they are used, or set anew in a child; so are all ``HIRES_*``."""
+ANSWER_S = 60.0
+"""How long a warm process may take to import and fork before a fresh process is started."""
+
+_SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # numbers of Linux's prctl.h
+
+
+class Adopted:
+    """A child that a warm process forked; the part of :class:`subprocess.Popen` that is used."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Returns the exit code, negative for a signal; None while the child runs."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns the exit code once the child has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after ``timeout`` seconds.
+        """
+        if timeout is None:
+            code = self._reap(0)
+            assert code is not None
+            return code
+        deadline, pause_s = time.monotonic() + timeout, 0.0005
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless the child has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends the child at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def _reap(self, options: int) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # reaped elsewhere; Popen reports 0 then, too
+                pid, status = self.pid, 0
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+Child = subprocess.Popen[bytes] | Adopted
+"""A process that this one started."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Numbers of the files that are standard input, output and error of a child."""
+
+    stdin: int | None
+    """None: nothing can be read."""
+    stdout: int
+    stderr: int
+
+
+class WarmProcess:
+    """This process's end of a warm process, which is started with the first request."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        channel: socket.socket | None = None,
+        modules: Sequence[str] = MODULES,
+    ) -> None:
+        """Takes what is known of it.
+
+        Args:
+            environ: the environment under which its libraries are loaded.
+            channel: carries the requests, if the process runs already.
+            modules: what it imports before it forks.
+        """
+        self._environ = dict(environ)
+        self._modules = modules
+        self._channel = channel
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def fits(self, command: Sequence[str], environ: Mapping[str, str]) -> bool:
+        """Whether a forked child would do what a fresh process does."""
+        different = {name for name, _ in set(environ.items()) ^ set(self._environ.items())}
+        return (
+            not self._ended
+            and list(command[:2]) == [sys.executable, "-m"]
+            and all(name in MAY_DIFFER or name.startswith("HIRES_") for name in different)
+        )
+
+    def helper_environment(self) -> dict[str, str]:
+        """Returns the environment of a child that starts ranks, or computes nothing itself."""
+        return {**os.environ, **{name: self._environ[name] for name in thread_variables(1)}}
+
+    def start(self, request: Mapping[str, object], files: list[int]) -> Adopted | None:
+        """Returns a child that runs what is requested; None if it cannot be forked.
+
+        Args:
+            request: the child's command, environment, folder, and what else it inherits.
+            files: its standard input, output and error.
+        """
+        with self._lock, contextlib.ExitStack() as stack:
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)
+            stack.enter_context(theirs)
+            try:
+                stack.enter_context(_subreaper())
+                self._send({**request, "load_environ": self._environ}, [*files, theirs.fileno()])
+                theirs.close()  # so that a child that dies early is seen as the end of the stream
+                return _met(ours)
+            except (OSError, ValueError):
+                self.end()
+                return None
+
+    def end(self) -> None:
+        """Ends the warm process; its children go on."""
+        self._ended = True
+        if self._channel is not None:
+            self._channel.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _send(self, request: Mapping[str, object], files: list[int]) -> None:
+        """Sends a request to the warm process, which is started if it was not."""
+        if self._channel is None:
+            self._channel, theirs = socket.socketpair()
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _SERVER, str(theirs.fileno()), *self._modules],
+                    # OpenBLAS starts threads as it is loaded, and ranks do not use it.
+                    env={"OPENBLAS_NUM_THREADS": "1", **self._environ},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    preexec_fn=die_with(os.getpid()),
+                )
+        payload = json.dumps(request).encode()
+        self._channel.settimeout(ANSWER_S)
+        socket.send_fds(self._channel, [struct.pack("!Q", len(payload))], files)
+        self._channel.sendall(payload)
+
+
+_SERVER = "from hires.launcher.ranks.warm_process import main; main()"
+
+
+def _met(child: socket.socket) -> Adopted | None:
+    """Lets a forked child go on once it is known to be a child of this process."""
+    child.settimeout(ANSWER_S)
+    with child.makefile("rb") as lines:
+        answer = json.loads(lines.readline())
+    adopted = Adopted(answer["pid"])
+    if answer["error"]:
+        adopted.wait()
+        return None
+    child.sendall(b"\n")
+    return adopted
+
+
+_current: WarmProcess | None = None
+"""What forks the children of this process; there is one for the whole process."""
+_kept = False
+
+
+def use(warm_process: WarmProcess | None, keep: bool = False) -> None:
+    """Forks the children of this process from a warm process from now on; None: they are fresh.
+
+    Args:
+        warm_process: the process.
+        keep: whether it outlives :func:`release`.
+    """
+    global _current, _kept
+    _current, _kept = warm_process, keep
+
+
+def release() -> None:
+    """Ends a warm process that was to start the ranks of one run only: its memory is not needed."""
+    if _current is not None and not _kept:
+        _current.end()
+        use(None)
+
+
+@contextlib.contextmanager
+def warm(threads: int = 1, keep: bool = False) -> Iterator[None]:
+    """Forks modules that are started within the block from one warm process.
+
+    Nothing changes where there is such a process already, or the system is not Linux.
+
+    Args:
+        threads: compute threads of the ranks to come; those with others are fresh processes.
+        keep: whether the process outlives :func:`release`.
+    """
+    if _current is not None or not sys.platform.startswith("linux"):
+        yield
+        return
+    made = WarmProcess({**os.environ, **thread_variables(threads)})
+    use(made, keep)
+    try:
+        yield
+    finally:
+        made.end()
+        use(None)
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """Returns the variables by which a process's libraries choose their number of threads."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+def helper_environment() -> dict[str, str]:
+    """Returns the environment of a child that starts ranks, or computes nothing itself."""
+    return dict(os.environ) if _current is None else _current.helper_environment()
+
+
+def start(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    streams: Streams,
+    *,
+    death_signal: signal.Signals = signal.SIGKILL,
+    hold: bool = False,
+    heir: bool = False,
+) -> Child:
+    """Starts a program as the leader of a session of its own.
+
+    Args:
+        command: its words; ``python -m MODULE ...`` is forked from the warm process if one fits.
+        environ: its environment.
+        streams: its standard input, output and error.
+        death_signal: what it gets when this process, or the thread that calls this, ends.
+        hold: whether SIGUSR2 waits until the child listens; by default it would end the child.
+        heir: whether a forked child gets a warm process of its own, for children that it starts.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    with Path(os.devnull).open("rb") as nothing:
+        stdin = nothing.fileno() if streams.stdin is None else streams.stdin
+        if _current is not None and _current.fits(command, environ):
+            files = [stdin, streams.stdout, streams.stderr]
+            options = {"death_signal": int(death_signal), "hold": hold, "heir": heir}
+            with contextlib.suppress(FileNotFoundError):  # this process's folder was removed
+                child = _current.start({**_request(command, environ), **options}, files)
+                if child is not None:
+                    return child
+        return subprocess.Popen(
+            command,
+            env=environ,
+            stdin=stdin,
+            stdout=streams.stdout,
+            stderr=streams.stderr,
+            start_new_session=True,
+            preexec_fn=die_with(os.getpid(), death_signal, hold),
+        )
+
+
+def _request(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, object]:
+    """Returns what a child that is forked elsewhere inherits from this process."""
+    return {
+        "command": list(command),
+        "environ": dict(environ),
+        "cwd": str(Path.cwd()),
+        "parent": os.getpid(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "limits": [(kind, *resource.getrlimit(kind)) for kind in _LIMITS],
+    }
+
+
+def die_with(
+    parent: int, number: signal.Signals = signal.SIGKILL, held: bool = False
+) -> Callable[[], None] | None:
+    """Returns what a child does before it runs its program: it asks to die with ``parent``.
+
+    Args:
+        parent: the process whose thread starts the child.
+        number: the signal that the child gets when that thread ends.
+        held: whether SIGUSR2 waits until the child listens; by default it would end the child.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child must not import
+
+    def request() -> None:
+        if held:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        prctl(_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the request
+            os._exit(1)
+
+    return request
+
+
+_LIMITS = [value for name, value in sorted(vars(resource).items()) if name.startswith("RLIMIT_")]
+
+
+@contextlib.contextmanager
+def _subreaper() -> Iterator[None]:
+    """Makes this process the one that inherits the children of its descendants that end."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_SET_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_SET_SUBREAPER, 0, 0, 0, 0)

@@ -1,0 +1,251 @@
+"""Imports what ranks need, then forks itself for every request: the other end of ``spawn``.
+
+It has one thread, for a fork copies no other. What a child needs is set between the fork and its
+module's first line: session, signals, limits, cores, environment, folder and standard streams. Then
+the stack unwinds to :func:`main` and the interpreter runs the module as ``python -m`` does, so that
+exit codes, uncaught exceptions and Ctrl-C end the child as they end a fresh process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import io
+import json
+import os
+import resource
+import runpy
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from hires.launcher.ranks import spawn
+
+Request = dict[str, Any]
+
+_MADV_POPULATE_READ = 22
+_PAGE = resource.getpagesize()
+_library_pages: list[tuple[int, int]] = []
+"""Address and bytes of the pages of files that are in use once everything is imported."""
+
+
+def main() -> None:
+    """Imports modules, and forks a child for every request that runs the request's module.
+
+    ``sys.argv`` holds the number of the channel's file and what to import, as ``module`` or, with a
+    function that is called then, ``module:function``.
+    """
+    number, *modules = sys.argv[1:]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # a child may want to hold it
+    channel = socket.socket(fileno=int(number))
+    for word in modules:
+        _load(word)
+    if len(list(Path("/proc/self/task").iterdir())) > 1:
+        sys.exit("a library has started a thread, which no child would have")
+    _library_pages.extend(_resident_file_pages())
+    # Collections in a child need not look at, and so copy, the pages that it shares.
+    gc.collect()
+    gc.freeze()
+    request = _serve(channel)
+    if request is not None:
+        _run(request["command"][2])
+
+
+def _run(module: str) -> None:
+    """Runs a module as ``python -m`` does."""
+    code = 0
+    try:
+        runpy._run_module_as_main(module)  # type: ignore[attr-defined]
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            raise
+        code = int(end.code or 0) & 0xFF
+    # As the interpreter ends, but for the modules of torch, which take a quarter second to undo.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _load(word: str) -> None:
+    """Imports a module and calls its function, if one is named, with one thread."""
+    name, _, function = word.partition(":")
+    module = importlib.import_module(name)
+    if function:
+        torch = sys.modules["torch"]
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        getattr(module, function)()
+        torch.set_num_threads(threads)
+
+
+def _serve(channel: socket.socket) -> Request | None:
+    """Forks a child for every request; returns its request in the child, None at the end."""
+    while True:
+        received = _receive(channel)
+        if received is None:
+            return None
+        request, files = received
+        go_between = os.fork()
+        if go_between:
+            _close(files)
+            os.waitpid(go_between, 0)
+            continue
+        if os.fork():
+            os._exit(0)
+        channel.close()
+        heir = None
+        if request["heir"]:
+            ours, theirs = socket.socketpair()
+            child = os.getpid()
+            pid = os.fork()
+            if not pid:  # the heir: it serves its child as this process serves its parent
+                _close([*files, ours.detach()])
+                os.setsid()
+                _die_with(child, signal.SIGKILL)
+                channel = theirs
+                continue
+            theirs.close()
+            heir = spawn.WarmProcess(request["load_environ"], ours)
+        _become_child(request, files, heir)
+        return request
+
+
+def _receive(channel: socket.socket) -> tuple[Request, list[int]] | None:
+    """Returns the next request and the files that came along, or None if there are no more."""
+    header, files, _, _ = socket.recv_fds(channel, 8, 4)
+    if len(header) < 8:
+        return None
+    (missing,) = struct.unpack("!Q", header)
+    payload = bytearray()
+    while len(payload) < missing:
+        payload += channel.recv(missing - len(payload)) or sys.exit(0)
+    return json.loads(payload), files
+
+
+def _become_child(request: Request, files: list[int], heir: spawn.WarmProcess | None) -> None:
+    """Makes this fork what a fresh process would be, once its parent lets it go on."""
+    *streams, answer = files
+    with socket.socket(fileno=answer) as parent:
+        error = ""
+        try:
+            _wait_for_adoption(request["parent"])
+            _die_with(request["parent"], signal.Signals(request["death_signal"]))
+            os.setsid()
+            for kind, soft, hard in request["limits"]:
+                if resource.getrlimit(kind) != (soft, hard):
+                    resource.setrlimit(kind, (soft, hard))
+            os.sched_setaffinity(0, request["cores"])
+            os.chdir(request["cwd"])
+            _map_library_pages()
+            _set_environment(request)
+            _set_streams(streams, "PYTHONUNBUFFERED" in os.environ)
+            spawn.use(heir)
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        parent.sendall(json.dumps({"pid": os.getpid(), "error": error}).encode() + b"\n")
+        if error or not parent.recv(1):
+            os._exit(1)
+    if not request["hold"]:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+
+
+def _die_with(parent: int, number: signal.Signals) -> None:
+    """Ends this process when its parent ends, which may have happened already."""
+    request = spawn.die_with(parent, number)
+    assert request is not None
+    request()
+
+
+def _resident_file_pages() -> list[tuple[int, int]]:
+    """Returns address and bytes of every run of pages that this process has mapped of files."""
+    runs = []
+    with Path("/proc/self/pagemap").open("rb") as pagemap:
+        for mapping in Path("/proc/self/maps").read_text().splitlines():
+            addresses, _, _, _, inode, *_ = mapping.split()
+            first, end = (int(address, 16) // _PAGE for address in addresses.split("-"))
+            if inode == "0":
+                continue
+            pagemap.seek(8 * first)
+            present = np.frombuffer(pagemap.read(8 * (end - first)), np.int64) < 0  # bit 63
+            edges = np.flatnonzero(np.diff(present, prepend=False, append=False)).tolist()
+            runs += [
+                ((first + begin) * _PAGE, (stop - begin) * _PAGE)
+                for begin, stop in zip(edges[::2], edges[1::2], strict=True)
+            ]
+    return runs
+
+
+def _map_library_pages() -> None:
+    """Maps the pages of libraries that a fork does not copy, so that memory measures alike.
+
+    They are in the page cache: without this they would count where a step first touches them.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    for address, size in _library_pages:
+        madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_READ)
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
+def _wait_for_adoption(parent: int) -> None:
+    """Waits until the go-between has ended and this process is a child of ``parent``."""
+    deadline = time.monotonic() + spawn.ANSWER_S
+    while os.getppid() != parent:
+        if time.monotonic() > deadline:
+            raise ChildProcessError("the kernel did not hand this process over")
+        time.sleep(0.0002)
+
+
+def _set_environment(request: Request) -> None:
+    """Sets everything that the interpreter derives from command, environment and folder."""
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    sys.orig_argv = request["command"]
+    sys.argv = request["command"][1:2] + request["command"][3:]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = request["cwd"]
+    sys.modules.pop(request["command"][2], None)  # it runs as __main__
+    tempfile.tempdir = None
+    with contextlib.suppress(KeyError):
+        sys.modules["numpy"].random.seed()  # the generator was copied
+
+
+def _set_streams(streams: list[int], unbuffered: bool) -> None:
+    """Makes the received files standard input, output and error."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, errors=errors, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    for number, name, failing in ((1, "stdout", errors), (2, "stderr", "backslashreplace")):
+        raw = open(number, "wb", buffering=0 if unbuffered else -1, closefd=False)  # noqa: SIM115
+        text = io.TextIOWrapper(
+            cast("io.BufferedWriter", raw),
+            encoding,
+            failing,
+            line_buffering=number == 2 or os.isatty(number),
+            write_through=unbuffered,
+        )
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
+    faulthandler.disable()
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()

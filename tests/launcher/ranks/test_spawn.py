@@ -1,0 +1,250 @@
+"""Children that are forked from a warm process, beside fresh processes."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hires.launcher.ranks import spawn
+from tests.launcher.conftest import alive
+
+pytestmark = pytest.mark.timeout(120)
+
+MODULE = """
+import faulthandler, json, os, random, resource, signal, sys, time
+import numpy as np
+if __name__ == "__main__":
+    facts = {
+        "argv": sys.argv[1:], "module": sys.argv[0], "path": sys.path[0], "cwd": os.getcwd(),
+        "leads": os.getpid() == os.getsid(0) == os.getpgid(0), "parent": os.getppid(),
+        "held": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+        "signals": [line for line in open("/proc/self/status") if line[:3] == "Sig"],
+        "faulthandler": faulthandler.is_enabled(), "threads": len(os.listdir("/proc/self/task")),
+        "files": sorted(os.listdir("/proc/self/fd")), "cores": sorted(os.sched_getaffinity(0)),
+        "limit": resource.getrlimit(resource.RLIMIT_NOFILE), "environ": dict(os.environ),
+        "encoding": [sys.stdout.encoding, sys.stdout.errors, sys.stdin.encoding],
+        "unbuffered": sys.stdout.write_through, "numpy": int(np.random.get_state()[1].sum()),
+        "random": random.random(), "loaded": "torch" in sys.modules,
+    }
+    print(json.dumps(facts))
+    what = sys.argv[1] if len(sys.argv) > 1 else ""
+    if what == "exit": sys.exit(int(sys.argv[2]))
+    if what == "text": sys.exit("good bye")
+    if what == "raise": raise ValueError("this child fails")
+    if what == "interrupt": raise KeyboardInterrupt
+    if what == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if what == "sleep": time.sleep(60)
+"""
+
+
+@pytest.fixture
+def child(tmp_path, monkeypatch):
+    """Starts the module above in an empty folder; returns the child and the file of its output."""
+    (tmp_path / "facts_of_child.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(spawn.__file__).parents[3]))
+    started = []
+
+    def start(*words, environ=None, **options):
+        path = tmp_path / f"output{len(started)}"
+        variables = {**os.environ, **spawn.thread_variables(1), **(environ or {})}
+        with path.open("w") as output:
+            streams = spawn.Streams(None, output.fileno(), output.fileno())
+            command = [sys.executable, "-m", "facts_of_child", *words]
+            started.append(spawn.start(command, variables, streams, **options))
+        return started[-1], path
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Forbids forks."""
+    return lambda: monkeypatch.setattr(spawn, "_current", None)
+
+
+def facts(process, path):
+    process.wait(30)
+    return json.loads(path.read_text().splitlines()[0])
+
+
+def test_forked_child_finds_what_a_fresh_one_finds(child, fresh):
+    environ = {"RANK": "3", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "HIRES_X": "y"}
+    forked = child("a", "b c", environ=environ, hold=True)
+    assert isinstance(forked[0], spawn.Adopted)
+    fresh()
+    other = child("a", "b c", environ=environ, hold=True)
+    assert isinstance(other[0], subprocess.Popen)
+    one, two = facts(*forked), facts(*other)
+    for drawn in ("numpy", "random"):
+        assert one.pop(drawn) != two.pop(drawn)
+    assert (one.pop("loaded"), two.pop("loaded")) == (True, False)
+    assert one == two
+    assert one["leads"]
+    assert one["unbuffered"]
+    assert one["held"] == [signal.SIGUSR2]
+    assert one["parent"] == os.getpid()
+
+
+def test_two_forks_draw_different_random_numbers(child):
+    one, two = facts(*child()), facts(*child())
+    assert one["numpy"] != two["numpy"]
+    assert one["random"] != two["random"]
+
+
+def test_limits_and_cores_are_those_of_the_parent(child):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    cores = os.sched_getaffinity(0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        told = facts(*child())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.sched_setaffinity(0, cores)
+    assert told["limit"] == [soft - 1, hard]
+    assert told["cores"] == [min(cores)]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "last"),
+    [
+        (["exit", "7"], 7, None),
+        (["text"], 1, "good bye"),
+        (["raise"], 1, "ValueError: this child fails"),
+        (["interrupt"], -signal.SIGINT, "KeyboardInterrupt"),
+        (["kill"], -signal.SIGKILL, None),
+    ],
+)
+def test_child_ends_as_a_fresh_process_does(child, fresh, words, code, last):
+    forked, output = child(*words, environ={"PYTHONUNBUFFERED": "1"})
+    assert isinstance(forked, spawn.Adopted)
+    assert forked.wait(30) == forked.poll() == code
+    if last is not None:
+        assert output.read_text().splitlines()[-1] == last
+    fresh()
+    assert child(*words)[0].wait(30) == code
+
+
+def test_signals_reach_a_child_and_wait_ends_in_time(child):
+    process, _ = child("sleep")
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == -signal.SIGTERM
+    process.send_signal(signal.SIGTERM)  # nobody is there any more
+
+
+@pytest.mark.parametrize("variable", ["MALLOC_ARENA_MAX", "OMP_NUM_THREADS", "LD_LIBRARY_PATH"])
+def test_environment_that_libraries_read_as_they_load_gets_a_fresh_process(child, variable):
+    process, path = child(environ={variable: "2"})
+    assert isinstance(process, subprocess.Popen)
+    assert facts(process, path)["environ"][variable] == "2"
+
+
+def test_folder_that_is_gone_fails_as_without_a_warm_process(child, tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    process, path = child()
+    assert process.wait(30) == 1
+    assert "No module named" in path.read_text()
+
+
+def test_children_go_on_when_their_warm_process_is_killed_and_later_ones_are_fresh(child):
+    variables = {**os.environ, **spawn.thread_variables(1)}
+    warm = spawn.WarmProcess(variables, modules=["numpy"])
+    before = spawn._current
+    spawn.use(warm)
+    try:
+        process, _ = child("sleep")
+        assert isinstance(process, spawn.Adopted)
+        os.kill(warm._process.pid, signal.SIGKILL)
+        time.sleep(0.1)
+        assert process.poll() is None
+        late, path = child()
+        assert isinstance(late, subprocess.Popen)
+        assert facts(late, path)["loaded"] is False
+    finally:
+        spawn.use(before, keep=True)
+        warm.end()
+
+
+def test_process_that_cannot_import_or_has_a_thread_forks_nothing(child, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "with_thread.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    before = spawn._current
+    for modules in (["no_such_module"], ["with_thread"]):
+        warm = spawn.WarmProcess({**os.environ, **spawn.thread_variables(1)}, modules=modules)
+        spawn.use(warm)
+        try:
+            assert isinstance(child()[0], subprocess.Popen)
+        finally:
+            spawn.use(before, keep=True)
+            warm.end()
+
+
+PARENT = """
+import os, sys, time
+from hires.launcher.ranks import spawn
+with spawn.warm():
+    spawn._current._modules = ["numpy"]
+    streams = spawn.Streams(None, 1, 1)
+    command = [sys.executable, "-m", "facts_of_child", "sleep"]
+    child = spawn.start(command, spawn.helper_environment(), streams, heir=True)
+    print(type(child).__name__, child.pid, spawn._current._process.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_nothing_is_left_when_the_parent_is_killed(child):
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        kind, *pids = parent.stdout.readline().split()
+        assert kind == b"Adopted"
+        pids = [int(pid) for pid in pids]
+        pids += [
+            int(pid)
+            for one in pids
+            for pid in Path(f"/proc/{one}/task/{one}/children").read_text().split()
+        ]
+        assert len(pids) == 3, "the child, the warm process and the child's own"
+        parent.kill()
+    until = time.monotonic() + 10
+    while alive(pids) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not alive(pids)
+
+
+RANK = """
+import sys
+from hires.launcher.ranks import spawn
+print(type(spawn._current).__name__, flush=True)
+streams = spawn.Streams(None, 1, 1)
+child = spawn.start(
+    [sys.executable, "-m", "facts_of_child", "exit", "5"], spawn.helper_environment(), streams
+)
+print(type(child).__name__, child.wait(30), flush=True)
+"""
+
+
+@pytest.mark.parametrize("heir", [True, False])
+def test_child_forks_its_own_children_where_it_is_asked_to(child, tmp_path, heir):
+    (tmp_path / "facts_of_child.py").rename(tmp_path / "other.py")
+    (tmp_path / "facts_of_child.py").write_text(RANK.replace("facts_of_child", "other"))
+    process, path = child(heir=heir)
+    process.wait(30)
+    first, *_, last = path.read_text().splitlines()
+    assert [first, last] == (["WarmProcess", "Adopted 5"] if heir else ["NoneType", "Popen 5"])
