@@ -202,7 +202,7 @@ import os, sys, time
 from hires.launcher.ranks import spawn
 with spawn.warm():
     spawn._current._modules = ["numpy"]
-    streams = spawn.Streams(None, 1, 1)
+    streams = spawn.Streams(None, 2, 2)
     command = [sys.executable, "-m", "facts_of_child", "sleep"]
     child = spawn.start(command, spawn.helper_environment(), streams, heir=True)
     print(type(child).__name__, child.pid, spawn._current._process.pid, flush=True)
@@ -211,7 +211,8 @@ with spawn.warm():
 
 
 def test_nothing_is_left_when_the_parent_is_killed(child):
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-c", PARENT], **pipes) as parent:
         kind, *pids = parent.stdout.readline().split()
         assert kind == b"Adopted"
         pids = [int(pid) for pid in pids]
