@@ -213,10 +213,10 @@ def test_reference_of_defaults_is_none_of_a_run_with_other_values(tmp_path, chan
     [known] = references.read(path)
     [other] = read_runs([compared_run(tmp_path, [STEPS], **(task | change))])
     assert known.fits(runs[0])
-    assert known.fits(other) is (told is None)
+    assert (not known.misfits(other)) is (told is None)
     assert known.misfits(other) == ([told] if told else [])
     path.write_text(path.read_text().replace("others: default", ""))
-    assert references.read(path)[0].fits(other)
+    assert not references.read(path)[0].misfits(other)
 
 
 def test_writing_again_replaces_and_keeps_the_rest(tmp_path, file):
