@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.choices import groups, keys
+from hires.cli.compose.choices import groups
+from hires.cli.compose.config_keys import keys
 from hires.cli.compose.expression import Expression
 from hires.cli.compose.nearest import offer
 from hires.core.errors import ConfigError
@@ -125,13 +126,13 @@ def run_rows(said: Sequence[str], results: str) -> tuple[list[RunRow], list[Note
     """
     paths = select(said, results).paths
     listed = runs_of(Path(results), paths)
-    tell(listed.runs)
+    add_live_states(listed.runs)
     notes = [*listed.notes, *(note for run in listed.runs for note in run.notes)]
     return [RunRow(run, run_row(run)) for run in listed.runs], notes
 
 
-def tell(runs: Iterable[Run]) -> None:
-    """Finds out how those runs are doing that left no last word."""
+def add_live_states(runs: Iterable[Run]) -> None:
+    """Adds the launcher's state to those runs whose last attempt left no exit record."""
     silent = [
         run
         for run in runs

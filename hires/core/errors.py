@@ -11,6 +11,9 @@ start the same run again and it goes on. It is EX_TEMPFAIL of sysexits.h: try ag
 REGRESSION = 4
 """Exit code of a comparison in which something became worse."""
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 
 class HiresError(Exception):
     """An error that is explained in one paragraph, without a traceback."""

@@ -1,6 +1,6 @@
-"""Which choices does every group of the config have, and what are they for?
+"""Lists the choices of every config group, and the stored sweeps.
 
-Read from the folder names of ``conf/`` alone, without Hydra, because ``hires list``, the shell
+They are read from the folders of ``conf/`` without Hydra, because ``hires list``, the shell
 completion and every answer to a typo need them at once.
 """
 
@@ -9,11 +9,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
-import typing
 from pathlib import Path
-from typing import Any
 
-from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 
 Groups = dict[str, dict[str, str]]
@@ -94,17 +91,6 @@ def experiments(extra: Path | None = None) -> dict[str, Experiment]:
     return found
 
 
-def keys() -> dict[str, Any]:
-    """Returns every key that a run has, dotted, with its declared type."""
-    return _flatten(RunConfig, "")
-
-
-def key_docs() -> dict[str, str]:
-    """Returns the default of every key, as text for a listing."""
-    config = RunConfig()
-    return {key: _default_text(config, key) for key in keys()}
-
-
 def _bases(extra: Path | None) -> list[Path]:
     """Returns the folders of config files: ours, and ``extra`` if it is given."""
     if extra is not None and not extra.is_dir():
@@ -112,27 +98,6 @@ def _bases(extra: Path | None) -> list[Path]:
             f"--config-dir {extra} (or HIRES_CONF) is not a folder; give one with GROUP/NAME.yaml"
         )
     return [conf_dir()] + ([extra] if extra else [])
-
-
-def _flatten(cls: type, prefix: str) -> dict[str, Any]:
-    """Returns dotted field names with their types."""
-    found: dict[str, Any] = {}
-    for name, hint in typing.get_type_hints(cls).items():
-        if dataclasses.is_dataclass(hint):
-            found.update(_flatten(typing.cast(type, hint), f"{prefix}{name}."))
-        else:
-            found[prefix + name] = hint
-    return found
-
-
-def _default_text(config: RunConfig, key: str) -> str:
-    """Returns the default value of a dotted key as one would type it."""
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

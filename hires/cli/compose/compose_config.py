@@ -11,30 +11,15 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
-from hires.cli.compose.choices import conf_dir, groups, keys
+from hires.cli.compose.choices import conf_dir, groups
+from hires.cli.compose.config_keys import config_keys
 from hires.cli.compose.overrides import checked
 from hires.cli.compose.user_files import check_chosen, file_of, yaml_words
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.launcher.interface import launcher_of
-
-_SPOKEN = (  # how a declared type is said; the first one that its name holds
-    ("list[str]", "a list of names, as [a,b]"),
-    ("list", "a list of whole numbers, as [2,2]"),
-    ("dict", "keys and values, as {width:64}"),
-    ("int", "a whole number"),
-    ("float", "a number"),
-    ("bool", "true or false"),
-    ("str", "text"),
-)
 
 
 def compose(overrides: list[str], config_dir: str | None = None) -> RunConfig:
@@ -87,6 +72,14 @@ def composed(overrides: list[str], config_dir: str | None = None) -> dict[str, A
 
 def _composed(words: list[str], extra: Path | None) -> dict[str, Any]:
     """Returns the plain values that Hydra makes of checked overrides."""
+    # Imported here: the shell completion imports this module and cannot wait for Hydra.
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     ConfigStore.instance().store(name="schema", node=RunConfig)
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
@@ -120,9 +113,8 @@ def _explained(error: Exception, words: list[str]) -> str:
     named = re.search(r"full_key: (\S+)", str(cause))
     key = str(getattr(cause, "full_key", "") or (named[1] if named else ""))
     field = re.sub(r"\[.*", "", key)
-    hint = str(keys().get(field, ""))
-    spoken = next((text for name, text in _SPOKEN if name in hint), None)
-    if spoken is None or isinstance(cause, InterpolationResolutionError):
+    spoken = config_keys()[field].type if field in config_keys() else None
+    if spoken is None or type(cause).__name__ == "InterpolationResolutionError":
         return _plain(cause, words)
     word = next((w for w in words if w.lstrip("+").startswith(f"{field}=")), None)
     return f"{word or key} has the wrong type: {field if word else 'it'} must be {spoken}"

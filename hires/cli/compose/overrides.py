@@ -7,15 +7,13 @@ The answer names the word, says why it fails and what would work.
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
-from hydra.errors import HydraException
-
-from hires.cli.compose.choices import ALIASES, EXPERIMENTS, Groups, conf_dir, keys
+from hires.cli.compose.choices import ALIASES, EXPERIMENTS, Groups, conf_dir
+from hires.cli.compose.config_keys import keys
 from hires.cli.compose.nearest import nearest, offer
 from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
@@ -47,6 +45,21 @@ def checked(words: list[str], groups: Groups) -> list[str]:
             good.append(found)
     check.done()
     return good
+
+
+@functools.lru_cache(maxsize=65536)
+def parsed(word: str) -> Any | None:
+    """Returns Hydra's ``Override`` of a word; None if its grammar cannot read the word.
+
+    Hydra takes a tenth of a second to import, which the shell completion does not have.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException:
+        return None
 
 
 def _checked_word(word: str, before: list[str], known: dict[str, Any], groups: Groups) -> str:
@@ -186,19 +199,17 @@ def _readable(word: str, known: dict[str, Any]) -> str:
     match = _ASSIGNMENT.match(word)
     assert match is not None
     key, value = match["key"], match["value"]
-    hint = known.get(key)
-    try:
-        parsed: Override | None = OverridesParser.create().parse_override(word)
-    except HydraException:
-        parsed = None
-    if parsed is None and hint in (str, str | None):
+    hint, override = known.get(key), parsed(word)
+    if override is None and hint in (str, str | None):
+        from hydra.core.override_parser.types import Quote, QuotedString
+
         return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
-    if parsed is None:
+    if override is None:
         raise ConfigError(
             f"{word!r} cannot be read; write key=value, with quotes around a value that holds "
             f"spaces or brackets that are not a list"
         )
-    if parsed.is_sweep_override():
+    if override.is_sweep_override():
         raise ConfigError(_several(key, value, hint))
     if _is_free(key) or key in _FREE:
         return f"++{key}={value}"

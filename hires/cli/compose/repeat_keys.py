@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from hires.cli.compose.choices import keys
+from hires.cli.compose.config_keys import keys
 from hires.cli.compose.nearest import offer
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
@@ -33,7 +33,7 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or key not in keys():
-            raise ConfigError(f"--set {change}: there is no key {key!r}; {offer(key, _free())}")
+            raise ConfigError(f"--set {change}: there is no key {key!r}; {offer(key, free_keys())}")
         if key in _PLACES:
             raise ConfigError(
                 f"--set {change} would keep the run elsewhere; run it there with "
@@ -42,15 +42,15 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
         _put(values, key, _parsed(text, change))
     changed = from_dict(values)
     if identity(plain(changed)) != identity(plain(config)):
-        other = [c for c in changes if c.partition("=")[0] not in _free()]
+        other = [c for c in changes if c.partition("=")[0] not in free_keys()]
         raise ConfigError(
             f"--set {' '.join(other)} makes another point, which is a run of its own: "
-            f"`{command} {shlex.join(other)}`; a retry may change {', '.join(_free())}"
+            f"`{command} {shlex.join(other)}`; a retry may change {', '.join(free_keys())}"
         )
     return changed
 
 
-def _free() -> list[str]:
+def free_keys() -> list[str]:
     """Returns the keys that a retry may change."""
     return [key for key in COSMETIC if key not in _PLACES]
 

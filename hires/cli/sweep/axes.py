@@ -13,13 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
-from hydra.errors import HydraException
-
 from hires.cli.compose.choices import Groups
 from hires.cli.compose.nearest import offer
-from hires.cli.compose.overrides import checked
+from hires.cli.compose.overrides import checked, parsed
 from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
 
@@ -118,18 +114,17 @@ def _axis(word: str, groups: Groups) -> Axis:
 
 def _values(word: str, text: str, choices: dict[str, str]) -> list[str]:
     """Returns the values of a word as one would type each of them alone."""
-    try:
-        parsed = OverridesParser.create().parse_override(word)
-    except HydraException:
+    override = parsed(word)
+    if override is None:
         if "," in text and text[:1] not in "'\"":
             raise ConfigError(
                 f"{word!r} cannot be read as a list of values; put each value that holds spaces, "
                 f"brackets or other signs in quotes, as key=\"'a b','c d'\""
-            ) from None
+            )
         return [text]  # text that is quoted when it is composed, as for one run
-    if not parsed.is_sweep_override():
+    if not override.is_sweep_override():
         return [text]
-    values = _listed(word, parsed, choices)
+    values = _listed(word, override, choices)
     if not values:
         raise ConfigError(f"{word} holds no value")
     if len(values) > MOST_POINTS:
@@ -137,18 +132,21 @@ def _values(word: str, text: str, choices: dict[str, str]) -> list[str]:
     return values
 
 
-def _listed(word: str, parsed: Override, choices: dict[str, str]) -> list[str]:
+def _listed(word: str, override: Any, choices: dict[str, str]) -> list[str]:
     """Returns the values of a parsed sweep."""
-    value: Any = parsed._value  # Hydra has no other way to the names of a glob
+    from hydra.core.override_parser.types import Glob
+    from hydra.errors import HydraException
+
+    value = override._value  # Hydra has no other way to the names of a glob
     if isinstance(value, Glob):
         names = value.filter(list(choices))
         if not names:
             raise ConfigError(f"{word} fits no choice; {offer(word, choices) if choices else word}")
         return names
-    if not parsed.is_discrete_sweep():
+    if not override.is_discrete_sweep():
         raise ConfigError(f"{word} is an interval without single values; use range() or commas")
     try:
-        return list(itertools.islice(parsed.sweep_string_iterator(), MOST_POINTS + 1))
+        return list(itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1))
     except (HydraException, ValueError) as error:
         raise ConfigError(f"{word} holds no values: {error}") from None
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 
-from hires.cli.compose.choices import conf_dir, groups, keys
+from hires.cli.compose.choices import conf_dir, groups
 from hires.cli.compose.compose_config import composed, make_absolute
+from hires.cli.compose.config_keys import keys
+from hires.cli.compose.overrides import parsed
 
 _REFERENCE = "${"
 _MISSING = "???"
@@ -74,24 +74,13 @@ class Composer:
         odd = set()
         for word in words:
             key = word.partition("=")[0]
-            value = _parsed(word) if key in self._hints and key not in self._groups else _NOTHING
-            if value is not _NOTHING and _is_exactly(self._hints[key], value):
-                found[key] = value
+            is_key = key in self._hints and key not in self._groups
+            override = parsed(word) if is_key else None
+            if override is not None and _is_exactly(self._hints[key], override.value()):
+                found[key] = override.value()
             else:
                 odd.add(key.lstrip("+~"))
         return {key: value for key, value in found.items() if not _touched(key, odd)}
-
-
-_NOTHING = object()
-
-
-@functools.lru_cache(maxsize=65536)
-def _parsed(word: str) -> Any:
-    """Returns the value of ``key=value`` as Hydra reads it."""
-    try:
-        return OverridesParser.create().parse_override(word).value()
-    except HydraException:
-        return _NOTHING
 
 
 def _touched(key: str, others: set[str]) -> bool:

@@ -1,22 +1,20 @@
-"""``hires list runs``: which runs are there, and what came out of them?"""
+"""``hires list runs``: lists runs and their results."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import Any
 
 from hires.cli.run_rows import RunRow, RunsWhere, run_rows, sorted_rows
+from hires.cli.screens.notes import plural, print_notes
 from hires.cli.screens.screen import print_table
 from hires.core.errors import ConfigError
-from hires.core.store.reading import Note
 from hires.core.units import MIB
 from hires.report.load.rows import RUN_COLUMNS
 from hires.report.tables.formats import safe_csv
 from hires.report.tables.run_tables import Column, Table
 
-_MOST_NOTES = 5
 _SHOWN = (
     Column("hash", "run"),
     Column("campaign", "campaign"),
@@ -64,15 +62,6 @@ def list_runs(args: Any) -> int:
     return 0
 
 
-def print_notes(notes: list[Note]) -> None:
-    """Tells on the side what could not be used."""
-    told = list(dict.fromkeys(f"note: {note.where}: {note.text}" for note in notes))
-    for line in told[:_MOST_NOTES]:
-        print(line, file=sys.stderr)
-    if len(told) > _MOST_NOTES:
-        print(f"note: and {len(told) - _MOST_NOTES} more", file=sys.stderr)
-
-
 def _print(rows: list[RunRow]) -> None:
     """Prints the table for people."""
     if not rows:
@@ -80,7 +69,7 @@ def _print(rows: list[RunRow]) -> None:
         return
     table = _table(rows, list(_SHOWN))
     shown = [[_brief(cell) for cell in cells] for cells in table.text_rows()]
-    print_table(f"{len(rows)} run{'' if len(rows) == 1 else 's'}", table.columns, shown)
+    print_table(plural(len(rows), "run"), table.columns, shown)
 
 
 def _brief(cell: str) -> str:

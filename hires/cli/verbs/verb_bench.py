@@ -1,41 +1,47 @@
-"""``hires bench NAME``: which benchmark runs?
+"""``hires bench NAME``: runs a benchmark.
 
-Benchmarks need torch, so each is a process of its own: ``python -m hires.bench.NAME``.
+Benchmarks need torch, so each is a process of its own: ``python -m hires.bench.NAME_bench``.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from hires.cli.compose.nearest import offer
+from hires.cli.options import Parser
 from hires.core.errors import ConfigError
 
 BENCHMARKS = {
     "layouts": "tiles, pipeline and replicas beside one process and torch's own",
     "plan": "time and memory to plan and prove up to 4096 ranks",
-    "parity": "many layouts, drawn, against one process in float64",
+    "parity": "random layouts against one process in float64",
     "simulate": "plans simulated: beside runs on this machine, and beside the thesis's ratios",
 }
 
-_HELP = """\
-usage: hires bench NAME [options]
 
-Measure on this machine; `hires bench NAME --help` shows the benchmark's own options.
-
-benchmarks:
-{names}"""
+def parser() -> Parser:
+    """Returns the parser of the verb; the options behind NAME are the benchmark's own."""
+    text = (
+        "Measure on this machine; `hires bench NAME --help` shows the benchmark's own options.\n\n"
+        "benchmarks:\n"
+    )
+    text += "\n".join(f"  {name:<10}{what}" for name, what in BENCHMARKS.items())
+    parser = Parser("bench", text, ["hires bench layouts --help", "hires bench plan"])
+    parser.add("name", metavar="NAME", complete=BENCHMARKS, help=f"one of {', '.join(BENCHMARKS)}")
+    parser.add("rest", nargs=argparse.REMAINDER, metavar="...", help="options of the benchmark")
+    return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Runs a benchmark with the rest of the command line; returns its exit code."""
     if not words or words[0] in ("--help", "-h"):
-        print(_HELP.format(names="\n".join(f"  {n:<10}{what}" for n, what in BENCHMARKS.items())))
+        parser().print_help()
         return 0
-    name, rest = words[0], list(words[1:])
+    name, *rest = words
     if name not in BENCHMARKS:
         raise ConfigError(f"unknown benchmark {name!r}; {offer(name, BENCHMARKS)}")
-    return subprocess.run(
-        [sys.executable, "-m", f"hires.bench.{name}_bench", *rest], check=False
-    ).returncode
+    command = [sys.executable, "-m", f"hires.bench.{name}_bench", *rest]
+    return subprocess.run(command, check=False).returncode

@@ -1,21 +1,21 @@
-"""``hires compare A B``: is B better or worse than A, and what else differs?"""
+"""``hires compare A B``: tells whether B is better or worse than A, and what else differs."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.nearest import offer
-from hires.cli.options import Parser, add_json, add_results
+from hires.cli.options import Parser, chosen
 from hires.core.errors import REGRESSION, ConfigError, RunError
 from hires.core.store.launch_file import reproduce_line
 
 METRICS = ("throughput", "step_time", "memory", "loss")
 TOLERANCE = "5%"
 _FEWEST = 100
-"""Resamples below which the ends of an interval would be chance themselves."""
+"""With fewer resamples the ends of an interval are themselves random."""
 
 _EXAMPLES = (
     "hires compare before after                            two campaigns, point by point",
@@ -26,74 +26,62 @@ _EXAMPLES = (
 )
 
 
+def parser() -> Parser:
+    """Returns the parser of the verb."""
+    text = (
+        "Compare runs, campaigns or references: A is the earlier one, B the later one. Points are\n"
+        "paired by config without the seed. A point differs if the bootstrap interval of B/A does\n"
+        "not hold 1 and B/A is outside the tolerance. Exit code 4 if anything became worse, 1 if\n"
+        "nothing is decided: no point has numbers, or all intervals are much wider than the\n"
+        "tolerance."
+    )
+    parser = Parser("compare", text, _EXAMPLES)
+    parser.add_names("run, campaign or reference.yaml", nargs="+", metavar="A B")
+    text = f"any of {', '.join(METRICS)} (default: throughput; with references: all they have)"
+    parser.add("--metric", metavar="LIST", complete=METRICS, help=text)
+    text = f"largest change that is accepted, as 5%% or -5%%,+15%% (default: {TOLERANCE}%)"
+    parser.add("--tolerance", metavar="PERCENT", help=text)
+    parser.add("--reference", metavar="FILE", help="compare to the values in a file")
+    text = "keep the values of the runs in such a file"
+    parser.add("--write-reference", metavar="FILE", help=text)
+    text = "hosts for which the reference holds, as 'node*' (default: that of the runs)"
+    parser.add("--cluster", metavar="HOSTS", help=text)
+    parser.add("--junit", metavar="FILE", help="write JUnit's XML, for CI servers")
+    parser.add("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
+    text = "of the bootstrap (default: 2000)"
+    parser.add("--resamples", type=int, default=2000, metavar="N", help=text)
+    parser.add_json()
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Prints a comparison; returns 0, or 4 if anything became worse.
 
     Raises:
         RunError: nothing could be compared, or nothing is decided.
     """
-    args = _parser().read(words)
+    args = parser().read(words)
     if args.write_reference is not None:
         return _write_reference(args, words)
     from hires.cli.screens.show_compare import comparison_lines
     from hires.report.compare.junit import write_junit
 
-    made = _compare(args)
+    comparison = _compare(args)
     if args.junit is not None:
-        write_junit(Path(args.junit), made)
+        write_junit(Path(args.junit), comparison)
     if args.json:
-        print(json.dumps(made.to_dict(), indent=2))
+        print(json.dumps(comparison.to_dict(), indent=2))
     else:
-        comparison_lines(made)
-    if made.is_worse:
+        comparison_lines(comparison)
+    if comparison.is_worse:
         return REGRESSION
-    if not made.is_decided:
+    if not comparison.is_decided:
         raise RunError("nothing is decided: see why in the last column")
     return 0
 
 
-def _parser() -> Parser:
-    """Returns the parser of the verb."""
-    text = (
-        "Compare runs, campaigns or references: A is what was, B is what is. Points are paired\n"
-        "by config, seed apart. A point differs if the bootstrap interval of B/A leaves out 1 and\n"
-        "B/A is outside the tolerance. Exit code 4 if anything became worse,\n"
-        "1 if nothing is decided: no point has numbers, or all intervals are much wider than the\n"
-        "tolerance."
-    )
-    parser = Parser("compare", text, _EXAMPLES)
-    parser.add_argument("names", nargs="+", metavar="A B", help="run, campaign or reference.yaml")
-    parser.add_argument(
-        "--metric",
-        metavar="LIST",
-        help=f"any of {', '.join(METRICS)} (default throughput; with references: all they have)",
-    )
-    parser.add_argument(
-        "--tolerance",
-        metavar="PERCENT",
-        help=f"what does not matter, as 5%% or -5%%,+15%% (default {TOLERANCE}%)",
-    )
-    parser.add_argument("--reference", metavar="FILE", help="compare to the values in a file")
-    parser.add_argument(
-        "--write-reference", metavar="FILE", help="keep what the runs came to in such a file"
-    )
-    parser.add_argument(
-        "--cluster",
-        metavar="HOSTS",
-        help="hosts that it is for, as 'node*' (default: that of the runs)",
-    )
-    parser.add_argument("--junit", metavar="FILE", help="write JUnit's XML, for CI servers")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")
-    parser.add_argument(
-        "--resamples", type=int, default=2000, metavar="N", help="of the bootstrap (default 2000)"
-    )
-    add_results(parser)
-    add_json(parser)
-    return parser
-
-
 def _compare(args: Any) -> Any:
-    """Returns the comparison that the options ask for."""
+    """Returns the comparison that the options describe."""
     from hires.report.compare import comparison, references
     from hires.report.compare.verdicts import Settings, parse_tolerance
 
@@ -105,20 +93,17 @@ def _compare(args: Any) -> Any:
     _check(args, names, file)
     tolerance = parse_tolerance(TOLERANCE if args.tolerance is None else args.tolerance)
     settings = Settings(tolerance, args.seed, args.resamples)
-    metrics = _metrics(args.metric)
     if file is not None:
-        known = references.read(Path(file))
-        runs = _runs(names[0], args.results)
-        return comparison.compare_references((file, names[0]), known, runs, metrics, settings)
-    sides = [_runs(name, args.results) for name in names]
-    asked = metrics or _metrics("throughput") or []
-    return comparison.compare_runs((names[0], names[1]), sides[0], sides[1], asked, settings)
+        values, runs = references.read(Path(file)), _runs(names[0], args.results)
+        metrics = None if args.metric is None else _metrics(args.metric)
+        return comparison.compare_references((file, names[0]), values, runs, metrics, settings)
+    a, b = (_runs(name, args.results) for name in names)
+    return comparison.compare_runs((names[0], names[1]), a, b, _metrics(args.metric), settings)
 
 
 def _check(args: Any, names: Sequence[str], file: str | None) -> None:
     """Refuses options that make no sense together."""
-    wanted = 1 if file is not None else 2
-    if len(names) != wanted:
+    if len(names) != (1 if file is not None else 2):
         needs = "one run or campaign" if file else "two runs, campaigns or references: A and B"
         raise ConfigError(f"hires compare needs {needs}, and got {' '.join(names) or 'none'}")
     if file is not None and args.tolerance is not None:
@@ -131,46 +116,34 @@ def _check(args: Any, names: Sequence[str], file: str | None) -> None:
         raise ConfigError(f"--seed {args.seed} must be at least 0")
 
 
-def _metrics(said: str | None) -> list[Any] | None:
-    """Returns the metrics that are asked for; None if none is named.
-
-    Raises:
-        ConfigError: one does not exist.
-    """
+def _metrics(names: str | None) -> list[Any]:
+    """Returns the metrics that ``--metric`` names, or the default one."""
     from hires.report.compare.metrics import METRICS as KNOWN
 
-    if said is None:
-        return None
-    names = [name.strip() for name in said.split(",") if name.strip()]
-    for name in names:
-        if name not in KNOWN:
-            raise ConfigError(f"--metric {name!r} is unknown; {offer(name, KNOWN)}")
-    if not names:
-        raise ConfigError(f"--metric names none; choose from {', '.join(KNOWN)}")
-    return [KNOWN[name] for name in dict.fromkeys(names)]
+    return [
+        KNOWN[name] for name in chosen("--metric", "throughput" if names is None else names, KNOWN)
+    ]
 
 
 def _runs(name: str, results: str) -> list[Any]:
-    """Returns the runs that a name means, with how they are doing.
+    """Returns the runs of a name, each with its state.
 
     Raises:
         ConfigError: it is neither a campaign nor a run, or has no run.
     """
-    from hires.cli.run_rows import tell
+    from hires.cli.run_rows import add_live_states
     from hires.launcher.status.run_selection import select
     from hires.report.load.runs import read_runs
 
     runs = read_runs(select([name], results).paths)
     if not runs:
         raise ConfigError(f"{name} has no run; start one with `hires run campaign={name}`")
-    tell(runs)
+    add_live_states(runs)
     return runs
 
 
 def _write_reference(args: Any, words: Sequence[str]) -> int:
-    """Writes what runs came to into a file of references; returns 0."""
-    import dataclasses
-
+    """Writes the values of runs into a file of references; returns 0."""
     from hires.report.compare import references
     from hires.report.compare.pairing import points
     from hires.report.compare.repeated_points import middle
@@ -182,7 +155,7 @@ def _write_reference(args: Any, words: Sequence[str]) -> int:
     runs = _runs(args.names[0], args.results)
     keys, made = references.apart(runs), []
     for _, point in points(runs):
-        for metric in _metrics(args.metric) or _metrics("throughput") or []:
+        for metric in _metrics(args.metric):
             value = middle(point.repeats(metric))
             if value is not None:
                 reference = references.from_point(point, metric, value, tolerance, keys)

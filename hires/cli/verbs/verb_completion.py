@@ -1,60 +1,19 @@
-"""``hires completion SHELL``: which words can follow on the command line?
+"""``hires completion SHELL``: prints the script with which a shell completes command lines.
 
-The scripts are a few lines that ask ``hires _complete WORDS...``, so choices of a new release or of
-``conf/`` need no new script.
+The scripts call ``hires _complete WORDS...``, which asks the parser of the verb, so a new release
+or a new choice in ``conf/`` needs no new script. shtab writes its candidates into the script, where
+choices and runs would soon be out of date; with argcomplete the candidates would still be ours,
+and the parsers of all verbs would be built at every Tab.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from hires.cli.compose.choices import EXPERIMENTS, experiments, groups, keys
 from hires.cli.compose.nearest import offer
-from hires.cli.options import Parser
-from hires.cli.verbs.verb_compare import METRICS
-from hires.core.config.parallel_config import SCHEDULES
-from hires.core.config.run_config import FITS
+from hires.cli.options import Parser, overrides
+from hires.cli.verb_table import VERBS, parser_of
 from hires.core.errors import ConfigError
-from hires.core.store import file_names
-from hires.core.store.naming import COSMETIC
-from hires.launcher.status.run_selection import campaigns
-from hires.launcher.status.run_state import INFEASIBLE, RUNNING, STATES
-
-COMPOSING = {"--cfg", "--config-dir", "--help", "--json"}
-AFTER = {"--after", "--after-any"}
-OPTIONS = {
-    "run": COMPOSING | AFTER | {"--again", "--dry-run", "--multirun", "--wait"},
-    "sweep": COMPOSING
-    | AFTER
-    | {"--again", "--budget-gpu-hours", "--dry-run", "--max-parallel", "--order", "--repeat"}
-    | {"--where", "--zip"},
-    "plan": COMPOSING | {"--prove"},
-    "verify": COMPOSING,
-    "show": {"--diff", "--help", "--json", "--reproduce", "--results", "--timeline", "--trace"},
-    "report": {"--format", "--help", "--json", "--out", "--results", "--title"},
-    "status": {"--help", "--json", "--results", "--watch"},
-    "logs": {"--attempt", "--follow", "--grep", "--help", "--rank", "--results"},
-    "retry": {"--help", "--results", "--set", "--state"},
-    "cancel": {"--help", "--results"},
-    "list": {"--campaign", "--config-dir", "--csv", "--help", "--json", "--results", "--sort"}
-    | {"--where"},
-    "compare": {"--cluster", "--help", "--json", "--junit", "--metric", "--reference"}
-    | {"--resamples", "--results", "--seed", "--tolerance", "--write-reference"},
-    "export": {"--help", "--json", "--out", "--results", "--to"},
-    "index": {"--help", "--json", "--results"},
-    "data": {"--classes", "--count", "--help", "--json", "--seed", "--size", "--striped"},
-    "bench": {"--help"},
-    "doctor": {"--cfg", "--config-dir", "--help", "--json", "--nodes", "--patience"},
-    "completion": {"--help"},
-}
-"""Options of every verb; a test holds them against each verb's own help."""
-
-_VALUES = {
-    "parallel.schedule": SCHEDULES,
-    "data.fit": FITS,
-    "data.shuffle": ("true", "false"),
-}
 
 _SCRIPTS = {
     "bash": r"""_hires() {
@@ -84,6 +43,8 @@ compdef _hires hires
     "fish": r"""complete -c hires -a '(hires _complete (commandline -opc)[2..] (commandline -ct))'
 """,
 }
+_COMPOSING = ("run", "plan", "verify")
+"""Verbs that take overrides, for which the launchers behind their parsers need not be imported."""
 _EXAMPLES = (
     'eval "$(hires completion bash)"              in ~/.bashrc',
     'eval "$(hires completion zsh)"               in ~/.zshrc, after compinit',
@@ -91,11 +52,16 @@ _EXAMPLES = (
 )
 
 
+def parser() -> Parser:
+    """Returns the parser of the verb."""
+    parser = Parser("completion", "Print the completion script of a shell.", _EXAMPLES)
+    parser.add("shell", metavar="SHELL", complete=_SCRIPTS, help="bash, zsh or fish")
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Prints the script of a shell; returns 0."""
-    parser = Parser("completion", "Print the completion script of a shell.", _EXAMPLES)
-    parser.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
-    shell = parser.read(words).shell
+    shell = parser().read(words).shell
     if shell not in _SCRIPTS:
         raise ConfigError(f"unknown shell {shell!r}; {offer(shell, _SCRIPTS)}")
     print(_SCRIPTS[shell], end="")
@@ -103,75 +69,16 @@ def main(words: Sequence[str]) -> int:
 
 
 def complete(words: Sequence[str]) -> int:
-    """Prints what the last of the words may become, one candidate a line; returns 0."""
+    """Prints the candidates for the last of the words, one a line; returns 0."""
     *before, current = list(words) or [""]
-    for candidate in sorted(_candidates(before, current)):
+    candidates: Iterable[str] = ()
+    if not before:
+        candidates = VERBS
+    elif before[0] in _COMPOSING and not current.startswith("-") and before[-1][:2] != "--":
+        candidates = overrides(current)
+    elif before[0] in VERBS:
+        candidates = parser_of(before[0]).candidates(before[1:], current)
+    for candidate in sorted(set(candidates)):
         if candidate.startswith(current):
             print(candidate)
     return 0
-
-
-def _candidates(before: list[str], current: str) -> Iterable[str]:
-    """Returns every word that could stand here."""
-    if not before:
-        return OPTIONS
-    verb = before[0]
-    if current.startswith("-"):
-        return OPTIONS.get(verb, ())
-    if verb in ("run", "plan", "verify"):
-        return _overrides(current)
-    if verb == "sweep":
-        stored = [f"{EXPERIMENTS}={name}" for name in experiments()]
-        inside = current.startswith(f"{EXPERIMENTS}=")
-        return stored if inside else [*_overrides(current), f"{EXPERIMENTS}="]
-    positional = {
-        "list": [*groups(), EXPERIMENTS, "keys", "aliases", "runs"],
-        "data": ["make"],
-        "bench": ["layouts"],
-        "completion": list(_SCRIPTS),
-        "show": _runs(),
-        "logs": _runs(),
-    }
-    if verb in ("status", "retry", "cancel", "report", "compare", "export"):  # names, many
-        return _option_values(before[-1]) or [*_campaigns(), *_runs()]
-    if verb in ("show", "list") and before[-1] in ("--diff", "--campaign", "--sort"):
-        return _option_values(before[-1])
-    wanted = 1 if verb != "data" or len(before) == 1 else 0
-    return positional.get(verb, []) if len(before) == wanted else ()
-
-
-def _option_values(before: str) -> list[str]:
-    """Returns what can follow an option of these verbs."""
-    known = {
-        "--metric": list(METRICS),
-        "--sort": [*METRICS, "state", "started", "model", "image", "layout", "precision"],
-        "--to": ["csv", "mlflow"],
-        "--diff": _runs(),
-        "--campaign": _campaigns(),
-    }
-    if before in known:
-        return known[before]
-    if before == "--state":
-        return [state for state in STATES if state not in (RUNNING, INFEASIBLE)]
-    if before == "--set":
-        return [f"{key}=" for key in COSMETIC if key not in ("campaign", "results")]
-    return []
-
-
-def _runs() -> list[str]:
-    """Returns the run folders of the present folder."""
-    return [str(file.parent) for file in Path("results").glob(f"*/*/{file_names.CONFIG}")]
-
-
-def _campaigns() -> list[str]:
-    """Returns the names of the campaigns of the present folder."""
-    return [folder.name for folder in campaigns()]
-
-
-def _overrides(current: str) -> Iterable[str]:
-    """Returns the overrides that begin like the current word."""
-    key, equals, _ = current.partition("=")
-    found = groups()
-    if equals:
-        return [f"{key}={value}" for value in found.get(key, _VALUES.get(key, ()))]
-    return [f"{name}=" for name in (*found, *keys()) if not name.endswith(".name")]

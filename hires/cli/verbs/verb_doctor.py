@@ -1,4 +1,4 @@
-"""``hires doctor``: is this machine ready, and with ``launcher=slurm`` the cluster's nodes?"""
+"""``hires doctor``: checks this machine, and with ``launcher=slurm`` the cluster's nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hires.cli.doctor.machine_checks import FAILED, OK, Check, machine_checks
 from hires.cli.doctor.mpi_checks import mpi_checks
 from hires.cli.doctor.slurm_checks import slurm_checks
 from hires.cli.doctor.torch_checks import torch_checks
-from hires.cli.options import Parser, add_json, add_overrides
+from hires.cli.options import Parser, positive
 from hires.cli.screens.screen import print_config
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
@@ -25,23 +25,22 @@ _EXAMPLES = (
 )
 
 
-def main(words: Sequence[str]) -> int:
-    """Prints one line a check, each with a remedy if it is not ok; returns 1 if one failed."""
+def parser() -> Parser:
+    """Returns the parser of the verb."""
     text = "Check what this machine and its cluster have, and say what would help."
     parser = Parser("doctor", text, _EXAMPLES)
-    add_overrides(parser)
-    parser.add_argument(
-        "--nodes", type=_count, metavar="N", help="machines that runs are to use (launcher.nodes)"
-    )
-    parser.add_argument(
-        "--patience",
-        type=_count,
-        default=PATIENCE_S,
-        metavar="S",
-        help=f"seconds that the job may wait and take (default: {PATIENCE_S})",
-    )
-    add_json(parser)
-    args = parser.read(words)
+    parser.add_overrides()
+    text = "machines that runs are to use (launcher.nodes)"
+    parser.add("--nodes", type=positive, metavar="N", help=text)
+    text = f"seconds that the job may wait and take (default: {PATIENCE_S})"
+    parser.add("--patience", type=positive, default=PATIENCE_S, metavar="S", help=text)
+    parser.add_json()
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Prints one line a check, each with a remedy if it is not ok; returns 1 if one failed."""
+    args = parser().read(words)
     config = _config(args)
     if args.cfg:
         return print_config(config)
@@ -56,22 +55,22 @@ def main(words: Sequence[str]) -> int:
 
 
 def all_checks(config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:
-    """Returns all lines, those of the cluster's nodes if the launcher is Slurm.
+    """Returns all checks, those of the cluster's nodes if the launcher is Slurm.
 
     Args:
         config: which launcher, how many nodes, and where results are kept.
         argv: the command line as typed.
         patience_s: how long a job may take.
     """
-    found = machine_checks(Path(config.results), config.launcher.nodes)
-    found += [*torch_checks(), *mpi_checks()]
+    checks = machine_checks(Path(config.results), config.launcher.nodes)
+    checks += [*torch_checks(), *mpi_checks()]
     slurm = slurm_checks(config)
-    found += slurm
+    checks += slurm
     if config.launcher.name == "slurm" and all(check.state != FAILED for check in slurm):
         from hires.cli.doctor.cluster_checks import cluster_checks
 
-        found += cluster_checks(config, argv, patience_s)
-    return found
+        checks += cluster_checks(config, argv, patience_s)
+    return checks
 
 
 def lines(checks: Sequence[Check]) -> list[str]:
@@ -88,23 +87,14 @@ def lines(checks: Sequence[Check]) -> list[str]:
 
 
 def _config(args: argparse.Namespace) -> RunConfig:
-    """Returns the config; where none was asked for, one that needs nothing to be installed."""
+    """Returns the config; without overrides the defaults, which need no Hydra to be installed."""
     if not args.overrides and not args.config_dir:
         config = RunConfig()
     else:
         from hires.cli.compose.compose_config import compose
 
         config = compose(args.overrides, args.config_dir)
-    if args.nodes is not None:
-        config = dataclasses.replace(
-            config, launcher=dataclasses.replace(config.launcher, nodes=args.nodes)
-        )
-    return config
-
-
-def _count(text: str) -> int:
-    """Returns a number that is 1 or more."""
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of 1 or more")
-    return value
+    if args.nodes is None:
+        return config
+    launcher = dataclasses.replace(config.launcher, nodes=args.nodes)
+    return dataclasses.replace(config, launcher=launcher)

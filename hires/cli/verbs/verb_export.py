@@ -1,4 +1,4 @@
-"""``hires export --to csv|mlflow``: runs for people who keep theirs elsewhere."""
+"""``hires export --to csv|mlflow``: writes runs for other programs."""
 
 from __future__ import annotations
 
@@ -7,52 +7,57 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.nearest import offer
-from hires.cli.options import Parser, add_json, add_results
-from hires.cli.verbs.list_runs import print_notes
+from hires.cli.options import Parser, chosen
+from hires.cli.screens.notes import print_notes
 from hires.core.errors import ConfigError
 from hires.launcher.status.run_selection import select, whole_campaigns
 
 KINDS = ("csv", "mlflow")
-
 _EXAMPLES = (
     "hires export --to csv --out exported               all campaigns under results/",
     "hires export default --to mlflow --out mlruns      needs pip install 'hires[mlflow]'",
 )
 
 
+def parser() -> Parser:
+    """Returns the parser of the verb."""
+    parser = Parser("export", "Write runs as CSV files, or into a file store of mlflow.", _EXAMPLES)
+    parser.add_names()
+    text = f"one of {', '.join(KINDS)}"
+    parser.add("--to", required=True, metavar="FORM", complete=KINDS, help=text)
+    parser.add("--out", required=True, metavar="DIR", help="folder to write")
+    parser.add_json()
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
-    """Writes runs in another form; returns 0, whatever the runs' own ends were."""
-    text = "Write runs as CSV files, or into a file store of mlflow."
-    parser = Parser("export", text, _EXAMPLES)
-    parser.add_argument("names", nargs="*", metavar="RUN|CAMPAIGN", help="unset: all campaigns")
-    parser.add_argument("--to", required=True, metavar="FORM", help=f"one of {', '.join(KINDS)}")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
-    add_results(parser)
-    add_json(parser)
-    args = parser.read(words)
-    if args.to not in KINDS:
-        raise ConfigError(f"--to {args.to!r} is unknown; {offer(args.to, KINDS)}")
-    chosen = select(args.names, args.results)
-    if not chosen.paths:
-        raise ConfigError(
-            f"there are no runs under {args.results}/ to export; start one with `hires run`, or "
-            f"name their folder with --results DIR"
-        )
-    told = _csv(args, chosen.paths) if args.to == "csv" else _mlflow(args, chosen.paths)
+    """Writes runs in another form; returns 0, however the runs ended."""
+    args = parser().read(words)
+    [kind] = chosen("--to", args.to, KINDS)[:1]
+    paths = select(args.names, args.results).paths
+    if not paths:
+        raise ConfigError(no_runs(args.results, "export"))
+    facts = _csv(args, paths) if kind == "csv" else _mlflow(args, paths)
     if args.json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(facts, indent=2))
     return 0
 
 
+def no_runs(results: str, verb: str) -> str:
+    """Returns the answer where there is nothing to export or report."""
+    return (
+        f"there are no runs under {results}/ to {verb}; start one with `hires run`, or name their "
+        f"folder with --results DIR"
+    )
+
+
 def _csv(args: Any, paths: Sequence[Path]) -> dict[str, Any]:
-    """Writes CSV files and returns what was written."""
-    from hires.cli.run_rows import tell
+    from hires.cli.run_rows import add_live_states
     from hires.report.frames import add_campaign, load
     from hires.report.tables.csv_export import write_csv
 
     frames = load(paths)
-    tell(frames.held)
+    add_live_states(frames.held)
     for folder in whole_campaigns(args.names, args.results, paths):
         add_campaign(frames, folder)
     files = write_csv(frames, Path(args.out))
@@ -63,7 +68,6 @@ def _csv(args: Any, paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _mlflow(args: Any, paths: Sequence[Path]) -> dict[str, Any]:
-    """Writes a file store of mlflow and returns what was written."""
     from hires.report.load.runs import read_runs
     from hires.report.tables.mlflow_export import write_mlflow
 

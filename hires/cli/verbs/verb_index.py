@@ -1,4 +1,4 @@
-"""``hires index``: write ``results/index.jsonl`` anew from the run folders."""
+"""``hires index``: rebuilds ``results/index.jsonl`` from the run folders."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hires.cli.options import Parser, add_json, add_results
-from hires.cli.verbs.list_runs import print_notes
+from hires.cli.options import Parser
+from hires.cli.screens.notes import plural, print_notes
 from hires.core.errors import ConfigError
 from hires.core.store import run_index
 from hires.launcher.status.run_selection import select
@@ -19,13 +19,18 @@ _EXAMPLES = (
 )
 
 
+def parser() -> Parser:
+    """Returns the parser of the verb."""
+    text = "Rebuild the index of all attempts that have ended from the run folders."
+    parser = Parser("index", text, _EXAMPLES)
+    parser.add_results()
+    parser.add_json()
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Writes the index; returns 0."""
-    text = "Write the index of all attempts that have ended anew from the run folders."
-    parser = Parser("index", text, _EXAMPLES)
-    add_results(parser)
-    add_json(parser)
-    args = parser.read(words)
+    args = parser().read(words)
     results = Path(args.results)
     if not results.is_dir():
         raise ConfigError(f"there is no folder {results}; name one with --results DIR")
@@ -36,6 +41,5 @@ def main(words: Sequence[str]) -> int:
     if args.json:
         print(json.dumps({"file": str(file), "runs": len(paths), "attempts": attempts}))
     else:
-        runs = f"{len(paths)} run{'' if len(paths) == 1 else 's'}"
-        print(f"{file}: {attempts} attempts of {runs}")
+        print(f"{file}: {attempts} attempts of {plural(len(paths), 'run')}")
     return 0

@@ -1,43 +1,75 @@
-"""``hires list``: what can be chosen, and which runs are there?
+"""``hires list``: lists what can be chosen, or the runs that there are.
 
-Choices are read from folder names and dataclasses only, so that it answers at once.
+Choices are read from folder names and dataclasses only, so that the answer comes at once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hires.cli.compose.choices import ALIASES, EXPERIMENTS, experiments, groups, key_docs
+from hires.cli.compose.choices import ALIASES, EXPERIMENTS, experiments, groups
+from hires.cli.compose.config_keys import ConfigKey, config_keys
 from hires.cli.compose.nearest import offer
-from hires.cli.options import Parser, add_config_dir, add_json, add_results
+from hires.cli.options import Parser, campaign_names
+from hires.cli.verb_table import VERBS
 from hires.core.errors import ConfigError
 
 Listing = dict[str, dict[str, str]]
+"""Section -> name -> one line about it."""
 
+RUNS = "runs"
+_PAGES = ("keys", "verbs")
+_SORTS = ("throughput", "step_time", "memory", "loss")  # and every column of a run
 _EXAMPLES = (
     "hires list                      everything",
     "hires list parallel             the layouts",
     "hires list cluster              sites",
     "hires list experiment           stored sweeps",
     "hires list keys                 every key with its default",
+    "hires list parallel.stages      one key: default, choices and meaning",
+    "hires list keys --markdown      the reference of all keys",
     "hires list aliases              the thesis's words and ours",
     "hires list runs --where 'precision == \"bf16\" and throughput > 10' --sort=-throughput",
 )
-RUNS = "runs"
+
+
+def parser() -> Parser:
+    """Returns the parser of the verb."""
+    parser = Parser("list", "List what can be chosen, one line each.", _EXAMPLES)
+    text = "a group (models or model, ...), keys, one key, verbs, aliases or runs"
+    parser.add("what", nargs="?", complete=_sections, help=text)
+    parser.add_config_dir()
+    text = "keys, verbs: print the reference page in Markdown"
+    parser.add("--markdown", action="store_true", help=text)
+    parser.add(
+        "--where",
+        metavar="EXPR",
+        help="runs: those of which it is true: keys, groups, throughput (img/s), step_time (s), "
+        "memory (bytes of the fullest rank), loss, state, reason, host, git, ...",
+    )
+    text = "runs: those of one campaign"
+    parser.add("--campaign", metavar="NAME", complete=campaign_names, help=text)
+    text = "runs: in the order of any of these; --sort=-NAME: descending"
+    columns = (*_SORTS, "state", "started", "model", "image", "layout", "precision")
+    parser.add("--sort", metavar="NAME", complete=columns, help=text)
+    parser.add("--csv", action="store_true", help="runs: print all columns as CSV")
+    parser.add_results()
+    parser.add_json()
+    return parser
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints choices as text or JSON; returns 0."""
-    parser = Parser("list", "List what can be chosen, one line each.", _EXAMPLES)
-    parser.add_argument(
-        "what", nargs="?", help="a group (models or model, ...), keys, aliases or runs"
-    )
-    add_config_dir(parser)
-    _add_runs(parser)
-    add_json(parser)
-    args = parser.read(words)
+    """Prints choices as text, Markdown or JSON; returns 0."""
+    args = parser().read(words)
+    if args.markdown:
+        from hires.cli.reference import keys_page, verbs_page
+
+        if args.what not in _PAGES:
+            raise ConfigError(f"--markdown is for {' and '.join(_PAGES)}, not {args.what or 'all'}")
+        print(keys_page() if args.what == "keys" else verbs_page())
+        return 0
     if args.what == RUNS:
         from hires.cli.verbs.list_runs import list_runs
 
@@ -45,48 +77,47 @@ def main(words: Sequence[str]) -> int:
     for option in ("where", "campaign", "sort", "csv"):
         if getattr(args, option):
             raise ConfigError(f"--{option} is for runs: hires list runs --{option} ...")
-    listing = _chosen(_listing(args.config_dir), args.what)
+    listing = _chosen(args.what, args.config_dir)
     print(json.dumps(listing, indent=2) if args.json else _text(listing))
     return 0
 
 
-def _add_runs(parser: Parser) -> None:
-    """Adds the options of ``list runs``."""
-    runs = parser.add_argument_group("options of `hires list runs`")
-    runs.add_argument(
-        "--where",
-        metavar="EXPR",
-        help="runs of which it is true: keys, groups, throughput (img/s), step_time (s), memory "
-        "(bytes of the fullest rank), loss, state, reason, host, git, ...",
-    )
-    runs.add_argument("--campaign", metavar="NAME", help="runs of one campaign")
-    runs.add_argument("--sort", metavar="NAME", help="by any of these; --sort=-NAME: descending")
-    runs.add_argument("--csv", action="store_true", help="print all columns as CSV")
-    add_results(parser)
+def _sections(current: str) -> Iterable[str]:
+    return [*groups(), EXPERIMENTS, "keys", "verbs", "aliases", RUNS]
 
 
-def _listing(config_dir: str | None) -> Listing:
-    """Returns all sections: the groups, the keys and the aliases."""
+def _chosen(what: str | None, config_dir: str | None) -> Listing:
+    """Returns the section of a name or its plural, the key or keys of a name, or all sections."""
     extra = Path(config_dir).expanduser() if config_dir else None
     listing: Listing = dict(groups(extra))
     listing[EXPERIMENTS] = {name: held.summary for name, held in experiments(extra).items()}
-    listing["keys"] = {key: f"default {value}" for key, value in key_docs().items()}
+    listing["keys"] = {name: _brief(key) for name, key in config_keys().items()}
+    listing["verbs"] = VERBS
     listing["aliases"] = {word: f"{key}: {what}" for word, (key, what) in ALIASES.items()}
-    return listing
-
-
-def _chosen(listing: Listing, what: str | None) -> Listing:
-    """Returns the section that was asked for, by its name or its plural; all if none was."""
     if what is None:
         return listing
     names = {f"{name}s": name for name in listing} | {name: name for name in listing}
-    if what not in names:
-        raise ConfigError(f"nothing to list under {what!r}; {offer(what, [*listing, RUNS])}")
-    return {names[what]: listing[names[what]]}
+    if what in names:
+        return {names[what]: listing[names[what]]}
+    keys = [key for name, key in config_keys().items() if f"{name}.".startswith(f"{what}.")]
+    if not keys:
+        choices = [*listing, RUNS, *config_keys()] if "." in what else [*listing, RUNS]
+        raise ConfigError(f"nothing to list under {what!r}; {offer(what, choices)}")
+    return {key.name: _facts(key) for key in keys}
+
+
+def _brief(key: ConfigKey) -> str:
+    """Returns the default of a key and the first sentence of its meaning."""
+    return f"default {key.default}; {key.meaning.split('. ')[0].rstrip('.')}"
+
+
+def _facts(key: ConfigKey) -> dict[str, str]:
+    from hires.cli.reference import values_of
+
+    return {"default": key.default, "values": values_of(key), "meaning": key.meaning}
 
 
 def _text(listing: Listing) -> str:
-    """Returns the sections as aligned lines."""
     lines: list[str] = []
     for section, entries in listing.items():
         width = max((len(name) for name in entries), default=0)

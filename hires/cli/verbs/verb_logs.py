@@ -1,4 +1,4 @@
-"""``hires logs RUN``: what did the ranks say?"""
+"""``hires logs RUN``: prints the logs of a run's ranks."""
 
 from __future__ import annotations
 
@@ -9,30 +9,40 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hires.cli.options import Parser, add_results
-from hires.core.errors import ConfigError
+from hires.cli.options import Parser
+from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store import file_names
 from hires.core.store.find import locate
 from hires.core.store.records import attempt_dir
 from hires.launcher.status.attempt_files import last_number, read_json
 from hires.launcher.status.logs import Entry, Follower, log_files, merged
 
-INTERRUPTED = 130
 POLL_S = 0.2
 """How often ``-f`` looks for new lines."""
 
 _EXAMPLES = (
     "hires logs 0123abcd                    all ranks of the latest attempt, by time",
-    "hires logs 0123abcd -f                 and what they say from now on, in new attempts too",
+    "hires logs 0123abcd -f                 and new lines as they come, of later attempts too",
     "hires logs 0123abcd --rank 3           one rank",
     "hires logs 0123abcd --grep 'nan|inf'   lines that match a regular expression",
     "hires logs 0123abcd --attempt 0        an earlier attempt",
 )
 
 
+def parser() -> Parser:
+    """Returns the parser of the verb."""
+    parser = Parser("logs", "Print the logs of a run's ranks, merged by time.", _EXAMPLES)
+    parser.add_run()
+    parser.add("-f", "--follow", action="store_true", help="wait for more")
+    parser.add("--rank", action="append", type=int, metavar="R", help="only this rank")
+    parser.add("--grep", metavar="X", help="only lines that match a regular expression")
+    parser.add("--attempt", type=int, metavar="K", help="unset: the latest")
+    return parser
+
+
 @dataclass(frozen=True)
-class _Wanted:
-    """What is to be shown."""
+class _Filter:
+    """Which lines of a run are shown."""
 
     run: Path
     ranks: frozenset[int]
@@ -40,12 +50,12 @@ class _Wanted:
     pattern: re.Pattern[str] | None
 
     def files(self, attempt: int) -> dict[int, Path]:
-        """Returns the logs of an attempt that are wanted."""
-        found = log_files(self.run, attempt)
-        return {r: path for r, path in found.items() if not self.ranks or r in self.ranks}
+        """Returns the logs of an attempt by rank."""
+        files = log_files(self.run, attempt)
+        return {rank: path for rank, path in files.items() if not self.ranks or rank in self.ranks}
 
     def show(self, entries: Iterable[Entry]) -> None:
-        """Prints the lines that are wanted, with the rank in front."""
+        """Prints the lines that match, with the rank in front."""
         for entry in entries:
             for text in entry.lines:
                 if self.pattern is None or self.pattern.search(text):
@@ -54,56 +64,44 @@ class _Wanted:
 
 def main(words: Sequence[str]) -> int:
     """Prints the ranks' logs, merged by time; returns 0, or 130 after Ctrl-C."""
-    parser = Parser("logs", "Print what the ranks of a run said, merged by time.", _EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="path of a run folder, its name or its hash")
-    parser.add_argument("-f", "--follow", action="store_true", help="wait for more")
-    parser.add_argument("--rank", action="append", type=int, metavar="R", help="only this rank")
-    parser.add_argument("--grep", metavar="X", help="only lines that match a regular expression")
-    parser.add_argument("--attempt", type=int, metavar="K", help="unset: the latest")
-    add_results(parser)
-    args = parser.read(words)
+    args = parser().read(words)
     run = locate(args.run, args.results)
-    wanted = _Wanted(run, frozenset(args.rank or ()), _pattern(args.grep))
-    attempt = _attempt(run, args.attempt, args.follow)
     try:
-        if args.follow:
-            _follow(wanted, attempt, newer=args.attempt is None)
-        else:
-            _check(wanted, attempt)
-            wanted.show(merged(wanted.files(attempt)))
-    except KeyboardInterrupt:
+        pattern = None if args.grep is None else re.compile(args.grep)
+    except re.error as error:
+        raise ConfigError(
+            f"--grep {args.grep!r} is no regular expression: {error}; put \\ before signs that "
+            f"stand for themselves"
+        ) from None
+    lines = _Filter(run, frozenset(args.rank or ()), pattern)
+    attempt = _attempt(run, args.attempt, args.follow)
+    if not args.follow:
+        _check_ranks(lines, attempt)
+        lines.show(merged(lines.files(attempt)))
+        return 0
+    try:
+        _follow(lines, attempt, newer=args.attempt is None)
+    except KeyboardInterrupt:  # the usual end, which needs no message
         return INTERRUPTED
     return 0
 
 
-def _pattern(text: str | None) -> re.Pattern[str] | None:
-    """Returns the regular expression of ``--grep``."""
-    try:
-        return None if text is None else re.compile(text)
-    except re.error as error:
-        raise ConfigError(
-            f"--grep {text!r} is no regular expression: {error}; put \\ before signs that stand "
-            f"for themselves"
-        ) from None
-
-
-def _attempt(run: Path, asked: int | None, follow: bool) -> int:
+def _attempt(run: Path, wanted: int | None, follow: bool) -> int:
     """Returns the attempt to begin with."""
     last = last_number(run)
     if last is None and not follow:
-        raise ConfigError(f"{run.name} has no attempt yet, so nobody said anything")
-    if asked is None:
+        raise ConfigError(f"{run.name} has no attempt yet, so there are no logs")
+    if wanted is None:
         return last or 0
-    if not attempt_dir(run, asked).is_dir():
+    if not attempt_dir(run, wanted).is_dir():
         there = "none yet" if last is None else f"0 to {last}"
-        raise ConfigError(f"{run.name} has no attempt {asked}; there are {there}")
-    return asked
+        raise ConfigError(f"{run.name} has no attempt {wanted}; there are {there}")
+    return wanted
 
 
-def _check(wanted: _Wanted, attempt: int) -> None:
-    """Refuses ranks that have no log."""
-    there = log_files(wanted.run, attempt)
-    missing = sorted(wanted.ranks - there.keys())
+def _check_ranks(lines: _Filter, attempt: int) -> None:
+    there = log_files(lines.run, attempt)
+    missing = sorted(lines.ranks - there.keys())
     if missing:
         have = f"ranks {min(there)} to {max(there)} have one" if there else "no rank has one"
         raise ConfigError(f"rank {missing[0]} has no log in attempt {attempt}; {have}")
@@ -111,22 +109,23 @@ def _check(wanted: _Wanted, attempt: int) -> None:
         print(f"attempt {attempt} has no logs: no rank was started", file=sys.stderr)
 
 
-def _follow(wanted: _Wanted, attempt: int, newer: bool) -> None:
-    """Prints what is said until the run is done; ``newer``: in later attempts too."""
-    follower, told = Follower(), False
+def _follow(lines: _Filter, attempt: int, newer: bool) -> None:
+    """Prints new lines until the run is done; ``newer``: those of later attempts too."""
+    follower, is_announced = Follower(), False
     while True:
-        end = read_json(attempt_dir(wanted.run, attempt) / file_names.EXIT)
-        wanted.show(follower.read(wanted.files(attempt)))
+        # The end is read before the logs: lines written before it are then printed.
+        end = read_json(attempt_dir(lines.run, attempt) / file_names.EXIT)
+        lines.show(follower.read(lines.files(attempt)))
         sys.stdout.flush()
-        last = last_number(wanted.run)
+        last = last_number(lines.run)
         if newer and last is not None and last > attempt:
-            attempt, told = attempt + 1, False
+            attempt, is_announced = attempt + 1, False
             print(f"attempt {attempt}", file=sys.stderr)
             continue
         if end is not None and (end.get("state") == "done" or not newer):
             return
-        if end is not None and not told:
-            told = True
+        if end is not None and not is_announced:
+            is_announced = True
             why = f"attempt {attempt} {end.get('state')}: {end.get('cause')}"
             print(f"{why}; waiting for the next one", file=sys.stderr)
         time.sleep(POLL_S)

@@ -1,13 +1,12 @@
-"""``hires plan``: what would happen, without starting anything?"""
+"""``hires plan``: shows the plan of a run without starting anything."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from hires.cli.compose.compose_config import compose
-from hires.cli.options import Parser, add_json, add_overrides
+from hires.cli.options import Parser
 from hires.cli.prepare import planned, with_classes
 from hires.cli.screens.screen import print_config
 from hires.cli.screens.show_memory import node_lines
@@ -16,7 +15,6 @@ from hires.core.errors import PlanError
 from hires.core.units import parse_size
 from hires.launcher.interface import launcher_of
 from hires.plan.memory import room_of
-from hires.plan.plan import Plan
 from hires.plan.proof.prove import judged
 
 _EXAMPLES = (
@@ -26,28 +24,32 @@ _EXAMPLES = (
 )
 
 
+def parser() -> Parser:
+    """Returns the parser of the verb."""
+    parser = Parser(
+        "plan", "Show what each rank computes and sends, without running it.", _EXAMPLES
+    )
+    parser.add_overrides()
+    parser.add_json()
+    text = "show the proof under each semantics of messages, with the cycle if it fails"
+    parser.add("--prove", action="store_true", help=text)
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0.
 
     Raises:
         ConfigError: the config makes no sense, or Slurm would refuse the job.
     """
-    parser = Parser("plan", "Show who computes and sends what, without running it.", _EXAMPLES)
-    add_overrides(parser)
-    add_json(parser)
-    parser.add_argument(
-        "--prove",
-        action="store_true",
-        help="show the proof under each semantics of messages, and who waits for whom if it fails",
-    )
-    args = parser.read(words)
+    args = parser().read(words)
     config = compose(args.overrides, args.config_dir)
     if args.cfg:
         return print_config(config)
     plan = planned(with_classes(config))
     facts = plan.to_dict()
-    if args.prove:
-        facts["proofs"] = _proofs(plan)
+    if args.prove:  # a plan that could not be made has no messages, and no verdict
+        facts["proofs"] = [v.to_dict(plan) for v in judged(plan)] if plan.verdict else []
     start = launcher_of(config).start_estimate(config, plan.world) if plan.ok else None
     if start is not None:
         facts[config.launcher.name] = start
@@ -57,16 +59,14 @@ def main(words: Sequence[str]) -> int:
             {"ranks": [node.ranks[0], node.ranks[-1]], "needs_bytes": node.bytes}
             for node in room.per_node(plan)
         ]
-    lines = plan_lines(facts, plan.timeline(), parse_size(config.memory.limit))
-    nodes = node_lines(room, plan)
-    if nodes:
-        lines += ["", "memory of a node, libraries included", *(f"  {line}" for line in nodes)]
-    if start is not None:
-        lines += ["", f"{config.launcher.name.capitalize()}: {start}"]
-    print(json.dumps(facts) if args.json else "\n".join(lines))
+    if args.json:
+        print(json.dumps(facts))
+    else:
+        lines = plan_lines(facts, plan.timeline(), parse_size(config.memory.limit))
+        nodes = node_lines(room, plan)
+        if nodes:
+            lines += ["", "memory of a node, libraries included", *(f"  {line}" for line in nodes)]
+        if start is not None:
+            lines += ["", f"{config.launcher.name.capitalize()}: {start}"]
+        print("\n".join(lines))
     return 0 if plan.ok else PlanError.exit_code
-
-
-def _proofs(plan: Plan) -> list[dict[str, Any]]:
-    """Returns the proofs of a plan that has messages: not of one that could not be made."""
-    return [verdict.to_dict(plan) for verdict in judged(plan)] if plan.verdict else []

@@ -1,14 +1,13 @@
-"""``hires report``: run folders become tables, plots and one page."""
+"""``hires report``: turns run folders into tables, plots and one page."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from hires.cli.compose.nearest import offer
-from hires.cli.options import Parser, add_json, add_results
+from hires.cli.options import Parser, chosen
+from hires.cli.verbs.verb_export import no_runs
 from hires.core.errors import ConfigError
 from hires.core.store import file_names
 from hires.core.store.records import attempt_dir
@@ -28,72 +27,48 @@ _EXAMPLES = (
 )
 
 
-def main(words: Sequence[str]) -> int:
-    """Writes a report; returns 0, whatever the runs' own ends were."""
+def parser() -> Parser:
+    """Returns the parser of the verb."""
     text = "Turn run folders into tables, plots and one page that opens in any browser."
     parser = Parser("report", text, _EXAMPLES)
-    parser.add_argument("names", nargs="*", metavar="RUN|CAMPAIGN", help="unset: all campaigns")
-    parser.add_argument(
-        "--out", default=OUT, metavar="DIR", help=f"folder to write (default {OUT})"
-    )
-    parser.add_argument(
-        "--format",
-        action="append",
-        metavar="LIST",
-        help=f"any of {', '.join(FORMATS)}, or all (default {','.join(DEFAULT)})",
-    )
-    parser.add_argument("--title", default=None, help="heading of the page")
-    add_results(parser)
-    add_json(parser)
-    args = parser.read(words)
-    return _report(args)
+    parser.add_names()
+    parser.add("--out", default=OUT, metavar="DIR", help=f"folder to write (default: {OUT})")
+    text = f"any of {', '.join(FORMATS)}, or all (default: {','.join(DEFAULT)})"
+    formats = [*FORMATS, "all"]
+    parser.add("--format", action="append", metavar="LIST", complete=formats, help=text)
+    parser.add("--title", default=None, help="heading of the page")
+    parser.add_json()
+    return parser
 
 
-def _report(args: Any) -> int:
-    """Writes the report that the options ask for."""
+def main(words: Sequence[str]) -> int:
+    """Writes a report; returns 0, however the runs ended."""
     from hires.report.report import Wish, write_report
 
+    args = parser().read(words)
     wish = Wish(_formats(args.format), Path(args.out), args.title)
-    chosen = select(args.names, args.results)
-    if not chosen.paths and not chosen.planned:
-        raise ConfigError(
-            f"there are no runs under {args.results}/ to report; start one with `hires run`, or "
-            f"name their folder with --results DIR"
-        )
-    folders = whole_campaigns(args.names, args.results, chosen.paths)
-    made = write_report(chosen.paths, folders, wish, _told(chosen.paths))
-    if args.json:
-        print(json.dumps(made.to_dict(), indent=2))
-    else:
-        print("\n".join(made.lines()))
+    selection = select(args.names, args.results)
+    paths = selection.paths
+    if not paths and not selection.planned:
+        raise ConfigError(no_runs(args.results, "report"))
+    # Only the launcher can tell the state of runs whose last attempt left no exit record.
+    live = [path for path in paths if not _has_end(path)]
+    told = {s.path: (s.state, s.reason, s.cause) for s in (states(live) if live else ()) if s.path}
+    folders = whole_campaigns(args.names, args.results, paths)
+    made = write_report(paths, folders, wish, told)
+    print(json.dumps(made.to_dict(), indent=2) if args.json else "\n".join(made.lines()))
     return 0
 
 
-def _formats(said: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the formats that are asked for.
-
-    Raises:
-        ConfigError: one does not exist.
-    """
-    if not said:
+def _formats(lists: Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the formats that ``--format`` names."""
+    if not lists:
         return DEFAULT
-    names = [name.strip() for words in said for name in words.split(",") if name.strip()]
-    if "all" in names:
-        return FORMATS
-    for name in names:
-        if name not in FORMATS:
-            raise ConfigError(f"--format {name!r} is unknown; {offer(name, FORMATS)}")
-    return tuple(dict.fromkeys(names))
-
-
-def _told(paths: Sequence[Path]) -> dict[Path, tuple[str, str | None, str | None]]:
-    """Returns how those runs are doing that left no last word."""
-    open_ends = [path for path in paths if not _has_end(path)]
-    found = states(open_ends) if open_ends else []
-    return {state.path: (state.state, state.reason, state.cause) for state in found if state.path}
+    names = chosen("--format", ",".join(lists), [*FORMATS, "all"])
+    return FORMATS if "all" in names else tuple(names)
 
 
 def _has_end(path: Path) -> bool:
-    """Whether the last attempt of a run says how it ended; earlier ones may have failed."""
+    """Whether the last attempt of a run left an exit record; earlier ones may have failed."""
     numbers = attempt_numbers(path)
     return bool(numbers) and (attempt_dir(path, numbers[-1]) / file_names.EXIT).exists()

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hires.cli.compose.nearest import offer
-from hires.cli.compose.repeat_keys import with_keys
-from hires.cli.options import Parser, add_results
+from hires.cli.compose.repeat_keys import free_keys, with_keys
+from hires.cli.options import Parser
 from hires.cli.screens.show_status import count, repeats
 from hires.cli.start_run import explain, launched
 from hires.cli.sweep.submission import submit
@@ -46,26 +46,27 @@ _EXAMPLES = (
 )
 
 
-def main(words: Sequence[str]) -> int:
-    """Runs points again: those of Slurm are submitted, others run here, one after the other."""
+def parser() -> Parser:
+    """Returns the parser of the verb."""
     text = "Run points again as their next attempt: same config, same plan, same run folder."
     parser = Parser("retry", text, _EXAMPLES)
-    parser.add_argument("names", nargs="*", metavar="CAMPAIGN|RUN", help="unset: all campaigns")
-    parser.add_argument(
-        "--state",
-        default="failed,lost",
-        metavar="STATES",
-        help=f"which ones, of {', '.join(RETRIED)} (default: failed,lost)",
-    )
-    parser.add_argument(
+    parser.add_names()
+    text = f"which ones, of {', '.join(RETRIED)} (default: failed,lost)"
+    parser.add("--state", default="failed,lost", metavar="STATES", complete=RETRIED, help=text)
+    parser.add(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
+        complete=[f"{key}=" for key in free_keys()],
         help="change a key that does not change the point, as comm.timeout_s",
     )
-    add_results(parser)
-    args = parser.read(words)
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs points again: those of Slurm are submitted, others run here, one after the other."""
+    args = parser().read(words)
     wanted = _wanted(args.state)
     paths = select(args.names, args.results).paths
     seen = {path: last_number(path) for path in paths}

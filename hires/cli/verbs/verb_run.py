@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.compose.compose_config import compose
-from hires.cli.options import Parser, add_after, add_json, add_overrides, command_line
+from hires.cli.options import Parser, command_line
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_record
 from hires.cli.start_run import explain, launched, warn_of_checkpoints
@@ -42,25 +42,28 @@ _EXAMPLES = (
 _MANY = ("-m", "--multirun")
 
 
+def parser() -> Parser:
+    """Returns the parser of the verb."""
+    parser = Parser("run", "Run an experiment and print its throughput and memory.", _EXAMPLES)
+    parser.add_overrides()
+    parser.add("--again", action="store_true", help="run even if it is complete already")
+    text = "write the run folder with its scripts, and stop"
+    parser.add("--dry-run", action="store_true", help=text)
+    text = "launcher=slurm: wait for the job, then print the tables"
+    parser.add("--wait", action="store_true", help=text)
+    parser.add_after()
+    parser.add(*_MANY, action="store_true", help="run a sweep, with the options of `hires sweep`")
+    parser.add_json()
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Runs an experiment, or shows it if it is complete; returns the exit code."""
     if any(word in _MANY for word in words):
         from hires.cli.verbs import verb_sweep
 
         return verb_sweep.main([word for word in words if word not in _MANY])
-    parser = Parser("run", "Run an experiment and print its throughput and memory.", _EXAMPLES)
-    add_overrides(parser)
-    parser.add_argument("--again", action="store_true", help="run even if it is complete already")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="write the run folder with its scripts, and stop"
-    )
-    parser.add_argument(
-        "--wait", action="store_true", help="launcher=slurm: wait for the job, print the tables"
-    )
-    add_after(parser)
-    parser.add_argument(*_MANY, action="store_true", help="take the words of `hires sweep`")
-    add_json(parser)
-    args = parser.read(words)
+    args = parser().read(words)
     config = compose(args.overrides, args.config_dir)
     if args.cfg:
         return print_config(config)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.cli.options import Parser, add_json
+from hires.cli.options import Parser, run_folders
 from hires.cli.screens.screen import print_record
 from hires.cli.screens.show_plan import placement_lines
 from hires.core.errors import ConfigError, RunError
@@ -34,21 +34,23 @@ _INDENT = "  "
 _SEVERAL = 2
 
 
-def main(words: Sequence[str]) -> int:
-    """Prints the tables or the time line of a run; returns 0, whatever the run's own end was."""
+def parser() -> Parser:
+    """Returns the parser of the verb."""
     parser = Parser("show", "Print the tables or the time line of a run.", _EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="path of a run folder, its name or its hash")
-    parser.add_argument("--results", default="results", metavar="DIR", help="where runs are kept")
-    parser.add_argument("--timeline", action="store_true", help="draw one step of every rank")
-    parser.add_argument(
-        "--trace", metavar="FILE", help="write the last steps in Chrome's trace format"
-    )
-    parser.add_argument(
-        "--reproduce", action="store_true", help="print what makes it again, and what differs now"
-    )
-    parser.add_argument("--diff", metavar="OTHER", help="print in what another run differs")
-    add_json(parser)
-    args = parser.read(words)
+    parser.add_run()
+    parser.add("--timeline", action="store_true", help="draw one step of every rank")
+    parser.add("--trace", metavar="FILE", help="write the last steps in Chrome's trace format")
+    text = "print the line that makes it again, and what differs now"
+    parser.add("--reproduce", action="store_true", help=text)
+    text = "print how another run differs"
+    parser.add("--diff", metavar="OTHER", complete=run_folders, help=text)
+    parser.add_json()
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Prints the tables or the time line of a run; returns 0, however the run ended."""
+    args = parser().read(words)
     if args.reproduce or args.diff is not None:
         return _show_other(args)
     if args.json and args.timeline:

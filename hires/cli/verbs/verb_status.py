@@ -1,20 +1,21 @@
-"""``hires status``: how are the runs doing?"""
+"""``hires status``: shows the state of runs."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
 import time
 from collections.abc import Sequence
 
-from hires.cli.options import Parser, add_json, add_results
+from hires.cli.options import Parser
 from hires.cli.screens.show_status import lines
+from hires.core.errors import INTERRUPTED
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import PENDING, RUNNING, RunState
 from hires.launcher.status.state import states
 
-INTERRUPTED = 130
 WATCH_S = 2.0
 """How often ``--watch`` looks again."""
 _CLEAR = "\x1b[H\x1b[2J"
@@ -26,52 +27,50 @@ _EXAMPLES = (
 )
 
 
-def main(words: Sequence[str]) -> int:
-    """Prints the states of runs; returns 0, whatever they are."""
-    text = "Show how runs are doing: state, step, speed, memory, and why one waits or failed."
+def parser() -> Parser:
+    """Returns the parser of the verb."""
+    text = "Show the state of runs: step, speed, memory, and why one waits or failed."
     parser = Parser("status", text, _EXAMPLES)
-    parser.add_argument("names", nargs="*", metavar="CAMPAIGN|RUN", help="unset: all campaigns")
-    parser.add_argument("--watch", action="store_true", help="look again every two seconds")
-    add_results(parser)
-    add_json(parser)
-    args = parser.read(words)
-    if not args.watch:
-        _show(_states(args.names, args.results), args.json)
-        return 0
+    parser.add_names()
+    parser.add("--watch", action="store_true", help="look again every two seconds")
+    parser.add_json()
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Prints the states of runs; returns 0, or 130 if Ctrl-C ended ``--watch``."""
+    args = parser().read(words)
     try:
-        return _watch(args.names, args.results, args.json)
+        _watch(args)
     except KeyboardInterrupt:
+        if not args.watch:
+            raise
         return INTERRUPTED
+    return 0
 
 
-def _watch(names: Sequence[str], results: str, as_json: bool) -> int:
-    """Prints the states until no run is pending or running; returns 0."""
-    on_screen = sys.stdout.isatty() and not as_json
+def _watch(args: argparse.Namespace) -> None:
+    """Prints the states, with ``--watch`` again and again until no run is pending or running."""
+    on_screen = args.watch and sys.stdout.isatty() and not args.json
     while True:
-        found = _states(names, results)
+        selection = select(args.names, args.results)
+        shown = [*states(selection.paths), *selection.planned]
         if on_screen:
             print(_CLEAR, end="")
-        _show(found, as_json, shutil.get_terminal_size().lines if on_screen else None)
+        _show(shown, args.json, shutil.get_terminal_size().lines if on_screen else None)
         sys.stdout.flush()
-        if not any(state.state in (PENDING, RUNNING) for state in found):
-            return 0
+        if not args.watch or not any(state.state in (PENDING, RUNNING) for state in shown):
+            return
         time.sleep(WATCH_S)
 
 
-def _states(names: Sequence[str], results: str) -> list[RunState]:
-    """Returns the states of what the names mean."""
-    chosen = select(names, results)
-    return [*states(chosen.paths), *chosen.planned]
-
-
-def _show(found: Sequence[RunState], as_json: bool, height: int | None = None) -> None:
-    """Prints the states."""
+def _show(shown: Sequence[RunState], as_json: bool, height: int | None) -> None:
     if as_json:
-        print(json.dumps({"runs": [state.to_dict() for state in found]}, indent=2))
-    elif not found:
+        print(json.dumps({"runs": [state.to_dict() for state in shown]}, indent=2))
+    elif not shown:
         print("no runs here; start one with `hires run`, or name a folder with --results")
-    elif len(found) == 1:
-        print("\n".join(lines(found, None, height)[:-1]))
+    elif len(shown) == 1:
+        print("\n".join(lines(shown, None, height)[:-1]))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print("\n".join(lines(found, width, height)))
+        print("\n".join(lines(shown, width, height)))

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hires.cli.compose.choices import groups
-from hires.cli.options import Parser, add_after, add_json, add_overrides
+from hires.cli.compose.choices import EXPERIMENTS, experiments, groups
+from hires.cli.options import Parser, overrides, positive
 from hires.cli.screens.screen import print_config
 from hires.cli.submit_run import waits_for
 from hires.cli.sweep.axes import grid_of
@@ -36,13 +36,45 @@ _EXAMPLES = (
 )
 
 
+def parser() -> Parser:
+    """Returns the parser of the verb."""
+    parser = Parser("sweep", "Run every combination of several values of some keys.", _EXAMPLES)
+    parser.add_overrides()
+    parser.complete("overrides", _overrides)
+    parser.add("--zip", action="append", metavar="A,B", help="pair the values of these keys")
+    text = "keep points of which this is true, as 'image <= 512'"
+    parser.add("--where", metavar="EXPR", help=text)
+    text = "complete attempts of every point"
+    parser.add("--repeat", type=positive, default=1, metavar="N", help=text)
+    text = "all attempts of a point together, or one of every point in turn"
+    parser.add("--order", choices=ORDERS, default=ORDERS[0], help=text)
+    text = "points that run at once (default: 1; launcher=slurm: as many as the cluster allows)"
+    parser.add("--max-parallel", type=positive, metavar="N", help=text)
+    text = (
+        "start nothing more once ranks times hours of this command reach it (launcher=slurm: "
+        "refuse points that may need more)"
+    )
+    parser.add("--budget-gpu-hours", type=_hours, metavar="H", help=text)
+    parser.add_after()
+    parser.add("--again", action="store_true", help="run what is complete already, too")
+    parser.add("--dry-run", action="store_true", help="plan and show, write nothing")
+    parser.add_json()
+    return parser
+
+
+def _overrides(current: str) -> list[str]:
+    """Returns the overrides that may follow, stored sweeps included."""
+    if current.startswith(f"{EXPERIMENTS}="):
+        return [f"{EXPERIMENTS}={name}" for name in experiments()]
+    return [*overrides(current), f"{EXPERIMENTS}="]
+
+
 def main(words: Sequence[str]) -> int:
     """Runs a sweep, or shows it; returns the exit code."""
-    parser = _parser()
-    args = parser.read(words)
+    args = parser().read(words)
     extra = Path(args.config_dir).expanduser() if args.config_dir else None
     typed, stored = taken_out(args.overrides, extra)
-    options = _merged(parser, words, args, stored)
+    options = _merged(words, args, stored)
     known = groups(extra)
     where = None if options.where is None else Where(options.where, known)
     grid = grid_of([*stored.words, *typed], options.zip or [], known)
@@ -65,52 +97,11 @@ def main(words: Sequence[str]) -> int:
             return run_sweep(sweep)
 
 
-def _parser() -> Parser:
-    """Returns the parser of the verb."""
-    parser = Parser("sweep", "Run every combination of several values of some keys.", _EXAMPLES)
-    add_overrides(parser)
-    parser.add_argument(
-        "--zip", action="append", metavar="A,B", help="pair the values of these keys"
-    )
-    parser.add_argument(
-        "--where", metavar="EXPR", help="keep points of which this is true, as 'image <= 512'"
-    )
-    parser.add_argument(
-        "--repeat", type=_count, default=1, metavar="N", help="complete attempts of every point"
-    )
-    parser.add_argument(
-        "--order",
-        choices=ORDERS,
-        default=ORDERS[0],
-        help="all attempts of a point together, or one of every point in turn",
-    )
-    parser.add_argument(
-        "--max-parallel",
-        type=_count,
-        metavar="N",
-        help="points that run at once (default: 1; launcher=slurm: as many as the cluster lets)",
-    )
-    parser.add_argument(
-        "--budget-gpu-hours",
-        type=_hours,
-        metavar="H",
-        help="start nothing more once ranks times hours of this command come to it "
-        "(launcher=slurm: refuse points that may need more)",
-    )
-    add_after(parser)
-    parser.add_argument("--again", action="store_true", help="run what is complete already, too")
-    parser.add_argument("--dry-run", action="store_true", help="plan and show, write nothing")
-    add_json(parser)
-    return parser
-
-
-def _merged(
-    parser: Parser, words: Sequence[str], args: argparse.Namespace, stored: Stored
-) -> argparse.Namespace:
+def _merged(words: Sequence[str], args: argparse.Namespace, stored: Stored) -> argparse.Namespace:
     """Returns the options with those of the experiment in the place of defaults."""
     kept = {name: value for name, value in stored.options.items() if name != "zip" or not args.zip}
     typed = [word for name, value in kept.items() for word in _as_typed(name, value)]
-    return parser.read([*typed, *words])
+    return parser().read([*typed, *words])
 
 
 def _as_typed(name: str, value: object) -> list[str]:
@@ -148,14 +139,6 @@ def _print_configs(points: Points) -> int:
         else:
             print_config(point.config)
     return 0
-
-
-def _count(text: str) -> int:
-    """Returns a number that is 1 or more."""
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of 1 or more")
-    return value
 
 
 def _hours(text: str) -> float:

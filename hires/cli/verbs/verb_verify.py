@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hires.cli.compose.compose_config import compose
-from hires.cli.options import Parser, add_json, add_overrides
+from hires.cli.options import Parser
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_table
 from hires.cli.start_run import explain, launched
@@ -39,13 +39,18 @@ _EXAMPLES = (
 )
 
 
-def main(words: Sequence[str]) -> int:
-    """Prints the largest relative errors; returns 0 if all are within 1e-10, else 1."""
+def parser() -> Parser:
+    """Returns the parser of the verb."""
     text = "Compare a layout with one process on the same microbatches, in float64."
     parser = Parser("verify", text, _EXAMPLES)
-    add_overrides(parser)
-    add_json(parser)
-    args = parser.read(words)
+    parser.add_overrides()
+    parser.add_json()
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Prints the largest relative errors; returns 0 if all are within 1e-10, else 1."""
+    args = parser().read(words)
     config = compose(args.overrides, args.config_dir)
     config = dataclasses.replace(config, precision=PrecisionConfig("fp64"))
     if args.cfg:

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from hires.cli.compose.choices import ALIASES, conf_dir, groups, key_docs, keys
+from hires.cli.compose.choices import ALIASES, conf_dir, groups
+from hires.cli.compose.config_keys import config_keys, keys
+from hires.cli.verb_table import VERBS
 
 
 def test_every_file_of_conf_is_listed(hires):
@@ -37,7 +39,29 @@ def test_keys_come_with_their_defaults(hires):
     text = hires("list", "keys").out
     assert "parallel.tiles           default [1,1]" in text
     assert "data.shuffle             default true" in text
-    assert set(keys()) == set(key_docs())
+
+
+def test_every_key_has_a_meaning():
+    for key in config_keys().values():
+        assert key.meaning, key.name
+
+
+def test_one_key_comes_with_its_choices_and_meaning(hires):
+    text = hires("list", "parallel.schedule").out
+    assert text.startswith("parallel.schedule\n  default  gpipe\n  values   `gpipe`, `1f1b`")
+    assert "meaning  Order of the passes of a pipeline" in text
+    assert "parallel.halo.fuse" in hires("list", "parallel.halo").out
+    assert hires("list", "parallel.stags").err.endswith("did you mean parallel.stages?\n")
+
+
+def test_reference_pages_hold_every_verb_with_its_options_and_every_key(hires):
+    verbs = hires("list", "verbs", "--markdown").out
+    assert all(f"## hires {verb}" in verbs for verb in VERBS)
+    assert "| `--max-parallel N` | points that run at once" in verbs
+    keys_page = hires("list", "keys", "--markdown").out
+    assert all(f"| `{key}` |" in keys_page for key in keys())
+    assert "| `parallel.halo.overlap` | `auto` | `auto`, `on`, `off` | Whether" in keys_page
+    assert hires("list", "models", "--markdown").code == 2
 
 
 def test_words_of_the_thesis_point_at_keys_that_exist(hires):
