@@ -17,6 +17,7 @@ from hires.cli.compose.choices import groups
 from hires.cli.compose.config_keys import config_keys
 from hires.cli.compose.nearest import nearest, offer
 from hires.core.errors import ConfigError
+from hires.core.store import file_names
 
 Complete = Callable[[str], Iterable[str]]
 """Returns what the word under the cursor may become."""
@@ -219,7 +220,7 @@ def overrides(current: str) -> Iterable[str]:
 
 def run_folders(current: str = "") -> list[str]:
     """Returns the run folders under ``results``."""
-    return [str(file.parent) for file in Path("results").glob("*/*/config.yaml")]
+    return [str(file.parent) for file in Path("results").glob(f"*/*/{file_names.CONFIG}")]
 
 
 def campaign_names(current: str = "") -> list[str]:
