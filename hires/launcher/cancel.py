@@ -16,18 +16,11 @@ from typing import Any
 
 from hires.core.errors import RunError
 from hires.core.store import file_names
+from hires.core.store.attempts import Attempt, latest
 from hires.core.store.files import write_atomically
 from hires.core.store.records import attempt_dir
 from hires.launcher.interface import Job, cancel_jobs, job_name
 from hires.launcher.status import process_id
-from hires.launcher.status.attempt_files import (
-    REQUEST,
-    last_number,
-    launched_by,
-    of_number,
-    read_job,
-    read_json,
-)
 from hires.launcher.status.run_state import PENDING, RUNNING, RunState
 from hires.launcher.status.state import goes_on
 from hires.launcher.supervision.exit_record import leave_cancelled
@@ -52,7 +45,7 @@ def cancel_all(
     asked = [_folder(s) for s in live if (job := jobs[id(s)]) and job_name(job) in whole]
     try:
         for folder in asked:  # first: an attempt that begins just now must not seem to have failed
-            write_atomically(folder / REQUEST, "")
+            write_atomically(folder / file_names.CANCEL, "")
         if whole:
             cancel_jobs(list(whole.values()))
         why = None
@@ -60,7 +53,7 @@ def cancel_all(
         why = str(error)
         for folder in asked:
             with contextlib.suppress(OSError):
-                (folder / REQUEST).unlink()
+                (folder / file_names.CANCEL).unlink()
     for state in states:
         job = jobs.get(id(state))
         try:
@@ -91,7 +84,7 @@ def _folder(state: RunState) -> Path:
 
 def _job(state: RunState) -> Job | None:
     """Returns the job of a run, if it has one."""
-    return read_job(_folder(state))
+    return Attempt.at(_folder(state)).job or None
 
 
 def _whole_jobs(states: Sequence[RunState], jobs: dict[int, Job | None]) -> dict[str, Job]:
@@ -114,13 +107,9 @@ def _whole_jobs(states: Sequence[RunState], jobs: dict[int, Job | None]) -> dict
 def _mates(run: Path, job: Job) -> Iterator[Path]:
     """Yields the runs of a campaign that share a job, and run in it, wait for it or go on in it."""
     for folder in run.parent.iterdir():
-        number = last_number(folder)
-        if number is not None:
-            last = attempt_dir(folder, number)
-            theirs = read_job(last)
-            same = theirs is not None and job_name(theirs) == job_name(job)
-            if same and goes_on(of_number(folder, number)):
-                yield folder
+        last = latest(folder)
+        if last is not None and last.job_name == job_name(job) and goes_on(last):
+            yield folder
 
 
 def _cancelled(state: RunState, job: Job) -> str:
@@ -134,7 +123,7 @@ def _cancelled(state: RunState, job: Job) -> str:
 def _ask(state: RunState, job: Job) -> str:
     """Tells one of several runs that share a job to end; returns that in words."""
     folder, name = _folder(state), job_name(job)
-    write_atomically(folder / REQUEST, "")
+    write_atomically(folder / file_names.CANCEL, "")
     if state.state == PENDING:
         _leave_cancelled(state, f"cancelled while it waited for its turn in job {name}")
         return f"will not be begun; the other runs of job {name} go on"
@@ -149,8 +138,8 @@ def _cancel_here(state: RunState) -> str:
     """
     if not _is_live(state):
         return f"is {state.state}; there is nothing to cancel"
-    launched = launched_by(_folder(state))
-    if launched is None:
+    launched = Attempt.at(_folder(state)).launched
+    if not launched:
         return "was not started yet; there is nothing to cancel"
     return _stop(launched, _folder(state))
 
@@ -174,8 +163,8 @@ def _stop(launched: dict[str, Any], folder: Path) -> str:
         return f"its process {pid} is gone already"
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        end = read_json(folder / file_names.EXIT)
-        if end is not None:
+        end = Attempt.at(folder).exit
+        if end:
             return f"is {end.get('state')}: {end.get('cause')}"
         time.sleep(_POLL_S)
     return f"process {pid} was told to stop, and has not said so within {WAIT_S:g} s"

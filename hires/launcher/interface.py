@@ -29,9 +29,10 @@ from hires.core.registry import Registry
 from hires.core.store import file_names, rundir
 from hires.core.store.files import StrPath
 from hires.core.store.rundir import RunDir
-from hires.launcher.status.attempt_files import Job as Job
 from hires.launcher.status.run_state import RunState
 
+Job = dict[str, Any]
+"""What a scheduler knows an attempt by, as its ``job.json`` holds it."""
 CANCELLED = 130
 """Exit code of a run that was stopped by Ctrl-C or SIGTERM, as shells have it."""
 PENDING, RUNNING, ENDED, GONE, UNKNOWN = "pending", "running", "ended", "gone", "unknown"

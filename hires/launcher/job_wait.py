@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hires.core.store import file_names, records, rundir
+from hires.core.store import file_names, rundir
+from hires.core.store.attempts import Attempt
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import (
     ENDED,
@@ -24,7 +25,6 @@ from hires.launcher.interface import (
     job_of,
 )
 from hires.launcher.local.local_launcher import leave
-from hires.launcher.status.attempt_files import job_of_attempt, read_json
 from hires.launcher.status.run_progress import MetricsTail
 
 FILES_S = 0.5
@@ -56,11 +56,11 @@ class JobWait:
         while True:
             self._follow()
             over = self._is_over()
-            end = read_json(records.attempt_dir(self.run, self.attempt) / file_names.EXIT)
-            if end is not None and (over or end.get("reason") not in RESTARTED):
+            end = Attempt(self.run, self.attempt).exit
+            if end and (over or end.get("reason") not in RESTARTED):
                 self._follow()
                 return _outcome(end)
-            if end is None and over:
+            if not end and over:
                 return self._without_exit()
             time.sleep(FILES_S)
 
@@ -70,10 +70,10 @@ class JobWait:
             if self.on_line is not None:
                 self.on_line(line)
         for number in rundir.attempt_numbers(self.run.path):
-            folder = records.attempt_dir(self.run, number)
-            if number > self.attempt and job_of_attempt(folder) == self.job:
+            attempt = Attempt(self.run, number)
+            if number > self.attempt and attempt.job_name == self.job:
                 self.attempt, self._answers = number, []
-                self._tail = MetricsTail(folder / file_names.METRICS)
+                self._tail = MetricsTail(attempt.folder / file_names.METRICS)
 
     def _is_over(self) -> bool:
         if time.monotonic() - self._queried_s >= QUERY_S:
@@ -108,4 +108,4 @@ class JobWait:
 
 def _outcome(end: dict[str, Any]) -> Outcome:
     codes = {int(rank): code for rank, code in end.get("exit_codes", {}).items()}
-    return Outcome(end["state"], end["cause"], codes, [], None, end.get("reason"))
+    return Outcome(end["state"], end.get("cause"), codes, [], None, end.get("reason"))

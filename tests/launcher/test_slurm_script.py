@@ -15,8 +15,8 @@ from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import launch_file
+from hires.core.store.attempts import Attempt
 from hires.launcher.slurm import job_script, sbatch
-from hires.launcher.status.attempt_files import job_of_attempt
 
 ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r#SBATCH --x \"&"
 
@@ -219,7 +219,7 @@ def test_submission_is_noted_in_the_attempt(tmp_path, path):
         "index": None,
         "submitted": "",
     }
-    assert job_of_attempt(run / "a0") == "41"
+    assert Attempt.at(run / "a0").job_name == "41"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_banner_of_a_site_hides_no_job(tmp_path, path, answer):
     run = submitted(tmp_path)
     command(path, "sbatch", f"printf '{answer}'")
     assert job_script.submit(run, 0) == "41"
-    assert job_of_attempt(run / "a0") == "41"
+    assert Attempt.at(run / "a0").job_name == "41"
 
 
 def test_answer_without_a_job_is_shown(tmp_path, path):
@@ -321,5 +321,5 @@ def test_machine_without_slurm_is_told_so(tmp_path, monkeypatch):
 
 def test_element_of_an_array_is_named_as_slurm_does(tmp_path):
     job_script.note_job(tmp_path, "12", 4)
-    assert job_of_attempt(tmp_path) == "12_4"
-    assert job_of_attempt(tmp_path / "none") is None
+    assert Attempt.at(tmp_path).job_name == "12_4"
+    assert Attempt.at(tmp_path / "none").job_name is None

@@ -20,12 +20,12 @@ from hires.cli.doctor.node_checks import node_checks
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError
 from hires.core.ranks import heartbeat
-from hires.core.store import file_names
+from hires.core.store import file_names, reading
+from hires.core.store.attempts import Attempt
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.naming import plain
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus
 from hires.launcher.slurm import doctor_job, job_script, sbatch, scheduler
-from hires.launcher.status.attempt_files import read_json
 from hires.launcher.supervision.interrupts import Interrupts
 
 LOOK_S = 0.5
@@ -93,7 +93,7 @@ def _waited(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -
     """Waits for the end of the job; returns why it is not waited for any longer, or None."""
     until_s, asked_s, over = time.monotonic() + patience_s, 0.0, 0
     answer = JobStatus(UNKNOWN)
-    while not (folder / "a0" / file_names.EXIT).exists():
+    while not Attempt(folder, 0).has_ended:
         if interrupts.count:
             raise KeyboardInterrupt
         now_s = time.monotonic()
@@ -118,7 +118,7 @@ def _cancel(job: str) -> None:
 
 def _found(folder: Path, config: RunConfig, job: str, why: str | None) -> list[Check]:
     """Returns the checks of what the job has left."""
-    end = read_json(folder / "a0" / file_names.EXIT) or {}
+    end = Attempt(folder, 0).exit
     facts, met = _told(folder, "facts"), _told(folder, "met")
     nodes = ", ".join(one["node"] for one in facts) or "no node"
     if end.get("state") == "done":
@@ -139,8 +139,8 @@ def _told(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Returns what the ranks wrote, in their order, with the file system's time of each file."""
     found = []
     for path in sorted(folder.glob(f"{kind}-rank*.json")):
-        values = read_json(path)
-        if values is not None:
+        values = reading.read_json(path, [])
+        if values:
             found.append({**values, "rank": int(path.stem[-4:]), "written": path.stat().st_mtime})
     return found
 

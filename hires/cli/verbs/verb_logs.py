@@ -11,11 +11,10 @@ from pathlib import Path
 
 from hires.cli.options import Parser
 from hires.core.errors import INTERRUPTED, ConfigError
-from hires.core.store import file_names
+from hires.core.store.attempts import Attempt
+from hires.core.store.file_names import attempt_dir, last_number, rank_logs
 from hires.core.store.find import locate
-from hires.core.store.records import attempt_dir
-from hires.launcher.status.attempt_files import last_number, read_json
-from hires.launcher.status.logs import Entry, Follower, log_files, merged
+from hires.launcher.status.logs import Entry, Follower, merged
 
 POLL_S = 0.2
 """How often ``-f`` looks for new lines."""
@@ -51,7 +50,7 @@ class _Filter:
 
     def files(self, attempt: int) -> dict[int, Path]:
         """Returns the logs of an attempt by rank."""
-        files = log_files(self.run, attempt)
+        files = rank_logs(attempt_dir(self.run, attempt))
         return {rank: path for rank, path in files.items() if not self.ranks or rank in self.ranks}
 
     def show(self, entries: Iterable[Entry]) -> None:
@@ -100,7 +99,7 @@ def _attempt(run: Path, wanted: int | None, follow: bool) -> int:
 
 
 def _check_ranks(lines: _Filter, attempt: int) -> None:
-    there = log_files(lines.run, attempt)
+    there = rank_logs(attempt_dir(lines.run, attempt))
     missing = sorted(lines.ranks - there.keys())
     if missing:
         have = f"ranks {min(there)} to {max(there)} have one" if there else "no rank has one"
@@ -114,7 +113,7 @@ def _follow(lines: _Filter, attempt: int, newer: bool) -> None:
     follower, is_announced = Follower(), False
     while True:
         # The end is read before the logs: lines written before it are then printed.
-        end = read_json(attempt_dir(lines.run, attempt) / file_names.EXIT)
+        end = Attempt(lines.run, attempt).exit
         lines.show(follower.read(lines.files(attempt)))
         sys.stdout.flush()
         last = last_number(lines.run)
@@ -122,9 +121,9 @@ def _follow(lines: _Filter, attempt: int, newer: bool) -> None:
             attempt, is_announced = attempt + 1, False
             print(f"attempt {attempt}", file=sys.stderr)
             continue
-        if end is not None and (end.get("state") == "done" or not newer):
+        if end and (end.get("state") == "done" or not newer):
             return
-        if end is not None and not is_announced:
+        if end and not is_announced:
             is_announced = True
             why = f"attempt {attempt} {end.get('state')}: {end.get('cause')}"
             print(f"{why}; waiting for the next one", file=sys.stderr)

@@ -15,6 +15,7 @@ from hires.cli.sweep.submission import submit
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import campaign, records, rundir
+from hires.core.store.file_names import last_number
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import (
     CANCELLED,
@@ -24,7 +25,6 @@ from hires.launcher.interface import (
     launcher_of,
 )
 from hires.launcher.status import running_elsewhere
-from hires.launcher.status.attempt_files import last_number
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import FAILED, INFEASIBLE, RUNNING, STATES, RunState
 from hires.launcher.status.running_elsewhere import refuse_begun

@@ -18,13 +18,13 @@ from hires.cli.submit_run import tell, waited, waits_for
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store.campaign import starting
+from hires.core.store.file_names import last_number
 from hires.core.store.naming import run_name
 from hires.core.store.records import read_record
 from hires.core.store.rundir import RunDir, create, freeze, is_complete, open_run
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.launcher.status import running_elsewhere
-from hires.launcher.status.attempt_files import last_number
 from hires.launcher.status.running_elsewhere import refuse_begun, refuse_queued
 from hires.report.tables.run_tables import write
 

@@ -90,6 +90,30 @@ def file_clock(folder: StrPath) -> float:
             probe.unlink()
 
 
+def last_sign(attempt: StrPath) -> float:
+    """Returns when an attempt last showed that it runs, by the file system's clock, in seconds."""
+    signs = list(heartbeats(attempt).values())
+    if not signs:  # its ranks have not come that far
+        for name in (file_names.EVENTS, file_names.JOB, file_names.ENV):
+            with contextlib.suppress(OSError):
+                signs.append((Path(attempt) / name).stat().st_mtime)
+    return max(signs, default=0.0)
+
+
+class FileClock:
+    """The time by the clocks of file systems; that of each campaign is read once."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[Path, float] = {}
+
+    def now(self, run: Path) -> float:
+        """Returns the time where a run is kept, in seconds since the epoch."""
+        folder = run.parent
+        if folder not in self._offsets:
+            self._offsets[folder] = file_clock(folder) - time.time()
+        return time.time() + self._offsets[folder]
+
+
 @contextlib.contextmanager
 def beating(
     run_dir: StrPath, attempt: int, rank: int, doing: Doing, timeout_s: float

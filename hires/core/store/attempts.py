@@ -16,7 +16,7 @@ from typing import Any
 
 from hires.core.errors import RunError
 from hires.core.store import file_names, launch_file, provenance, reading
-from hires.core.store.file_names import attempt_dir, attempt_numbers
+from hires.core.store.file_names import attempt_dir, last_number
 from hires.core.store.files import StrPath, cannot_write, make_folder, write_atomically
 from hires.core.store.reading import Note, Notes, Values
 
@@ -46,14 +46,18 @@ class Attempt:
         """
         self.run = Path(run)
         self.number = number
+        self.folder = attempt_dir(run, number)
         self.notes = [] if notes is None else notes
         self._report: Notes = None if strict else self.notes
         self.__dict__.update(held)
 
-    @property
-    def folder(self) -> Path:
-        """Its folder."""
-        return attempt_dir(self.run, self.number)
+    @classmethod
+    def at(cls, folder: Path) -> Attempt:
+        """Returns the attempt in a folder."""
+        number = folder.name.removeprefix("a")
+        attempt = cls(folder.parent, int(number) if number.isdecimal() else -1)
+        attempt.folder = folder
+        return attempt
 
     @cached_property
     def exit(self) -> Values:
@@ -71,6 +75,14 @@ class Attempt:
         whole = (index is None or type(index) is int) and type(pack) is int
         number = re.fullmatch(r"[0-9]+", str(job.get("job")))
         return self._only_if(whole and number is not None, job, file_names.JOB)
+
+    @property
+    def job_name(self) -> str | None:
+        """The name of its job, ``123``, or ``123_4`` in an array; None if it is no job."""
+        if not self.job:
+            return None
+        index = self.job.get("index")
+        return str(self.job["job"]) if index is None else f"{self.job['job']}_{index}"
 
     @cached_property
     def env(self) -> Values:
@@ -138,8 +150,8 @@ class Attempt:
 
 def latest(run: StrPath) -> Attempt | None:
     """Returns a run's latest attempt; None if it has none."""
-    numbers = attempt_numbers(run)
-    return Attempt(run, numbers[-1]) if numbers else None
+    number = last_number(run)
+    return None if number is None else Attempt(run, number)
 
 
 def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
@@ -155,7 +167,8 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
     """
     path = Path(path)
     reproduce = reproduce_line_of(path) if argv is None else launch_file.reproduce_line(argv)
-    number = max(attempt_numbers(path), default=-1) + 1
+    last = last_number(path)
+    number = 0 if last is None else last + 1
     while True:
         folder = attempt_dir(path, number)
         try:

@@ -96,6 +96,11 @@ def attempt_numbers(run_dir: StrPath) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def last_number(run_dir: StrPath) -> int | None:
+    """Returns the number of a run's latest attempt; None if it has none."""
+    return max(attempt_numbers(run_dir), default=None)
+
+
 def rank_log(attempt: StrPath, rank: int) -> Path:
     """Returns the log of a rank; ``attempt`` is the folder of an attempt."""
     return Path(attempt) / LOGS / f"rank{rank:04d}.log"

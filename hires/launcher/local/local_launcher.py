@@ -18,12 +18,12 @@ from typing import Any
 from hires.core import log, units
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, provenance, records, rundir
+from hires.core.store.attempts import Attempt
 from hires.core.store.files import StrPath
 from hires.launcher.interface import OnLine, Outcome
 from hires.launcher.ranks import hosts, ports
 from hires.launcher.ranks.places import Places, here
 from hires.launcher.status import running_elsewhere
-from hires.launcher.status.attempt_files import is_asked
 from hires.launcher.status.run_progress import Progress
 from hires.launcher.supervision.exit_record import leave_word
 from hires.launcher.supervision.interrupts import Interrupts
@@ -155,7 +155,7 @@ def _run(job: Job, interrupts: Interrupts) -> End:
 def _leave(job: Job, end: End, started: str) -> End:
     """Writes how an attempt ended; returns the end, failed if it is not whole or not written."""
     record: dict[str, Any] = {}
-    if end.state == "failed" and is_asked(job.folder):
+    if end.state == "failed" and Attempt.at(job.folder).is_cancelled:
         end = replace(end, state="cancelled", cause=f"cancelled; {end.cause}", reason=None)
     try:
         if not job.args:

@@ -9,7 +9,6 @@ was not started stays pending.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -17,9 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hires.core.errors import RunError
 from hires.core.store import file_names, provenance, records, rundir
+from hires.core.store.attempts import Attempt
 from hires.core.store.files import cannot_write
 from hires.launcher.local.queue_tasks import Ended, Limits, Result, Task, Watcher
 from hires.launcher.ranks import spawn
@@ -227,14 +228,14 @@ class Queue:
 def _end_of(run: _Running, code: int) -> Ended:
     """Returns how an attempt ended, as its launcher wrote it, or as it looks if that was killed."""
     folder = records.attempt_dir(run.task.path, run.attempt)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        values = json.loads((folder / file_names.EXIT).read_text(encoding="utf-8"))
-        return Ended(run.task, run.attempt, values["state"], values["cause"], run.wall_s)
+    end = Attempt(run.task.path, run.attempt).exit
+    if end:
+        return Ended(run.task, run.attempt, end["state"], end.get("cause"), run.wall_s)
     if run.signals:
         state, cause = "cancelled", "stopped before its ranks were started"
     else:
         state, cause = "lost" if code < 0 else "failed", _died(folder, code)
-    values = {"state": state, "cause": cause, "exit_codes": {}, "reason": None}
+    values: dict[str, Any] = {"state": state, "cause": cause, "exit_codes": {}, "reason": None}
     values |= {"started": run.started, "ended": provenance.now()}
     with contextlib.suppress(RunError):  # on a full disk the end is still told on screen
         leave_word(run.task.path, run.attempt, values, {})

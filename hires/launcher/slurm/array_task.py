@@ -17,17 +17,16 @@ from pathlib import Path
 
 from hires.core import log
 from hires.core.errors import PREEMPTED, HiresError, RunError
-from hires.core.store import file_names, records, rundir
+from hires.core.store import records, rundir
+from hires.core.store.attempts import Attempt
 from hires.core.store.files import cannot_write
 from hires.launcher.interface import CANCELLED, RESTARTED
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.slurm import allocation, job_arrays, job_script
 from hires.launcher.slurm.allocation import Allocation
-from hires.launcher.slurm.batch import Attempt, attempts_of, is_fresh, number_of, timeouts
+from hires.launcher.slurm.batch import JobAttempt, attempts_of, is_fresh, number_of, timeouts
 from hires.launcher.slurm.job_arrays import Entry
 from hires.launcher.slurm.job_packing import Pack, Packed
-from hires.launcher.status import attempt_files
-from hires.launcher.status.attempt_files import read_json
 from hires.launcher.supervision.interrupts import Interrupts
 
 BATCH = "hires.launcher.slurm.batch"
@@ -83,7 +82,7 @@ def _run_one(path: Path, entry: Entry, job: Allocation) -> int:
         leave(path, number, "failed", cause)
         raise RunError(f"{path.name}: {cause}") from None
     with Interrupts() as interrupts:  # an attempt hears signals by itself; here those in between
-        code = Attempt(path, number, job).run()
+        code = JobAttempt(path, number, job).run()
         while code == 0 and is_open(path, entry.attempt, job, entry.attempts):
             if interrupts.count:
                 return CANCELLED
@@ -91,7 +90,7 @@ def _run_one(path: Path, entry: Entry, job: Allocation) -> int:
                 _say(f"job {job.name} makes way and is queued again for the next attempt")
                 allocation.ask("scontrol", "requeue", job.name)
                 return PREEMPTED
-            code = Attempt(path, number_of(path, job, entry.attempt), job).run()
+            code = JobAttempt(path, number_of(path, job, entry.attempt), job).run()
     return code
 
 
@@ -128,23 +127,19 @@ def is_open(path: Path, submitted: int, job: Allocation, attempts: int = 1) -> b
     own = attempts_of(path, job)
     if not own:
         return is_fresh(path, submitted) or not rundir.is_complete(path)
-    end = read_json(_folder(path, own[-1]) / file_names.EXIT)
-    if end is None:
+    last = Attempt(path, own[-1])
+    end = last.exit
+    if not end:
         return True
-    if end.get("state") == "done":
-        ends = (read_json(_folder(path, number) / file_names.EXIT) or {} for number in own)
-        return [one.get("state") for one in ends].count("done") < attempts
-    if end.get("state") == "cancelled":
-        return not attempt_files.is_asked(_folder(path, own[-1]))
+    if end["state"] == "done":
+        states = [Attempt(path, number).exit.get("state") for number in own]
+        return states.count("done") < attempts
+    if end["state"] == "cancelled":
+        return not last.is_cancelled
     if end.get("reason") == "timeout":
         used = timeouts(path, job, own[-1] + 1)
         return used <= records.read_config(path).launcher.requeues
     return end.get("reason") in RESTARTED
-
-
-def _folder(path: Path, number: int) -> Path:
-    """Returns the folder of an attempt."""
-    return records.attempt_dir(path, number)
 
 
 def _log_to(path: Path) -> None:

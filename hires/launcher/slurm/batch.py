@@ -21,14 +21,14 @@ from typing import Any
 
 from hires.core import log
 from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, provenance, records, rundir
+from hires.core.store import file_names, provenance, reading, records, rundir
+from hires.core.store.attempts import Attempt
 from hires.launcher.interface import RESTARTED, Outcome
 from hires.launcher.local.local_launcher import launch, leave
 from hires.launcher.ranks.places import Making
 from hires.launcher.slurm import allocation, job_script, preemption
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.status import running_elsewhere
-from hires.launcher.status.attempt_files import job_of_attempt, read_json
 from hires.launcher.status.run_progress import Progress
 
 
@@ -48,13 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             _say(f"{path.name} is complete: nothing is left for this start of job {job.name}")
             return 0
         number = number_of(path, job, int(words[1]) if words[1:] else None)
-        return Attempt(path, number, job, packed=packed).run()
+        return JobAttempt(path, number, job, packed=packed).run()
     except HiresError as error:
         _say(str(error))
         return error.exit_code
 
 
-class Attempt:
+class JobAttempt:
     """One attempt of a run in a Slurm job, from its first rank to what follows its last."""
 
     def __init__(self, path: Path, number: int, job: Allocation, *, packed: bool = False) -> None:
@@ -160,14 +160,13 @@ class Attempt:
 def attempts_of(path: Path, job: Allocation) -> list[int]:
     """Returns the attempts of a run that are this job's, in order."""
     numbers = rundir.attempt_numbers(path)
-    return [n for n in numbers if job_of_attempt(records.attempt_dir(path, n)) == job.name]
+    return [n for n in numbers if Attempt(path, n).job_name == job.name]
 
 
 def timeouts(path: Path, job: Allocation, before: int) -> int:
     """Returns how many attempts of a run, below a number, reached the time limit of a job."""
     own = [number for number in attempts_of(path, job) if number < before]
-    ends = [read_json(records.attempt_dir(path, n) / file_names.EXIT) or {} for n in own]
-    return sum(end.get("reason") == "timeout" for end in ends)
+    return sum(Attempt(path, n).exit.get("reason") == "timeout" for n in own)
 
 
 def number_of(path: Path, job: Allocation, number: int | None, pack: int = 1) -> int:
@@ -190,7 +189,7 @@ def number_of(path: Path, job: Allocation, number: int | None, pack: int = 1) ->
             _close_silent(path, job)
         mine = rundir.next_attempt(path) if fresh is None else fresh
         folder = records.attempt_dir(path, mine)
-        if job_of_attempt(folder) != job.name:
+        if Attempt(path, mine).job_name != job.name:
             own, index = job.array or (job.job, None)
             job_script.note_job(folder, own, index, pack)
     return mine
@@ -206,8 +205,8 @@ def _close_silent(path: Path, job: Allocation) -> None:
     numbers = rundir.attempt_numbers(path)
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" or not numbers:
         return
-    folder = records.attempt_dir(path, numbers[-1])
-    if job_of_attempt(folder) != job.name or (folder / file_names.EXIT).exists():
+    last = Attempt(path, numbers[-1])
+    if last.job_name != job.name or last.has_ended:
         return
     cause = (
         f"job {job.name} was started again by Slurm, and the supervisor of this attempt left no "
@@ -218,11 +217,8 @@ def _close_silent(path: Path, job: Allocation) -> None:
 
 def is_fresh(path: Path, number: int) -> bool:
     """Whether an attempt exists and was not launched yet."""
-    folder = records.attempt_dir(path, number)
-    if not folder.is_dir() or (folder / file_names.EXIT).exists():
-        return False
-    lines = records.read_lines(folder / file_names.EVENTS)
-    return not any(line.get("event") == "launch_started" for line in lines)
+    attempt = Attempt(path, number)
+    return attempt.folder.is_dir() and not attempt.has_ended and not attempt.launched
 
 
 def _is_over(path: Path, job: Allocation) -> bool:
@@ -241,10 +237,10 @@ def _is_restarted() -> bool:
 
 def _planned_by(run: Path, number: int) -> dict[str, Any]:
     """Returns the provenance of the hires that planned a run: of its last start by command line."""
-    folders = [records.attempt_dir(run, attempt) for attempt in range(number, -1, -1)]
-    files = [folder / file_names.ENV for folder in folders] + [run / file_names.PLANNED]
-    found = [env for env in map(read_json, files) if env and env.get("argv") is not None]
-    last = max(found, key=lambda env: str(env.get("started")), default={})
+    envs = [Attempt(run, attempt).env for attempt in range(number, -1, -1)]
+    envs.append(reading.read_json(run / file_names.PLANNED, []))
+    typed = [env for env in envs if env.get("argv") is not None]
+    last: dict[str, Any] = max(typed, key=lambda env: str(env.get("started")), default={})
     return dict(last.get("provenance") or {})
 
 

@@ -7,14 +7,11 @@ of them are down, those are meant; else all of them, as long as enough others ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from hires.core.errors import RunError
-from hires.core.store import file_names
-from hires.core.store.records import attempt_dir, read_lines
-from hires.core.store.rundir import attempt_numbers
+from hires.core.store.attempts import Attempt
+from hires.core.store.file_names import attempt_numbers
 from hires.launcher.slurm import allocation
-from hires.launcher.status.attempt_files import read_json
 from hires.launcher.status.run_state import RunState
 
 _BAD = ("down", "drain", "fail", "error", "unknown", "reboot", "maint")
@@ -43,18 +40,12 @@ def _nodes_of(state: RunState) -> Iterable[str]:
     if state.path is None:
         return
     for number in attempt_numbers(state.path):
-        folder = attempt_dir(state.path, number)
-        end = read_json(folder / file_names.EXIT) or {}
-        told = number == state.attempt and state.reason == "node"
-        if told or end.get("reason") == "node":
-            yield from _nodes_in(folder)
-
-
-def _nodes_in(folder: Path) -> Iterable[str]:
-    """Yields the nodes on which an attempt's ranks were started."""
-    for line in read_lines(folder / file_names.EVENTS):
-        if line.get("event") == "rank_started" and line.get("node"):
-            yield str(line["node"])
+        attempt = Attempt(state.path, number)
+        is_latest = number == state.attempt and state.reason == "node"
+        if is_latest or attempt.exit.get("reason") == "node":
+            for line in attempt.events:
+                if line.get("event") == "rank_started" and line.get("node"):
+                    yield str(line["node"])
 
 
 def _known(partition: str | None) -> dict[str, str]:

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, records, rundir
+from hires.core.store import file_names, reading, records, rundir
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, job_name
 from hires.launcher.local import local_launcher
 from hires.launcher.slurm import allocation, job_script, sbatch
-from hires.launcher.status.attempt_files import read_json
 
 FOLDER = "arrays"
 """Folder of all arrays, below that of their campaign."""
@@ -161,8 +160,8 @@ def mend(campaign: Path) -> Iterator[str]:
         RunError: an attempt cannot be written to.
     """
     for path in sorted((campaign / FOLDER).glob(f"*/{LIST}")):
-        told = read_json(path.with_name(file_names.JOB))
-        if told is None:
+        told = reading.read_json(path.with_name(file_names.JOB), [])
+        if not told:
             continue
         try:
             job, elements = str(told["job"]), read_all(path)

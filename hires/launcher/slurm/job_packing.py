@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, records
+from hires.core.store import records
+from hires.core.store.attempts import Attempt
 from hires.core.store.files import cannot_write
 from hires.launcher.interface import CANCELLED
 from hires.launcher.local import local_launcher
@@ -26,7 +27,6 @@ from hires.launcher.ranks.spawn import die_with
 from hires.launcher.slurm import job_script
 from hires.launcher.slurm.allocation import Allocation, cores, spread
 from hires.launcher.slurm.batch import attempts_of, number_of
-from hires.launcher.status import attempt_files
 from hires.launcher.supervision.interrupts import Interrupts
 
 POLL_S = 0.2
@@ -170,7 +170,7 @@ class Pack:
                 continue
             self.running.remove(run)
             _say(f"{run.path.name}: attempt {run.number} ended with code {code}")
-            if (run.folder / file_names.EXIT).exists():
+            if Attempt.at(run.folder).has_ended:
                 self._codes.append(code)
                 continue
             if code < 0:
@@ -221,9 +221,7 @@ class Pack:
         Who did so while the run waited to go on could only say it in an attempt that was over.
         """
         numbers = attempts_of(run.path, self.job) or [run.submitted]
-        return any(
-            attempt_files.is_asked(records.attempt_dir(run.path, number)) for number in numbers
-        )
+        return any(Attempt(run.path, number).is_cancelled for number in numbers)
 
     def _leave_others(self, why: str) -> None:
         """Writes down that the runs which were not begun are cancelled with the job."""

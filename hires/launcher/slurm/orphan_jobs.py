@@ -13,10 +13,9 @@ from pathlib import Path
 
 from hires.core.errors import RunError
 from hires.core.store import file_names
-from hires.core.store.records import attempt_dir
+from hires.core.store.attempts import latest
 from hires.launcher.interface import job_of
 from hires.launcher.slurm import job_arrays, job_script, scheduler
-from hires.launcher.status.attempt_files import last_number, launched_by
 
 _Scripts = dict[str, dict[int | None, list[Path]]]
 """Which runs a script starts, by the element of its array."""
@@ -50,12 +49,10 @@ def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
 
 def _not_begun(run: Path) -> int | None:
     """Returns a run's latest attempt if it was never launched and has no job; else None."""
-    number = last_number(run)
-    if number is None:
+    last = latest(run)
+    if last is None or last.launched or (last.folder / file_names.JOB).exists():
         return None
-    folder = attempt_dir(run, number)
-    known = (folder / file_names.JOB).exists() or launched_by(folder) is not None
-    return None if known else number
+    return last.number
 
 
 def _unanswered(campaign: Path) -> Iterator[tuple[Path, int, job_arrays.Entry]]:

@@ -12,11 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hires.core.store import file_names
-from hires.core.store.files import StrPath
-from hires.core.store.records import attempt_dir
-
-_NAME = re.compile(r"rank(\d{4,})\.log")
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d\.\d+) ")
 _DAY_S = 86400.0
 
@@ -29,16 +24,6 @@ class Entry:
     """Since midnight of the day on which the log begins; -1: before the first time in it."""
     rank: int
     lines: list[str] = field(compare=False)
-
-
-def log_files(run: StrPath, attempt: int) -> dict[int, Path]:
-    """Returns the log of every rank of an attempt that has one."""
-    folder = attempt_dir(run, attempt) / file_names.LOGS
-    try:
-        names = [(match, entry) for entry in folder.iterdir() if (match := _name(entry))]
-    except OSError:
-        return {}
-    return {int(match[1]): entry for match, entry in sorted(names, key=lambda pair: pair[1])}
 
 
 def merged(files: dict[int, Path]) -> Iterator[Entry]:
@@ -111,8 +96,3 @@ class Log:
         while found < self._time_s - _DAY_S / 2:
             found += _DAY_S
         return found
-
-
-def _name(path: Path) -> re.Match[str] | None:
-    """Returns the match of a log's name; None for other files."""
-    return _NAME.fullmatch(path.name)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hires.core.store import campaign
+from hires.core.store import campaign, reading
 from hires.core.store.rundir import done_attempts
-from hires.launcher.status.attempt_files import read_json
 
 
 class Repeats:
@@ -34,7 +33,7 @@ class Repeats:
 
 def _read(folder: Path) -> dict[str, int]:
     """Returns the repeats of a campaign's points, by the names of their folders."""
-    points = (read_json(folder / campaign.FILE) or {}).get("points")
+    points = reading.read_json(folder / campaign.FILE, []).get("points")
     found = {}
     for point in points if isinstance(points, list) else []:
         if isinstance(point, dict) and type(point.get("repeat")) is int:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import ConfigError
-from hires.core.store import file_names
+from hires.core.store import file_names, reading
 from hires.core.store.files import StrPath
 from hires.core.store.find import locate
-from hires.launcher.status.attempt_files import read_json
 from hires.launcher.status.run_state import INFEASIBLE, PENDING, RunState
 
 FILE = file_names.CAMPAIGN
@@ -68,7 +67,7 @@ def of_campaign(folder: Path) -> Selection:
     paths = [folder / name for name in names if (folder / name / file_names.CONFIG).exists()]
     found = Selection(paths, campaigns=[folder])
     there = {path.name for path in found.paths}
-    values = read_json(folder / FILE) or {}
+    values = reading.read_json(folder / FILE, [])
     for point in _dicts(values.get("points")):
         name = str(point.get("run"))
         if name not in there:

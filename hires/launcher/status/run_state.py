@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.ranks import heartbeat
-from hires.core.store import checkpoints, file_names
+from hires.core.store import checkpoints, file_names, reading
+from hires.core.store.attempts import Attempt
 from hires.core.store.naming import SCHEMA
 from hires.core.store.records import other_schema
-from hires.launcher.status.attempt_files import Attempt, read_json
 from hires.launcher.status.progress_ends import read_ends
 
 DONE, FAILED, CANCELLED, LOST = "done", "failed", "cancelled", "lost"
@@ -74,7 +74,7 @@ def with_progress(state: RunState, attempt: Attempt | None) -> RunState:
     # An attempt that has not begun, or not finished a step, goes on where the run was saved.
     saved = checkpoints.saved_step(state.path)
     state = replace(state, step=saved, steps=steps)
-    if attempt is None or (state.state == PENDING and attempt.launched is None):
+    if attempt is None or (state.state == PENDING and not attempt.launched):
         return state
     ends = read_ends(attempt.folder / file_names.METRICS, len(heartbeat.heartbeats(attempt.folder)))
     speed = numbers.get("batch", 0) / ends.step_s if ends.step_s else None
@@ -87,8 +87,8 @@ def _from_record(state: RunState) -> RunState:
     """Adds the numbers of a run that is done."""
     assert state.path is not None
     file = state.path / file_names.RECORD
-    record = read_json(file)
-    if record is None:
+    record = reading.read_json(file, [])
+    if not record:
         return _damaged(state, file.name) if file.exists() else state
     if record.get("schema", SCHEMA) != SCHEMA:
         return replace(state, cause=f"its record is not read: {other_schema(record)}")

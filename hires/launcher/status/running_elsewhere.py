@@ -13,7 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hires.core.errors import RunError
-from hires.core.store import file_names, lock, records, rundir
+from hires.core.ranks.heartbeat import FileClock, last_sign
+from hires.core.store import file_names, lock, rundir
+from hires.core.store.attempts import Attempt, latest
+from hires.core.store.file_names import last_number
 from hires.launcher import interface
 from hires.launcher.interface import (
     PENDING,
@@ -21,18 +24,9 @@ from hires.launcher.interface import (
     RUNNING,
     UNKNOWN,
     JobStatus,
-    job_name,
     job_of,
 )
 from hires.launcher.status import process_id
-from hires.launcher.status.attempt_files import (
-    Attempt,
-    Clock,
-    job_of_attempt,
-    last_number,
-    of_number,
-    read_json,
-)
 from hires.launcher.status.state import OLD_S
 
 _LOCK = file_names.BEGIN_LOCK
@@ -105,7 +99,7 @@ def refuse_begun(run: Path, seen: int | None) -> None:
 def queued(runs: Iterable[Path]) -> dict[Path, str]:
     """Returns why runs must not be submitted now: a job of each waits, runs or starts again."""
     runs = list(runs)
-    jobs = {(run, job_of_attempt(folder)) for run in runs for folder in _unfinished(run)}
+    jobs = {(run, attempt.job_name) for run in runs for attempt in _unfinished(run)}
     answers = interface.job_states(job_of(job) for _, job in jobs if job is not None)
     found = {}
     for run, job in sorted(jobs, key=str):
@@ -129,19 +123,15 @@ def _stop_line(run: Path, job: str) -> str:
 
     ``scancel`` leaves nothing behind in the run, but alone knows a job that was replaced.
     """
-    last = last_number(run)
-    if last is not None and job_of_attempt(records.attempt_dir(run, last)) == job:
+    last = latest(run)
+    if last is not None and last.job_name == job:
         return f"hires cancel {shlex.quote(str(run))}"
     return f"scancel {job}"
 
 
-def _unfinished(run: Path) -> Iterator[Path]:
-    """Yields the folders of attempts that are jobs and left no word, or go on as another."""
-    for number in rundir.attempt_numbers(run):
-        folder = records.attempt_dir(run, number)
-        end = read_json(folder / file_names.EXIT)
-        if (folder / file_names.JOB).exists() and (end is None or end.get("reason") in RESTARTED):
-            yield folder
+def _unfinished(run: Path) -> list[Attempt]:
+    """Returns the attempts that are jobs and left no exit.json, or go on as another."""
+    return [a for a in _attempts(run) if (a.folder / file_names.JOB).exists() and _may_go_on(a)]
 
 
 def under_way(runs: Iterable[Path]) -> dict[Path, str]:
@@ -160,18 +150,13 @@ def under_way(runs: Iterable[Path]) -> dict[Path, str]:
 def _why_not(run: Path, own: str | None, submitted: int | None) -> str | None:
     """Returns which other job or process has a run, in words; None if nobody has."""
     attempts = _attempts(run)
-    others = [one.job for one in attempts if one.job and _may_go_on(one) and _name(one) != own]
+    others = [one.job for one in attempts if one.job and _may_go_on(one) and one.job_name != own]
     return _has(attempts, own, submitted, interface.job_states(others) if others else {})
 
 
 def _attempts(run: Path) -> list[Attempt]:
     """Returns what the files say of all attempts of a run."""
-    return [of_number(run, number) for number in rundir.attempt_numbers(run)]
-
-
-def _name(attempt: Attempt) -> str | None:
-    """Returns the job of an attempt as Slurm names it."""
-    return None if attempt.job is None else job_name(attempt.job)
+    return [Attempt(run, number) for number in rundir.attempt_numbers(run)]
 
 
 def _has(
@@ -181,16 +166,16 @@ def _has(
     answers: Mapping[str, JobStatus],
 ) -> str | None:
     """Returns which other job or process has a run, as its attempts and Slurm's answers say."""
-    local = [one for one in attempts if one.exit is None and one.job is None]
+    local = [one for one in attempts if not one.exit and not one.job]
     for attempt in local:
         if _is_alive(attempt):
-            who = attempt.launched or {}
+            who = attempt.launched
             return f"process {who.get('pid')} on {who.get('host')} runs attempt a{attempt.number}"
         # A job starts long after the command that submitted it has made its attempt.
-        if own is None and attempt.launched is None and _is_young(attempt):
+        if own is None and not attempt.launched and _is_young(attempt):
             return f"attempt a{attempt.number} was just made, and its ranks are being started"
     for attempt in attempts:
-        name, number = _name(attempt), attempt.number
+        name, number = attempt.job_name, attempt.number
         if name is None or name == own or not _may_go_on(attempt):
             continue
         answer = answers[name]
@@ -198,7 +183,7 @@ def _has(
         waits = answer.state == PENDING and (submitted is None or number <= submitted)
         if waits or answer.state == RUNNING:
             return f"job {name} has it as attempt a{number} ({answer.state})"
-        if answer.state == UNKNOWN and (attempt.launched is None or _is_alive(attempt)):
+        if answer.state == UNKNOWN and (not attempt.launched or _is_alive(attempt)):
             why = answer.reason or "Slurm does not say"
             return f"job {name} may have it as attempt a{number}, and {why}"
     return None
@@ -206,12 +191,12 @@ def _has(
 
 def _may_go_on(attempt: Attempt) -> bool:
     """Whether the job of an attempt may still run it, or the run's next one."""
-    return attempt.exit is None or attempt.exit.get("reason") in RESTARTED
+    return not attempt.exit or attempt.exit.get("reason") in RESTARTED
 
 
 def _is_alive(attempt: Attempt) -> bool:
     """Whether somebody runs an attempt that left no word, as far as that is seen from here."""
-    if attempt.launched is None:
+    if not attempt.launched:
         return False
     lives = process_id.lives(attempt.launched)
     if lives is not None:
@@ -226,4 +211,4 @@ def _is_young(attempt: Attempt) -> bool:
 
 def _age_s(attempt: Attempt) -> float:
     """Returns the seconds since an attempt's last sign of life, by the file system's clock."""
-    return Clock().now(attempt.path) - attempt.last_sign()
+    return FileClock().now(attempt.run) - last_sign(attempt.folder)

@@ -16,21 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
-from hires.core.store import file_names
+from hires.core.ranks.heartbeat import FileClock, last_sign
+from hires.core.store import file_names, reading
+from hires.core.store.attempts import Attempt, latest
 from hires.core.store.records import attempt_dir
 from hires.core.store.rundir import attempt_numbers
 from hires.launcher import interface
-from hires.launcher.interface import ENDED, ENDS, GONE, RESTARTED, UNKNOWN, Job, JobStatus, job_name
+from hires.launcher.interface import ENDED, ENDS, GONE, RESTARTED, UNKNOWN, Job, JobStatus
 from hires.launcher.status import process_id
-from hires.launcher.status.attempt_files import (
-    Attempt,
-    Clock,
-    is_asked,
-    latest,
-    read_exit,
-    read_job,
-    read_json,
-)
 from hires.launcher.status.missing_repeats import Repeats
 from hires.launcher.status.run_state import (
     CANCELLED,
@@ -84,9 +77,9 @@ def state_of(path: Path, ask: Ask = interface.job_states) -> RunState:
 def _look(paths: Sequence[Path], ask: Ask) -> list[RunState]:
     """Returns the states as they look now."""
     attempts = [latest(path) for path in paths]
-    jobs = [a.job for a in attempts if a is not None and a.job is not None and _may_live(a)]
+    jobs = [a.job for a in attempts if a is not None and a.job and _may_live(a)]
     answers = ask(jobs) if jobs else {}
-    clock, repeats = Clock(), Repeats()
+    clock, repeats = FileClock(), Repeats()
     found = []
     for path, attempt in zip(paths, attempts, strict=True):
         state = with_progress(_judged(path, attempt, answers, clock), attempt)
@@ -104,20 +97,20 @@ def goes_on(attempt: Attempt) -> bool:
 
 def _may_live(attempt: Attempt) -> bool:
     """Whether a scheduler may still have plans with an attempt."""
-    return attempt.exit is None or attempt.exit.get("reason") in RESTARTED
+    return not attempt.exit or attempt.exit.get("reason") in RESTARTED
 
 
 def _is_used_up(attempt: Attempt) -> bool:
     """Whether a run that shares its job reached the time limit so often that only others go on."""
-    job, end = attempt.job or {}, attempt.exit or {}
+    job, end = attempt.job, attempt.exit
     if job.get("pack", 1) == 1 or end.get("reason") != "timeout":
         return False
     ends = 0
-    for number in attempt_numbers(attempt.path):
-        folder = attempt_dir(attempt.path, number)
-        same = (read_job(folder) or {}).get("job") == job.get("job")
-        ends += same and (read_exit(folder) or {}).get("reason") == "timeout"
-    return ends > config_numbers(attempt.path).get("requeues", 0)
+    for number in attempt_numbers(attempt.run):
+        other = Attempt(attempt.run, number)
+        same = other.job.get("job") == job.get("job")
+        ends += same and other.exit.get("reason") == "timeout"
+    return ends > config_numbers(attempt.run).get("requeues", 0)
 
 
 def _is_doubtful(state: RunState) -> bool:
@@ -147,25 +140,25 @@ def _keep(state: RunState) -> None:
 
 
 def _judged(
-    path: Path, attempt: Attempt | None, answers: dict[str, JobStatus], clock: Clock
+    path: Path, attempt: Attempt | None, answers: dict[str, JobStatus], clock: FileClock
 ) -> RunState:
     """Returns a run's state without its progress."""
     state = RunState(path, path.name, path.parent.name, PENDING)
     if attempt is None:
         return replace(state, cause="no attempt was begun")
     state = replace(state, attempt=attempt.number)
-    name = None if attempt.job is None else job_name(attempt.job)
+    name = attempt.job_name
     answer = answers.get(name or "", JobStatus(UNKNOWN))
-    if attempt.exit is not None:
+    if attempt.exit:
         lives = answer.state in (PENDING, RUNNING)
         if lives and goes_on(attempt):
             why = f"queued again after {attempt.exit['reason']}"
             cause = f"{why} ({answer.reason})" if answer.reason else why
             return replace(state, cause=cause, expected=answer.expected, job=name)
         return _ended(state, attempt.exit)
-    if attempt.job is not None:
+    if attempt.job:
         return _as_job(replace(state, job=name), attempt, answer, clock)
-    if attempt.launched is None:
+    if not attempt.launched:
         age_s = _age(attempt, clock)
         if attempt.damaged:
             return replace(state, state=LOST, heartbeat_s=age_s)
@@ -180,7 +173,7 @@ def _ended(state: RunState, end: dict[str, Any]) -> RunState:
     """Returns the state that an ``exit.json`` tells, unless an earlier attempt was complete."""
     said, reason, cause = end.get("state"), end.get("reason"), end.get("cause")
     if said != DONE and state.path is not None:
-        record = read_json(state.path / file_names.RECORD) or {}
+        record = reading.read_json(state.path / file_names.RECORD, [])
         if record.get("state") == DONE and type(record.get("attempt")) is int:
             return replace(state, state=DONE, attempt=record["attempt"])
     known = said if said in STATES else FAILED
@@ -188,7 +181,7 @@ def _ended(state: RunState, end: dict[str, Any]) -> RunState:
 
 
 def _as_process(
-    state: RunState, attempt: Attempt, launched: dict[str, Any], clock: Clock
+    state: RunState, attempt: Attempt, launched: dict[str, Any], clock: FileClock
 ) -> RunState:
     """Returns the state of an attempt that a process started, which left no word yet."""
     age_s = _age(attempt, clock)
@@ -202,9 +195,9 @@ def _as_process(
     return state
 
 
-def _as_job(state: RunState, attempt: Attempt, answer: JobStatus, clock: Clock) -> RunState:
+def _as_job(state: RunState, attempt: Attempt, answer: JobStatus, clock: FileClock) -> RunState:
     """Returns the state of an attempt that is a job of a scheduler and left no word yet."""
-    began = attempt.launched is not None
+    began = bool(attempt.launched)
     age_s = _age(attempt, clock)
     beats = began and age_s <= OLD_S
     if began:
@@ -212,12 +205,12 @@ def _as_job(state: RunState, attempt: Attempt, answer: JobStatus, clock: Clock) 
     if answer.state == PENDING:
         return replace(state, cause=answer.reason, expected=answer.expected)
     if answer.state == RUNNING:
-        if not began and (attempt.job or {}).get("pack", 1) > 1:
+        if not began and attempt.job.get("pack", 1) > 1:
             return replace(state, cause=f"waits for its turn in job {state.job}, which runs")
         return replace(state, state=RUNNING, cause=None if beats or not began else _silent(age_s))
     ended = answer.state == ENDED
     gone = answer.state == GONE and not beats
-    if (ended or gone) and is_asked(attempt.folder):
+    if (ended or gone) and attempt.is_cancelled:
         cause = f"job {state.job} was cancelled, and left no word"
         return replace(state, state=CANCELLED, cause=cause)
     if ended and answer.reason in ENDS:
@@ -238,9 +231,9 @@ def _as_job(state: RunState, attempt: Attempt, answer: JobStatus, clock: Clock) 
     return replace(state, state=LOST, cause=f"job {state.job} {how}, and {why}")
 
 
-def _age(attempt: Attempt, clock: Clock) -> float:
+def _age(attempt: Attempt, clock: FileClock) -> float:
     """Returns the seconds since an attempt's last sign of life."""
-    return max(0.0, clock.now(attempt.path) - attempt.last_sign())
+    return max(0.0, clock.now(attempt.run) - last_sign(attempt.folder))
 
 
 def _silent(age_s: float, host: Any = None) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 from hires.core.errors import HiresError
 from hires.core.store import file_names, provenance, records, run_index
+from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
 from hires.core.store.naming import plain
-from hires.launcher.status.attempt_files import read_json
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def leave_cancelled(run: Path, attempt: int, cause: str) -> None:
     Raises:
         RunError: ``exit.json`` cannot be written.
     """
-    said = read_json(records.attempt_dir(run, attempt) / file_names.EXIT) or {}
+    said = Attempt(run, attempt).exit
     end = {
         "state": "cancelled",
         "cause": f"{cause}; before that: {said['cause']}" if said.get("cause") else cause,

@@ -18,13 +18,13 @@ from typing import Any
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, RunError
 from hires.core.store import file_names, records
+from hires.core.store.attempts import Attempt
 from hires.launcher.interface import OnLine
 from hires.launcher.ranks import ports, rank_group, spawn
 from hires.launcher.ranks.agent_ranks import Together
 from hires.launcher.ranks.places import Making, Places
 from hires.launcher.ranks.processes import RankProcess
 from hires.launcher.status import process_id
-from hires.launcher.status.attempt_files import read_json
 from hires.launcher.status.run_progress import MetricsTail
 from hires.launcher.supervision import blame, watchdog
 from hires.launcher.supervision.interrupts import Interrupts
@@ -205,8 +205,8 @@ class Supervisor:
         if not self._looks_for_end or now_s - self._looked_s < watchdog.LOOK_S:
             return None
         self._looked_s = now_s
-        said = read_json(self._end)
-        if said is None:
+        said = Attempt(self.job.run_dir, self.job.attempt).exit
+        if not said:
             return None
         self._note("stopping", why="somebody else has ended this attempt")
         self._crew.stop(GRACE_S, lambda: self.interrupts.count > 0)

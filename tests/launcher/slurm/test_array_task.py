@@ -16,11 +16,11 @@ import pytest
 
 from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
 from hires.core.store import records, rundir
+from hires.core.store.attempts import Attempt
 from hires.launcher.interface import FrozenRun, SubmitOptions
 from hires.launcher.slurm import job_arrays, job_script
 from hires.launcher.slurm.allocation import Allocation, Node
 from hires.launcher.slurm.array_task import is_open
-from hires.launcher.status.attempt_files import job_of_attempt
 
 ROOT = Path(__file__).parents[3]
 JOB = Allocation("8", ("7", 0), (Node("n1", "a", "127.0.0.1"),))
@@ -133,7 +133,7 @@ def test_element_makes_the_attempts_of_its_run_one_after_the_other(submitted, cl
     folder = runs[0].parent / "arrays" / "0"
     assert finished(folder)[0] == 0
     assert ends(runs) == [["done"] * 3]
-    assert [job_of_attempt(runs[0] / f"a{n}") for n in range(3)] == ["7_0"] * 3
+    assert [Attempt.at(runs[0] / f"a{n}").job_name for n in range(3)] == ["7_0"] * 3
     found = [json.loads((runs[0] / f"a{n}" / "exit.json").read_text()) for n in range(3)]
     assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(found))
     assert finished(folder, SLURM_RESTART_COUNT="1")[0] == 0
@@ -231,7 +231,7 @@ def test_pack_that_makes_way_saves_what_runs_and_goes_on_with_the_rest(submitted
     code, out = finished(folder, SLURM_RESTART_COUNT="1")
     assert code == 0, out
     assert ends(runs) == [["timeout", "done"], ["timeout", "done"], ["done"]]
-    assert [job_of_attempt(run / "a0") for run in runs] == ["7_0"] * 3
+    assert [Attempt.at(run / "a0").job_name for run in runs] == ["7_0"] * 3
     assert json.loads((runs[0] / "a1" / "job.json").read_text())["pack"] == 3
     assert finished(folder, SLURM_RESTART_COUNT="2")[0] == 0
     assert (cluster / "words").read_text() == "requeue 7_0\n"

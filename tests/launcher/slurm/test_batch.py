@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from hires.core.store import records, rundir
+from hires.core.store.attempts import Attempt
 from hires.launcher.local import local_launcher
 from hires.launcher.slurm import allocation, batch, job_script
 from hires.launcher.slurm.allocation import Allocation, Node
 from hires.launcher.status import process_id
-from hires.launcher.status.attempt_files import job_of_attempt
 from hires.launcher.status.state import OLD_S
 
 JOB = Allocation("7", None, (Node("n1", "a", "127.0.0.1"),))
@@ -89,7 +89,7 @@ def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cl
         records.event(run, 0, "launch_started")
     assert batch.main([str(run.path), *words]) == 0
     assert exit_of(run, 1)["state"] == "done"
-    assert job_of_attempt(run.path / "a1") == "7"
+    assert Attempt.at(run.path / "a1").job_name == "7"
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
@@ -102,7 +102,7 @@ def test_job_by_hand_does_not_begin_what_another_job_has(fake_world, cluster, ca
     told = f"is not begun by job 7: job 6_3 has it as attempt a0 ({state.lower()})"
     assert told in capfd.readouterr().out
     assert rundir.attempt_numbers(run.path) == [0]
-    assert job_of_attempt(run.attempt_dir) == "6_3"
+    assert Attempt.at(run.attempt_dir).job_name == "6_3"
     (cluster / "left").write_text("6|3|COMPLETED|N/A|None\n")
     assert batch.main([str(run.path), *words]) == 0
 
@@ -146,7 +146,7 @@ def test_element_of_an_array_is_noted_with_its_index(fake_world, cluster, monkey
     job = Allocation("9", ("8", 3), JOB.nodes)
     monkeypatch.setattr(allocation, "current", lambda: job)
     batch.main([str(run.path), "0"])
-    assert job_of_attempt(run.attempt_dir) == "8_3"
+    assert Attempt.at(run.attempt_dir).job_name == "8_3"
 
 
 def test_start_of_a_run_that_is_complete_does_nothing(fake_world, cluster, monkeypatch):

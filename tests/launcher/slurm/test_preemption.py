@@ -12,12 +12,12 @@ import time
 import pytest
 
 from hires.core.store import records
+from hires.core.store.attempts import Attempt
 from hires.launcher import interface
 from hires.launcher.interface import JobStatus
 from hires.launcher.ranks.places import Making, here
 from hires.launcher.slurm import batch, job_script, preemption
 from hires.launcher.slurm.allocation import Allocation, Node
-from hires.launcher.status.attempt_files import job_of_attempt
 from tests.launcher.conftest import alive, rank_pids
 
 NODES = (Node("n1", "h1", "h1"), Node("n2", "h2", "h2"))
@@ -159,7 +159,7 @@ def test_silent_attempt_is_ended_by_the_next_start_of_its_job(fake_world, monkey
     left = json.loads((run.attempt_dir / "exit.json").read_text())
     assert (left["state"], left["reason"]) == ("failed", "node")
     assert "left no word" in left["cause"]
-    assert job_of_attempt(run.path / "a1") == "7"
+    assert Attempt.at(run.path / "a1").job_name == "7"
 
 
 def test_attempt_of_another_job_is_not_ended(fake_world, monkeypatch):
