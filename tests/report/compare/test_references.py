@@ -164,7 +164,7 @@ def test_what_was_written_fits_its_runs_and_no_others(tmp_path):
     assert references.write(path, made, "hires compare\n!!evil") == 4
     assert path.read_text().startswith("# Written by: hires compare !!evil\nreferences:\n")
     known = references.read(path)
-    fits = [[reference.fits(run) for run in read_runs(runs)] for reference in known]
+    fits = [[not reference.misfits(run) for run in read_runs(runs)] for reference in known]
     assert fits == [[row == column for column in range(4)] for row in range(4)]
     assert [reference.tolerance for reference in known] == [Tolerance(-0.05, 0.15)] * 4
     assert known[0].cluster == "node1"
@@ -189,7 +189,7 @@ def test_what_tells_points_apart_is_written_even_if_it_is_the_default(tmp_path):
     keys = references.apart(runs)
     assert keys == {"task.momentum", "steps"}
     made = [references.from_point(point, metric, 8.0, tolerance, keys) for _, point in points(runs)]
-    fits = [[reference.fits(run) for run in runs] for reference in made]
+    fits = [[not reference.misfits(run) for run in runs] for reference in made]
     assert fits == [[row == column for column in range(3)] for row in range(3)]
     assert references.write(tmp_path / "r.yaml", made, "hires") == 3
 
@@ -212,7 +212,7 @@ def test_reference_of_defaults_is_none_of_a_run_with_other_values(tmp_path, chan
     assert yaml.safe_load(path.read_text())["references"][0]["others"] == "default"
     [known] = references.read(path)
     [other] = read_runs([compared_run(tmp_path, [STEPS], **(task | change))])
-    assert known.fits(runs[0])
+    assert not known.misfits(runs[0])
     assert (not known.misfits(other)) is (told is None)
     assert known.misfits(other) == ([told] if told else [])
     path.write_text(path.read_text().replace("others: default", ""))
