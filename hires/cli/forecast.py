@@ -7,21 +7,14 @@ under a hash of everything that decides it.
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
-import importlib.metadata
-import json
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
-import hires
+from hires.cli import answer_cache
 from hires.cli.compose.plan_keys import deciding
 from hires.cli.tracing import TorchProcess
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
-from hires.core.store.files import write_atomically
 from hires.plan.memory import memory_finding, room_of
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Finding, Plan
@@ -74,62 +67,29 @@ def forecast(config: RunConfig, plan: Plan, process: TorchProcess | None) -> lis
     Raises:
         HiresError: the plan could not be rehearsed.
     """
-    path = cache_dir() / "memory" / f"{_key(config, plan)}.json"
-    found = _read(path, plan)
-    if found is None:
+    key = _key(config, plan)
+    memory: list[dict[str, int]] = answer_cache.read("memory", key)
+    if not _whole(memory, plan):
         if process is None:
             raise RunError("the time for it is used up; planning again goes on with what is kept")
-        found = process.footprint(config, plan)
-        with contextlib.suppress(HiresError, OSError):  # a cache that cannot be written is none
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(found))
-    return found
-
-
-def cache_dir() -> Path:
-    """Returns the folder of this user for what can be made again."""
-    base = os.environ.get("XDG_CACHE_HOME") or ""
-    # The standard says to ignore a relative path.
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "hires"
+        memory = process.footprint(config, plan)
+        answer_cache.write("memory", key, memory)
+    return memory
 
 
 def _key(config: RunConfig, plan: Plan) -> str:
-    """Returns a hash of what decides the memory: config, plan, version of torch, our code."""
+    """Returns the key of a plan's memory: what of the config may decide it, and the plan."""
     values = {key: value for key, value in deciding(config).items() if key in _DECIDE}
     values["memory"].pop("limit")
     facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
-    decides = [values, facts, _torch_version(), _code()]
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
+    return answer_cache.key_of(values, facts)
 
 
-@functools.cache
-def _torch_version() -> str:
-    """Returns the version of the torch that is installed, without importing it."""
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-@functools.cache
-def _code() -> list[Any]:
-    """Returns what changes whenever a file of hires does: name, size and time of each."""
-    folder = Path(hires.__file__).parent
-    files = [(path, path.stat()) for path in sorted(folder.rglob("*.py"))]
-    return [(str(path.relative_to(folder)), s.st_size, s.st_mtime_ns) for path, s in files]
-
-
-def _read(path: Path, plan: Plan) -> list[dict[str, int]] | None:
-    """Returns a cached forecast, or None if there is none or the file is damaged."""
-    try:
-        found: list[dict[str, int]] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    good = isinstance(found, list) and len(found) == plan.ranks_per_replica
+def _whole(entries: Any, plan: Plan) -> bool:
+    """Whether a cached forecast holds the memory of every rank."""
     keys = {*_PARTS, "peak_bytes"}
-    if not good or not all(isinstance(entry, dict) and set(entry) == keys for entry in found):
-        return None
-    return found
+    whole = isinstance(entries, list) and len(entries) == plan.ranks_per_replica
+    return whole and all(isinstance(entry, dict) and set(entry) == keys for entry in entries)
 
 
 def _say_searching() -> None:

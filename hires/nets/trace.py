@@ -26,6 +26,7 @@ from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError
 from hires.nets.build_network import build_model
 from hires.nets.graph_export import COUNTER, graph_of, written
+from hires.nets.network_sources import noting_imports, source_hashes
 from hires.plan.graph import Graph
 
 LARGER = (2, 4)
@@ -70,7 +71,8 @@ def trace_config(config: RunConfig) -> Graph:
     """Returns the graph of the network and microbatch that a config describes."""
     pieces = config.parallel.pieces
     samples = max(1, config.batch // pieces)
-    model = build_model(config.model, config.seed)
+    with noting_imports():
+        model = build_model(config.model, config.seed)
     shape = [samples, config.model.channels, config.height, config.width]
     training = config.task.name == "train"
     try:
@@ -113,9 +115,12 @@ def main(answers: dict[str, Answer] | None = None) -> int:
 
 
 def answer(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the graph of a config, or the error that its user should read."""
+    """Returns the graph of a config with its sources, or the error that its user should read."""
     try:
-        return {"graph": trace_config(from_dict(values)).to_dict()}
+        config = from_dict(values)
+        graph = trace_config(config).to_dict()
+        sources = source_hashes() if config.model.name == "custom" else {}
+        return {"graph": graph, "sources": sources}
     except HiresError as error:
         return {"error": {"type": type(error).__name__, "text": str(error)}}
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.forecast import add_forecast, add_memory, cache_dir
+from hires.cli.answer_cache import cache_dir
+from hires.cli.forecast import add_forecast, add_memory
 from hires.core.config.run_config import MemoryConfig, ModelConfig, RunConfig, TaskConfig
 from hires.core.errors import ConfigError, RunError
 from hires.plan.memory import RankMemory

@@ -1,0 +1,114 @@
+"""Keeps what the process with torch answered, in the user's cache folder, by what decides it.
+
+    ~/.cache/hires/trace/HASH.json     graph of a network, with hashes of the files it came from
+    ~/.cache/hires/memory/HASH.json    memory of every rank of a plan
+
+An entry is a file that appears at once. One that is damaged counts as absent, a folder that cannot
+be written to as empty, and the entries that were not used for longest go first. ``HIRES_CACHE=off``
+leaves the cache alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import hires
+from hires.core.config.run_config import RunConfig, to_dict
+from hires.core.errors import HiresError
+from hires.core.store.files import write_atomically
+
+MOST_BYTES = 256 * 2**20
+"""Size of all entries of one kind."""
+
+
+def cache_dir() -> Path:
+    """Returns the folder of this user for what can be made again."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    # The standard says to ignore a relative path.
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "hires"
+
+
+def read(kind: str, key: str) -> Any:
+    """Returns an entry as plain values, or None if there is none that can be read."""
+    path = cache_dir() / kind / f"{key}.json"
+    if os.environ.get("HIRES_CACHE") == "off":
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        os.utime(path)
+    except (OSError, ValueError):
+        return None
+    return values
+
+
+def write(kind: str, key: str, values: Any) -> None:
+    """Adds an entry, and removes the oldest ones if there are too many."""
+    if os.environ.get("HIRES_CACHE") == "off":
+        return
+    folder = cache_dir() / kind
+    with contextlib.suppress(HiresError, OSError):  # a cache that cannot be written to is empty
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{key}.json", json.dumps(values))
+        _prune(folder)
+
+
+def key_of(*facts: Any) -> str:
+    """Returns the hash of some plain values, of torch's version and of hires' own code."""
+    text = json.dumps([facts, _torch_version(), _code()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def trace_key(config: RunConfig) -> str:
+    """Returns the key of a network's trace: the network, the shape of its input, and the task."""
+    samples = max(1, config.batch // config.parallel.pieces)
+    facts = [to_dict(config)["model"], samples, config.image, config.task.name]
+    if config.model.name == "custom":
+        # The user's function may draw what it builds; its module is looked up in these folders.
+        facts += [config.seed, str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
+    return key_of(facts)
+
+
+def same_sources(hashes: Any) -> bool:
+    """Whether files have the content that they had when they were traced."""
+    try:
+        return all(
+            hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
+            for path, digest in hashes.items()
+        )
+    except (OSError, AttributeError, TypeError):
+        return False
+
+
+def _prune(folder: Path) -> None:
+    """Removes the entries that were not used for longest until the others are small enough."""
+    entries = [(entry.stat(), entry) for entry in folder.glob("*.json")]
+    size = sum(stat.st_size for stat, _ in entries)
+    for stat, entry in sorted(entries, key=lambda pair: pair[0].st_mtime_ns):
+        if size <= MOST_BYTES:
+            break
+        entry.unlink(missing_ok=True)
+        size -= stat.st_size
+
+
+@functools.cache
+def _torch_version() -> str:
+    """Returns the version of the torch that is installed, without importing it."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def _code() -> list[Any]:
+    """Returns what changes whenever a file of hires does: name, size and time of each."""
+    folder = Path(hires.__file__).parent
+    files = [(path, path.stat()) for path in sorted(folder.rglob("*.py"))]
+    return [(str(path.relative_to(folder)), s.st_size, s.st_mtime_ns) for path, s in files]

@@ -1,0 +1,110 @@
+"""Is a network traced once for each content of its files, and a damaged cache no harm?"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hires.cli import answer_cache
+from hires.cli.tracing import TorchProcess
+from hires.core.config.run_config import ModelConfig, RunConfig
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NET = "from torch import nn\nfrom width import WIDTH\n\ndef net():\n"
+NET += "    return nn.Sequential(nn.Conv2d(3, WIDTH, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "hires"
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the process with torch was asked."""
+    asked: list[str] = []
+    ask = TorchProcess._ask
+
+    def count(self, what, question):
+        asked.append(what)
+        return ask(self, what, question)
+
+    monkeypatch.setattr(TorchProcess, "_ask", count)
+    return asked
+
+
+def write_source(folder: Path, width: int) -> None:
+    (folder / "width.py").write_text(f"WIDTH = {width}\n")
+    for file in folder.glob("*.py"):  # edited well before anything is started
+        os.utime(file, (time.time() - 60, time.time() - 60))
+
+
+def test_edit_of_a_module_that_the_network_imports_is_never_stale(
+    cache, counted, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (tmp_path / "net.py").write_text(NET)
+    config = RunConfig(image=8, batch=2, model=ModelConfig("custom", target="net:net"))
+
+    def channels() -> int:
+        with TorchProcess() as process:
+            graph = process.trace(config)
+            return graph.shape(graph.output)[1]
+
+    write_source(tmp_path, 4)
+    assert [channels(), channels()] == [4, 4]
+    assert len(counted) == 1
+    [entry] = (cache / "trace").iterdir()
+    assert str(tmp_path / "width.py") in entry.read_text()
+    write_source(tmp_path, 5)
+    assert [channels(), channels()] == [5, 5]
+    assert len(counted) == 2
+
+
+def test_damaged_entry_counts_as_absent(cache):
+    assert answer_cache.read("memory", "key") is None
+    answer_cache.write("memory", "key", [1])
+    assert answer_cache.read("memory", "key") == [1]
+    (cache / "memory" / "key.json").write_text("[1")
+    assert answer_cache.read("memory", "key") is None
+
+
+@pytest.mark.parametrize("sources", [None, 3, {"/nowhere": "0"}, {"/nowhere": 3}])
+def test_sources_that_cannot_be_compared_are_not_the_same(sources):
+    assert not answer_cache.same_sources(sources)
+    assert answer_cache.same_sources({})
+
+
+def test_cache_can_be_turned_off(cache, monkeypatch):
+    answer_cache.write("memory", "key", [1])
+    monkeypatch.setenv("HIRES_CACHE", "off")
+    assert answer_cache.read("memory", "key") is None
+    answer_cache.write("memory", "other", [1])
+    assert [path.name for path in (cache / "memory").iterdir()] == ["key.json"]
+
+
+def test_entries_that_were_not_used_for_longest_go_first(cache, monkeypatch):
+    monkeypatch.setattr(answer_cache, "MOST_BYTES", 250)
+    for number, name in enumerate("abc"):
+        answer_cache.write("memory", name, "x" * 98)
+        os.utime(cache / "memory" / f"{name}.json", (number, number))
+    answer_cache.read("memory", "b")
+    answer_cache.write("memory", "d", "x" * 98)
+    assert sorted(path.stem for path in (cache / "memory").iterdir()) == ["b", "d"]
+
+
+def test_key_holds_what_decides_the_trace():
+    def key(**keys) -> str:
+        return answer_cache.trace_key(RunConfig(**keys))
+
+    assert key(batch=4) != key(batch=8)
+    assert key(image=32) != key(image=64)
+    assert key(seed=1) == key(seed=2)
+    custom = ModelConfig("custom", target="net:net")
+    assert key(seed=1, model=custom) != key(seed=2, model=custom)
