@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hires.core.store import reading
+from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import FILE, SCHEMA
 from hires.core.store.reading import Note, text
 from hires.report.load import measured_points, plain_values, rows, traffic_matrix
 from hires.report.load.plain_values import count, dicts, number, spoken
 from hires.report.load.rows import Row, words_of
-from hires.report.load.runs import Attempt, Run, labels, made, read_runs
+from hires.report.load.runs import Run, labels, made, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd

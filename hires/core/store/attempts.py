@@ -6,10 +6,11 @@ An exclusive mkdir takes the number. What is known before the ranks start stands
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,14 @@ class Attempt:
     """
 
     def __init__(
-        self, run: StrPath, number: int, notes: list[Note] | None = None, strict: bool = False,
-        **held: Values,
-    ) -> None:  # fmt: skip
+        self,
+        run: StrPath,
+        number: int,
+        notes: list[Note] | None = None,
+        *,
+        strict: bool = False,
+        held: Mapping[str, Values] | None = None,
+    ) -> None:
         """Takes a run folder and the number of an attempt; the folder need not exist.
 
         Args:
@@ -42,14 +48,14 @@ class Attempt:
             number: of the attempt.
             notes: receives what is wrong with its files; unset: a list of its own.
             strict: whether a file that cannot be used raises a RunError.
-            held: what is known of ``exit``, ``env`` or ``record`` and is not read again.
+            held: values of ``exit``, ``env`` or ``record`` that need not be read.
         """
         self.run = Path(run)
         self.number = number
         self.folder = attempt_dir(run, number)
         self.notes = [] if notes is None else notes
         self._report: Notes = None if strict else self.notes
-        self.__dict__.update(held)
+        self.__dict__.update(held or {})  # cached_property looks here first
 
     @classmethod
     def at(cls, folder: Path) -> Attempt:
@@ -98,9 +104,9 @@ class Attempt:
     def launched(self) -> Values:
         """The event of the process that started its ranks; empty if they were not started."""
         path = self.folder / file_names.EVENTS
-        if not path.exists():
-            return {}
-        head = reading.read_bytes(path, self._report, first=_FIRST_BYTES) or b""
+        missing = self._report is None and not os.path.lexists(path)
+        head = None if missing else reading.read_bytes(path, self._report, first=_FIRST_BYTES)
+        head = head or b""
         found: Values = {}
         for line in reading.parse_lines(head[: head.rfind(b"\n") + 1]):
             if line.get("event") == "launch_started":
@@ -120,23 +126,25 @@ class Attempt:
     @property
     def has_ended(self) -> bool:
         """Whether there is an ``exit.json`` now, damaged or not."""
-        return (self.folder / file_names.EXIT).exists()
+        return os.path.exists(self.folder / file_names.EXIT)  # noqa: PTH110 (no PermissionError)
 
     @property
     def is_cancelled(self) -> bool:
         """Whether a user cancelled it while it was a job, or shared one."""
-        return (self.folder / file_names.CANCEL).exists()
+        return os.path.exists(self.folder / file_names.CANCEL)  # noqa: PTH110
 
     @property
     def damaged(self) -> tuple[str, ...]:
         """Which of ``exit.json`` and ``job.json`` are there and cannot be used, as ``a0/NAME``."""
         values = {file_names.EXIT: self.exit, file_names.JOB: self.job}
-        names = [n for n, held in values.items() if not held and (self.folder / n).exists()]
+        names = [n for n, held in values.items() if not held and os.path.lexists(self.folder / n)]
         return tuple(f"{self.folder.name}/{name}" for name in names)
 
     def _read(self, name: str) -> Values:
         path = self.folder / name
-        return reading.read_json(path, self._report) if path.exists() else {}
+        if self._report is None and not os.path.lexists(path):
+            return {}
+        return reading.read_json(path, self._report)
 
     def _only_if(self, plain: bool, values: Values, name: str) -> Values:
         """Returns the values if they are what every such file holds; else none, and a note."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hires.core.store.attempts import Attempt
 from hires.core.store.naming import COSMETIC
 from hires.core.store.reading import text
 from hires.report.compare.metrics import Metric
 from hires.report.compare.repeated_points import Repeat
 from hires.report.load.plain_values import dig, spoken
 from hires.report.load.rows import what
-from hires.report.load.runs import Attempt, Run, made, repeat_latest
+from hires.report.load.runs import Run, made, repeat_latest
 
 SEED = "seed"
 _COLUMNS = ("model", "image", "layout", "precision")

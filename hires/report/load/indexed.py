@@ -6,21 +6,20 @@ in the folder, so a missing, torn or old index costs time only.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hires.core.store import reading, run_index
+from hires.core.store.attempts import Attempt
+from hires.core.store.file_names import attempt_numbers
 from hires.core.store.reading import Note
 from hires.report.load.plain_values import count
-from hires.report.load.runs import Attempt, Run, Values, read_run
+from hires.report.load.runs import Run, Values, read_run
 
 Lines = dict[tuple[str, str], dict[int, Values]]
 """Lines of the index by campaign and run, then by attempt."""
-_ATTEMPT = re.compile(r"a(0|[1-9]\d{0,5})")
 
 
 @dataclass
@@ -43,7 +42,7 @@ def runs_of(results: Path, paths: Sequence[Path]) -> Listed:
     missing = 0
     for path in paths:
         own = lines.get((path.parent.name, path.name), {})
-        run = _from_lines(path, _attempts(path), own)
+        run = _from_lines(path, attempt_numbers(path), own)
         if run is None:
             run = read_run(path)
             missing += bool(run.last and run.last.exit)
@@ -98,7 +97,7 @@ def _from_lines(path: Path, numbers: Sequence[int], lines: dict[int, Values]) ->
     """Returns a run as the index knows it; None if its folder must be asked."""
     if not numbers or numbers[-1] not in lines:
         return None
-    attempts = [_attempt(number, lines[number]) for number in numbers if number in lines]
+    attempts = [_attempt(path, number, lines[number]) for number in numbers if number in lines]
     last, config = attempts[-1], lines[numbers[-1]].get("config")
     done = [attempt for attempt in attempts if attempt.record.get("state") == "done"]
     if not isinstance(config, dict) or (last not in done and len(attempts) < len(numbers)):
@@ -106,15 +105,11 @@ def _from_lines(path: Path, numbers: Sequence[int], lines: dict[int, Values]) ->
     return Run(path, config, attempts, (done or [last])[-1].record)
 
 
-def _attempt(number: int, line: Values) -> Attempt:
+def _attempt(path: Path, number: int, line: Values) -> Attempt:
     """Returns an attempt as its line tells it."""
-    end, record = line.get("exit"), line.get("record")
-    return Attempt(
-        number,
-        end if isinstance(end, dict) else {},
-        {},
-        record if isinstance(record, dict) else {},
-    )
+    held = {key: line.get(key) for key in ("exit", "record")}
+    values = {key: value if isinstance(value, dict) else {} for key, value in held.items()}
+    return Attempt(path, number, held={"env": {}, **values})
 
 
 def _record(run: Run, attempt: Attempt) -> dict[str, Any]:
@@ -122,13 +117,3 @@ def _record(run: Run, attempt: Attempt) -> dict[str, Any]:
     if not attempt.record and len(run.attempts) == 1:
         return run.record
     return attempt.record
-
-
-def _attempts(path: Path) -> list[int]:
-    """Returns the numbers of a run's attempts, without opening anything."""
-    try:
-        with os.scandir(path) as entries:
-            names = [entry.name for entry in entries]
-    except OSError:
-        return []
-    return sorted(int(name[1:]) for name in names if _ATTEMPT.fullmatch(name))

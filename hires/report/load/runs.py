@@ -15,9 +15,10 @@ from typing import Any
 
 from hires.core.ranks.timeline import Span, StepSpans
 from hires.core.store import file_names, reading
+from hires.core.store.attempts import Attempt
+from hires.core.store.file_names import attempt_dir, attempt_numbers
 from hires.core.store.naming import SCHEMA
 from hires.core.store.reading import Note, text
-from hires.core.store.records import attempt_dir
 from hires.plan.plan import Plan
 from hires.report.load import plain_values
 from hires.report.load.plain_values import dig, number
@@ -28,19 +29,6 @@ Made = tuple[str | None, str | None, str]
 _LONGEST = 80
 """Characters of a campaign's name."""
 ENDED = ("done", "failed", "cancelled", "lost", "infeasible")
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One attempt of a run."""
-
-    number: int
-    exit: Values
-    """``exit.json``; empty if there is none."""
-    env: Values
-    """``env.json``."""
-    record: Values
-    """Its ``record.json``; empty if it has none of its own."""
 
 
 @dataclass
@@ -89,7 +77,9 @@ class Run:
         """The complete attempts; a run of before attempts kept records has one."""
         done = [attempt for attempt in self.attempts if attempt.record.get("state") == "done"]
         if not done and self.record.get("state") == "done":
-            done = [Attempt(self.shown, {}, {}, self.record)]
+            done = [
+                Attempt(self.path, self.shown, held={"exit": {}, "env": {}, "record": self.record})
+            ]
         return done
 
     @property
@@ -195,7 +185,7 @@ def read_run(path: Path) -> Run:
     notes: list[Note] = []
     config = reading.read_yaml(path / file_names.CONFIG, notes)
     record = _known(path, reading.read_json(path / file_names.RECORD, notes), notes)
-    attempts = [_attempt(path, number, record, notes) for number in _numbers(path, notes)]
+    attempts = [_attempt(path, number, record, notes) for number in attempt_numbers(path)]
     ended = [attempt for attempt in attempts if attempt.exit.get("state") == "done"]
     told = (path / file_names.RECORD).exists()  # what is wrong with it is told already
     if ended and not told and not any(attempt.record for attempt in ended):
@@ -241,13 +231,12 @@ def labels(folders: Iterable[Path]) -> dict[Path, str]:
 
 def _attempt(path: Path, number: int, record: Values, notes: list[Note]) -> Attempt:
     """Returns one attempt; the run's own record is not read twice."""
-    folder = attempt_dir(path, number)
-    own = folder / file_names.RECORD
     values = record if record.get("attempt") == number else {}
-    if not values and own.exists():
-        values = _known(path, reading.read_json(own, notes), notes)
-    end = reading.read_json(folder / file_names.EXIT, notes)
-    return Attempt(number, end, reading.read_json(folder / file_names.ENV, notes), values)
+    attempt = Attempt(path, number, notes, held={"record": values} if values else None)
+    if not values:
+        _known(path, attempt.record, notes)
+    attempt.exit, attempt.env  # noqa: B018 (read now, so that the notes are complete)
+    return attempt
 
 
 def _known(path: Path, record: Values, notes: list[Note]) -> Values:
@@ -258,16 +247,6 @@ def _known(path: Path, record: Values, notes: list[Note]) -> Values:
         why = f"its schema is {held}, this hires knows {SCHEMA}: what it has in common is shown"
         notes.append(Note(text(f"{path.name}/{file_names.RECORD}", 200) or "?", why))
     return record
-
-
-def _numbers(path: Path, notes: list[Note]) -> list[int]:
-    """Returns the numbers of a run's attempts."""
-    try:
-        names = [entry.name for entry in path.iterdir()]
-    except OSError as error:
-        notes.append(Note(text(path.name, 200) or "?", error.strerror or str(error)))
-        return []
-    return sorted(int(name[1:]) for name in names if re.fullmatch(r"a(0|[1-9]\d{0,5})", name))
 
 
 def _end(values: Values) -> tuple[str, str | None, str | None]:

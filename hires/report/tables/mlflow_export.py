@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import ConfigError
+from hires.core.store.attempts import Attempt
 from hires.report.compare.differences import origin
 from hires.report.compare.metrics import METRICS
 from hires.report.load.plain_values import count, dicts, dig, number, spoken
-from hires.report.load.runs import Attempt, Run
+from hires.report.load.runs import Run
 
 TAG = "hires.attempt"
 """Tag that says which attempt a run of mlflow is."""

@@ -94,7 +94,7 @@ def test_an_attempt_is_a_snapshot(run):
 
 def test_what_is_held_is_not_read(run):
     (run / "a0" / "exit.json").write_text("{")
-    attempt = Attempt(run, 0, exit={"state": "done"}, record={}, env={})
+    attempt = Attempt(run, 0, held={"exit": {"state": "done"}})
     assert attempt.exit == {"state": "done"}
     assert attempt.notes == []
 
