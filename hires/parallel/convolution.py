@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hires.core.registry import Registry
 from hires.plan.operators.windowed import pair
 
 HALF = (torch.bfloat16, torch.float16)
@@ -32,7 +33,11 @@ BLOCK = 16
 
 Size = int | Sequence[int]
 
+SUBSTITUTES: Registry[Callable[..., Tensor]] = Registry("substitute")
+"""ATen name -> the function of the same arguments that is called in place of torch's own."""
 
+
+@SUBSTITUTES.register("conv2d")
 def convolve(
     x: Tensor,
     weight: Tensor,
@@ -58,6 +63,7 @@ def convolve(
     return _in_fp32(torch.conv2d, (x, weight, bias), rest, dtype)
 
 
+@SUBSTITUTES.register("conv_transpose2d")
 def convolve_transposed(
     x: Tensor,
     weight: Tensor,

@@ -1,4 +1,4 @@
-"""What does one rank compute? Its stage's nodes, in order, on its tile."""
+"""Runs the nodes of one stage on one rank, in order, on its tile."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
+from hires.parallel.compile_node import Operator, Values, compile_node
 from hires.parallel.context import Context
-from hires.parallel.operators import Operator, Values, compile_node
 from hires.parallel.recompute import Segment, run_segment
 from hires.plan.graph import Node
 from hires.plan.operators.operator_facts import facts_of, is_random
@@ -34,8 +34,9 @@ class StageModule:
         self.outputs = _outputs(context)
         bounds = stage.segments or [stage.first, stage.last]
         parts = [plan.graph.nodes[a:b] for a, b in itertools.pairwise(bounds)]
+        reads = [{name for node in nodes for name in node.inputs} for nodes in parts]
         self.segments = [
-            _segment(context, nodes, self.tensors, _read_later(parts[i + 1 :], self.outputs))
+            _segment(context, nodes, self.tensors, set(self.outputs).union(*reads[i + 1 :]))
             for i, nodes in enumerate(parts)
         ]
         self.recomputes = bool(stage.segments)
@@ -44,7 +45,7 @@ class StageModule:
     def forward(self, inputs: Values) -> dict[str, Tensor]:
         """Returns the values that leave the stage, from those that enter it.
 
-        A value is let go after its last reader, so that only what autograd needs stays.
+        A value is released after its last reader, so that only what autograd needs stays.
         """
         values = dict(inputs)
         for index, segment in enumerate(self.segments):
@@ -72,10 +73,11 @@ def _segment(
     outputs = [node.name for node in nodes if node.name in later]
     inputs = list(dict.fromkeys(n for node in nodes for n in node.inputs if n not in made))
     in_place = _in_place(nodes, outputs, context.stage.extents)
-    last_use = _last_use(nodes)
+    last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs}
     steps: list[tuple[str, Operator, list[str]]] = []
     for index, node in enumerate(nodes):
-        run = _relu_(node) if node.name in in_place else compile_node(node, context, tensors)
+        overwrites = node.name in in_place
+        run = _overwriting(node) if overwrites else compile_node(node, context, tensors)
         ended = [n for n in node.inputs if last_use[n] == index and n not in outputs]
         steps.append((node.name, run, ended))
 
@@ -90,11 +92,6 @@ def _segment(
     return Segment(context, run_all, inputs, outputs, random)
 
 
-def _read_later(parts: list[list[Node]], outputs: list[str]) -> set[str]:
-    """Returns the values that later segments read, and those that leave the stage."""
-    return {name for nodes in parts for node in nodes for name in node.inputs} | set(outputs)
-
-
 def _outputs(context: Context) -> list[str]:
     """Returns the values that a stage sends on, and the network's output in the last one."""
     plan, stage = context.plan, context.stage
@@ -103,17 +100,13 @@ def _outputs(context: Context) -> list[str]:
     return list(dict.fromkeys(sent + last))
 
 
-def _last_use(nodes: list[Node]) -> dict[str, int]:
-    """Returns the index of the last node that reads each value."""
-    return {name: index for index, node in enumerate(nodes) for name in node.inputs}
-
-
 def _in_place(
     nodes: list[Node], outputs: list[str], extents: dict[str, list[list[int]]]
 ) -> set[str]:
-    """Returns the ReLUs that may overwrite their input: nobody else reads it, backward neither.
+    """Returns the nodes, such as ReLUs, that may write their value over their input.
 
-    Nor has it other pixels than theirs.
+    No other node reads the input, the backward pass of its maker does not read it either, and the
+    tile holds the same pixels of both.
     """
     readers = Counter(name for node in nodes for name in node.inputs)
     makers = {node.name: node for node in nodes}
@@ -122,23 +115,23 @@ def _in_place(
         if facts_of(node.kind).in_place and node.inputs[0] in makers:
             source = makers[node.inputs[0]]
             free = readers[source.name] == 1 and source.name not in outputs
-            free = free and extents.get(source.name) == extents.get(node.name)
-            if free and facts_of(source.kind).overwritable:
+            same_pixels = extents.get(source.name) == extents.get(node.name)
+            if free and same_pixels and facts_of(source.kind).overwritable:
                 chosen.add(node.name)
     return chosen
 
 
-def _relu_(node: Node) -> Operator:
-    """Returns the ReLU that overwrites its input."""
-    [source] = node.inputs
-    return lambda values: torch.relu_(values[source])
+def _overwriting(node: Node) -> Operator:
+    """Returns the in-place variant of an operator of one operand."""
+    [source], overwrite = node.inputs, getattr(torch.ops.aten, f"{node.kind}_")
+    return lambda values: overwrite(values[source])
 
 
 def _partial(context: Context, nodes: list[Node], parameters: dict[str, nn.Parameter]) -> set[str]:
-    """Returns the parameters whose gradient a tile sees only in part: those of tiled values.
+    """Returns the parameters whose gradient on this rank is a part of a sum over the tiles.
 
-    The gradient of a parameter behind the global pool is complete on every tile. A shard sees its
-    samples' part of every gradient.
+    These are the parameters of tiled values; behind the global pool every tile has the complete
+    gradient. A shard has its samples' part of every gradient.
     """
     if context.stage.shards > 1:
         return set(parameters)

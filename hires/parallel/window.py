@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hires.core.registry import Registry
 from hires.parallel.context import Context
 from hires.parallel.convolution import convolve, convolve_transposed
 from hires.parallel.halo import Borrowed, Exchange, Frame, crop, gather_window, part
@@ -23,6 +24,9 @@ from hires.plan.rules import window_axes_of
 from hires.plan.tiling import Axes, Axis, inside, is_empty, need_of
 
 Kernel = Callable[["Window", Tensor, dict[str, Any]], Tensor]
+
+WINDOW_KERNELS: Registry[Kernel] = Registry("window kernel")
+"""ATen name -> computes an operator on the pixels of its window, from its arguments by name."""
 
 
 class Window:
@@ -55,7 +59,7 @@ class Window:
         self.local = exchange is None and not is_empty(self.rect) and inside(self.rect, self.held)
         if self.local and facts.strips and padded:
             self.rect = self._without_crop()
-        self.kernel = KERNELS[node.kind]
+        self.kernel = WINDOW_KERNELS[node.kind]
         self.dtype = context.dtype
         self.strips: Strips | None = None
         if facts.strips and padded and not (self.local or self.blank):
@@ -126,6 +130,7 @@ class Blank(torch.autograd.Function):
         return grad.new_zeros(ctx.like), None
 
 
+@WINDOW_KERNELS.register("conv2d")
 def _convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     """Convolution."""
     padding = [w.padding(0), w.padding(1)]
@@ -134,6 +139,7 @@ def _convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     )
 
 
+@WINDOW_KERNELS.register("max_pool2d")
 def _max_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     """Maximum; the ring is -inf, so it never wins."""
     return F.max_pool2d(
@@ -146,6 +152,7 @@ def _max_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     )
 
 
+@WINDOW_KERNELS.register("avg_pool2d")
 def _avg_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     """Mean, with the divisor of the whole image's borders."""
     total = F.avg_pool2d(
@@ -178,6 +185,7 @@ def _counts(axis: Axis, out: tuple[int, int], with_padding: bool) -> list[int]:
     return counts
 
 
+@WINDOW_KERNELS.register("conv_transpose2d")
 def _conv_transpose(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     """Transposed convolution: all that the window's pixels add to, cut to the tile's own rows."""
     raw = convolve_transposed(
@@ -193,11 +201,17 @@ def _conv_transpose(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     return y if args["bias"] is None else y + args["bias"].view(1, -1, 1, 1)
 
 
+@WINDOW_KERNELS.register("pad")
+@WINDOW_KERNELS.register("constant_pad_nd")
+@WINDOW_KERNELS.register("slice")
 def _crop(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     """Padding and cropping: the window is the answer, but for a step."""
     return x[:, :, :: w.axes[0].stride, :: w.axes[1].stride]
 
 
+@WINDOW_KERNELS.register("upsample_nearest2d")
+@WINDOW_KERNELS.register("_upsample_nearest_exact2d")
+@WINDOW_KERNELS.register("upsample_bilinear2d")
 def _interpolation(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     """Nearest or bilinear interpolation, rows then columns."""
     narrow = x.dtype
@@ -217,25 +231,10 @@ def _interpolation(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     return wide.to(narrow)
 
 
+@WINDOW_KERNELS.register("pixel_shuffle")
 def _shuffle(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     """PixelShuffle, cut to the tile's own rows and columns."""
     factor = w.axes[0].stride
     whole = F.pixel_shuffle(x, factor)
     origin = tuple(edge * factor for edge in w.rect)
     return part(whole, (origin[0], origin[1], origin[2], origin[3]), w.out)
-
-
-KERNELS: dict[str, Kernel] = {
-    "conv2d": _convolution,
-    "conv_transpose2d": _conv_transpose,
-    "max_pool2d": _max_pool,
-    "avg_pool2d": _avg_pool,
-    "pad": _crop,
-    "constant_pad_nd": _crop,
-    "slice": _crop,
-    "upsample_nearest2d": _interpolation,
-    "_upsample_nearest_exact2d": _interpolation,
-    "upsample_bilinear2d": _interpolation,
-    "pixel_shuffle": _shuffle,
-}
-"""Operator -> what computes it on a window; the same operators as ``plan.rules.WINDOWS``."""

@@ -9,7 +9,7 @@ from hires.plan.fusing import widen
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.halos import halos_of, ran_back
 from hires.plan.plan import CommOp, Edge, Finding, Stage
-from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_of, shard_rule
+from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_in
 from hires.plan.search.joins import far_halos, no_rule, vanishing
 
 
@@ -73,13 +73,6 @@ def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:
     return edges
 
 
-def _rule(graph: Graph, stage: Stage, node: Node) -> Rule | None:
-    """Returns how the ranks of a stage compute a node together, or None if they cannot."""
-    if stage.shards > 1:
-        return shard_rule(node, graph, stage.layout)
-    return rule_of(node, graph, stage.layout) if stage.num_tiles > 1 else Rule("whole")
-
-
 def _judged(
     graph: Graph, stages: list[Stage], stage: Stage
 ) -> tuple[dict[str, Rule], list[list[Node]]]:
@@ -88,7 +81,7 @@ def _judged(
     rules: dict[str, Rule] = {}
     refused: dict[str, list[Node]] = {}
     for node in graph.nodes[stage.first : stage.last]:
-        rule = _rule(graph, stage, node)
+        rule = rule_in(stage, node, graph)
         if rule is None:
             refused.setdefault(node.kind, []).append(node)
             rule = _guessed(node, stage.layout)

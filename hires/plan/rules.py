@@ -25,6 +25,7 @@ from typing import Any
 
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import facts_of, is_random
+from hires.plan.plan import Stage
 from hires.plan.tiling import Axes
 
 TILED, WHOLE, SHARDED = "tiled", "whole", "sharded"
@@ -64,6 +65,13 @@ def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
         return Rule("whole")
     rules = (_TILINGS[way](node, graph, tiled) for way in facts_of(node.kind).tiling)
     return next((rule for rule in rules if rule is not None), None)
+
+
+def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
+    """Returns the rule of a node of a stage whose layout is known, or None if there is none."""
+    if stage.shards > 1:
+        return shard_rule(node, graph, stage.layout)
+    return rule_of(node, graph, stage.layout) if stage.num_tiles > 1 else Rule("whole")
 
 
 def window_axes_of(node: Node, graph: Graph) -> Axes | None:

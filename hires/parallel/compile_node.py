@@ -1,4 +1,11 @@
-"""How does a rank execute one node of the graph? Each node becomes one callable."""
+"""Turns a node of the graph into the callable with which this rank computes it.
+
+    values held by the rank -> crop, or borrow what is missing -> kernel -> its part of the value
+
+The rule of the node says what it needs of other ranks. Torch's own operator computes what needs
+nothing of them; norms and means of the image have a kernel here, windows have theirs in
+:mod:`hires.parallel.window`.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +19,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hires.core.registry import Registry
 from hires.parallel.collective import mean_over_image, share
 from hires.parallel.context import Context
-from hires.parallel.convolution import convolve, convolve_transposed
+from hires.parallel.convolution import SUBSTITUTES
 from hires.parallel.halo import Exchange, Frame, crop, gather_window, part
 from hires.parallel.norm import NormTiles, tiled_batch_norm
 from hires.parallel.window import Window
 from hires.plan.edges import held_by
 from hires.plan.graph import Node, Rect
 from hires.plan.halos import is_list
+from hires.plan.operators.reductions import uses_batch_statistics
 from hires.plan.plan import CommOp
-from hires.plan.rules import TILED, rule_of, shard_args, shard_rule
+from hires.plan.rules import TILED, rule_in, shard_args
 
 Values = dict[str, Any]
 Operator = Callable[[Values], Any]
+Compile = Callable[[Node, Context, dict[str, Tensor]], Operator]
+
+IMAGE_KERNELS: Registry[Compile] = Registry("kernel of the whole image")
+"""ATen name -> compiles a node whose rule is ``norm`` or ``reduce``."""
 
 MEMORY_FORMATS = {
     "contiguous_format": torch.contiguous_format,
     "preserve_format": torch.preserve_format,
     "channels_last": torch.channels_last,
 }
-
-
-CONVOLUTIONS = {"conv2d": convolve, "conv_transpose2d": convolve_transposed}
 
 
 def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
@@ -46,38 +56,49 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
         tensors: parameters and buffers of the stage by name.
     """
     stage = context.stage
-    ops = [op for op in stage.comm if node.name in (op.node, *op.readers)]
-    if node.kind == "batch_norm" and node.args["training"] and stage.num_ranks == 1:
-        return _local_norm(node, context, tensors)
-    if stage.shards > 1:
-        return _sharded(node, context, tensors)
-    if stage.num_tiles == 1 or stage.layout[node.name] != TILED:
-        tiled = any(stage.layout[name] == TILED for name in node.inputs)
-        if stage.num_tiles > 1 and tiled:
-            return _reduction(node, context, tensors)
-        return _local(node, tensors)
-    return _tiled(node, context, tensors, ops)
-
-
-def _tiled(node: Node, context: Context, tensors: dict[str, Tensor], ops: list[CommOp]) -> Operator:
-    """Returns the callable of a node whose value lies in tiles."""
-    rule = rule_of(node, context.plan.graph, context.stage.layout)
+    rule = rule_in(stage, node, context.plan.graph)
     assert rule is not None, f"{node.name} was planned without a rule"
-    bind = _binder(node, tensors)
-    source = next(name for name in node.inputs if context.stage.layout[name] == TILED)
-    exchanges = {op.value: Exchange(context, op) for op in ops if op.kind == "halo"}
     if rule.kind == "window":
-        window = Window(node, context, exchanges.get(source))
+        return _windowed(node, context, tensors)
+    if rule.kind in ("norm", "reduce"):
+        run = IMAGE_KERNELS[node.kind](node, context, tensors)
+    elif uses_batch_statistics(node):
+        run = _local_norm(node, context, tensors)
+    elif stage.shards > 1:
+        first, end = context.samples
+        args = shard_args(node, context.plan.graph.input_shape[0], end - first)
+        run = _local(dataclasses.replace(node, args=args), tensors)
+    else:
+        run = _local(node, tensors)
+    tiled = stage.num_tiles > 1 and rule.result == TILED
+    return _with_operands(run, node, context) if tiled else run
 
-        def run_window(values: Values) -> Tensor:
-            borrowed = exchanges[source].borrow(values, node.name) if exchanges else None
-            return window(values[source], borrowed, bind(values))
 
-        return run_window
+def _comm_of(node: Node, context: Context, kind: str) -> list[CommOp]:
+    """Returns the communication of one kind that brings a node its operands."""
+    comm = context.stage.comm
+    return [op for op in comm if op.kind == kind and node.name in (op.node, *op.readers)]
+
+
+def _windowed(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+    """Returns the callable of a node that reads a window of the one value that it reads."""
+    bind, [source] = _binder(node, tensors), node.inputs
+    exchanges = {op.value: Exchange(context, op) for op in _comm_of(node, context, "halo")}
+    window = Window(node, context, exchanges.get(source))
+
+    def run_window(values: Values) -> Tensor:
+        borrowed = exchanges[source].borrow(values, node.name) if exchanges else None
+        return window(values[source], borrowed, bind(values))
+
+    return run_window
+
+
+def _with_operands(run: Operator, node: Node, context: Context) -> Operator:
+    """Returns the callable that first fits the operands of a node to the pixels that it makes."""
+    exchanges = {op.value: Exchange(context, op) for op in _comm_of(node, context, "halo")}
     group = context.tiles
-    shared = [op.value for op in ops if op.kind == "share"]
+    shared = [op.value for op in _comm_of(node, context, "share")]
     fitted = _fitted(node, context, exchanges)
-    run = _norm(node, context, bind, source) if rule.kind == "norm" else _local(node, tensors)
     if not shared and not fitted:
         return run
 
@@ -129,28 +150,20 @@ def _cropped(name: str, held: Rect, wanted: Rect, values: Values) -> Tensor:
 
 
 def _local_norm(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
-    """Returns the callable of batch normalisation in training on one rank."""
+    """Returns the callable of batch normalisation in training whose statistics are the rank's own.
+
+    A microbatch that is computed again must not count twice in the running statistics.
+    """
     track = _local(node, tensors)
     untracked = {**node.args, "running_mean": None, "running_var": None}
     again = _local(dataclasses.replace(node, args=untracked), tensors)
     return lambda values: again(values) if context.recomputing else track(values)
 
 
-def _sharded(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
-    """Returns the callable of a node on one shard."""
-    rule = shard_rule(node, context.plan.graph, context.stage.layout)
-    assert rule is not None, f"{node.name} was planned without a rule"
-    if rule.kind == "norm":
-        return _norm(node, context, _binder(node, tensors), node.inputs[0])
-    first, end = context.samples
-    args = shard_args(node, context.plan.graph.input_shape[0], end - first)
-    return _local(dataclasses.replace(node, args=args), tensors)
-
-
-def _norm(
-    node: Node, context: Context, bind: Callable[[Values], dict[str, Any]], source: str
-) -> Operator:
-    """Returns the callable of batch normalisation in training."""
+@IMAGE_KERNELS.register("batch_norm")
+def _norm(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+    """Returns the callable of batch normalisation in training, its statistics over all ranks."""
+    bind, source = _binder(node, tensors), node.inputs[0]
     shape = context.plan.graph.shape(source)
     boxes = held_by(context.plan.graph, context.stage, source)
     counts = [(b.n1 - b.n0) * (b.r1 - b.r0) * (b.c1 - b.c0) for b in boxes]
@@ -173,8 +186,10 @@ def _norm(
     return run
 
 
-def _reduction(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
-    """Returns the callable of a pool over the whole image."""
+@IMAGE_KERNELS.register("mean")
+@IMAGE_KERNELS.register("adaptive_avg_pool2d")
+def _global_mean(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+    """Returns the callable of a mean over the whole image."""
     [source] = node.inputs
     _, _, height, width = context.plan.graph.shape(source)
     group, flat = context.tiles, node.shape is not None and len(node.shape) == 2
@@ -195,7 +210,7 @@ def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
     name, overload = node.op.split(".", 1)
     function = getattr(getattr(torch.ops.aten, name), overload or "default")
     keyword = {a.name for a in function._schema.arguments if a.kwarg_only}
-    function = CONVOLUTIONS.get(node.kind, function)
+    function = SUBSTITUTES.get(node.kind) or function
     bind = _binder(node, tensors)
 
     def run(values: Values) -> Any:
