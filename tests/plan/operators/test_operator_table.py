@@ -1,0 +1,107 @@
+"""Everything about an operator is in its entry: no other list of operators, no kernel forgotten."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hires.parallel.compile_node import IMAGE_KERNELS
+from hires.parallel.convolution import SUBSTITUTES
+from hires.parallel.window import WINDOW_KERNELS
+from hires.plan.operators.operator_facts import OPERATORS, UNKNOWN, facts_of, flops_of
+from hires.plan.operators.operator_page import operator_rows, operators_page
+from tests.helpers.layouts import config_of, plan_of, verified
+
+PACKAGE = Path(__file__).resolve().parents[3] / "hires"
+FAMILIES = PACKAGE / "plan" / "operators"
+BESIDE = ("plan", "parallel", "nets", "engine", "comm", "bench")
+
+
+def test_every_window_has_its_pixels_and_a_kernel():
+    windowed = {name for name in OPERATORS if "window" in facts_of(name).tiling}
+    assert windowed == {name for name in OPERATORS if facts_of(name).window is not None}
+    assert windowed == set(WINDOW_KERNELS)
+
+
+def test_every_sum_over_the_image_has_a_kernel():
+    summed = {n for n in OPERATORS if {"statistics", "global mean"} & {*facts_of(n).tiling}}
+    assert summed == set(IMAGE_KERNELS)
+    statistics = {name for name in OPERATORS if "statistics" in facts_of(name).tiling}
+    assert statistics == {name for name in OPERATORS if facts_of(name).statistics is not None}
+
+
+def test_every_kernel_is_of_an_operator_that_is_listed():
+    for kernels in (WINDOW_KERNELS, IMAGE_KERNELS, SUBSTITUTES):
+        assert set(kernels) <= set(OPERATORS)
+
+
+def test_operator_without_entry_has_no_rule():
+    assert facts_of("no_such_operator") is UNKNOWN
+    assert not UNKNOWN.tiling
+    assert UNKNOWN.sharding is None
+
+
+def test_no_other_module_lists_operators():
+    lists = [
+        f"{path.relative_to(PACKAGE)}:{line}: {', '.join(sorted(names))}"
+        for package in BESIDE
+        for path in sorted((PACKAGE / package).rglob("*.py"))
+        if FAMILIES not in path.parents
+        for line, names in listed_operators(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not lists, "\n".join(lists)
+
+
+def listed_operators(tree: ast.Module) -> Iterator[tuple[int, set[str]]]:
+    """Yields the collections that name several operators."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            items: list[ast.expr | None] = [*node.keys]
+        elif isinstance(node, (ast.Set, ast.Tuple, ast.List)):
+            items = [*node.elts]
+        else:
+            continue
+        names = {str(item.value) for item in items if isinstance(item, ast.Constant)}
+        if len(names & set(OPERATORS)) > 1:
+            yield node.lineno, names & set(OPERATORS)
+
+
+def test_flops_of_products_with_a_weight():
+    plan = plan_of(config_of(model={"name": "custom", "target": "tests.helpers.custom_nets:zoo"}))
+    for node in plan.graph.nodes:
+        shapes = [plan.graph.params[name].shape for name in node.params]
+        weight = next((shape for shape in shapes if len(shape) > 1), None)
+        source = plan.graph.shape(node.inputs[0]) if node.kind == "conv_transpose2d" else []
+        assert node.flops == flops_of(node, weight, source)
+
+
+def test_page_lists_every_operator_once():
+    page = operators_page()
+    assert set(operator_rows()) == set(OPERATORS)
+    assert all(page.count(f"`{name}`") == 1 for name in OPERATORS)
+
+
+@pytest.fixture
+def only_here() -> Iterator[None]:
+    """Takes the new operator from the tables again."""
+    yield
+    for table in (OPERATORS, WINDOW_KERNELS):
+        table._items.pop("diff", None)
+
+
+@pytest.mark.dist
+@pytest.mark.usefixtures("only_here")
+@pytest.mark.parametrize("parallel", [{"tiles": [3, 1]}, {"stages": 2, "local_dp": 2}])
+def test_new_operator_is_one_entry_and_one_kernel(tmp_path, parallel):
+    model = {"name": "custom", "target": "tests.helpers.new_operator:network", "classes": 4}
+    keys = {"image": [10, 9], "model": model, "parallel": parallel}
+    plan = plan_of(config_of(**keys))
+    assert plan.ok
+    if "tiles" in parallel:
+        assert "diff" in {op.node for stage in plan.stages for op in stage.comm}
+    assert operator_rows()["diff"].tiles == "window with halo"
+    answer = verified(tmp_path, **keys)
+    assert answer["max_rel_err"] < 1e-10, answer
