@@ -5,6 +5,7 @@ Choices are read from folder names and dataclasses only, so that the answer come
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ Listing = dict[str, dict[str, str]]
 """Section -> name -> one line about it."""
 
 RUNS = "runs"
-_PAGES = ("keys", "verbs")
+OPERATORS = "operators"
+_PAGES = ("keys", "verbs", OPERATORS)
 _SORTS = ("throughput", "step_time", "memory", "loss")  # and every column of a run
 _EXAMPLES = (
     "hires list                      everything",
@@ -31,6 +33,7 @@ _EXAMPLES = (
     "hires list parallel.stages      one key: default, choices and meaning",
     "hires list keys --markdown      the reference of all keys",
     "hires list aliases              the thesis's words and ours",
+    "hires list operators            how ATen operators are tiled and sharded",
     "hires list runs --where 'precision == \"bf16\" and throughput > 10' --sort=-throughput",
 )
 
@@ -38,10 +41,10 @@ _EXAMPLES = (
 def parser() -> Parser:
     """Returns the parser of the verb."""
     parser = Parser("list", "List what can be chosen, one line each.", _EXAMPLES)
-    text = "a group (models or model, ...), keys, one key, verbs, aliases or runs"
+    text = "a group (models or model, ...), keys, one key, verbs, aliases, operators or runs"
     parser.add("what", nargs="?", complete=_sections, help=text)
     parser.add_config_dir()
-    text = "keys, verbs: print the reference page in Markdown"
+    text = "keys, verbs, operators: print the reference page in Markdown"
     parser.add("--markdown", action="store_true", help=text)
     parser.add(
         "--where",
@@ -64,11 +67,7 @@ def main(words: Sequence[str]) -> int:
     """Prints choices as text, Markdown or JSON; returns 0."""
     args = parser().read(words)
     if args.markdown:
-        from hires.cli.reference import keys_page, verbs_page
-
-        if args.what not in _PAGES:
-            raise ConfigError(f"--markdown is for {' and '.join(_PAGES)}, not {args.what or 'all'}")
-        print(keys_page() if args.what == "keys" else verbs_page())
+        print(_page(args.what))
         return 0
     if args.what == RUNS:
         from hires.cli.verbs.list_runs import list_runs
@@ -77,13 +76,15 @@ def main(words: Sequence[str]) -> int:
     for option in ("where", "campaign", "sort", "csv"):
         if getattr(args, option):
             raise ConfigError(f"--{option} is for runs: hires list runs --{option} ...")
+    if args.what == OPERATORS:
+        return _print_operators(args.json)
     listing = _chosen(args.what, args.config_dir)
     print(json.dumps(listing, indent=2) if args.json else _text(listing))
     return 0
 
 
 def _sections(current: str) -> Iterable[str]:
-    return [*groups(), EXPERIMENTS, "keys", "verbs", "aliases", RUNS]
+    return [*groups(), EXPERIMENTS, "keys", "verbs", "aliases", OPERATORS, RUNS]
 
 
 def _chosen(what: str | None, config_dir: str | None) -> Listing:
@@ -101,9 +102,38 @@ def _chosen(what: str | None, config_dir: str | None) -> Listing:
         return {names[what]: listing[names[what]]}
     keys = [key for name, key in config_keys().items() if f"{name}.".startswith(f"{what}.")]
     if not keys:
-        choices = [*listing, RUNS, *config_keys()] if "." in what else [*listing, RUNS]
+        choices = [*listing, OPERATORS, RUNS]
+        if "." in what:
+            choices += config_keys()
         raise ConfigError(f"nothing to list under {what!r}; {offer(what, choices)}")
     return {key.name: _facts(key) for key in keys}
+
+
+def _page(what: str | None) -> str:
+    """Returns the reference page of a section in Markdown."""
+    from hires.cli.reference import keys_page, verbs_page
+    from hires.plan.operators.operator_page import operators_page
+
+    pages = dict(zip(_PAGES, (keys_page, verbs_page, operators_page), strict=True))
+    if what not in pages:
+        raise ConfigError(f"--markdown is for {' and '.join(_PAGES)}, not {what or 'all'}")
+    return pages[what]()
+
+
+def _print_operators(as_json: bool) -> int:
+    """Prints the table of operators, all but its bytes; returns 0."""
+    from hires.cli.screens.screen import print_table
+    from hires.plan.operators.operator_page import operator_rows
+    from hires.report.tables.run_tables import Column
+
+    rows = {name: dataclasses.asdict(row) for name, row in operator_rows().items()}
+    if as_json:
+        print(json.dumps({OPERATORS: rows}, indent=2))
+        return 0
+    names = ("operator", *(field for field in next(iter(rows.values())) if field != "bytes"))
+    lines = [[name, *(row[key] for key in names[1:])] for name, row in rows.items()]
+    print_table("Operators", [Column(name, name) for name in names], lines)
+    return 0
 
 
 def _brief(key: ConfigKey) -> str:

@@ -61,7 +61,18 @@ def test_reference_pages_hold_every_verb_with_its_options_and_every_key(hires):
     keys_page = hires("list", "keys", "--markdown").out
     assert all(f"| `{key}` |" in keys_page for key in keys())
     assert "| `parallel.halo.overlap` | `auto` | `auto`, `on`, `off` | Whether" in keys_page
+    assert hires("list", "operators", "--markdown").out.startswith("# Operators")
     assert hires("list", "models", "--markdown").code == 2
+
+
+def test_operators_are_listed_with_their_rules(hires):
+    [line] = [n for n in hires("list", "operators").out.splitlines() if n.startswith(" conv2d ")]
+    assert "window, halo" in line
+    assert "may be overwritten" in line
+    row = json.loads(hires("list", "operators", "--json").out)["operators"]["conv2d"]
+    assert row["tiles"] == "window, halo"
+    assert row["shards"] == "samplewise"
+    assert row["flops"] == "2 per output number and weight[0]"
 
 
 def test_words_of_the_thesis_point_at_keys_that_exist(hires):
