@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from hires.launcher.ranks.places import Making, here
+from hires.launcher.ranks.places import Preemption, here
 from tests.launcher.conftest import events
 
 RELAY = ("bash", "-c", 'trap "kill -USR2 \\$!" USR2; "$@" & wait $!; wait $!', "relay")
@@ -21,8 +21,8 @@ RELAY = ("bash", "-c", 'trap "kill -USR2 \\$!" USR2; "$@" & wait $!; wait $!', "
 def places(num_ranks: int, patience_s: float = 20.0, relayed: bool = False):
     found = here(num_ranks, 0)
     ranks = [dataclasses.replace(p, prefix=RELAY) if relayed else p for p in found.ranks]
-    making = Making("timeout", "the time is over", "bye", patience_s)
-    return dataclasses.replace(found, ranks=ranks, relayed=relayed, making_way=lambda: making)
+    making = Preemption("timeout", "the time is over", "bye", patience_s)
+    return dataclasses.replace(found, ranks=ranks, relayed=relayed, preemption=lambda: making)
 
 
 def ask_when_ready(run, num_ranks: int, number: int = signal.SIGUSR2) -> threading.Thread:
@@ -99,13 +99,13 @@ def test_interrupt_while_making_way_cancels(fake_world, launch):
     run = fake_world("ignorer")
     thread = ask_when_ready(run, 1)
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    making = Making("timeout", "the time is over", "bye", 60.0)
+    making = Preemption("timeout", "the time is over", "bye", 60.0)
 
-    def begin() -> Making:
+    def begin() -> Preemption:
         timer.start()
         return making
 
-    launch(run, places=dataclasses.replace(places(1), making_way=begin))
+    launch(run, places=dataclasses.replace(places(1), preemption=begin))
     thread.join()
     assert ended(run)[:2] == ("cancelled", None)
 

@@ -10,7 +10,7 @@ import time
 from types import TracebackType
 from typing import Any, TextIO
 
-from hires.launcher.status.run_progress import Progress, Step
+from hires.launcher.status.run_progress import FinishedStep, Progress
 
 _PLAIN_EVERY_S = 2.0
 _PLAIN_SHARE = 0.05
@@ -81,7 +81,7 @@ class _Bar:
         )
         self._task = self.drawing.add_task("steps", total=steps, facts="starting the ranks")
 
-    def show(self, step: Step) -> None:
+    def show(self, step: FinishedStep) -> None:
         """Draws a step that all ranks have finished."""
         loss = "" if step.loss is None else f"  loss {step.loss:.4g}"
         facts = f"{step.img_per_s:.4g} img/s{loss}"

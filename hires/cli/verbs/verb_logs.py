@@ -14,7 +14,7 @@ from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, last_number, rank_logs
 from hires.core.store.find import locate
-from hires.launcher.status.logs import Entry, Follower, merged
+from hires.launcher.status.logs import Follower, LogEntry, merged
 
 POLL_S = 0.2
 """How often ``-f`` looks for new lines."""
@@ -53,7 +53,7 @@ class _Filter:
         files = rank_logs(attempt_dir(self.run, attempt))
         return {rank: path for rank, path in files.items() if not self.ranks or rank in self.ranks}
 
-    def show(self, entries: Iterable[Entry]) -> None:
+    def show(self, entries: Iterable[LogEntry]) -> None:
         """Prints the lines that match, with the rank in front."""
         for entry in entries:
             for text in entry.lines:

@@ -22,12 +22,12 @@ from hires.core.store.attempts import Attempt
 from hires.core.store.files import StrPath
 from hires.launcher.interface import OnLine, Outcome
 from hires.launcher.ranks import hosts, ports
-from hires.launcher.ranks.places import Places, here
+from hires.launcher.ranks.places import RankPlaces, here
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import Progress
 from hires.launcher.supervision.exit_record import leave_word
 from hires.launcher.supervision.interrupts import Interrupts
-from hires.launcher.supervision.supervisor import End, Job, Supervisor
+from hires.launcher.supervision.supervisor import Launch, Supervisor, WorldEnd
 
 RANK = "hires.worker"
 """Python module that every rank runs."""
@@ -42,7 +42,7 @@ def launch(
     args: Sequence[str] = (),
     on_line: OnLine | None = None,
     module: str = RANK,
-    places: Places | None = None,
+    places: RankPlaces | None = None,
 ) -> Outcome:
     """Runs all ranks of a run and returns how it ended; none is left then.
 
@@ -65,14 +65,14 @@ def launch(
     config = records.read_config(run_dir)
     world = int(records.read_plan(run_dir)["world"])
     places = hosts.places(world, config) if places is None else places
-    job = Job(run_dir, attempt, config, world, module, args, on_line, places)
+    job = Launch(run_dir, attempt, config, world, module, args, on_line, places)
     started = provenance.now()
     with Interrupts() as interrupts:
         try:
             end = _run(job, interrupts)
         except BaseException as error:
             why = str(error) or type(error).__name__
-            _leave(job, End("failed", f"the launcher stopped: {why}", "launch"), started)
+            _leave(job, WorldEnd("failed", f"the launcher stopped: {why}", "launch"), started)
             raise
         end = _leave(job, end, started)
     return Outcome(end.state, end.cause, end.exit_codes, end.tail, end.failed_rank, end.reason)
@@ -97,9 +97,9 @@ def leave(
     config = records.read_config(run_dir)
     world = int(records.read_plan(run_dir)["world"])
     places = here(world, config.launcher.port)
-    job = Job(run_dir, attempt, config, world, "", (), None, places)
+    job = Launch(run_dir, attempt, config, world, "", (), None, places)
     reason = reason or ("launch" if state == "failed" else None)
-    _leave(job, End(state, cause, reason), provenance.now())
+    _leave(job, WorldEnd(state, cause, reason), provenance.now())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return outcome.exit_code
 
 
-def _run(job: Job, interrupts: Interrupts) -> End:
+def _run(job: Launch, interrupts: Interrupts) -> WorldEnd:
     """Runs the ranks, with another port if somebody took it between choosing and listening."""
     *others, last = job.places.ports
     for choice in others:
@@ -152,7 +152,7 @@ def _run(job: Job, interrupts: Interrupts) -> End:
     return end
 
 
-def _leave(job: Job, end: End, started: str) -> End:
+def _leave(job: Launch, end: WorldEnd, started: str) -> WorldEnd:
     """Writes how an attempt ended; returns the end, failed if it is not whole or not written."""
     record: dict[str, Any] = {}
     if end.state == "failed" and Attempt.at(job.folder).is_cancelled:
@@ -173,7 +173,7 @@ def _leave(job: Job, end: End, started: str) -> End:
     return _blame_disk(job, end)
 
 
-def _exit_values(end: End, started: str) -> dict[str, Any]:
+def _exit_values(end: WorldEnd, started: str) -> dict[str, Any]:
     """Returns what ``exit.json`` holds."""
     return {
         "state": end.state,
@@ -185,13 +185,13 @@ def _exit_values(end: End, started: str) -> dict[str, Any]:
     }
 
 
-def _failed_too(end: End, why: str) -> End:
+def _failed_too(end: WorldEnd, why: str) -> WorldEnd:
     """Returns the end with one more reason; what was done is failed, cancelled stays."""
     state = "failed" if end.state == "done" else end.state
     return replace(end, state=state, cause=f"{end.cause}; {why}" if end.cause else why)
 
 
-def _blame_disk(job: Job, end: End) -> End:
+def _blame_disk(job: Launch, end: WorldEnd) -> WorldEnd:
     """Adds that the disk is full, which a rank that could not even log cannot tell."""
     if end.state != "failed" or "No space" in (end.cause or ""):
         return end

@@ -1,9 +1,10 @@
-"""The agent of one rank: ``python -m hires.launcher.ranks.agent RUN_DIR ATTEMPT``.
+"""Runs beside one rank: ``python -m hires.launcher.ranks.agent RUN_DIR ATTEMPT``.
 
-An MPI, ``srun`` or torchrun starts one for every rank, on the rank's own machine. It finds out
-which rank that is, starts it, and stays beside it: it passes signals of the supervisor on, tells
-how the rank ended, and kills it when the supervisor is gone. It ends when the supervisor hangs up,
-so what started the agents never has a reason to end the others on its own.
+An MPI, ``srun`` or torchrun starts an agent for every rank, on the rank's own machine. The agent
+finds out which rank that is, starts it, passes signals of the supervisor on, reports how the rank
+ended, and kills it when the supervisor is gone (:mod:`hires.launcher.ranks.control_channel`). It
+ends only when the supervisor disconnects, so the program that started the agents never has a reason
+to end the others on its own.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import world
 from hires.core.store import file_names, records
 from hires.launcher.ranks import control_channel, processes
+from hires.launcher.ranks.places import rank_environment
 from hires.launcher.ranks.processes import RankProcess
-from hires.launcher.ranks.rank_environment import rank_environment
 from hires.launcher.status import process_id
 
-_CALL_S = 30.0
+_CONNECT_S = 30.0
 """How long the supervisor may take to answer."""
-_SEE_S = 10.0
-"""How long its word may take to be seen here."""
-_LOOK_S = 0.05
-"""How often the rank is looked at."""
+_FILE_S = 10.0
+"""How long its file may take to be seen here."""
+_POLL_S = 0.05
+_PASSED = (signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that the supervisor may have sent to the rank."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,42 +48,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Agent:
-    """One rank, seen from the process beside it."""
+    """One rank and its connection to the supervisor."""
 
     def __init__(self, run_dir: Path, attempt: int) -> None:
-        """Finds out which rank it is, and calls the supervisor.
+        """Finds out which rank it is, and connects to the supervisor.
 
         Raises:
-            HiresError: the environment does not tell, or the supervisor does not answer.
+            HiresError: the environment does not say which, or the supervisor does not answer.
         """
         self.run_dir, self.attempt = run_dir, attempt
         self.folder = records.attempt_dir(run_dir, attempt)
-        self.facts = control_channel.read(self.folder, _SEE_S)
+        self.facts = control_channel.read(self.folder, _FILE_S)
         self.numbers = world.numbers(self.facts["starter"])
         if self.numbers.size != self.facts["size"]:
             raise RunError(
                 f"{self.facts['starter']} started {self.numbers.size} processes, but the plan has "
                 f"{self.facts['size']} ranks"
             )
-        self._told_to_end = 0
-        self._wire = control_channel.call(self.facts, self.numbers.rank, _CALL_S)
+        self._terminations = 0
+        self._supervisor = control_channel.connect(self.facts, self.numbers.rank, _CONNECT_S)
 
     def run(self) -> int:
-        """Runs the rank until it has ended and the supervisor knows it."""
+        """Runs the rank until it has ended and the supervisor has disconnected."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._hear)
+            signal.signal(number, self._count)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)  # the supervisor's own way is the line
+            signal.signal(number, signal.SIG_IGN)  # the supervisor sends them by its connection
         try:
             rank = self._start()
         except HiresError as error:
-            self._wire.send(failed=str(error))
+            self._supervisor.send(failed=str(error))
             return self._stay(None)
-        self._wire.send(**process_id.myself() | {"started": rank.process.pid})
+        self._supervisor.send(**process_id.myself() | {"started": rank.process.pid})
         return self._stay(rank)
 
     def _start(self) -> RankProcess:
-        """Starts the rank."""
         own, facts = self.numbers, self.facts
         here = world.World(
             own.rank,
@@ -97,7 +97,7 @@ class Agent:
         site, threads = config.cluster.environment, config.launcher.threads
         environ = rank_environment(os.environ, here, threads, facts["interface"], site)
         command = [sys.executable, "-m", facts["module"], str(self.run_dir), *facts["args"]]
-        log = self.folder / file_names.LOGS / f"rank{own.rank:04d}.log"
+        log = file_names.rank_log(self.folder, own.rank)
         log.unlink(missing_ok=True)  # of a start whose port was taken
         try:
             os.chdir(facts["folder"])  # relative paths of the config count from there
@@ -108,35 +108,26 @@ class Agent:
         return processes.start(own.rank, command, environ, log)
 
     def _stay(self, rank: RankProcess | None) -> int:
-        """Returns the rank's exit code when the supervisor has hung up."""
-        while not self._wire.closed:
-            control_channel.wait(self._wire, _LOOK_S)
-            for said in self._wire.lines():
-                self._obey(rank, said)
+        """Returns the rank's exit code once the supervisor has disconnected."""
+        while not self._supervisor.closed:
+            self._supervisor.wait(_POLL_S)
+            for line in self._supervisor.lines():
+                if rank is not None and line.get("signal") in _PASSED:
+                    processes.pass_on(rank, signal.Signals(line["signal"]))
             if rank is not None and processes.poll([rank]):
-                self._wire.send(code=rank.code)
-            if rank is not None and self._told_to_end:
+                self._supervisor.send(code=rank.code)
+            if rank is not None and self._terminations:
                 processes.pass_on(rank, signal.SIGTERM)
-                self._told_to_end = 0
+                self._terminations = 0
         if rank is None:
             return 1
         processes.kill([rank])
         assert rank.code is not None
         return rank.code if rank.code >= 0 else 128 - rank.code
 
-    def _obey(self, rank: RankProcess | None, said: dict[str, Any]) -> None:
-        """Sends the rank the signal that the supervisor named."""
-        number = said.get("signal")
-        if rank is not None and number in _PASSED:
-            processes.pass_on(rank, signal.Signals(number))
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        """Notes that what started this process wants it to end; the rank is told to."""
-        self._told_to_end += 1
-
-
-_PASSED = (signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2)
-"""What the supervisor may have a rank sent."""
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        """Counts a signal from the program that started this process; the rank is ended, too."""
+        self._terminations += 1
 
 
 if __name__ == "__main__":

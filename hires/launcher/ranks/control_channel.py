@@ -1,10 +1,20 @@
-"""How do the supervisor and the agents of ranks elsewhere talk to each other?
+"""Connects the supervisor with the agents of ranks that another program starts.
 
-Over one TCP connection for each agent, JSON lines both ways: an agent says that its rank started
-and how it ended, the supervisor says which signal the rank shall get. MPIs pass on signals and ends
-each in its own way, or not at all. A connection that breaks means to an agent that its supervisor
-is gone: it kills its rank. Who calls must know a key, which stands in a file of the attempt that
-nobody else may read.
+MPIs pass signals and exit codes on in different ways, or not at all, so each agent has a TCP
+connection of its own to the supervisor. Both ends send JSON lines:
+
+    supervisor                                    agent of rank 3
+      writes line.json (address, key)                reads line.json
+                      <---------- {"rank": 3, "key": "..."}       connects
+                      <---------- {"started": 4711, "host": ...}  its rank runs
+      {"signal": 12} ---------->                                  kills -USR2 the rank
+                      <---------- {"code": 0}                     its rank has ended
+      closes         ---------->                                  kills the rank if it runs, exits
+
+``{"failed": "why"}`` takes the place of ``started`` if the rank cannot be started. A connection
+that breaks means to the agent that its supervisor is gone, and to the supervisor that agent and
+rank are dead. The key stands in a file of the attempt that only this user may read; a caller
+without it is disconnected.
 """
 
 from __future__ import annotations
@@ -29,13 +39,13 @@ from hires.core.store import file_names
 from hires.core.store.files import cannot_write
 
 FILE = file_names.CONTROL
-"""What the agents of an attempt have to know."""
+"""What the agents of an attempt have to read."""
 _MOST_BYTES = 2**16
-"""Nobody who knows the key says more in one line."""
+"""No line of the protocol is longer."""
 _POLL_S = 0.1
 
 
-class Wire:
+class JsonConnection:
     """One end of a connection that carries JSON lines."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -50,7 +60,7 @@ class Wire:
             self.socket.sendall(json.dumps(fields).encode() + b"\n")
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yields what has arrived; at the other side's end, or nonsense, it closes.
+        """Yields what has arrived; at the other side's end, or at nonsense, it closes.
 
         What a caller leaves is yielded the next time.
         """
@@ -66,8 +76,13 @@ class Wire:
                 return
             yield line
 
+    def wait(self, timeout_s: float) -> None:
+        """Returns when something has arrived, or after ``timeout_s`` seconds."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ)
+            selector.select(timeout_s)
+
     def _receive(self) -> None:
-        """Takes what has arrived."""
         if self.closed:
             return
         try:
@@ -88,16 +103,16 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Message:
-    """What an agent said."""
+class AgentMessage:
+    """A line that an agent sent."""
 
     rank: int
     fields: dict[str, Any]
     """Empty if the connection broke."""
 
 
-class Line:
-    """The supervisor's end: listens, knows which agent is which rank, and speaks to them."""
+class ControlChannel:
+    """The supervisor's end: listens, and knows the connection of each rank's agent."""
 
     def __init__(self, address: str, size: int) -> None:
         """Listens at any free port of an address.
@@ -107,13 +122,13 @@ class Line:
             size: number of ranks.
 
         Raises:
-            RunError: nobody can listen there.
+            RunError: the address cannot be listened at.
         """
         self.key = secrets.token_hex(16)
         self.address = address
         self._size = size
-        self._agents: dict[int, Wire] = {}
-        self._strangers: list[Wire] = []
+        self._agents: dict[int, JsonConnection] = {}
+        self._strangers: list[JsonConnection] = []  # callers that have not sent the key yet
         try:
             self._server = socket.create_server((address, 0), backlog=max(size, 16))
         except OSError as error:
@@ -126,7 +141,7 @@ class Line:
         return int(self._server.getsockname()[1])
 
     def write(self, attempt: Path, **facts: Any) -> None:
-        """Writes what agents have to know into the attempt, for this user only.
+        """Writes what agents have to read into the attempt, for this user only.
 
         Raises:
             RunError: it cannot be written.
@@ -141,55 +156,46 @@ class Line:
         except OSError as error:
             raise cannot_write(path, error) from error
 
-    def messages(self) -> list[Message]:
-        """Returns what the agents have said since the last call."""
-        self._accept()
-        for wire in self._strangers:
-            self._introduce(wire)
-        self._strangers = [w for w in self._strangers if not w.closed and w not in self._known()]
-        found = []
-        for rank, wire in list(self._agents.items()):
-            found += [Message(rank, line) for line in wire.lines()]
-            if wire.closed:
-                del self._agents[rank]
-                found.append(Message(rank, {}))
-        return found
-
-    def tell(self, rank: int, number: signal.Signals) -> None:
-        """Has a rank sent a signal, if its agent is there."""
-        if rank in self._agents:
-            self._agents[rank].send(signal=int(number))
-
-    def close(self) -> None:
-        """Ends all connections: agents whose rank still runs kill it, and all end."""
-        for wire in (*self._agents.values(), *self._strangers):
-            wire.close()
-        self._agents.clear()
-        self._server.close()
-
-    def _known(self) -> list[Wire]:
-        """Returns the connections of agents."""
-        return list(self._agents.values())
-
-    def _accept(self) -> None:
-        """Takes the calls that wait."""
+    def messages(self) -> list[AgentMessage]:
+        """Returns what the agents have sent since the last call."""
         with contextlib.suppress(BlockingIOError, InterruptedError):
             while True:
                 connection, _ = self._server.accept()
                 connection.setblocking(False)
-                self._strangers.append(Wire(connection))
+                self._strangers.append(JsonConnection(connection))
+        self._strangers = [one for one in self._strangers if self._is_stranger(one)]
+        messages = []
+        for rank, agent in list(self._agents.items()):
+            messages += [AgentMessage(rank, line) for line in agent.lines()]
+            if agent.closed:
+                del self._agents[rank]
+                messages.append(AgentMessage(rank, {}))
+        return messages
 
-    def _introduce(self, wire: Wire) -> None:
-        """Learns who calls; whoever does not know the key is hung up on."""
-        for line in wire.lines():
+    def send(self, rank: int, number: signal.Signals) -> None:
+        """Has the agent of a rank send it a signal, if the agent is connected."""
+        if rank in self._agents:
+            self._agents[rank].send(signal=int(number))
+
+    def close(self) -> None:
+        """Ends all connections: agents kill the rank that still runs, and end."""
+        for connection in (*self._agents.values(), *self._strangers):
+            connection.close()
+        self._agents.clear()
+        self._server.close()
+
+    def _is_stranger(self, connection: JsonConnection) -> bool:
+        """Reads a caller's first line; returns whether there is none yet."""
+        for line in connection.lines():
             rank, key = line.get("rank", -1), str(line.get("key"))
             known = hmac.compare_digest(key.encode(), self.key.encode())
             fits = isinstance(rank, int) and 0 <= rank < self._size and rank not in self._agents
             if known and fits:
-                self._agents[rank] = wire
-                return
-            wire.close()
-            return
+                self._agents[rank] = connection
+            else:
+                connection.close()
+            return False
+        return not connection.closed
 
 
 def read(attempt: Path, patience_s: float = 0.0) -> dict[str, Any]:
@@ -200,7 +206,7 @@ def read(attempt: Path, patience_s: float = 0.0) -> dict[str, Any]:
         patience_s: how long the file may be missing; file servers show new ones late.
 
     Raises:
-        RunError: it is not there: nobody supervises the attempt.
+        RunError: it is not there: no process supervises the attempt.
     """
     path, until = attempt / FILE, time.monotonic() + patience_s
     while not path.exists() and time.monotonic() < until:
@@ -214,7 +220,7 @@ def read(attempt: Path, patience_s: float = 0.0) -> dict[str, Any]:
     return facts
 
 
-def call(facts: dict[str, Any], rank: int, timeout_s: float) -> Wire:
+def connect(facts: dict[str, Any], rank: int, timeout_s: float) -> JsonConnection:
     """Returns an agent's connection to its supervisor.
 
     Args:
@@ -234,14 +240,7 @@ def call(facts: dict[str, Any], rank: int, timeout_s: float) -> Wire:
             f"nodes reach each other? Name the network that joins them with launcher.interface"
         ) from None
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    wire = Wire(connection)
-    wire.send(rank=rank, key=facts["key"])
+    agent = JsonConnection(connection)
+    agent.send(rank=rank, key=facts["key"])
     connection.setblocking(False)
-    return wire
-
-
-def wait(wire: Wire, timeout_s: float) -> None:
-    """Returns when something has arrived, or after ``timeout_s`` seconds."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(wire.socket, selectors.EVENT_READ)
-        selector.select(timeout_s)
+    return agent

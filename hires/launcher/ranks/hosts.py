@@ -11,11 +11,11 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import mpi_dialects, network
 from hires.core.ranks.mpi_dialects import Starter
-from hires.launcher.ranks.places import Place, Places, here
+from hires.launcher.ranks.places import RankPlace, RankPlaces, here
 from hires.launcher.slurm import allocation
 
 
-def places(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Places:
+def places(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> RankPlaces:
     """Returns where the ranks of a run start, and by which command if one starts all.
 
     Args:
@@ -37,7 +37,7 @@ def places(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Plac
     return here(num_ranks, config.launcher.port)
 
 
-def _in_job(num_ranks: int, config: RunConfig) -> Places:
+def _in_job(num_ranks: int, config: RunConfig) -> RankPlaces:
     """Returns the places in the Slurm job around this process, which srun needs.
 
     Raises:
@@ -59,7 +59,7 @@ def _in_job(num_ranks: int, config: RunConfig) -> Places:
     return job.places(num_ranks, config)
 
 
-def _on_hosts(num_ranks: int, config: RunConfig) -> Places:
+def _on_hosts(num_ranks: int, config: RunConfig) -> RankPlaces:
     """Returns the places on this machine, or on the hosts that the config names."""
     names = config.launcher.hosts
     found = here(num_ranks, config.launcher.port)
@@ -71,7 +71,7 @@ def _on_hosts(num_ranks: int, config: RunConfig) -> Places:
     address, interface = _meeting(config, names[1])
     sizes = spread(num_ranks, len(names))
     ranks = [
-        Place(local, size, node=name)
+        RankPlace(local, size, node=name)
         for name, size in zip(names, sizes, strict=False)
         for local in range(size)
     ]

@@ -1,14 +1,14 @@
-"""On which machine does every rank run, what starts it there, and where do all of them meet?
+"""Describes where every rank of a world runs, what starts it there, and where all ranks meet.
 
-That is all in which launchers differ while the ranks run, so it is data: the supervisor starts
-every rank in the same way, through the words that its place puts before the command.
+Launchers differ in nothing else while the ranks run, so it is data: the supervisor starts every
+rank in the same way, with the words that its place puts before the command.
 """
 
 from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hires.core.ranks.mpi_dialects import Starter
@@ -20,7 +20,7 @@ _ANY_PORT_TRIES = 3
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where one rank runs."""
 
     local_rank: int
@@ -34,8 +34,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Making:
-    """Why ranks are asked to make way before they are done."""
+class Preemption:
+    """Why ranks are stopped before they are done, and what comes next."""
 
     reason: str = "preempted"
     """As ``exit.json`` has it: ``preempted``, ``timeout`` or ``node``."""
@@ -44,13 +44,15 @@ class Making:
     """What comes next."""
     patience_s: float = math.inf
     """How long the ranks may take to save their state and end."""
+    requeued: bool = False
+    """Whether the scheduler has queued the job again already."""
 
 
 @dataclass(frozen=True)
-class Places:
+class RankPlaces:
     """Where the ranks of a world run, and where they meet."""
 
-    ranks: Sequence[Place]
+    ranks: Sequence[RankPlace]
     """One for each rank."""
     ports: Sequence[int]
     """Ports to meet at, of which the next is tried if one is taken; 0: any free one."""
@@ -63,11 +65,11 @@ class Places:
     rank ended, a signal as 128 plus its number."""
     starter: Starter | None = None
     """The one command that starts all ranks; unset: each is started with its place's prefix."""
-    making_way: Callable[[], Making] = Making
-    """Asked when SIGUSR2 arrives."""
-    stopped: Callable[[], Making | None] = lambda: None
-    """Asked when SIGTERM arrives, here or at a rank: was it a scheduler that needs the machine for
-    something else? None: somebody wants the run to end."""
+    preemption: Callable[[], Preemption] = Preemption
+    """Called when SIGUSR2 arrives."""
+    termination: Callable[[], Preemption | None] = lambda: None
+    """Called when SIGTERM arrives, here or at a rank; None: a user ended the run, not a scheduler
+    that needs the machine."""
 
     def world(self, rank: int, port: int, attempt: int) -> World:
         """Returns one rank's view of all."""
@@ -83,20 +85,47 @@ class Places:
         )
 
 
-def here(num_ranks: int, port: int) -> Places:
+def here(num_ranks: int, port: int) -> RankPlaces:
     """Returns the places of ranks that are processes of this machine.
 
     Args:
         num_ranks: how many there are.
         port: where they meet; 0: any free port.
     """
-    ranks = [Place(rank, num_ranks) for rank in range(num_ranks)]
-    return Places(ranks, (port,) if port else (0,) * _ANY_PORT_TRIES, interface=loopback())
+    ranks = [RankPlace(rank, num_ranks) for rank in range(num_ranks)]
+    return RankPlaces(ranks, (port,) if port else (0,) * _ANY_PORT_TRIES, interface=loopback())
 
 
 def loopback() -> str | None:
     """Returns this machine's loopback interface, or None if it goes by another name.
 
-    Without it gloo asks for this host's name, which may not resolve, or leads to a firewall.
+    Without it gloo looks up this host's name, which may not resolve, or leads to a firewall.
     """
     return next((name for _, name in socket.if_nameindex() if name == "lo"), None)
+
+
+def rank_environment(
+    base: Mapping[str, str],
+    world: World,
+    threads: int,
+    interface: str | None,
+    site: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Returns the environment variables of a rank.
+
+    Args:
+        base: what it inherits.
+        world: which rank it is.
+        threads: its compute threads.
+        interface: network interface of its messages, unless ``base`` names one; None: it finds out.
+        site: variables of the cluster's file, for those that ``base`` does not name.
+    """
+    # Under torchrun these make torch expect a store that another process hosts, and none does.
+    environ = {k: v for k, v in base.items() if not k.startswith("TORCHELASTIC_")}
+    environ |= world.to_environment()
+    environ |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environ["PYTHONUNBUFFERED"] = "1"  # or the last lines of a killed rank would be lost
+    environ.setdefault("PYTHONFAULTHANDLER", "1")
+    if interface is not None:
+        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    return {**(site or {}), **environ}

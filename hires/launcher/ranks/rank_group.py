@@ -1,8 +1,8 @@
-"""How are the ranks of a world started, looked at, asked and ended, all of them?
+"""Starts, watches, signals and ends the ranks of one world.
 
-:class:`Apart` starts each by itself and holds its process. The other kind,
-:class:`hires.launcher.ranks.agent_ranks.Together`, runs one command that starts an agent for every
-rank. The supervisor does the same with both.
+:class:`SeparateRanks` starts each rank by itself and holds its process. The other kind,
+:class:`hires.launcher.ranks.agent_ranks.AgentRanks`, runs one command that starts an agent for
+every rank. The supervisor treats both alike.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from pathlib import Path
 from hires.core.config.run_config import RunConfig
 from hires.core.store import file_names
 from hires.launcher.ranks import processes
-from hires.launcher.ranks.places import Places
+from hires.launcher.ranks.places import RankPlaces, rank_environment
 from hires.launcher.ranks.processes import RankProcess
-from hires.launcher.ranks.rank_environment import rank_environment
 
 
 @dataclass(frozen=True)
-class Start:
+class GroupStart:
     """What is to be started."""
 
     run_dir: Path
@@ -35,16 +34,20 @@ class Start:
     """Python module that every rank runs."""
     args: Sequence[str]
     """What follows the run folder on its command line."""
-    places: Places
+    places: RankPlaces
     port: int
-    """Where they meet."""
+    """Where the ranks meet."""
     note: Callable[..., None]
-    """Writes an event down."""
+    """Writes an event to ``events.jsonl``."""
+
+    def log(self, rank: int) -> Path:
+        """Returns the log of a rank."""
+        return file_names.rank_log(self.folder, rank)
 
 
 @dataclass
-class Member:
-    """A rank and what is known about its end."""
+class AgentRank:
+    """A rank beside an agent, and what is known about its end."""
 
     rank: int
     log: Path
@@ -56,10 +59,10 @@ class Member:
     """When its end was seen, in seconds since the epoch."""
 
 
-class Crew(ABC):
+class RankGroup(ABC):
     """The ranks of one start."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: GroupStart) -> None:
         """Takes what is to be started."""
         self.job = start
         self.broken: str | None = None
@@ -67,19 +70,19 @@ class Crew(ABC):
 
     @property
     @abstractmethod
-    def ranks(self) -> Sequence[Member | RankProcess]:
+    def ranks(self) -> Sequence[AgentRank | RankProcess]:
         """What is known of each rank that was started, in order."""
 
     @abstractmethod
     def begin(self, hurry: Callable[[], bool]) -> None:
-        """Starts the ranks; stops half-way when ``hurry`` says True.
+        """Starts the ranks; stops half-way when ``hurry`` returns True.
 
         Raises:
             RunError: they cannot be started.
         """
 
     @abstractmethod
-    def poll(self) -> Sequence[Member | RankProcess]:
+    def poll(self) -> Sequence[AgentRank | RankProcess]:
         """Returns the ranks that ended since the last call, their exit codes filled in."""
 
     @abstractmethod
@@ -87,29 +90,25 @@ class Crew(ABC):
         """Returns the processes of this machine that are ranks, or stand for one, and run."""
 
     @abstractmethod
-    def ask(self) -> None:
-        """Asks the ranks to save their state and end."""
+    def preempt(self) -> None:
+        """Sends SIGUSR2: the ranks save their state and end."""
 
     @abstractmethod
     def stop(self, grace_s: float, hurry: Callable[[], bool]) -> None:
-        """Ends all ranks: SIGTERM, and SIGKILL for those still there after ``grace_s``.
+        """Sends SIGTERM, and SIGKILL to the ranks that still run after ``grace_s``.
 
-        SIGKILL follows at once when ``hurry`` says True.
+        SIGKILL follows at once when ``hurry`` returns True.
         """
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends all ranks at once and waits for them; nothing of the start is left then."""
-
-    def log(self, rank: int) -> Path:
-        """Returns the log of a rank."""
-        return self.job.folder / file_names.LOGS / f"rank{rank:04d}.log"
+        """Sends SIGKILL and waits for all ranks; nothing of the start is left then."""
 
 
-class Apart(Crew):
+class SeparateRanks(RankGroup):
     """Each rank is a process of this one, or one that stands for it (``srun``)."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: GroupStart) -> None:
         super().__init__(start)
         self._ranks: list[RankProcess] = []
 
@@ -119,7 +118,7 @@ class Apart(Crew):
         return self._ranks
 
     def begin(self, hurry: Callable[[], bool]) -> None:
-        """Starts the ranks, see :class:`Crew`."""
+        """Starts the ranks, see :class:`RankGroup`."""
         for rank in range(len(self.job.places.ranks)):
             self._start(rank)
             if hurry():
@@ -130,15 +129,15 @@ class Apart(Crew):
         return processes.poll(self._ranks)
 
     def pids(self) -> dict[int, int]:
-        """Returns the processes of this machine that are ranks, or stand for one, and run."""
+        """Returns the processes of the ranks that run."""
         return {rank.rank: rank.process.pid for rank in self._ranks if rank.code is None}
 
-    def ask(self) -> None:
-        """Asks the ranks to save their state and end."""
+    def preempt(self) -> None:
+        """Sends SIGUSR2 to the ranks."""
         processes.ask(self._ranks)
 
     def stop(self, grace_s: float, hurry: Callable[[], bool]) -> None:
-        """Ends all ranks, those that are slow by SIGKILL."""
+        """Ends all ranks, see :class:`RankGroup`."""
         processes.stop(self._ranks, grace_s, hurry)
 
     def kill(self) -> None:
@@ -146,9 +145,8 @@ class Apart(Crew):
         processes.kill(self._ranks)
 
     def _start(self, rank: int) -> None:
-        """Starts one rank."""
         job, places = self.job, self.job.places
-        log = self.log(rank)
+        log = job.log(rank)
         log.unlink(missing_ok=True)  # of a start whose port was taken
         words = [sys.executable, "-m", job.module, str(job.run_dir), *job.args]
         environ = rank_environment(

@@ -19,7 +19,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import mpi_dialects, network
 from hires.core.store import launch_file
-from hires.launcher.ranks.places import LOOPBACK, Making, Place, Places, loopback
+from hires.launcher.ranks.places import LOOPBACK, Preemption, RankPlace, RankPlaces, loopback
 
 FIRST_PORT, NUM_PORTS = 10000, 20000
 """Ports of jobs: above the system's own, below those that Linux gives to clients."""
@@ -71,7 +71,7 @@ class Allocation:
         """
         return self.job if self.array is None else f"{self.array[0]}_{self.array[1]}"
 
-    def places(self, num_ranks: int, config: RunConfig, *, packed: bool = False) -> Places:
+    def places(self, num_ranks: int, config: RunConfig, *, packed: bool = False) -> RankPlaces:
         """Returns where the ranks of a world run: evenly over the nodes, neighbours together.
 
         Args:
@@ -89,11 +89,11 @@ class Allocation:
         sizes = spread(num_ranks, len(self.nodes))
         together = config.mpi != "srun" or config.srun_mpi != "none"
         ranks = [
-            Place(local, size, () if together else _srun(node), node.name)
+            RankPlace(local, size, () if together else _srun(node), node.name)
             for node, size in zip(self.nodes, sizes, strict=False)
             for local in range(size)
         ]
-        places = Places(ranks, ports, address, interface, relayed=True)
+        places = RankPlaces(ranks, ports, address, interface, relayed=True)
         if not together:
             return places
         hosts = [
@@ -189,14 +189,14 @@ def current(environ: Mapping[str, str] | None = None) -> Allocation:
     return Allocation(job, array, nodes)
 
 
-def why_make_way(job: str, signal_s: int) -> Making:
+def why_make_way(job: str, signal_s: int) -> Preemption:
     """Returns why Slurm told this job to make way: its time is over, or another needs the nodes."""
     left_s = _seconds_left(job)
     if left_s is not None and left_s <= signal_s + _EARLY_S:
         reason, cause, most_s = "timeout", f"the time limit of job {job} came near", left_s
     else:
         reason, cause, most_s = "preempted", f"job {job} made way for others (SIGUSR2)", signal_s
-    return Making(reason, cause, patience_s=max(most_s - _END_S, _END_S))
+    return Preemption(reason, cause, patience_s=max(most_s - _END_S, _END_S))
 
 
 _EARLY_S = 75

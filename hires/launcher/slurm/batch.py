@@ -25,7 +25,7 @@ from hires.core.store import file_names, provenance, reading, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.launcher.interface import RESTARTED, Outcome
 from hires.launcher.local.local_launcher import launch, leave
-from hires.launcher.ranks.places import Making
+from hires.launcher.ranks.places import Preemption
 from hires.launcher.slurm import allocation, job_script, preemption
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.status import running_elsewhere
@@ -106,7 +106,9 @@ class JobAttempt:
         except RunError as error:
             leave(self.path, self.number, "failed", str(error))
             raise
-        places = dataclasses.replace(places, making_way=self._make_way, stopped=self._stopped)
+        places = dataclasses.replace(
+            places, preemption=self._preemption, termination=self._termination
+        )
         return launch(self.path, self.number, on_line=say_step, places=places)
 
     def _refuse_other_code(self) -> None:
@@ -127,23 +129,23 @@ class JobAttempt:
                 _say(f"{told} and runs with {here['hires']} ({here['git']})")
                 return
 
-    def _make_way(self) -> Making:
+    def _preemption(self) -> Preemption:
         """Returns why the job is to make way, and decides whether it is queued again."""
         making = allocation.why_make_way(self.job.name, self.config.launcher.signal_s)
         self._goes_on = not self._is_last(making)
         return dataclasses.replace(making, then=self._what_then(self._goes_on))
 
-    def _stopped(self) -> Making | None:
+    def _termination(self) -> Preemption | None:
         """Returns why Slurm ends the job without having asked; None if its user cancelled it."""
         found = preemption.why(self.job)
         if found is None:
             return None
-        last = self._is_last(found.making)
+        last = self._is_last(found)
         # What Slurm has queued again needs nobody who asks for it.
-        self._goes_on = not found.queued and not last
-        return dataclasses.replace(found.making, then=self._what_then(not last))
+        self._goes_on = not found.requeued and not last
+        return dataclasses.replace(found, then=self._what_then(not last))
 
-    def _is_last(self, making: Making) -> bool:
+    def _is_last(self, making: Preemption) -> bool:
         """Whether the run has used up how often its job may reach the time limit."""
         if making.reason != "timeout":
             return False

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hires.core.errors import RunError
-from hires.launcher.ranks.places import Making
+from hires.launcher.ranks.places import Preemption
 from hires.launcher.slurm import allocation
 from hires.launcher.slurm.allocation import Allocation
 
@@ -22,16 +21,7 @@ _GONE_NODE = ("DOWN", "FAIL", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN")
 _NOTHING = ("", "None", "Unknown", "N/A")
 
 
-@dataclass(frozen=True)
-class Taken:
-    """That Slurm took the nodes of a job away."""
-
-    making: Making
-    queued: bool
-    """Whether Slurm has queued the job again already."""
-
-
-def why(job: Allocation, environ: Mapping[str, str] | None = None) -> Taken | None:
+def why(job: Allocation, environ: Mapping[str, str] | None = None) -> Preemption | None:
     """Returns why Slurm ends this job; None if it does not say that anybody but its user does.
 
     Args:
@@ -50,12 +40,14 @@ def why(job: Allocation, environ: Mapping[str, str] | None = None) -> Taken | No
         gone = _gone_nodes(job)
         if gone or state == "NODE_FAIL":
             where = f"{' and '.join(gone)} went down" if gone else "a node went down"
-            return Taken(Making("node", f"job {job.name} lost its nodes: {where}"), queued)
+            return Preemption("node", f"job {job.name} lost its nodes: {where}", requeued=queued)
     if queued or state == "PREEMPTED" or told.get("PreemptTime", "") not in _NOTHING:
         cause = f"job {job.name} had to make way at once (SIGTERM)"
-        return Taken(Making("preempted", cause), queued)
+        return Preemption("preempted", cause, requeued=queued)
     if state == "TIMEOUT":
-        return Taken(Making("timeout", f"the time limit of job {job.name} was reached"), queued)
+        return Preemption(
+            "timeout", f"the time limit of job {job.name} was reached", requeued=queued
+        )
     return None
 
 

@@ -17,7 +17,7 @@ _DAY_S = 86400.0
 
 
 @dataclass(order=True)
-class Entry:
+class LogEntry:
     """Some lines of one rank that belong together."""
 
     time_s: float
@@ -26,29 +26,29 @@ class Entry:
     lines: list[str] = field(compare=False)
 
 
-def merged(files: dict[int, Path]) -> Iterator[Entry]:
+def merged(files: dict[int, Path]) -> Iterator[LogEntry]:
     """Yields the entries of some logs in the order of time, of one time by rank."""
-    yield from heapq.merge(*(Log(rank, path).read(to_end=True) for rank, path in files.items()))
+    yield from heapq.merge(*(RankLog(rank, path).read(to_end=True) for rank, path in files.items()))
 
 
 class Follower:
     """Reads some logs as they grow."""
 
     def __init__(self) -> None:
-        self._logs: dict[Path, Log] = {}
+        self._logs: dict[Path, RankLog] = {}
 
-    def read(self, files: dict[int, Path]) -> list[Entry]:
+    def read(self, files: dict[int, Path]) -> list[LogEntry]:
         """Returns what has been added to the logs since the last call, in the order of time.
 
         Args:
             files: the logs by rank; there may be more of them than the last time.
         """
         for rank, path in files.items():
-            self._logs.setdefault(path, Log(rank, path))
+            self._logs.setdefault(path, RankLog(rank, path))
         return sorted(entry for path in files.values() for entry in self._logs[path].read())
 
 
-class Log:
+class RankLog:
     """One rank's log, and how far it was read."""
 
     def __init__(self, rank: int, path: Path) -> None:
@@ -57,7 +57,7 @@ class Log:
         self._offset = 0
         self._time_s = -1.0
 
-    def read(self, to_end: bool = False) -> Iterator[Entry]:
+    def read(self, to_end: bool = False) -> Iterator[LogEntry]:
         """Yields the entries that were added.
 
         Args:
@@ -70,7 +70,7 @@ class Log:
         except OSError:
             return
 
-    def _entries(self, file: Iterable[bytes], to_end: bool) -> Iterator[Entry]:
+    def _entries(self, file: Iterable[bytes], to_end: bool) -> Iterator[LogEntry]:
         """Yields the entries in the lines of a file."""
         lines: list[str] = []
         time_s = self._time_s
@@ -82,12 +82,12 @@ class Log:
             match = _TIME.match(text)
             if match is not None:
                 if lines:
-                    yield Entry(time_s, self.rank, lines)
+                    yield LogEntry(time_s, self.rank, lines)
                 lines = []
                 time_s = self._time_s = self._after(match)
             lines.append(text)
         if lines:
-            yield Entry(time_s, self.rank, lines)
+            yield LogEntry(time_s, self.rank, lines)
 
     def _after(self, match: re.Match[str]) -> float:
         """Returns a line's time, on a later day if it would be before the last one."""

@@ -23,7 +23,7 @@ RECENT_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Ends:
+class ProgressEnds:
     """What the ends of the file say."""
 
     steps: int = 0
@@ -36,7 +36,7 @@ class Ends:
     """Whether some step lacks what every step says."""
 
 
-def read_ends(path: Path, num_ranks: int) -> Ends:
+def read_ends(path: Path, num_ranks: int) -> ProgressEnds:
     """Returns what is known without reading the middle.
 
     Args:
@@ -53,14 +53,14 @@ def read_ends(path: Path, num_ranks: int) -> Ends:
                 file.seek(max(len(head), size - TAIL_BYTES - more))
                 tail = file.read()
     except OSError:
-        return Ends()
+        return ProgressEnds()
     lines = [*_lines(head), *_lines(tail)]
     peaks = [line["peak_bytes"] for line in lines if isinstance(line.get("peak_bytes"), int)]
     steps = [line for line in lines if line.get("kind") == "step"]
     whole = [line for line in steps if _is_whole(line)]
     done, times = _steps(whole, num_ranks)
     step_s = statistics.median(times) if times else None
-    return Ends(done, step_s, max(peaks, default=None), len(whole) < len(steps))
+    return ProgressEnds(done, step_s, max(peaks, default=None), len(whole) < len(steps))
 
 
 def _lines(data: bytes) -> Iterator[dict[str, Any]]:

@@ -42,7 +42,7 @@ class MetricsTail:
 
 
 @dataclass(frozen=True)
-class Step:
+class FinishedStep:
     """A step that every rank has finished."""
 
     index: int
@@ -65,7 +65,7 @@ class Progress:
         self.steps = steps
         self._open: dict[int, dict[int, dict[str, Any]]] = {}
 
-    def feed(self, line: dict[str, Any]) -> Step | None:
+    def feed(self, line: dict[str, Any]) -> FinishedStep | None:
         """Returns the step that this line of ``metrics.jsonl`` completes, or None."""
         if line.get("kind") != "step":
             return None
@@ -77,9 +77,9 @@ class Progress:
         step_s = max(one["step_s"] for one in ranks.values())
         losses = [one["loss"] for one in ranks.values() if one.get("loss") is not None]
         loss = math.fsum(losses) / len(losses) if losses else None
-        return Step(line["step"], step_s, self.batch / step_s if step_s > 0 else 0.0, loss)
+        return FinishedStep(line["step"], step_s, self.batch / step_s if step_s > 0 else 0.0, loss)
 
-    def text(self, step: Step) -> str:
+    def text(self, step: FinishedStep) -> str:
         """Returns a plain line about a step, as ``step 3/12  418.0 ms  19.1 img/s  loss 2.301``."""
         loss = "" if step.loss is None else f"  loss {step.loss:.4g}"
         time = units.seconds(step.step_s)

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from hires.launcher.ranks.processes import RankProcess, last_lines
-from hires.launcher.ranks.rank_group import Member
+from hires.launcher.ranks.rank_group import AgentRank
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ _TOO_LATE = ("timed out", "took over", "timeout")
 
 
 def first_failure(
-    ranks: Sequence[Member | RankProcess],
+    ranks: Sequence[AgentRank | RankProcess],
     failed: Iterable[int],
     events: Iterable[dict[str, Any]],
     oom: str | None = None,
@@ -62,7 +62,7 @@ def first_failure(
 
 
 def _reason(
-    rank: Member | RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
+    rank: AgentRank | RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
 ) -> str | None:
     """Returns the kind of failure, if something proves it."""
     if told is None and rank.code == -signal.SIGKILL:
@@ -78,7 +78,7 @@ def _reason(
     return None
 
 
-def _order(rank: Member | RankProcess, told: dict[str, Any] | None) -> tuple[int, float, float]:
+def _order(rank: AgentRank | RankProcess, told: dict[str, Any] | None) -> tuple[int, float, float]:
     """Returns what sorts causes before consequences, then earlier before later."""
     if told is not None:
         when = datetime.fromisoformat(told["time"]).timestamp()
@@ -94,7 +94,7 @@ def _order(rank: Member | RankProcess, told: dict[str, Any] | None) -> tuple[int
 
 
 def _cause(
-    rank: Member | RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
+    rank: AgentRank | RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
 ) -> str:
     """Returns why a rank failed, in words."""
     if told is not None and told.get("text"):

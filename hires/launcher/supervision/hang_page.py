@@ -20,7 +20,7 @@ SHOWN_FRAMES = 6
 
 
 @dataclass
-class Found:
+class HangFindings:
     """What was found out."""
 
     attempt: Path
@@ -45,7 +45,7 @@ class Found:
         return dumb or [rank for rank, where in self.told.items() if not where.what]
 
 
-def cause(found: Found) -> str:
+def cause(found: HangFindings) -> str:
     """Returns why nothing moves, in one paragraph."""
     parts = [_state_of(found, rank) for rank in found.culprits[:SHOWN_WAITS]]
     if found.stall is not None and found.stall.circle:
@@ -58,7 +58,7 @@ def cause(found: Found) -> str:
     return "no progress: " + ("; ".join(parts) or "no rank answers")
 
 
-def page(found: Found) -> str:
+def page(found: HangFindings) -> str:
     """Returns the whole page."""
     lines = [cause(found), ""]
     if found.stall is not None:
@@ -81,13 +81,13 @@ def page(found: Found) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(found: Found) -> Iterator[int]:
+def _shown(found: HangFindings) -> Iterator[int]:
     """Yields the ranks of which more is told, those to blame first."""
     blamed = list(dict.fromkeys([*found.culprits, *range(found.world)]))
     yield from sorted(blamed[:SHOWN_RANKS])
 
 
-def _alike(found: Found, told: Collection[int]) -> Iterator[str]:
+def _alike(found: HangFindings, told: Collection[int]) -> Iterator[str]:
     """Yields how many of the other ranks are at the same place."""
     places: dict[str, list[int]] = {}
     for rank in range(found.world):
@@ -97,7 +97,7 @@ def _alike(found: Found, told: Collection[int]) -> Iterator[str]:
         yield f"{len(ranks)} more, as rank {ranks[0]}: {place}"
 
 
-def _place(found: Found, rank: int) -> str:
+def _place(found: HangFindings, rank: int) -> str:
     """Returns where a rank is, without its number and its times."""
     standing = found.told.get(rank)
     if standing is None:
@@ -106,7 +106,7 @@ def _place(found: Found, rank: int) -> str:
     return f"in {where}step {standing.step}, waits in {standing.what or 'nothing'}"
 
 
-def _state_of(found: Found, rank: int) -> str:
+def _state_of(found: HangFindings, rank: int) -> str:
     """Returns what a rank is at, in one line."""
     age = found.ages_s.get(rank)
     beat = "" if age is None else f" (last heartbeat {age:.0f} s ago)"

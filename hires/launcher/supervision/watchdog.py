@@ -109,7 +109,7 @@ def investigate(
     deaf = {rank for rank, why in silent.items() if why is not None}
     told = _answers(folder, set(beats) - deaf, hurry)
     plan, world = _plan(run_dir)
-    found = hang_page.Found(folder, told, {r: w or "" for r, w in silent.items()}, world)
+    found = hang_page.HangFindings(folder, told, {r: w or "" for r, w in silent.items()}, world)
     found.ages_s = _ages(folder)
     if plan is not None:
         found.stall = stall(plan, told, world)

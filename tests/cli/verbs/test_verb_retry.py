@@ -12,6 +12,8 @@ from hires.cli.verbs import verb_retry
 from hires.core.config.cluster_config import ClusterConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.store import records, rundir
+from hires.launcher.interface import launcher_named
+from hires.launcher.kinds import slurm_cluster
 from hires.launcher.status import state
 from hires.launcher.status.run_state import RunState
 from tests.cli.conftest import SMALL
@@ -243,10 +245,10 @@ def test_nodes_that_failed_are_excluded(hires, runs, cluster, nodes, excluded):
 
 def test_nodes_are_looked_up_in_the_partition_of_the_site(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(verb_retry, "to_exclude", lambda *words: asked.append(words) or [])
+    monkeypatch.setattr(slurm_cluster, "to_exclude", lambda *words: asked.append(words) or [])
     config = RunConfig(cluster=ClusterConfig(partition="scav"))
     state = RunState(tmp_path, "r", "c", "failed")
-    assert verb_retry._failed_nodes([(state, config)]) == []
+    assert launcher_named("slurm").avoided_nodes([state], [config]) == []
     assert asked == [([state], 1, "scav")]
 
 

@@ -15,7 +15,7 @@ from hires.core.store import records
 from hires.core.store.attempts import Attempt
 from hires.launcher import interface
 from hires.launcher.interface import JobStatus
-from hires.launcher.ranks.places import Making, here
+from hires.launcher.ranks.places import Preemption, here
 from hires.launcher.slurm import batch, job_script, preemption
 from hires.launcher.slurm.allocation import Allocation, Node
 from tests.launcher.conftest import alive, rank_pids
@@ -65,10 +65,10 @@ DOWN = ("NodeName=n1 State=MIXED", "NodeName=n2 State=DOWN*+NOT_RESPONDING Reaso
 def test_what_slurm_says_tells_who_ended_the_job(scontrol, job, nodes, reason, queued):
     scontrol(f"JobId=7 {job}", *nodes)
     found = preemption.why(JOB, FRESH)
-    assert (found and found.making.reason) == reason
-    assert (found is not None and found.queued) == queued
+    assert (found and found.reason) == reason
+    assert (found is not None and found.requeued) == queued
     if reason == "node" and nodes is DOWN:
-        assert "n2 went down" in found.making.cause
+        assert "n2 went down" in found.cause
 
 
 def test_earlier_starts_of_the_same_job_are_no_sign(scontrol):
@@ -82,7 +82,7 @@ def test_slurm_that_does_not_answer_leaves_the_run_cancelled(monkeypatch, tmp_pa
     assert preemption.why(JOB, FRESH) is None
 
 
-MAKING = Making("preempted", "job 7 had to make way", "it is queued again")
+MAKING = Preemption("preempted", "job 7 had to make way", "it is queued again")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ MAKING = Making("preempted", "job 7 had to make way", "it is queued again")
 )
 def test_sigterm_of_a_scheduler_is_no_cancellation(fake_world, launch, making, state, reason):
     run = fake_world("hang", "hang")
-    places = dataclasses.replace(here(2, 0), stopped=lambda: making)
+    places = dataclasses.replace(here(2, 0), termination=lambda: making)
 
     def kill() -> None:
         while len(rank_pids(run)) < 2:
@@ -113,7 +113,7 @@ def test_ranks_that_slurm_alone_has_told_are_preempted_too(fake_world, launch):
     relay = ("bash", "-c", 'kill -TERM $$; "$@"', "relay")  # as a step that gets SIGTERM
     found = here(2, 0)
     ranks = [dataclasses.replace(place, prefix=relay) for place in found.ranks]
-    places = dataclasses.replace(found, ranks=ranks, relayed=True, stopped=lambda: MAKING)
+    places = dataclasses.replace(found, ranks=ranks, relayed=True, termination=lambda: MAKING)
     outcome = launch(run, places=places)
     assert (outcome.state, outcome.reason) == ("failed", "preempted")
 
@@ -121,7 +121,7 @@ def test_ranks_that_slurm_alone_has_told_are_preempted_too(fake_world, launch):
 def test_srun_that_gave_its_node_up_does_not_mean_done(fake_world, launch):
     found = here(2, 0)
     ranks = [dataclasses.replace(place, prefix=("true",)) for place in found.ranks]
-    places = dataclasses.replace(found, ranks=ranks, relayed=True, stopped=lambda: MAKING)
+    places = dataclasses.replace(found, ranks=ranks, relayed=True, termination=lambda: MAKING)
     outcome = launch(fake_world("ok", "ok"), places=places)
     assert (outcome.state, outcome.reason) == ("failed", "preempted")
 
@@ -129,7 +129,7 @@ def test_srun_that_gave_its_node_up_does_not_mean_done(fake_world, launch):
 def test_world_that_is_done_is_done_though_the_job_is_taken_away(fake_world, launch):
     found = here(2, 0)
     ranks = [dataclasses.replace(place, prefix=("env",)) for place in found.ranks]
-    places = dataclasses.replace(found, ranks=ranks, relayed=True, stopped=lambda: MAKING)
+    places = dataclasses.replace(found, ranks=ranks, relayed=True, termination=lambda: MAKING)
     assert launch(fake_world("ok", "ok"), places=places).state == "done"
 
 

@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hires.launcher.status.run_progress import MetricsTail, Progress, Step
+from hires.launcher.status.run_progress import FinishedStep, MetricsTail, Progress
 
 
 def step(rank, number, step_s, loss=None):
@@ -15,15 +15,18 @@ def test_step_is_over_when_every_rank_reported_it():
     assert progress.feed({"kind": "ready", "rank": 0}) is None
     assert progress.feed(step(0, 0, 0.5)) is None
     assert progress.feed(step(0, 1, 0.5)) is None
-    assert progress.feed(step(1, 0, 1.5, 2.0)) == Step(0, 1.5, 4.0, 2.0)
-    assert progress.feed(step(1, 1, 0.25)) == Step(1, 0.5, 12.0, None)
+    assert progress.feed(step(1, 0, 1.5, 2.0)) == FinishedStep(0, 1.5, 4.0, 2.0)
+    assert progress.feed(step(1, 1, 0.25)) == FinishedStep(1, 0.5, 12.0, None)
 
 
 def test_plain_line():
     progress = Progress(world=1, batch=6, steps=12)
-    assert progress.text(Step(2, 0.5, 12.0, 2.30123)) == "step 3/12  500.0 ms  12 img/s  loss 2.301"
-    assert progress.text(Step(2, 0.5, 12.0, None)) == "step 3/12  500.0 ms  12 img/s"
-    assert progress.text(Step(2, 0.5, 12.0, float("nan"))).endswith("loss nan")
+    assert (
+        progress.text(FinishedStep(2, 0.5, 12.0, 2.30123))
+        == "step 3/12  500.0 ms  12 img/s  loss 2.301"
+    )
+    assert progress.text(FinishedStep(2, 0.5, 12.0, None)) == "step 3/12  500.0 ms  12 img/s"
+    assert progress.text(FinishedStep(2, 0.5, 12.0, float("nan"))).endswith("loss nan")
 
 
 def test_loss_of_a_step_is_the_mean_over_replicas():

@@ -1,5 +1,5 @@
 from hires.core.ranks.world import World, from_environment
-from hires.launcher.ranks.rank_environment import rank_environment
+from hires.launcher.ranks.places import rank_environment
 
 WORLD = World(1, 2, 1, 2, "127.0.0.1", 29500, 0)
 
