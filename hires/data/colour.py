@@ -1,7 +1,4 @@
-"""How do stored samples become the colours that the config asks for?
-
-Everything here treats each pixel alone (see ``window``).
-"""
+"""Converts stored samples to the channels of the network, every pixel alone."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""How does an image in a folder become a window of the network's input?"""
+"""Reads windows of the images in a folder, in the size and channels of the network's input."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hires.core.errors import RunError
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class FolderSource:
-    """Images of a folder, read when they are asked for."""
+    """Images of a folder; nothing is read before a window is wanted."""
 
     def __init__(self, index: FolderIndex, size: Size, channels: int, fit: str) -> None:
         self.class_names = index.class_names
@@ -29,7 +29,7 @@ class FolderSource:
         self._channels = channels
         self._fit = fit
         self._whole = WholeImages()
-        self._told = False
+        self._warned = False
 
     def __len__(self) -> int:
         """Returns the number of images."""
@@ -47,30 +47,27 @@ class FolderSource:
         """
         check_window(rows, cols, self._size)
         path = Path(self._index.paths[i])
-        with _naming(path), self._open(path) as image:
+        with _naming(path), closing(self._open(path)) as image:
             pixels = self._fitted(image, rows, cols)
             return normalised(pixels, image.peak, self._channels)
 
     def _open(self, path: Path) -> TiffImage | WholeImage:
-        """Returns the image of a file, opened by what can read least of it."""
+        """Opens a file with the reader that reads the least of it."""
         if path.stat().st_size == 0:
             raise ValueError("the file is empty")
         if not path.name.lower().endswith(TIFF_SUFFIXES):
             return self._whole.open(path)
         try:
             return TiffImage(path)
-        except CodecError as error:
-            return self._open_undecoded_tiff(path, error)
-
-    def _open_undecoded_tiff(self, path: Path, reason: CodecError) -> WholeImage:
-        """Returns a TIFF image that only Pillow can decode, and only as a whole."""
+        except CodecError as unknown:  # Pillow may decode the file, but only as a whole
+            reason = unknown
         try:
             image = self._whole.open(path)
         except Exception as error:
             raise reason from error
-        if not self._told:
+        if not self._warned:
             log.warning("%s is decoded as a whole, not only its window: %s", path, reason)
-            self._told = True
+            self._warned = True
         return image
 
     def _fitted(self, image: TiffImage | WholeImage, rows: Span, cols: Span) -> Pixels:
@@ -98,8 +95,8 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        spoken = error.strerror if isinstance(error, OSError) else None
-        reason = " ".join((spoken or str(error) or type(error).__name__).split())
-        known = isinstance(error, ImageError)
-        remedy = "" if known else "; replace the file or take it out of the data folder"
+        system = error.strerror if isinstance(error, OSError) else None
+        reason = " ".join((system or str(error) or type(error).__name__).split())
+        has_remedy = isinstance(error, ImageError)
+        remedy = "" if has_remedy else "; replace the file or take it out of the data folder"
         raise RunError(f"cannot read the image {path}: {reason}{remedy}") from error

@@ -1,4 +1,4 @@
-"""How does an image of any size become one of the size that the config asks for?
+"""Resizes or crops images of any size to the size of the network's input, window by window.
 
 ``resize`` is bilinear with half-pixel centres; where it shrinks, the triangle widens with the scale
 so that no pixel is skipped (as Pillow and torch's ``antialias=True`` do). Pairs of images are made
@@ -32,7 +32,7 @@ BAND_PIXELS = 4 * 2**20
 
 @dataclass(frozen=True)
 class Taps:
-    """What the pixels of an axis are made of: one line per output pixel, one column per tap."""
+    """Source pixels and weights of an axis: one line per output pixel, one column per tap."""
 
     index: NDArray[np.intp]
     """Source pixels, (target, taps)."""
@@ -110,7 +110,7 @@ def taps(source: int, target: int, kernel: str = "linear") -> Taps:
     index = first[:, None] + np.arange(count)
     distance = np.abs(index + 0.5 - centre[:, None]) / stretch
     weight = weigh(distance)
-    weight[(index < 0) | (index >= source)] = 0.0  # what is outside has no say
+    weight[(index < 0) | (index >= source)] = 0.0  # pixels outside the image do not count
     weight /= weight.sum(axis=1, keepdims=True)
     used = weight.any(axis=0)
     index = np.clip(index, 0, source - 1)

@@ -1,9 +1,8 @@
-"""Which images are in a folder, and of which class is each?
+"""Lists the images of a folder and their classes, by name; no pixel is read.
 
-The folder has one sub-folder per class; images may lie in sub-folders of these. Where classes do
-not matter, images may lie anywhere below the folder. Only names are
-read, no pixel. The order is that of the names, character by character, so every rank and every
-machine numbers the images alike.
+The folder has one sub-folder per class; images may lie in sub-folders of these. Without classes
+images may lie anywhere below the folder. Names are sorted character by character, so every rank and
+every machine numbers the images alike.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ log = logging.getLogger(__name__)
 PILLOW_SUFFIXES = (".png", ".jpg", ".jpeg")
 TIFF_SUFFIXES = (".tif", ".tiff")
 SUFFIXES = PILLOW_SUFFIXES + TIFF_SUFFIXES
-_SPOKEN_SUFFIXES = f"images are files named {', '.join('*' + suffix for suffix in SUFFIXES)}"
+_IMAGE_FILES = f"images are files named {', '.join('*' + suffix for suffix in SUFFIXES)}"
 
 MANIFEST = ".hires-data.json"
 """Lies in a folder that ``hires data make`` has finished."""
@@ -51,17 +50,17 @@ def scan(path: str | None) -> FolderIndex:
     try:
         root = _root(path, "folder", "one sub-folder per class")
         names = sorted(e.name for e in root.iterdir() if e.is_dir() and _visible(e.name))
-        found = [_images(root / name) for name in names]
+        listed = [_images(root / name) for name in names]
     except OSError as error:
         raise _unlisted(path, error) from error
-    _check_classes(root, names, found)
-    num_ignored = sum(ignored for _, ignored in found)
+    _check_classes(root, names, listed)
+    num_ignored = sum(ignored for _, ignored in listed)
     if num_ignored:
         log.info("%s: %d files that are no images are ignored", root, num_ignored)
     return FolderIndex(
         tuple(names),
-        tuple(image for images, _ in found for image in images),
-        tuple(label for label, (images, _) in enumerate(found) for _ in images),
+        tuple(image for images, _ in listed for image in images),
+        tuple(label for label, (images, _) in enumerate(listed) for _ in images),
         num_ignored,
     )
 
@@ -78,12 +77,12 @@ def scan_images(path: str | None) -> FolderIndex:
     except OSError as error:
         raise _unlisted(path, error) from error
     if not images:
-        raise ConfigError(f"data.path={root} holds no images; {_SPOKEN_SUFFIXES}")
+        raise ConfigError(f"data.path={root} holds no images; {_IMAGE_FILES}")
     return FolderIndex(("images",), tuple(images), (0,) * len(images), num_ignored)
 
 
 def _root(path: str | None, data: str, wanted: str) -> Path:
-    """Returns the folder that ``data.path`` names, which ``data`` wants to hold something."""
+    """Returns the folder ``data.path``, which must hold what ``data`` wants."""
     if not path:
         raise ConfigError(f"data={data} needs data.path=FOLDER, a folder with {wanted}")
     root = Path(path).expanduser()
@@ -115,7 +114,7 @@ def _images(folder: Path) -> tuple[list[str], int]:
     return images, num_ignored
 
 
-def _check_classes(root: Path, names: list[str], found: list[tuple[list[str], int]]) -> None:
+def _check_classes(root: Path, names: list[str], listed: list[tuple[list[str], int]]) -> None:
     """Refuses a folder without classes, and a class without images."""
     if not names:
         loose = any(e.name.lower().endswith(SUFFIXES) for e in root.iterdir())
@@ -124,11 +123,10 @@ def _check_classes(root: Path, names: list[str], found: list[tuple[list[str], in
             + ("images but no sub-folders" if loose else "no sub-folders")
             + "; put the images of each class into a sub-folder named after the class"
         )
-    empty = [name for name, (images, _) in zip(names, found, strict=True) if not images]
+    empty = [name for name, (images, _) in zip(names, listed, strict=True) if not images]
     if len(empty) == len(names):
         raise ConfigError(
-            f"data.path={root} holds no images below its {len(names)} sub-folders; "
-            f"{_SPOKEN_SUFFIXES}"
+            f"data.path={root} holds no images below its {len(names)} sub-folders; {_IMAGE_FILES}"
         )
     if empty:
         more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
@@ -139,7 +137,7 @@ def _check_classes(root: Path, names: list[str], found: list[tuple[list[str], in
 
 
 def _unlisted(path: str | None, error: OSError) -> ConfigError:
-    """Returns what to say of a folder that cannot be listed."""
+    """Returns the error of a folder that cannot be listed."""
     return ConfigError(
         f"data.path={path}: {error.filename or path} cannot be listed ({error.strerror}); "
         f"make it readable"
@@ -147,10 +145,10 @@ def _unlisted(path: str | None, error: OSError) -> ConfigError:
 
 
 def _visible(name: str) -> bool:
-    """Returns whether a name is not hidden, as files that systems leave behind are."""
+    """Whether a name is not hidden; systems leave hidden files behind."""
     return not name.startswith(".")
 
 
 def _raise(error: OSError) -> None:
-    """Passes on what os.walk would swallow."""
+    """Raises what os.walk would ignore."""
     raise error

@@ -1,4 +1,4 @@
-"""How does one image become a pair: a small image and what the network shall make of it?
+"""Makes pairs for super-resolution from single images: a small input and its large target.
 
 The target is an image at ``scale`` times the size of the input. The input is the target shrunk by
 bicubic interpolation whose kernel widens with the scale, as the pairs of super-resolution are
@@ -8,15 +8,10 @@ target that it depends on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from hires.data.image_fit import resize
-from hires.data.image_window import Pixels, Size, Span, Window, check_window
-
-if TYPE_CHECKING:
-    from hires.data.source import Source
+from hires.data.image_window import Pixels, Size, Source, Span, Window, check_window
 
 
 class PairSource:
@@ -31,7 +26,7 @@ class PairSource:
 
     def __init__(self, large: Source, size: Size, scale: int, channels: int) -> None:
         self.num_classes = channels
-        """Numbers that the network must give for every pixel."""
+        """Numbers that the network returns for every pixel."""
         self._large = large
         self._size = size
         self._scale = scale

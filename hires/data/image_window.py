@@ -1,15 +1,16 @@
-"""What is a window, and which numbers does it hold?
+"""Defines windows of images and the sources that read them.
 
-A window is the part ``[rows) x [cols)`` of an image. Everything in this package that makes one
-obeys one rule: its numbers are bit for bit those of the same part of the whole image. Therefore
-pixels go through operations that treat each element alone and round as IEEE 754 says (+ - * / on
-float32); sines and sums, whose rounding may depend on the place in a vector, are taken over whole
-axes first.
+0     cols        W       A window is the part rows x cols of an image. Its numbers are bit for
++-----------------+       bit those of the same part of the whole image, whatever the window:
+|     +----+      | rows  pixels go through elementwise operations that IEEE 754 rounds alike
+|     |    |      |       everywhere (+ - * / on float32); sines and sums, whose rounding may
+|     +----+      |       depend on the position in a vector, are taken over whole axes first.
++-----------------+ H
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,40 @@ Window = NDArray[np.float32]
 
 class ImageError(ValueError):
     """An image has no defined treatment; the message says what would work."""
+
+
+class Source(Protocol):
+    """Labelled images of one size, of which any window can be read alone."""
+
+    num_classes: int
+    """Labels go from 0 to this, exclusive."""
+    class_names: tuple[str, ...]
+    """One name per label."""
+
+    def __len__(self) -> int:
+        """Returns the number of images."""
+        ...
+
+    def label(self, i: int) -> int:
+        """Returns the class of image ``i``; reads no pixel."""
+        ...
+
+    def window(self, i: int, rows: Span, cols: Span) -> Window:
+        """Returns a part of image ``i``.
+
+        Args:
+            i: number of the image, from 0.
+            rows: rows [start, stop) of the image at the size that the config asks for.
+            cols: columns likewise.
+
+        Returns:
+            (C, h, w) float32, C-contiguous, from -2 (black) to 2 (white): bit for bit the same
+            numbers as this part of the window that is the whole image.
+
+        Raises:
+            RunError: the image cannot be read; the message names the file.
+        """
+        ...
 
 
 def normalised(pixels: Pixels, peak: float, channels: int) -> Window:

@@ -1,8 +1,11 @@
-"""Which images does a step use?
+"""Chooses the images of a step.
 
-The images of all epochs form one endless line: a permutation of the data set, then the next one.
-A step takes the next ``batch`` images of that line, so steps run over the borders of epochs and no
-image is dropped. The answer depends on the arguments alone: every rank computes the same list.
+    epoch 0          epoch 1          epoch 2           each a permutation of the data set
+    [ 3 0 4 1 2 ]    [ 1 4 0 2 3 ]    [ 2 ...           (in order without data.shuffle)
+     step 0  | step 1   | step 2   |                    batch = 3
+
+Steps run over the ends of epochs, so no image is dropped. The list depends on the arguments alone:
+every rank computes the same one.
 """
 
 from __future__ import annotations

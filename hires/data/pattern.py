@@ -1,9 +1,9 @@
-"""What does an image of class k look like when hires makes it?
+"""Draws the images of ``data=synthetic`` and ``hires data make``.
 
 A class has a colour, and stripes or a weave of its own direction and width; an image of the class
 varies their phase, direction, width and brightness and adds noise. Colour and width can be seen in
 any window of any size, so a network learns them from a tile and a person tells the classes apart.
-A window is computed alone, from functions of the row and of the column (see ``window``).
+A window is computed alone, from functions of the row and of the column.
 """
 
 from __future__ import annotations

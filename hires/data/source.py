@@ -1,51 +1,16 @@
-"""Where do images come from?"""
+"""Opens the images that a config names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from hires.core.config.run_config import DataConfig, RunConfig
 from hires.core.errors import ConfigError
 from hires.data.folder import FolderSource
 from hires.data.image_index import scan, scan_images
 from hires.data.image_pairs import PairSource
-from hires.data.image_window import Span, Window
+from hires.data.image_window import Source
 from hires.data.synthetic import SyntheticSource
-
-
-class Source(Protocol):
-    """Labelled images of one size, of which any window can be read alone."""
-
-    num_classes: int
-    """Labels go from 0 to this, exclusive."""
-    class_names: tuple[str, ...]
-    """One name per label."""
-
-    def __len__(self) -> int:
-        """Returns the number of images."""
-        ...
-
-    def label(self, i: int) -> int:
-        """Returns the class of image ``i``; reads no pixel."""
-        ...
-
-    def window(self, i: int, rows: Span, cols: Span) -> Window:
-        """Returns a part of image ``i``.
-
-        Args:
-            i: number of the image, from 0.
-            rows: rows [start, stop) of the image at the size that the config asks for.
-            cols: columns likewise.
-
-        Returns:
-            (C, h, w) float32, C-contiguous, from -2 (black) to 2 (white): bit for bit the same
-            numbers as this part of the window that is the whole image.
-
-        Raises:
-            RunError: the image cannot be read; the message names the file.
-        """
-        ...
 
 
 def open_data(config: RunConfig) -> Source | PairSource:

@@ -1,4 +1,4 @@
-"""How are images made in memory?"""
+"""Draws the images of ``data=synthetic`` in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hires.data.image_window import Size, Span, Window, check_window, normalised
 
 
 class SyntheticSource:
-    """Images drawn when they are asked for, from the seed and their number alone."""
+    """Images drawn from the seed and their number alone, a window at a time."""
 
     def __init__(self, num_classes: int, length: int, size: Size, channels: int, seed: int) -> None:
         self.num_classes = num_classes

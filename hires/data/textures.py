@@ -1,9 +1,9 @@
-"""How does ``hires data make`` write a folder of labelled images?
+"""Writes the folders of labelled images of ``hires data make``.
 
-The images are those of ``pattern``, as 8-bit TIFF files that ``folder`` can read window by window.
-The same arguments give the same bytes. A folder that is being filled carries a note of what it will
-be; the note becomes the manifest when everything is there. So an interrupted call is continued by
-the next one, and half a folder never passes for a whole one.
+The images are those of :mod:`hires.data.pattern`, as 8-bit TIFF files that can be read window by
+window. The same arguments give the same bytes. A folder in the making holds a note of what it will
+be, which becomes the manifest at the end: the next call continues an interrupted one, and half a
+folder never passes for a whole one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,12 @@ from hires.data.image_index import MANIFEST, UNFINISHED
 from hires.data.image_window import Span
 
 Progress = Callable[[int, int], None]
-"""Is told how many images are there, of how many."""
+"""Called with the images that are there, and those of the whole folder."""
 
 
 @dataclass(frozen=True)
 class Textures:
-    """Everything that decides the bytes of a folder; its manifest holds just this."""
+    """All that determines the bytes of a folder: the content of its manifest."""
 
     classes: int
     """Classes, each a sub-folder."""
@@ -77,7 +78,7 @@ class Textures:
 
 @dataclass(frozen=True)
 class Made:
-    """What ``make_folder`` found and did."""
+    """A folder that ``make_folder`` completed."""
 
     path: Path
     """The folder."""
@@ -118,7 +119,7 @@ def make_folder(
     textures = Textures(classes, count, size[0], size[1], seed, channels, tile)
     root = Path(path).expanduser()
     try:
-        return _make(root, textures, progress or _silent)
+        return _make(root, textures, progress)
     except OSError as error:
         raise RunError(
             f"cannot write images to {root}: {error.strerror or error}; what is written stays, and "
@@ -126,17 +127,19 @@ def make_folder(
         ) from error
 
 
-def _make(root: Path, textures: Textures, progress: Progress) -> Made:
+def _make(root: Path, textures: Textures, progress: Progress | None) -> Made:
     """Writes what is missing."""
     _check_usable(root, textures)
     missing = [i for i in range(textures.count) if not (root / textures.path(i)).exists()]
     num_present = textures.count - len(missing)
     if missing or not (root / MANIFEST).exists():
         (root / MANIFEST).unlink(missing_ok=True)
-        _write(root / UNFINISHED, json.dumps(asdict(textures), indent=2).encode() + b"\n")
+        with _whole_file(root / UNFINISHED) as hidden:
+            hidden.write_text(json.dumps(asdict(textures), indent=2) + "\n", encoding="utf-8")
         for done, index in enumerate(missing, start=num_present + 1):
             _write_image(root / textures.path(index), textures, index)
-            progress(done, textures.count)
+            if progress is not None:
+                progress(done, textures.count)
         (root / UNFINISHED).replace(root / MANIFEST)
     return Made(root, len(missing), num_present)
 
@@ -166,7 +169,7 @@ def _check_usable(root: Path, textures: Textures) -> None:
 
 
 def _read_note(path: Path) -> dict[str, Any]:
-    """Returns what a manifest says; nothing if it is no manifest."""
+    """Returns the content of a manifest; nothing if it is no manifest."""
     try:
         note = json.loads(path.read_bytes())
     except ValueError:
@@ -175,7 +178,6 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 
 def _write_image(path: Path, textures: Textures, index: int) -> None:
-    """Writes one image, whole or not at all."""
     path.parent.mkdir(exist_ok=True)
     kind: dict[str, Any] = {
         "photometric": "rgb" if textures.channels == 3 else "minisblack",
@@ -183,22 +185,12 @@ def _write_image(path: Path, textures: Textures, index: int) -> None:
         "compressionargs": {"level": 1},  # noise does not compress: do not try hard
         "metadata": None,
     }
-    hidden = _hidden(path)
-    try:
+    with _whole_file(path) as hidden:
         if textures.tile:
-            tifffile.imwrite(
-                hidden,
-                _tiles(textures, index),
-                shape=textures.shape,
-                dtype=np.uint8,
-                tile=(textures.tile, textures.tile),
-                **kind,
-            )
+            kind |= {"tile": (textures.tile, textures.tile), "dtype": np.uint8}
+            tifffile.imwrite(hidden, _tiles(textures, index), shape=textures.shape, **kind)
         else:
             tifffile.imwrite(hidden, _pixels(textures, index, (0, textures.height)), **kind)
-        hidden.replace(path)
-    finally:
-        hidden.unlink(missing_ok=True)
 
 
 def _tiles(textures: Textures, index: int) -> Iterator[NDArray[np.uint8]]:
@@ -228,20 +220,12 @@ def _pixels(textures: Textures, index: int, rows: Span) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels.transpose(1, 2, 0)).reshape(-1, *textures.shape[1:])
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Writes a file, whole or not at all."""
-    hidden = _hidden(path)
+@contextmanager
+def _whole_file(path: Path) -> Iterator[Path]:
+    """Gives a name, which no image has, to write to; the file is there as a whole or not at all."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        hidden.write_bytes(content)
+        yield hidden
         hidden.replace(path)
     finally:
         hidden.unlink(missing_ok=True)
-
-
-def _hidden(path: Path) -> Path:
-    """Returns a name that no image has, for a file that is being written by this process."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def _silent(done: int, total: int) -> None:
-    """Reports nothing."""

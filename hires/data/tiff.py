@@ -1,8 +1,14 @@
-"""How is a part of a TIFF file decoded without the rest?
+"""Reads a part of a TIFF file without decoding the rest.
 
-Of a tiled file the tiles that overlap the window are read and decoded, of a stripped file the
-strips; uncompressed pixels in one piece are mapped into memory. The first page counts. tifffile
-knows deflate (zlib), PackBits and no compression by itself; others need the package imagecodecs.
+    +----+----+----+----+
+    |    |####|####|    |     # the tiles (or strips) that overlap the window are read and decoded
+    +----+-##-+-##-+----+     uncompressed pixels in one piece are mapped into memory instead
+    |    |####|####|    |
+    +----+----+----+----+
+
+The first page counts. tifffile decodes deflate (zlib), PackBits and no compression by itself;
+others need the package imagecodecs. tifffile locates and decodes each segment, but selects them
+only through zarr, a large dependency in place of the forty lines of ``_decoded`` and its helpers.
 """
 
 from __future__ import annotations
@@ -10,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from tifffile import COMPRESSION, PHOTOMETRIC, TIFF, TiffFile, TiffPage
@@ -30,7 +35,7 @@ JPEG = (6, 7)
 
 
 class CodecError(ImageError):
-    """tifffile cannot decode the file by itself; Pillow may, as a whole."""
+    """tifffile cannot decode the file by itself; Pillow may decode it as a whole."""
 
 
 class TiffImage:
@@ -51,16 +56,7 @@ class TiffImage:
         self._stored_peak = 1.0 if page.sampleformat == 3 else float(2**page.bitspersample - 1)
         self.peak = 65535.0 if page.photometric == PHOTOMETRIC.PALETTE else self._stored_peak
 
-    def __enter__(self) -> TiffImage:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
@@ -113,7 +109,7 @@ class TiffImage:
         assert page.dtype is not None
         planes, _, _, _, samples = page.shaped
         shape = (planes, rows[1] - rows[0], cols[1] - cols[0], samples)
-        out = np.full(shape, page.nodata, page.dtype)
+        out = np.full(shape, page.nodata, page.dtype)  # a segment may be left out of the file
         for index in _segments(page, rows, cols):
             data = self._segment(index)
             segment, (plane, _, top, left, _), _ = page.decode(
@@ -141,7 +137,7 @@ class TiffImage:
 
 
 def _check_readable(page: TiffPage) -> None:
-    """Refuses what has no defined treatment.
+    """Refuses pages that hires cannot convert to channels.
 
     Raises:
         CodecError: the compression is not known to tifffile alone, but may be to Pillow.
@@ -162,7 +158,7 @@ def _check_readable(page: TiffPage) -> None:
         TIFF.DECOMPRESSORS[page.compression]
         TIFF.UNPREDICTORS[page.predictor]
     except KeyError as error:
-        deep = page.bitspersample > 8  # of which Pillow would drop bits without a word
+        deep = page.bitspersample > 8  # Pillow would drop bits of these silently
         raise (ImageError if deep else CodecError)(
             f"its compression is {_name(COMPRESSION, page.compression)}, which needs `pip install "
             f"imagecodecs`; or save it with deflate (zlib) compression"

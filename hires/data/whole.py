@@ -1,8 +1,7 @@
-"""How is a file read whose format can only be decoded as a whole?
+"""Decodes whole files with Pillow: PNG, JPEG, and TIFF whose compression tifffile lacks.
 
-PNG and JPEG are, through Pillow, and so are TIFF files whose compression tifffile does not know.
-The last few images stay in memory, so a small folder is decoded once. Of 16-bit colours Pillow
-keeps the upper 8 bits; 16-bit grey stays as it is.
+The images that were used last stay in memory, so a small folder is decoded once. Of 16-bit colours
+Pillow keeps the upper 8 bits; 16-bit grey stays as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -20,12 +18,12 @@ from PIL import Image, UnidentifiedImageError
 from hires.data.image_window import ImageError, Pixels, Size, Span
 
 CACHE_BYTES = 64 * 2**20
-"""Decoded images that a process keeps, all together."""
+"""Bytes of all decoded images that a process keeps."""
 
 FORMATS = ("PNG", "JPEG", "TIFF")
-"""What Pillow is asked to read."""
+"""Formats that Pillow may read."""
 CONVERTED = {"1": "L", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB"}
-"""Pillow's modes that become another one before pixels are taken."""
+"""Modes of Pillow that are converted first, and to which."""
 COLOURS = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "RGBX": 3}
 
 
@@ -49,21 +47,12 @@ class WholeImage:
         """Returns a part of the image, (h, w, samples)."""
         return self.pixels[slice(*rows), slice(*cols)]
 
-    def __enter__(self) -> WholeImage:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Does nothing: the file is closed already."""
 
 
 class WholeImages:
-    """Decodes files, and keeps the images that were used last."""
+    """Decodes files and keeps the images that were used last."""
 
     def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
         self._cache_bytes = cache_bytes
@@ -107,7 +96,7 @@ def decode(path: Path) -> WholeImage:
 
 
 def _plain(image: Image.Image) -> Image.Image:
-    """Returns the image without palette, and in grey or red, green and blue."""
+    """Returns the image without palette, in grey or RGB."""
     if image.mode == "P":
         return image.convert("RGBA" if "transparency" in image.info else "RGB")
     return image.convert(CONVERTED[image.mode]) if image.mode in CONVERTED else image
@@ -115,7 +104,7 @@ def _plain(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def _any_number_of_pixels() -> Iterator[None]:
-    """Lifts Pillow's limit, which protects servers from strangers: large images are our trade."""
+    """Lifts Pillow's limit on pixels, which protects servers from uploads, while a file is read."""
     limit = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = None
     try:

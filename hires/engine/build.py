@@ -12,8 +12,9 @@ from hires.comm import make_groups
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.timeline import Recorder
 from hires.data.image_pairs import PairSource
+from hires.data.image_window import Source
 from hires.data.order import step_indices
-from hires.data.source import Source, open_data
+from hires.data.source import open_data
 from hires.engine.loader import Loader, Loaders, Target
 from hires.engine.optimizer import Descent
 from hires.nets.build_network import build_model, materialise, release

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from hires.data.image_pairs import PairSource
-from hires.data.image_window import Span
-from hires.data.source import Source
+from hires.data.image_window import Source, Span
 
 Order = Callable[[int], list[int]]
 """Gives the samples that this rank needs in a step, in the order of its microbatches."""
