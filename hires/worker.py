@@ -68,7 +68,7 @@ def _run(run_dir: Path, world: World, verify: bool) -> int:
     binding = bind(world, config)  # before the first thread starts: it is inherited
     records.event(run_dir, world.attempt, "rank_bound", rank=world.rank, **binding.to_dict())
     timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
-    with heartbeat.beating(run_dir, world.attempt, world.rank, comm.doing, timeout_s):
+    with heartbeat.beat(run_dir, world.attempt, world.rank, comm.activity, timeout_s):
         return _compute(run_dir, world, config, verify)
 
 
@@ -118,7 +118,7 @@ def _go(run_dir: Path, config: RunConfig, plan: Plan, world: World, meter: PeakM
 
 def _say_place(engine: RankEngine) -> None:
     """Logs which part of the network the rank holds, and lets the heartbeat know it."""
-    comm.doing.recorder = engine.recorder
+    comm.activity.recorder = engine.recorder
     plan, stage = engine.context.plan, engine.context.stage
     log.info(
         "stage %d of %d holds %s to %s",

@@ -12,18 +12,18 @@ from hires.comm.runtime import (
     isend,
     max_all,
 )
-from hires.comm.wire import PATIENCE_S, doing, rehearsal, shutdown, start
+from hires.comm.wire import PATIENCE_S, activity, rehearsal, shutdown, start
 
 __all__ = [
     "PATIENCE_S",
     "Group",
     "Handle",
+    "activity",
     "all_gather",
     "all_reduce",
     "all_reduce_coalesced",
     "barrier",
     "broadcast_text",
-    "doing",
     "irecv",
     "isend",
     "make_groups",

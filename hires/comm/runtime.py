@@ -15,7 +15,7 @@ from hires.comm import shared
 from hires.comm.rank_groups import Group
 from hires.comm.rehearsal import SilentMemory
 from hires.comm.shared import SharedMemory
-from hires.comm.wire import doing, guard, patient_group, transport, waiting
+from hires.comm.wire import activity, guard, patient_group, transport, waiting
 from hires.core.ranks.timeline import COLLECTIVE, HALO, Recorder
 
 DIRECT_BYTES = shared.GATHER_BYTES
@@ -36,8 +36,8 @@ class Handle:
     ) -> None:
         """``finish`` returns when it is complete; None: it is complete already.
 
-        A wait inside an action is noted as one of the group's; ``told`` is what ``doing`` is told
-        about the other side.
+        A wait inside an action is noted as one of the group's; ``told`` is what ``activity`` is
+        told about the other side.
         """
         self._finish = finish
         self._what = what
@@ -129,11 +129,11 @@ def all_gather(tensor: Tensor, group: Group) -> Tensor:
     """Returns the tensors of all ranks of a group, stacked in the order of its ranks."""
     begin_s = time.perf_counter()
     what = f"an all-gather among ranks {group.ranks}"
-    outer = doing.begin(what, ranks=tuple(group.ranks))
+    outer = activity.begin(what, ranks=tuple(group.ranks))
     try:
         gathered = _gather(tensor, group)
     finally:
-        doing.end(outer)
+        activity.end(outer)
     _note(group.recorder, COLLECTIVE, begin_s, "all-gather")
     return gathered
 

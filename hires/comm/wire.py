@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hires.comm.rehearsal import SilentWire
 from hires.core.errors import CommError
-from hires.core.ranks.activity import Doing
+from hires.core.ranks.activity import Activity
 from hires.core.ranks.network import interface_towards
 from hires.core.ranks.world import World
 
@@ -42,7 +42,7 @@ class Transport:
 # Set once by start(), like the process groups of torch.distributed themselves.
 transport = Transport()
 
-doing = Doing()
+activity = Activity()
 """What this rank waits in, for whoever finds that it does not move."""
 
 
@@ -122,11 +122,11 @@ def waiting(
     call: Callable[[], Any], what: str, peer: int = -1, tag: int = -1, ranks: tuple[int, ...] = ()
 ) -> Any:
     """Returns what :func:`guard` does; while it lasts the rank is known to wait in it."""
-    outer = doing.begin(what, peer, tag, ranks)
+    outer = activity.begin(what, peer, tag, ranks)
     try:
         return guard(call, what)
     finally:
-        doing.end(outer)
+        activity.end(outer)
 
 
 def guard(call: Callable[[], Any], what: str) -> Any:

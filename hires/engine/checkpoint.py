@@ -93,7 +93,7 @@ class Saver:
 
         Disks may be slow, so no rank counts as stuck meanwhile, whether it writes or waits.
         """
-        with comm.doing.patiently(comm.PATIENCE_S):
+        with comm.activity.may_stand_still(comm.PATIENCE_S):
             return self._save(step)
 
     def _save(self, step: int) -> bool:

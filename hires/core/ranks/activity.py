@@ -1,7 +1,7 @@
-"""What is a rank at, and what did it say last? Kept so cheaply that every message can be told.
+"""Records what a rank waits in and its last communications, cheaply enough for every message.
 
-The rank's main thread notes the communication that it waits in; another thread (``core.pulse``)
-looks at the notes when nothing moves any more, and tells them in a file.
+The rank's main thread writes; the heartbeat thread (:mod:`hires.core.ranks.heartbeat`) reads when
+nothing moves any more, and writes a :class:`RankStatus` to a file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from hires.core.ranks.timeline import COLLECTIVE, Recorder
 
 KEPT_OPS = 12
-"""The last so many communications of a rank are told."""
+"""The last so many communications of a rank are kept."""
 
 
 class Op(NamedTuple):
@@ -35,8 +35,8 @@ class Op(NamedTuple):
 
 
 @dataclass
-class Standing:
-    """Where a rank stands, as it tells itself."""
+class RankStatus:
+    """Where a rank stands."""
 
     rank: int
     step: int = -1
@@ -51,32 +51,32 @@ class Standing:
     nth: int = -1
     """Collectives of this action that came before, if it waits in one; -1: it does not."""
     since_s: float = 0.0
-    """How long it has been there."""
+    """How long it has been there, in seconds."""
     last: list[str] = field(default_factory=list)
-    """What it said last, the latest at the end, with the seconds that it took."""
+    """Its last communications, the latest at the end, with the seconds that they took."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
         return asdict(self)
 
 
-class Doing:
-    """What this process waits in. The main thread writes, another thread may read at any time."""
+class Activity:
+    """What this process waits in. The main thread writes; another thread may read at any time."""
 
     def __init__(self) -> None:
         self.now: Op | None = None
         self.last: collections.deque[tuple[Op, float]] = collections.deque(maxlen=KEPT_OPS)
         """Communications that have ended, with the seconds they took."""
         self.recorder: Recorder | None = None
-        """Knows step and action, once the rank has one."""
-        self.patience_s = 0.0
+        """Holds step and action, once the rank has one."""
+        self.still_s = 0.0
         """A rank may stand still for so long, if that is longer than ``comm.timeout_s``."""
         self._count = 0
 
     def begin(
         self, what: str, peer: int = -1, tag: int = -1, ranks: tuple[int, ...] = ()
     ) -> Op | None:
-        """Notes that a communication begins; give what comes back to :meth:`end`."""
+        """Notes that a communication begins; pass what comes back to :meth:`end`."""
         outer = self.now
         if outer is not None:  # a message of a collective
             ranks = ranks or outer.ranks
@@ -92,21 +92,17 @@ class Doing:
         self.now = outer
 
     @contextlib.contextmanager
-    def patiently(self, most_s: float) -> Iterator[None]:
-        """Lets the rank stand still for longer while the block runs: it is at large files.
-
-        Args:
-            most_s: how long at most, in seconds.
-        """
-        self.patience_s = most_s
+    def may_stand_still(self, most_s: float) -> Iterator[None]:
+        """Allows the rank to stand still for ``most_s`` seconds in the block, as at large files."""
+        self.still_s = most_s
         try:
             yield
         finally:
             self._count += 1  # a move: what follows has the usual time
-            self.patience_s = 0.0
+            self.still_s = 0.0
 
     def mark(self) -> tuple[Any, ...]:
-        """Returns something that changes with every communication, action and step."""
+        """Returns a value that changes with every communication, action and step."""
         recorder = self.recorder
         if recorder is None or not recorder.steps:
             return (self._count, self.now)
@@ -119,22 +115,23 @@ class Doing:
         """Whether the rank has begun its first step."""
         return self.recorder is not None and bool(self.recorder.steps)
 
-    def standing(self, rank: int, since_s: float) -> Standing:
+    def status(self, rank: int, since_s: float) -> RankStatus:
         """Returns where the rank stands.
 
         Args:
             rank: this rank.
-            since_s: how long it has not moved, if it waits in no communication.
+            since_s: how long it has not moved, in seconds, if it waits in no communication.
         """
-        found = Standing(rank, since_s=since_s, last=self._spoken())
+        last = [f"{op.what} ({took_s * 1e3:.1f} ms)" for op, took_s in self.last.copy()]
+        status = RankStatus(rank, since_s=since_s, last=last)
         if self.recorder is not None and self.recorder.steps:
-            found.step, found.action = self.recorder.steps[-1].step, self.recorder.action
+            status.step, status.action = self.recorder.steps[-1].step, self.recorder.action
         now = self.now
         if now is not None:
-            found.what, found.peer, found.tag = now.what, now.peer, now.tag
-            found.ranks, found.since_s = list(now.ranks), time.perf_counter() - now.begin_s
-            found.nth = self._collectives(found.action) if now.ranks and found.action else -1
-        return found
+            status.what, status.peer, status.tag = now.what, now.peer, now.tag
+            status.ranks, status.since_s = list(now.ranks), time.perf_counter() - now.begin_s
+            status.nth = self._collectives(status.action) if now.ranks and status.action else -1
+        return status
 
     def _collectives(self, action: str) -> int:
         """Returns how many collectives of the present action have ended."""
@@ -145,7 +142,3 @@ class Doing:
                 break
             count += span.kind == COLLECTIVE
         return count
-
-    def _spoken(self) -> list[str]:
-        """Returns the last communications in words."""
-        return [f"{op.what} ({took_s * 1e3:.1f} ms)" for op, took_s in self.last.copy()]

@@ -1,14 +1,17 @@
-"""Is a rank alive, and does it move? A thread of the rank tells, by files that everybody can see.
+"""Writes the heartbeat of a rank: files from which other machines see whether it lives and moves.
 
-    a<k>/alive/rank0000          touched every 5 s: its age is the heartbeat's
-    a<k>/alive/asked             somebody wants to know what every rank is at
-    a<k>/alive/rank0000.json     the answer
-    a<k>/logs/stacks-rank0000.txt   and the Python stacks of its threads
+    rank: main thread      F0 ---- wait ---------------------------------- (stuck)
+          heartbeat thread  |    |    |    |    |    |    |    |
+                            touch every 5 s                look: no move for comm.timeout_s
+                            v                              v
+    a<k>/alive/rank0000     mtime is the heartbeat         "rank_stuck" in events.jsonl
+    a<k>/alive/asked        a launcher requests the status of every rank
+    a<k>/alive/rank0000.json     the status
+    a<k>/logs/stacks-rank0000.txt   the Python stacks of all threads
 
 Files work across machines, where signals do not. SIGUSR1 makes the interpreter itself write the
-stacks, even if a thread that never comes back holds up all others. A rank that finds itself stuck
-says ``rank_stuck`` in ``events.jsonl``; what becomes of the run is up to who started it. Once the
-attempt has an ``exit.json`` it is over for everybody: a rank that is still there ends at once.
+stacks, even while a thread holds the interpreter for ever. The launcher decides what becomes of a
+stuck rank. Once the attempt has an ``exit.json`` it is over: a rank that still runs ends at once.
 """
 
 from __future__ import annotations
@@ -23,19 +26,19 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 from hires.core.errors import RunError
-from hires.core.ranks.activity import Doing, Standing
+from hires.core.ranks.activity import Activity, RankStatus
 from hires.core.store import file_names, records
-from hires.core.store.files import StrPath, cannot_write, write_atomically
+from hires.core.store.file_names import StrPath, attempt_dir
+from hires.core.store.files import cannot_write, write_atomically
 
 BEAT_S = 5.0
 """How often a rank touches its file."""
 LOOK_S = 1.0
-"""How often it looks whether it is stuck or asked, at most."""
+"""The longest time between two looks for a lack of progress or a request."""
 IDLE_SHARE = 0.05
-"""A rank that used less of a core than this since it was last looked at does not compute."""
+"""A rank that used less of a core than this since the last look does not compute."""
 
 
 def alive_file(attempt: StrPath, rank: int) -> Path:
@@ -43,8 +46,8 @@ def alive_file(attempt: StrPath, rank: int) -> Path:
     return Path(attempt) / file_names.ALIVE / f"rank{rank:04d}"
 
 
-def answer_file(attempt: StrPath, rank: int) -> Path:
-    """Returns where a rank answers what it is at."""
+def status_file(attempt: StrPath, rank: int) -> Path:
+    """Returns where a rank writes its status when it is requested."""
     return alive_file(attempt, rank).with_suffix(".json")
 
 
@@ -53,13 +56,13 @@ def stacks_file(attempt: StrPath, rank: int) -> Path:
     return Path(attempt) / file_names.LOGS / f"stacks-rank{rank:04d}.txt"
 
 
-def ask(attempt: StrPath) -> None:
-    """Asks all ranks of an attempt what they are at; they answer within seconds.
+def request_status(attempt: StrPath) -> None:
+    """Requests the status of all ranks of an attempt; they write it within seconds.
 
     Raises:
-        RunError: the question cannot be written.
+        RunError: the request cannot be written.
     """
-    write_atomically(_question(attempt), "")
+    write_atomically(_request(attempt), "")
 
 
 def heartbeats(attempt: StrPath) -> dict[int, float]:
@@ -77,7 +80,7 @@ def heartbeats(attempt: StrPath) -> dict[int, float]:
 def file_clock(folder: StrPath) -> float:
     """Returns the time by the clock of a folder's file system, in seconds since the epoch.
 
-    Where nothing can be written, as in somebody else's results, this machine's clock has to do.
+    Where nothing can be written, as in another user's results, it is this machine's clock.
     """
     probe = Path(folder) / f".clock-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
@@ -115,58 +118,62 @@ class FileClock:
 
 
 @contextlib.contextmanager
-def beating(
-    run_dir: StrPath, attempt: int, rank: int, doing: Doing, timeout_s: float
+def beat(
+    run_dir: StrPath, attempt: int, rank: int, activity: Activity, timeout_s: float
 ) -> Iterator[None]:
-    """Shows that this rank is alive, and whether it moves, while the block runs.
+    """Shows that this rank lives, and whether it moves, while the block runs.
 
     Args:
         run_dir: the run folder.
         attempt: its attempt.
         rank: this process.
-        doing: what its main thread is at.
+        activity: what its main thread waits in.
         timeout_s: without a move for longer than this the rank is stuck.
 
     Raises:
         RunError: the files cannot be written.
     """
-    folder = records.attempt_dir(run_dir, attempt)
+    folder = attempt_dir(run_dir, attempt)
     stacks = stacks_file(folder, rank)
-    pulse = Pulse(Path(run_dir), attempt, rank, doing, timeout_s)
-    file = _open(folder, rank)
+    try:
+        for file in (alive_file(folder, rank), stacks):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        output = stacks.open("w", encoding="utf-8")
+    except OSError as error:
+        raise cannot_write(stacks, error) from error
     try:
         # In C, and at once: it works while another thread does not let go of the interpreter.
-        faulthandler.register(signal.SIGUSR1, file, all_threads=True)
-        with pulse:
+        faulthandler.register(signal.SIGUSR1, output, all_threads=True)
+        with HeartbeatThread(run_dir, attempt, rank, activity, timeout_s):
             yield
     finally:
         faulthandler.unregister(signal.SIGUSR1)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # who asks late must not kill the rank
-        file.close()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a late request must not kill the rank
+        output.close()
         with contextlib.suppress(OSError):
             if not stacks.stat().st_size:
                 stacks.unlink()
 
 
-class Pulse:
-    """The thread that beats; it ends with the block."""
+class HeartbeatThread:
+    """The thread that touches the rank's file and looks for a lack of progress."""
 
     def __init__(
-        self, run_dir: Path, attempt: int, rank: int, doing: Doing, timeout_s: float
+        self, run_dir: StrPath, attempt: int, rank: int, activity: Activity, timeout_s: float
     ) -> None:
         self.run_dir, self.attempt, self.rank = run_dir, attempt, rank
-        self.doing, self.timeout_s = doing, timeout_s
-        self.folder = records.attempt_dir(run_dir, attempt)
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self.activity, self.timeout_s = activity, timeout_s
+        self.folder = attempt_dir(run_dir, attempt)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._mark: tuple[object, ...] = ()
         self._moved_s = self._idle_s = self._seen_s = time.perf_counter()
         self._cpu_s = time.process_time()
-        self._told = False
-        self._end_file = self.folder / file_names.EXIT
-        self._may_end = not self._end_file.exists()
+        self._is_reported = False
+        self._exit_file = self.folder / file_names.EXIT
+        self._may_end = not self._exit_file.exists()
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> HeartbeatThread:
         """Beats for the first time, when signals are safe; then the thread takes over."""
         try:
             alive_file(self.folder, self.rank).touch()
@@ -177,80 +184,68 @@ class Pulse:
 
     def __exit__(self, *failure: object) -> None:
         """Ends the thread."""
-        self._end.set()
+        self._stop.set()
         self._thread.join(LOOK_S)
 
     def _run(self) -> None:
-        """Beats, looks, and answers, until the end."""
-        beat_s, answered = time.monotonic(), False
-        while not self._end.wait(min(LOOK_S, self.timeout_s / 4)):
+        beat_s, is_answered = time.monotonic(), False
+        while not self._stop.wait(min(LOOK_S, self.timeout_s / 4)):
             # A full disk or a folder that was removed does not stop a rank that computes.
             with contextlib.suppress(OSError, RunError):
                 if time.monotonic() - beat_s >= BEAT_S:
                     beat_s = time.monotonic()
                     os.utime(alive_file(self.folder, self.rank))
                 self._look()
-                self._end_if_over()
-                if not answered and _question(self.folder).exists():
-                    answered = True
-                    self._answer()
+                # A cluster gives up a node that does not answer, and the run goes on elsewhere in
+                # the same folder: a rank of the attempt that was given up must not write there.
+                if self._may_end and self._exit_file.exists():
+                    os.kill(os.getpid(), signal.SIGTERM)
+                if not is_answered and _request(self.folder).exists():
+                    is_answered = True
+                    self._write_status()
 
     def _look(self) -> None:
-        """Says once that the rank is stuck."""
-        mark, now_s, cpu_s = self.doing.mark(), time.perf_counter(), time.process_time()
+        """Reports once that the rank is stuck.
+
+        A wait in a communication counts from the last move, however much the process computes. A
+        rank outside communication is stuck only if it neither moves nor computes:
+
+            move            compute...........  sleep...........  -> stuck
+            ^ _moved_s                        ^ _idle_s         ^ _idle_s + timeout_s
+        """
+        mark, now_s, cpu_s = self.activity.mark(), time.perf_counter(), time.process_time()
         computes = cpu_s - self._cpu_s > IDLE_SHARE * (now_s - self._seen_s)
         self._cpu_s, self._seen_s = cpu_s, now_s
         if mark != self._mark:
-            self._mark, self._moved_s, self._idle_s, self._told = mark, now_s, now_s, False
+            self._mark, self._moved_s, self._idle_s = mark, now_s, now_s
+            self._is_reported = False
             return
         if computes:
             self._idle_s = now_s
-        # Whoever computes may take as long as it likes, until somebody waits for it too long.
-        waits = self.doing.now is not None
+        waits = self.activity.now is not None
         still_s = now_s - (self._moved_s if waits else self._idle_s)
-        most_s = max(self.timeout_s, self.doing.patience_s)
-        if self._told or still_s < most_s or not (waits or self.doing.in_step):
+        most_s = max(self.timeout_s, self.activity.still_s)
+        if self._is_reported or still_s < most_s or not (waits or self.activity.in_step):
             return
-        self._told = True
-        standing = self._standing()
-        told = {"step": standing.step, "action": standing.action, "what": standing.what}
-        told["since_s"] = round(standing.since_s, 3)
-        records.event(self.run_dir, self.attempt, "rank_stuck", rank=self.rank, **told)
+        self._is_reported = True
+        status = self._status()
+        facts = {"step": status.step, "action": status.action, "what": status.what}
+        facts["since_s"] = round(status.since_s, 3)
+        records.event(self.run_dir, self.attempt, "rank_stuck", rank=self.rank, **facts)
 
-    def _end_if_over(self) -> None:
-        """Ends this process if its attempt was ended without it.
-
-        A cluster gives up a node that does not answer, and the run goes on elsewhere, in the same
-        folder; what still runs on the node would write into it, too.
-        """
-        if self._may_end and self._end_file.exists():
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def _answer(self) -> None:
-        """Tells what the rank is at, and writes its stacks unless the signal did it."""
-        text = json.dumps(self._standing().to_dict())
+    def _write_status(self) -> None:
+        """Writes the rank's status, and its stacks unless the signal did it."""
+        text = json.dumps(self._status().to_dict())
         stacks = stacks_file(self.folder, self.rank)
         if not stacks.stat().st_size:
             with stacks.open("a", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
-        write_atomically(answer_file(self.folder, self.rank), text)
+        write_atomically(status_file(self.folder, self.rank), text)
 
-    def _standing(self) -> Standing:
-        """Returns where the main thread stands."""
-        return self.doing.standing(self.rank, time.perf_counter() - self._moved_s)
-
-
-def _open(folder: Path, rank: int) -> TextIO:
-    """Makes the folders; returns the file for the stacks, open."""
-    stacks = stacks_file(folder, rank)
-    try:
-        for file in (alive_file(folder, rank), stacks):
-            file.parent.mkdir(parents=True, exist_ok=True)
-        return stacks.open("w", encoding="utf-8")
-    except OSError as error:
-        raise cannot_write(stacks, error) from error
+    def _status(self) -> RankStatus:
+        return self.activity.status(self.rank, time.perf_counter() - self._moved_s)
 
 
-def _question(attempt: StrPath) -> Path:
-    """Returns the file by which all ranks are asked."""
+def _request(attempt: StrPath) -> Path:
+    """Returns the file that requests the status of all ranks."""
     return Path(attempt) / file_names.ALIVE / "asked"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hires.core.ranks import heartbeat
-from hires.core.ranks.activity import Standing
+from hires.core.ranks.activity import RankStatus
 from hires.plan.proof.stalled import Stall
 
 AFTER_HEAD = "\n\nlast communications"
@@ -24,7 +24,7 @@ class HangFindings:
     """What was found out."""
 
     attempt: Path
-    told: Mapping[int, Standing]
+    told: Mapping[int, RankStatus]
     """Where each rank stands that answered."""
     silent: Mapping[int, str]
     """Why each rank on this machine cannot answer; empty: it can."""
@@ -99,27 +99,27 @@ def _alike(found: HangFindings, told: Collection[int]) -> Iterator[str]:
 
 def _place(found: HangFindings, rank: int) -> str:
     """Returns where a rank is, without its number and its times."""
-    standing = found.told.get(rank)
-    if standing is None:
+    status = found.told.get(rank)
+    if status is None:
         return f"does not answer: {found.silent.get(rank) or 'no reason is known'}"
-    where = f"{standing.action} of " if standing.action else ""
-    return f"in {where}step {standing.step}, waits in {standing.what or 'nothing'}"
+    where = f"{status.action} of " if status.action else ""
+    return f"in {where}step {status.step}, waits in {status.what or 'nothing'}"
 
 
 def _state_of(found: HangFindings, rank: int) -> str:
     """Returns what a rank is at, in one line."""
     age = found.ages_s.get(rank)
     beat = "" if age is None else f" (last heartbeat {age:.0f} s ago)"
-    standing = found.told.get(rank)
-    if standing is None:
+    status = found.told.get(rank)
+    if status is None:
         why = found.silent.get(rank) or ("no sign of life" if age is None else "no reason is known")
         return f"rank {rank} does not answer: {why}{beat}"
-    where = f"step {standing.step}" if standing.step >= 0 else "before the first step"
-    if standing.action:
-        where = f"{standing.action} of {where}"
-    if standing.what:
-        return f"rank {rank} is in {where} and waits in {standing.what}, {standing.since_s:.1f} s"
-    still = f"nothing moved for {standing.since_s:.1f} s"
+    where = f"step {status.step}" if status.step >= 0 else "before the first step"
+    if status.action:
+        where = f"{status.action} of {where}"
+    if status.what:
+        return f"rank {rank} is in {where} and waits in {status.what}, {status.since_s:.1f} s"
+    still = f"nothing moved for {status.since_s:.1f} s"
     return f"rank {rank} is in {where} and waits for nobody; {still}"
 
 

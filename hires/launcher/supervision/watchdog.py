@@ -19,7 +19,7 @@ from typing import Any
 
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import heartbeat
-from hires.core.ranks.activity import Standing
+from hires.core.ranks.activity import RankStatus
 from hires.core.store import file_names, records
 from hires.core.store.files import write_atomically
 from hires.launcher.status import process_id
@@ -32,7 +32,7 @@ FILE = file_names.HANG
 LOOK_S = 0.5
 """How often the files are looked at."""
 SILENT_S = 2 * heartbeat.BEAT_S
-"""A heart may be later than ``comm.timeout_s`` by two beats before it counts as standing still."""
+"""A heartbeat may be later than ``comm.timeout_s`` by two beats before it counts as stopped."""
 ANSWER_S = 5.0
 """How long the ranks may take to tell what they are at."""
 _POLL_S = 0.05
@@ -104,7 +104,7 @@ def investigate(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGUSR1)
     with contextlib.suppress(RunError):
-        heartbeat.ask(folder)
+        heartbeat.request_status(folder)
     silent = {rank: _why_silent(rank, pid, beats) for rank, pid in pids.items()}
     deaf = {rank for rank, why in silent.items() if why is not None}
     told = _answers(folder, set(beats) - deaf, hurry)
@@ -128,24 +128,24 @@ def head(attempt: Path) -> list[str]:
     return text.partition(hang_page.AFTER_HEAD)[0].rstrip().splitlines()
 
 
-def _answers(folder: Path, wanted: set[int], hurry: Callable[[], bool]) -> dict[int, Standing]:
+def _answers(folder: Path, wanted: set[int], hurry: Callable[[], bool]) -> dict[int, RankStatus]:
     """Returns where the ranks say they stand, waiting a little for those that can answer."""
-    told: dict[int, Standing] = {}
+    told: dict[int, RankStatus] = {}
     deadline = time.monotonic() + ANSWER_S
     while True:
         for rank in sorted(wanted - told.keys()):
             with contextlib.suppress(OSError, ValueError):
-                text = heartbeat.answer_file(folder, rank).read_text(encoding="utf-8")
-                told[rank] = _standing(json.loads(text))
+                text = heartbeat.status_file(folder, rank).read_text(encoding="utf-8")
+                told[rank] = _status(json.loads(text))
         if wanted <= told.keys() or time.monotonic() > deadline or hurry():
             return told
         time.sleep(_POLL_S)
 
 
-def _standing(values: dict[str, Any]) -> Standing:
-    """Returns the standing that plain values describe; what another hires adds is left out."""
-    known = {field.name for field in fields(Standing)}
-    return Standing(**{name: value for name, value in values.items() if name in known})
+def _status(values: dict[str, Any]) -> RankStatus:
+    """Returns the status that plain values describe; what another hires adds is left out."""
+    known = {field.name for field in fields(RankStatus)}
+    return RankStatus(**{name: value for name, value in values.items() if name in known})
 
 
 def _why_silent(rank: int, pid: int, beats: Mapping[int, float]) -> str | None:

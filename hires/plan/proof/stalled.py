@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hires.core.ranks.activity import Standing
+from hires.core.ranks.activity import RankStatus
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import Event, events
@@ -87,7 +87,7 @@ class Stall:
         return list(dict.fromkeys(wait.unmatched for wait in waits if wait.unmatched is not None))
 
 
-def stall(plan: Plan, told: Mapping[int, Standing], world: int) -> Stall:
+def stall(plan: Plan, told: Mapping[int, RankStatus], world: int) -> Stall:
     """Returns why nothing moves.
 
     Args:
@@ -95,7 +95,7 @@ def stall(plan: Plan, told: Mapping[int, Standing], world: int) -> Stall:
         told: where each rank stands that answered.
         world: number of ranks.
     """
-    waits = [_wait(plan, told, standing, world) for standing in told.values() if standing.what]
+    waits = [_wait(plan, told, status, world) for status in told.values() if status.what]
     found = Stall(sorted(waits, key=lambda wait: -wait.since_s))
     by_rank = {wait.rank: wait for wait in found.waits}
     wanted = {other for wait in found.waits for other in wait.others}
@@ -105,7 +105,7 @@ def stall(plan: Plan, told: Mapping[int, Standing], world: int) -> Stall:
     return found
 
 
-def _wait(plan: Plan, told: Mapping[int, Standing], here: Standing, world: int) -> Wait:
+def _wait(plan: Plan, told: Mapping[int, RankStatus], here: RankStatus, world: int) -> Wait:
     """Returns what a rank waits for, in the plan's words where the plan knows it."""
     event = _event(plan, here)
     if event is not None and event.kind != "collective":
@@ -128,7 +128,7 @@ def _wait(plan: Plan, told: Mapping[int, Standing], here: Standing, world: int) 
     return Wait(here.rank, what, [r for r in members if not _same(here, told, r)], here.since_s)
 
 
-def _same(here: Standing, told: Mapping[int, Standing], rank: int) -> bool:
+def _same(here: RankStatus, told: Mapping[int, RankStatus], rank: int) -> bool:
     """Whether another rank waits in the same collective."""
     other = told.get(rank)
     if rank == here.rank:
@@ -141,7 +141,7 @@ def _same(here: Standing, told: Mapping[int, Standing], rank: int) -> bool:
     return (other.what, other.step) == (here.what, here.step)
 
 
-def _event(plan: Plan, here: Standing) -> Event | None:
+def _event(plan: Plan, here: RankStatus) -> Event | None:
     """Returns what a rank waits for as the plan has it, or None if it is outside the plan."""
     if here.ranks:
         return _collective(plan, here)
@@ -158,7 +158,7 @@ def _event(plan: Plan, here: Standing) -> Event | None:
     return next(iter(inside or found), None)
 
 
-def _collective(plan: Plan, here: Standing) -> Event | None:
+def _collective(plan: Plan, here: RankStatus) -> Event | None:
     """Returns the collective at which a rank stands."""
     members = groups(plan)
     found = [
@@ -171,7 +171,7 @@ def _collective(plan: Plan, here: Standing) -> Event | None:
     return found[here.nth] if 0 <= here.nth < len(found) else None
 
 
-def _of_action(plan: Plan, here: Standing) -> Iterator[Event]:
+def _of_action(plan: Plan, here: RankStatus) -> Iterator[Event]:
     """Yields the events of a rank's present action; outside all actions those of the step's end."""
     for event in events(plan, here.rank):
         tail = event.what.rpartition(" in ")[2] if " in " in event.what else ""
@@ -179,12 +179,12 @@ def _of_action(plan: Plan, here: Standing) -> Iterator[Event]:
             yield event
 
 
-def _action_of(event: Event, here: Standing) -> str:
+def _action_of(event: Event, here: RankStatus) -> str:
     """Returns the action to which a message belongs."""
     return event.what.rpartition(" in ")[2] if " in " in event.what else here.action
 
 
-def _is_past(plan: Plan, there: Standing, step: int, action: str) -> bool:
+def _is_past(plan: Plan, there: RankStatus, step: int, action: str) -> bool:
     """Whether a rank has ended an action of a step."""
     if there.step != step:
         return there.step > step

@@ -14,7 +14,7 @@ import pytest
 
 from hires.core.errors import RunError
 from hires.core.ranks import heartbeat
-from hires.core.ranks.activity import Doing
+from hires.core.ranks.activity import Activity
 from hires.core.ranks.timeline import COLLECTIVE, FORWARD, Recorder
 from hires.core.store import records
 
@@ -41,7 +41,7 @@ def stuck(run: Path) -> list[dict]:
 
 def test_heart_beats_while_the_block_runs(run, monkeypatch):
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
-    with heartbeat.beating(run, 0, 3, Doing(), timeout_s=0.2):
+    with heartbeat.beat(run, 0, 3, Activity(), timeout_s=0.2):
         file = heartbeat.alive_file(run / "a0", 3)
         assert file.stat().st_size == 0
         os.utime(file, (1.0, 1.0))
@@ -54,13 +54,13 @@ def test_heart_beats_while_the_block_runs(run, monkeypatch):
 
 
 def test_rank_that_waits_too_long_says_so_once(run):
-    doing = Doing()
-    with heartbeat.beating(run, 0, 0, doing, timeout_s=0.2):
-        outer = doing.begin("a receive from rank 1", 1, 7)
+    activity = Activity()
+    with heartbeat.beat(run, 0, 0, activity, timeout_s=0.2):
+        outer = activity.begin("a receive from rank 1", 1, 7)
         until(lambda: stuck(run))
         time.sleep(0.3)
         [said] = stuck(run)
-        doing.end(outer)
+        activity.end(outer)
     assert (said["rank"], said["what"]) == (0, "a receive from rank 1")
     assert said["since_s"] >= 0.2
 
@@ -80,13 +80,15 @@ class Clock:
 
 @pytest.fixture
 def spend(run, monkeypatch):
-    """Returns a function that passes time, asleep or not, while a rank's pulse looks at it."""
+    """Returns a function that passes time, asleep or not, while a rank's heartbeat looks at it."""
     clock = Clock()
     monkeypatch.setattr(heartbeat, "time", clock)
     looking = {}
 
-    def spend(doing: Doing, seconds: float, *, computing: bool = False) -> None:
-        found = looking.setdefault(doing, heartbeat.Pulse(run, 0, 0, doing, timeout_s=2.0))
+    def spend(activity: Activity, seconds: float, *, computing: bool = False) -> None:
+        found = looking.setdefault(
+            activity, heartbeat.HeartbeatThread(run, 0, 0, activity, timeout_s=2.0)
+        )
         for _ in range(round(seconds / 0.5)):
             clock.now_s += 0.5
             clock.cpu_s += 0.5 * computing
@@ -95,62 +97,62 @@ def spend(run, monkeypatch):
     return spend
 
 
-def in_step() -> Doing:
-    doing = Doing()
-    doing.recorder = Recorder()
-    doing.recorder.begin_step()
-    return doing
+def in_step() -> Activity:
+    activity = Activity()
+    activity.recorder = Recorder()
+    activity.recorder.begin_step()
+    return activity
 
 
 def test_rank_that_sleeps_in_an_action_says_so_and_one_that_computes_does_not(run, spend):
-    doing = in_step()
-    with doing.recorder.span(FORWARD, "F0"):
-        spend(doing, 60.0, computing=True)
-        spend(doing, 1.5)
+    activity = in_step()
+    with activity.recorder.span(FORWARD, "F0"):
+        spend(activity, 60.0, computing=True)
+        spend(activity, 1.5)
         assert stuck(run) == []
-        spend(doing, 60.0)
+        spend(activity, 60.0)
     [said] = stuck(run)
     assert said["action"] == "F0"
 
 
 def test_rank_that_computes_while_it_waits_says_so(run, spend):
-    doing = in_step()
-    doing.begin("a receive from rank 1", 1, 7)
-    spend(doing, 60.0, computing=True)
+    activity = in_step()
+    activity.begin("a receive from rank 1", 1, 7)
+    spend(activity, 60.0, computing=True)
     [said] = stuck(run)
     assert said["what"] == "a receive from rank 1"
 
 
 def test_rank_at_a_large_file_may_take_longer_and_has_the_usual_time_afterwards(run, spend):
-    doing = in_step()
-    with doing.patiently(60.0):
-        spend(doing, 50.0)
-    spend(doing, 2.0)
+    activity = in_step()
+    with activity.may_stand_still(60.0):
+        spend(activity, 50.0)
+    spend(activity, 2.0)
     assert stuck(run) == []
-    spend(doing, 60.0)
+    spend(activity, 60.0)
     [said] = stuck(run)
     assert said["since_s"] == 2.0
 
 
 def test_rank_at_a_large_file_may_not_take_for_ever(run, spend):
-    doing = in_step()
-    with doing.patiently(60.0):
-        spend(doing, 70.0)
+    activity = in_step()
+    with activity.may_stand_still(60.0):
+        spend(activity, 70.0)
     assert len(stuck(run)) == 1
 
 
 def test_rank_that_prepares_may_take_its_time(run, spend):
-    spend(Doing(), 600.0)
+    spend(Activity(), 600.0)
     assert stuck(run) == []
 
 
 def test_answer_and_stacks_come_when_somebody_asks(run):
-    doing = Doing()
-    with heartbeat.beating(run, 0, 2, doing, timeout_s=0.4):
-        doing.end(doing.begin("a send to rank 1", 1, 5))
-        doing.begin("an all-gather among ranks [1, 2]", ranks=(1, 2))
-        heartbeat.ask(run / "a0")
-        answer = heartbeat.answer_file(run / "a0", 2)
+    activity = Activity()
+    with heartbeat.beat(run, 0, 2, activity, timeout_s=0.4):
+        activity.end(activity.begin("a send to rank 1", 1, 5))
+        activity.begin("an all-gather among ranks [1, 2]", ranks=(1, 2))
+        heartbeat.request_status(run / "a0")
+        answer = heartbeat.status_file(run / "a0", 2)
         until(answer.exists)
     told = json.loads(answer.read_text())
     assert (told["rank"], told["what"]) == (2, "an all-gather among ranks [1, 2]")
@@ -162,8 +164,8 @@ def test_rank_whose_attempt_was_ended_without_it_ends(run):
     script = (
         "import sys, time\n"
         "from hires.core.ranks import heartbeat\n"
-        "from hires.core.ranks.activity import Doing\n"
-        "with heartbeat.beating(sys.argv[1], 0, 0, Doing(), 60.0):\n"
+        "from hires.core.ranks.activity import Activity\n"
+        "with heartbeat.beat(sys.argv[1], 0, 0, Activity(), 60.0):\n"
         "    print('beats', flush=True)\n"
         "    time.sleep(50)\n"
     )
@@ -176,21 +178,21 @@ def test_rank_whose_attempt_was_ended_without_it_ends(run):
 
 
 def test_errors_of_the_block_come_through_as_they_are(run):
-    with pytest.raises(FileNotFoundError), heartbeat.beating(run, 0, 0, Doing(), 1.0):
+    with pytest.raises(FileNotFoundError), heartbeat.beat(run, 0, 0, Activity(), 1.0):
         raise FileNotFoundError("image.tif")
 
 
 def test_folder_that_cannot_be_written_is_an_error(run):
     (run / "a0" / "alive").write_text("a file is in the way")
-    with pytest.raises(RunError, match="cannot write"), heartbeat.beating(run, 0, 0, Doing(), 1.0):
+    with pytest.raises(RunError, match="cannot write"), heartbeat.beat(run, 0, 0, Activity(), 1.0):
         pass
 
 
 BUSY = """
 import sys, time
 from hires.core.ranks import heartbeat
-from hires.core.ranks.activity import Doing
-with heartbeat.beating(sys.argv[1], 0, 0, Doing(), 60.0):
+from hires.core.ranks.activity import Activity
+with heartbeat.beat(sys.argv[1], 0, 0, Activity(), 60.0):
     print("ready", flush=True)
     sys.setswitchinterval(1e6)  # as C code that does not let go of the interpreter
     while True:
@@ -213,16 +215,16 @@ def test_signal_brings_the_stacks_of_a_rank_that_lets_no_thread_run(run):
 
 
 def test_collectives_of_an_action_are_counted():
-    doing, recorder = Doing(), Recorder()
-    doing.recorder = recorder
+    activity, recorder = Activity(), Recorder()
+    activity.recorder = recorder
     recorder.begin_step()
     recorder.action = "F1"
     for _ in range(2):
         recorder.note(COLLECTIVE, time.perf_counter(), "all-gather")
-    doing.begin("an all-gather", ranks=(0, 1))
-    assert doing.standing(0, 0.0).nth == 2
-    doing.begin("a receive from rank 1", 1, 9)  # of which the gather is made
-    told = doing.standing(0, 0.0)
+    activity.begin("an all-gather", ranks=(0, 1))
+    assert activity.status(0, 0.0).nth == 2
+    activity.begin("a receive from rank 1", 1, 9)  # of which the gather is made
+    told = activity.status(0, 0.0)
     assert (told.nth, told.ranks, told.peer) == (2, [0, 1], 1)
 
 

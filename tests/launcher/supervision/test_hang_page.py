@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hires.core.ranks.activity import Standing
+from hires.core.ranks.activity import RankStatus
 from hires.core.ranks.heartbeat import stacks_file
 from hires.launcher.supervision.hang_page import HangFindings, cause, page
 from hires.plan.proof.stalled import Stall, Wait
@@ -19,7 +19,7 @@ Current thread 0x02 (most recent call first):
 
 
 def test_without_a_plan_the_ranks_own_words_are_told(tmp_path: Path):
-    told = {0: Standing(0, 3, "F1", "a receive from rank 1", 1, 5, since_s=9.0, last=["a send"])}
+    told = {0: RankStatus(0, 3, "F1", "a receive from rank 1", 1, 5, since_s=9.0, last=["a send"])}
     found = HangFindings(tmp_path, told, {}, 2, ages_s={0: 1.0, 1: 70.0})
     assert cause(found) == (
         "no progress: rank 1 does not answer: no reason is known (last heartbeat 70 s ago)"
@@ -33,7 +33,7 @@ def test_without_a_plan_the_ranks_own_words_are_told(tmp_path: Path):
 def test_stack_of_the_main_thread_is_shown(tmp_path: Path):
     stacks_file(tmp_path, 0).parent.mkdir()
     stacks_file(tmp_path, 0).write_text(STACKS)
-    text = page(HangFindings(tmp_path, {0: Standing(0, 2, "B0", since_s=9.0)}, {}, 1))
+    text = page(HangFindings(tmp_path, {0: RankStatus(0, 2, "B0", since_s=9.0)}, {}, 1))
     assert 'File "/x/mine.py", line 7 in doze' in text
     assert "pulse.py" not in text
 
@@ -48,7 +48,7 @@ def test_circle_is_told_as_one(tmp_path: Path):
 
 
 def test_many_ranks_still_make_one_page(tmp_path: Path):
-    told = {rank: Standing(rank, 1, "", "a barrier of all ranks") for rank in range(511)}
+    told = {rank: RankStatus(rank, 1, "", "a barrier of all ranks") for rank in range(511)}
     waits = [Wait(rank, "a barrier of all ranks", [511], 9.0) for rank in range(511)]
     found = HangFindings(tmp_path, told, {}, 512, stall=Stall(waits, [511]))
     text = page(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.core.ranks.activity import Standing
+from hires.core.ranks.activity import RankStatus
 from hires.plan.plan import Plan
 from hires.plan.program import Event, events
 from hires.plan.proof.stalled import Stall, stall
@@ -22,18 +22,20 @@ def first(layout: str, rank: int, kind: str, words: str) -> Event:
     return next(event for event in found if event.kind == kind and words in event.what)
 
 
-def at(rank: int, event: Event | None = None, action: str = "F0", since_s: float = 9.0) -> Standing:
+def at(
+    rank: int, event: Event | None = None, action: str = "F0", since_s: float = 9.0
+) -> RankStatus:
     """Returns a rank that waits for a message, or for nothing."""
     if event is None:
-        return Standing(rank, 4, action, since_s=since_s)
+        return RankStatus(rank, 4, action, since_s=since_s)
     verb = "a receive from" if event.kind == "recv" else "a send to"
     what = f"{verb} rank {event.peer}"
-    return Standing(rank, 4, action, what, event.peer, event.tag, since_s=since_s)
+    return RankStatus(rank, 4, action, what, event.peer, event.tag, since_s=since_s)
 
 
-def judged(layout: str, *standings: Standing) -> Stall:
+def judged(layout: str, *statuses: RankStatus) -> Stall:
     plan = plan_of(layout)
-    return stall(plan, {standing.rank: standing for standing in standings}, plan.world)
+    return stall(plan, {status.rank: status for status in statuses}, plan.world)
 
 
 def test_message_between_stages_is_named_with_its_shape():
@@ -71,7 +73,9 @@ def test_collective_is_named_by_its_place_in_the_action():
     plan = plan_of("sp rows")
     second = [e for e in events(plan, 0) if e.kind == "collective" and "in F0" in e.what][1]
     told = {
-        rank: Standing(rank, 4, "F0", "an all-gather", ranks=[0, 1, 2], nth=nth, since_s=9.0 - nth)
+        rank: RankStatus(
+            rank, 4, "F0", "an all-gather", ranks=[0, 1, 2], nth=nth, since_s=9.0 - nth
+        )
         for rank, nth in ((0, 1), (1, 0), (2, 1))
     }
     found = stall(plan, told, plan.world)
@@ -82,7 +86,7 @@ def test_collective_is_named_by_its_place_in_the_action():
 
 def test_rank_that_does_not_answer_is_to_blame_for_a_barrier():
     barrier = "a barrier of all ranks"
-    found = judged("pp", Standing(0, 3, "", barrier), Standing(2, 3, "", barrier))
+    found = judged("pp", RankStatus(0, 3, "", barrier), RankStatus(2, 3, "", barrier))
     assert found.culprits == [1]
     assert found.unmatched == [f"{barrier}: rank 1 has not come to it"]
     assert found.waits[0].text == f"rank 0 waits for rank 1 to join {barrier}, since 0.0 s"
@@ -98,6 +102,6 @@ def test_ranks_that_wait_for_each_other_are_a_circle():
 @pytest.mark.parametrize("what", ["a receive from rank 1", "the rendezvous at localhost:1"])
 def test_what_the_plan_does_not_know_is_told_in_the_transports_words(what):
     peer = 1 if "receive" in what else -1
-    found = judged("pp", Standing(0, -1, "", what, peer, 2**31 - 5))
+    found = judged("pp", RankStatus(0, -1, "", what, peer, 2**31 - 5))
     assert what in found.waits[0].text
     assert 1 in found.culprits
