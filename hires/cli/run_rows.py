@@ -140,7 +140,7 @@ def add_live_states(runs: Iterable[Run]) -> None:
     ]
     if silent:
         for run, state in zip(silent, states([run.path for run in silent]), strict=True):
-            run.told = (state.state, state.reason, state.cause)
+            run.status = (state.state, state.reason, state.cause)
 
 
 def sorted_rows(rows: Sequence[RunRow], key: str) -> list[RunRow]:

@@ -20,7 +20,7 @@ from hires.core.store.reading import Note, text
 from hires.report.load import measured_points, plain_values, rows, traffic_matrix
 from hires.report.load.plain_values import count, dicts, number, spoken
 from hires.report.load.rows import Row, words_of
-from hires.report.load.runs import Run, labels, made, read_runs
+from hires.report.load.runs import Run, attempt_origin, campaign_labels, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,7 @@ class Frames:
                 **rows.what(run),
                 **rows.speed(attempt.record),
                 "attempt": attempt.number,
-                **dict(zip(("git", "host", "ended"), made(attempt.record), strict=True)),
+                **dict(zip(("git", "host", "ended"), attempt_origin(attempt.record), strict=True)),
                 "peak_bytes_max": rows.largest(dicts(attempt.record.get("memory")), "peak_bytes"),
             }
             for run, attempt in self._complete()
@@ -212,7 +212,7 @@ def load(paths: Sequence[Path], told: Mapping[Path, Any] | None = None) -> Frame
 def add_campaign(frames: Frames, folder: Path) -> None:
     """Adds the points that the sweeps of a campaign planned."""
     values = reading.read_json(folder / FILE, frames.notes)
-    name = frames.labels.setdefault(folder, labels([*frames.labels, folder])[folder])
+    name = frames.labels.setdefault(folder, campaign_labels([*frames.labels, folder])[folder])
     if values.get("schema", SCHEMA) != SCHEMA:
         why = f"its schema is {spoken(values['schema'])}, this hires knows {SCHEMA}"
         frames.notes.append(Note(f"{name}/{FILE}", why))

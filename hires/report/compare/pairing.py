@@ -17,7 +17,7 @@ from hires.report.compare.metrics import Metric
 from hires.report.compare.repeated_points import Repeat
 from hires.report.load.plain_values import dig, spoken
 from hires.report.load.rows import what
-from hires.report.load.runs import Run, made, repeat_latest
+from hires.report.load.runs import Run, attempt_origin, repeat_latest
 
 SEED = "seed"
 _COLUMNS = ("model", "image", "layout", "precision")
@@ -35,7 +35,7 @@ class ComparedPoint:
     def attempts(self) -> list[tuple[Run, Attempt]]:
         """Returns the complete attempts made by the commit and on the machine of the latest."""
         complete = [(run, attempt) for run in self.runs for attempt in run.complete]
-        latest = repeat_latest([made(attempt.record) for _, attempt in complete])
+        latest = repeat_latest([attempt_origin(attempt.record) for _, attempt in complete])
         return [pair for pair, counts in zip(complete, latest, strict=True) if counts]
 
     def num_left_out(self) -> int:

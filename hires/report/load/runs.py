@@ -1,7 +1,7 @@
-"""What does one run folder say, as far as anybody can read it?
+"""Reads run folders, in any state, for tables, plots and comparisons.
 
-A :class:`Run` holds the small files of a folder; plan, metrics and time line are read when they are
-asked for and not kept, so that thousands of runs fit.
+A :class:`Run` keeps the small files of a folder; plan, metrics and time line are read on request
+and not kept, so that thousands of runs fit into memory.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from typing import Any
 from hires.core.ranks.timeline import Span, StepSpans
 from hires.core.store import file_names, reading
 from hires.core.store.attempts import Attempt
-from hires.core.store.file_names import attempt_dir, attempt_numbers
 from hires.core.store.naming import SCHEMA
-from hires.core.store.reading import Note, text
+from hires.core.store.reading import Note, Values, text
 from hires.plan.plan import Plan
-from hires.report.load import plain_values
-from hires.report.load.plain_values import dig, number
+from hires.report.load.plain_values import count, dig, flat, number, spoken
 
-Values = dict[str, Any]
-Made = tuple[str | None, str | None, str]
+End = tuple[str, str | None, str | None]
+"""State, reason and cause."""
+Origin = tuple[str | None, str | None, str]
 """Commit, machine and end of an attempt."""
-_LONGEST = 80
+MAX_WORLD = 2**16
+"""Ranks of a plan that is opened."""
+_MAX_NAME = 80
 """Characters of a campaign's name."""
-ENDED = ("done", "failed", "cancelled", "lost", "infeasible")
+_ENDED = ("done", "failed", "cancelled", "lost", "infeasible")
 
 
 @dataclass
@@ -41,10 +42,10 @@ class Run:
     record: Values
     """Of the run."""
     notes: list[Note] = field(default_factory=list)
-    told: tuple[str, str | None, str | None] | None = None
-    """State, reason and cause of a run without a last word, as somebody found out who can."""
+    status: End | None = None
+    """State of a run without an exit record, as the launcher reports it."""
     label: str | None = None
-    """What its campaign is called among others; None: as its folder."""
+    """Name of its campaign among others; None: that of its folder."""
 
     @property
     def name(self) -> str:
@@ -59,13 +60,13 @@ class Run:
 
     @property
     def campaign(self) -> str:
-        """Name of the folder above, with more of its path if other runs' folder has it, too."""
-        return self.label or text(self.path.parent.name, _LONGEST) or "?"
+        """Name of its campaign, with more of the path where two campaigns share it."""
+        return self.label or text(self.path.parent.name, _MAX_NAME) or "?"
 
     @cached_property
     def flat_config(self) -> Values:
         """The config's leaves by their whole keys."""
-        return plain_values.flat(self.config)
+        return flat(self.config)
 
     @property
     def last(self) -> Attempt | None:
@@ -74,54 +75,52 @@ class Run:
 
     @property
     def complete(self) -> list[Attempt]:
-        """The complete attempts; a run of before attempts kept records has one."""
+        """The complete attempts; an old run, without records of its attempts, has one."""
         done = [attempt for attempt in self.attempts if attempt.record.get("state") == "done"]
         if not done and self.record.get("state") == "done":
-            done = [
-                Attempt(self.path, self.shown, held={"exit": {}, "env": {}, "record": self.record})
-            ]
+            held: Values = {"exit": {}, "env": {}, "record": self.record}
+            done = [Attempt(self.path, self.shown, held=held)]
         return done
 
     @property
     def repeats(self) -> list[Attempt]:
         """The complete attempts that count in its medians (:func:`repeat_latest`)."""
-        done = self.complete
-        kept = repeat_latest([made(attempt.record) for attempt in done])
-        return [attempt for attempt, counts in zip(done, kept, strict=True) if counts]
+        latest = repeat_latest([attempt_origin(attempt.record) for attempt in self.complete])
+        return [a for a, counts in zip(self.complete, latest, strict=True) if counts]
 
     @property
     def shown(self) -> int:
         """Number of the attempt that the record is of, or of the last one."""
-        found = plain_values.count(self.record.get("attempt"))
-        return found if found is not None else (self.last.number if self.last else 0)
+        own = count(self.record.get("attempt"))
+        return own if own is not None else (self.last.number if self.last else 0)
 
     @property
-    def end(self) -> tuple[str, str | None, str | None]:
+    def end(self) -> End:
         """State, reason and cause."""
         if self.record.get("state") == "done":
             return "done", None, None
         if self.last is not None and self.last.exit:
             return _end(self.last.exit)
-        if self.told is not None:
-            return self.told
+        if self.status is not None:
+            return self.status
         if self.record:
             return _end(self.record)
         return ("pending" if self.last is None else "unknown"), None, None
 
     @cached_property
     def reproduce(self) -> str | None:
-        """The line that makes the run again."""
-        envs = [attempt.env.get("reproduce") for attempt in self.attempts]
-        lines = [self.record.get("reproduce"), *envs]
+        """The command line that reproduces the run."""
+        envs = (attempt.env.get("reproduce") for attempt in self.attempts)
+        lines = (self.record.get("reproduce"), *envs)
         return next((text(line) for line in lines if isinstance(line, str) and line), None)
 
     @property
     def provenance(self) -> Values:
         """Code, versions and machine."""
-        found = self.record.get("provenance")
-        if not isinstance(found, dict) and self.last is not None:
-            found = self.last.env.get("provenance")
-        return found if isinstance(found, dict) else {}
+        origin = self.record.get("provenance")
+        if not isinstance(origin, dict) and self.last is not None:
+            origin = self.last.env.get("provenance")
+        return origin if isinstance(origin, dict) else {}
 
     def plan(self) -> Plan | None:
         """Returns the plan of the run; None, and a note, if this hires cannot read it."""
@@ -130,45 +129,44 @@ class Run:
             return None
         try:
             plan = Plan.from_dict(values)
-            # Everything that a figure asks for is asked here once, where an answer may fail.
             assert 0 < plan.world <= MAX_WORLD
-            plan.pipeline  # noqa: B018
+            plan.pipeline  # noqa: B018  (built here, once, because it may fail)
             return plan
-        except Exception as error:  # a plan is code's own data: any damage shows as any error
-            self.notes.append(Note(f"{self.name}/{file_names.PLAN}", _said(error)))
+        except Exception as error:  # a damaged plan may fail anywhere
+            why = text(f"cannot be read: {type(error).__name__} {error}", 300) or "?"
+            self.notes.append(Note(f"{self.name}/{file_names.PLAN}", why))
             return None
 
     def metrics(self) -> list[Values]:
         """Returns the lines of the shown attempt's ``metrics.jsonl``."""
-        path = attempt_dir(self.path, self.shown) / file_names.METRICS
-        return list(reading.read_lines(path, self.notes))
+        return list(reading.read_lines(self._file(file_names.METRICS), self.notes))
 
     def timeline(self) -> list[StepSpans]:
-        """Returns the kept steps of all ranks of the shown attempt; none if there are none."""
-        path = attempt_dir(self.path, self.shown) / file_names.TIMELINE
-        found = []
-        for line in reading.read_lines(path, self.notes):
+        """Returns the kept steps of all ranks of the shown attempt; empty if there are none."""
+        steps = []
+        for line in reading.read_lines(self._file(file_names.TIMELINE), self.notes):
             step = _step_spans(line)
             if step is None:
-                self.notes.append(
-                    Note(f"{self.name}/{file_names.TIMELINE}", "a line makes no sense")
-                )
+                where = f"{self.name}/{file_names.TIMELINE}"
+                self.notes.append(Note(where, "a line makes no sense"))
                 return []
-            found.append(step)
-        return sorted(found, key=lambda step: (step.step, step.rank))
+            steps.append(step)
+        return sorted(steps, key=lambda step: (step.step, step.rank))
+
+    def _file(self, name: str) -> Path:
+        return file_names.attempt_dir(self.path, self.shown) / name
 
 
-def made(record: Values) -> Made:
+def attempt_origin(record: Values) -> Origin:
     """Returns commit and machine of an attempt, and when it ended, as text that sorts."""
-    origin = record.get("provenance")
-    git, host, ended = (text(dig(origin, key), 80) for key in ("git", "host", "ended"))
+    git, host, ended = (text(dig(record, "provenance", k), 80) for k in ("git", "host", "ended"))
     return git, host, ended or ""
 
 
-def repeat_latest(attempts: Sequence[Made]) -> list[bool]:
+def repeat_latest(attempts: Sequence[Origin]) -> list[bool]:
     """Returns which attempts repeat the latest one: those of its commit and machine.
 
-    This is the one place that says so: pages and comparisons ask here.
+    Pages and comparisons use this one definition.
     """
     if not attempts:
         return []
@@ -176,107 +174,95 @@ def repeat_latest(attempts: Sequence[Made]) -> list[bool]:
     return [one[:2] == (git, host) for one in attempts]
 
 
-MAX_WORLD = 2**16
-"""Ranks of a plan that is looked at."""
-
-
 def read_run(path: Path) -> Run:
-    """Returns what a run folder holds, whatever state it is in."""
+    """Returns what a run folder holds, whatever its state; ``notes`` say what cannot be used."""
     notes: list[Note] = []
     config = reading.read_yaml(path / file_names.CONFIG, notes)
-    record = _known(path, reading.read_json(path / file_names.RECORD, notes), notes)
-    attempts = [_attempt(path, number, record, notes) for number in attempt_numbers(path)]
+    record = _record(path, path, notes)
+    attempts = []
+    for number_of in file_names.attempt_numbers(path):
+        own = record if record.get("attempt") == number_of else {}  # the same, and not read twice
+        own = own or _record(path, file_names.attempt_dir(path, number_of), notes)
+        attempts.append(Attempt(path, number_of, notes, held={"record": own}))
     ended = [attempt for attempt in attempts if attempt.exit.get("state") == "done"]
-    told = (path / file_names.RECORD).exists()  # what is wrong with it is told already
-    if ended and not told and not any(attempt.record for attempt in ended):
-        why = f"is missing, though attempt a{ended[-1].number} ended as done: it has no numbers"
-        notes.append(Note(text(f"{path.name}/{file_names.RECORD}", 200) or "?", why))
+    if ended and not any(attempt.record for attempt in ended):
+        file = path / file_names.RECORD
+        if not file.exists():  # else a note says already what is wrong with it
+            why = f"is missing, though attempt a{ended[-1].number} ended as done: it has no numbers"
+            notes.append(Note(_where(path), why))
     return Run(path, config, attempts, record, notes)
 
 
-def read_runs(paths: Iterable[Path], told: Mapping[Path, Any] | None = None) -> list[Run]:
+def read_runs(paths: Iterable[Path], states: Mapping[Path, End] | None = None) -> list[Run]:
     """Returns what some run folders hold, in the order given.
 
     Args:
         paths: the folders.
-        told: (state, reason, cause) of those that left no last word, by folder.
+        states: of runs without an exit record, by folder.
     """
     runs = [read_run(path) for path in paths]
-    named = labels(run.path.parent for run in runs)
+    labels = campaign_labels(run.path.parent for run in runs)
     for run in runs:
-        run.told = (told or {}).get(run.path)
-        run.label = named[run.path.parent]
+        run.status = (states or {}).get(run.path)
+        run.label = labels[run.path.parent]
     return runs
 
 
-def labels(folders: Iterable[Path]) -> dict[Path, str]:
-    """Returns what campaigns are called: by their folders, and by as much above as tells them.
+def campaign_labels(folders: Iterable[Path]) -> dict[Path, str]:
+    """Returns the names of campaigns: of their folders, with as much of the path as differs.
 
     Two folders of results may each have a campaign of one name.
     """
-    alike: dict[str, list[Path]] = {}
+    same_name: dict[str, list[Path]] = {}
     for folder in dict.fromkeys(folders):
-        alike.setdefault(text(folder.name, _LONGEST) or "?", []).append(folder)
-    found = {}
-    for name, own in alike.items():
-        paths = [folder.absolute().parts for folder in own]
+        same_name.setdefault(text(folder.name, _MAX_NAME) or "?", []).append(folder)
+    labels = {}
+    for name, group in same_name.items():
+        paths = [folder.absolute().parts for folder in group]
         most = max(map(len, paths))
-        enough = (n for n in range(1, most) if len({path[-n:] for path in paths}) == len(own))
+        enough = (n for n in range(1, most) if len({path[-n:] for path in paths}) == len(group))
         parts = next(enough, most)
-        for folder, path in zip(own, paths, strict=True):
-            tail = text("/".join(path[-parts:]), 4 * _LONGEST)
-            found[folder] = name if len(own) == 1 else tail or "?"
-    return found
+        for folder, path in zip(group, paths, strict=True):
+            tail = text("/".join(path[-parts:]), 4 * _MAX_NAME)
+            labels[folder] = name if len(group) == 1 else tail or "?"
+    return labels
 
 
-def _attempt(path: Path, number: int, record: Values, notes: list[Note]) -> Attempt:
-    """Returns one attempt; the run's own record is not read twice."""
-    values = record if record.get("attempt") == number else {}
-    attempt = Attempt(path, number, notes, held={"record": values} if values else None)
-    if not values:
-        _known(path, attempt.record, notes)
-    attempt.exit, attempt.env  # noqa: B018 (read now, so that the notes are complete)
-    return attempt
-
-
-def _known(path: Path, record: Values, notes: list[Note]) -> Values:
-    """Returns a record of a schema that this hires reads; a newer one is read as far as it goes."""
+def _record(run: Path, folder: Path, notes: list[Note]) -> Values:
+    """Returns the record in a folder; one of another schema is used as far as it is understood."""
+    record = reading.read_json(folder / file_names.RECORD, notes)
     schema = record.get("schema", SCHEMA)
     if schema != SCHEMA:
-        held = plain_values.spoken(schema)
-        why = f"its schema is {held}, this hires knows {SCHEMA}: what it has in common is shown"
-        notes.append(Note(text(f"{path.name}/{file_names.RECORD}", 200) or "?", why))
+        why = f"its schema is {spoken(schema)}, this hires knows {SCHEMA}: what it has in common is"
+        notes.append(Note(_where(run), f"{why} shown"))
     return record
 
 
-def _end(values: Values) -> tuple[str, str | None, str | None]:
-    """Returns state, reason and cause as a file tells them."""
+def _where(run: Path) -> str:
+    return text(f"{run.name}/{file_names.RECORD}", 200) or "?"
+
+
+def _end(values: Values) -> End:
     state = values.get("state")
-    known = state if state in ENDED else "unknown"
+    known = state if state in _ENDED else "unknown"
     return str(known), text(values.get("reason"), 40), text(values.get("cause"))
 
 
 def _step_spans(line: Values) -> StepSpans | None:
-    """Returns one line of a time line; None if it makes no sense."""
-    rank, step = plain_values.count(line.get("rank")), plain_values.count(line.get("step"))
+    """Returns one line of a time line; None if a value is missing or of another type."""
+    rank, step = count(line.get("rank")), count(line.get("step"))
     begin_s = number(line.get("begin_s"))
     spans = [_span(values) for values in dig(line, "spans") or [] if isinstance(values, list)]
     kept = [span for span in spans if span is not None]
     if rank is None or step is None or begin_s is None or len(kept) < len(spans):
         return None
-    dropped = plain_values.count(line.get("dropped")) or 0
+    dropped = count(line.get("dropped")) or 0
     return StepSpans(rank, step, str(line.get("clock"))[:80], begin_s, kept, dropped)
 
 
 def _span(values: list[Any]) -> Span | None:
-    """Returns one span; None if it makes no sense."""
     kind, action, what = (text(dig(values, index), 80) for index in (0, 1, 4))
     begin_s, end_s = number(dig(values, 2)), number(dig(values, 3))
     if kind is None or action is None or begin_s is None or end_s is None or end_s < begin_s:
         return None
     return Span(kind, action, begin_s, end_s, what or "")
-
-
-def _said(error: Exception) -> str:
-    """Returns why a plan cannot be read."""
-    return text(f"cannot be read: {type(error).__name__} {error}", 300) or "cannot be read"
