@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.launcher.status import process_id
+from hires.core.ranks import process_id
 from tests.cli.conftest import SMALL
 from tests.conftest import REPOSITORY
 

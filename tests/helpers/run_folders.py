@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hires.core.ranks import process_id
 from hires.core.ranks.heartbeat import alive_file
 from hires.core.store import checkpoints, records
-from hires.launcher.status import process_id
 
 CONFIG = "image: [64, 64]\nbatch: 8\nsteps: 100\nmeasure:\n  steps: 7\nmodel:\n  name: resnet\n"
 

@@ -18,12 +18,11 @@ from pathlib import Path
 from types import FrameType
 
 from hires.core.errors import HiresError, RunError
-from hires.core.ranks import world
+from hires.core.ranks import process_id, world
 from hires.core.store import file_names, records
 from hires.launcher.ranks import control_channel, processes
 from hires.launcher.ranks.places import rank_environment
 from hires.launcher.ranks.processes import RankProcess
-from hires.launcher.status import process_id
 
 _CONNECT_S = 30.0
 """How long the supervisor may take to answer."""

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
+from hires.core.ranks import process_id
 from hires.core.ranks.mpi_dialects import Starter, require_program
 from hires.core.store import file_names
 from hires.core.store.files import cannot_write
 from hires.launcher.ranks import control_channel, processes, spawn
 from hires.launcher.ranks.control_channel import ControlChannel
 from hires.launcher.ranks.rank_group import AgentRank, GroupStart, RankGroup
-from hires.launcher.status import process_id
 
 LOG = file_names.LAUNCHER_LOG
 """Output of the command that starts the ranks, among the logs."""

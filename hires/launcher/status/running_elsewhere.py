@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hires.core.errors import RunError
+from hires.core.ranks import process_id
 from hires.core.ranks.heartbeat import FileClock, last_sign
 from hires.core.store import file_names, lock, rundir
 from hires.core.store.attempts import Attempt, latest
@@ -26,7 +27,6 @@ from hires.launcher.interface import (
     JobStatus,
     job_of,
 )
-from hires.launcher.status import process_id
 from hires.launcher.status.state import OLD_S
 
 _LOCK = file_names.BEGIN_LOCK

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
+from hires.core.ranks import process_id
 from hires.core.ranks.heartbeat import FileClock, last_sign
 from hires.core.store import file_names, reading
 from hires.core.store.attempts import Attempt, latest
@@ -23,7 +24,6 @@ from hires.core.store.records import attempt_dir
 from hires.core.store.rundir import attempt_numbers
 from hires.launcher import interface
 from hires.launcher.interface import ENDED, ENDS, GONE, RESTARTED, UNKNOWN, Job, JobStatus
-from hires.launcher.status import process_id
 from hires.launcher.status.missing_repeats import Repeats
 from hires.launcher.status.run_state import (
     CANCELLED,

@@ -29,6 +29,7 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, RunError
+from hires.core.ranks import process_id
 from hires.core.store import file_names, records
 from hires.core.store.attempts import Attempt
 from hires.launcher.interface import OnLine
@@ -37,7 +38,6 @@ from hires.launcher.ranks.agent_ranks import AgentRanks
 from hires.launcher.ranks.places import Preemption, RankPlaces
 from hires.launcher.ranks.processes import RankProcess
 from hires.launcher.ranks.rank_group import AgentRank, GroupStart, RankGroup, SeparateRanks
-from hires.launcher.status import process_id
 from hires.launcher.status.run_progress import MetricsTail
 from hires.launcher.supervision import blame, watchdog
 from hires.launcher.supervision.interrupts import Interrupts

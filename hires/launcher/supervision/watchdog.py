@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import HiresError, RunError
-from hires.core.ranks import heartbeat
+from hires.core.ranks import heartbeat, process_id
 from hires.core.ranks.activity import RankStatus
 from hires.core.store import file_names, records
 from hires.core.store.files import write_atomically
-from hires.launcher.status import process_id
 from hires.launcher.status.run_progress import MetricsTail
 from hires.launcher.supervision import hang_page
 from hires.plan.plan import Plan

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from hires.core.ranks import process_id
 from hires.core.store import records
-from hires.launcher.status import process_id, state
+from hires.launcher.status import state
 from tests.helpers.run_folders import begin, done, make_run, submitted
 
 ROOT = Path(__file__).resolve().parents[3]

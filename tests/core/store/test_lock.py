@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import RunError
+from hires.core.ranks import process_id
 from hires.core.store import lock
 
 pytestmark = pytest.mark.timeout(60)
@@ -83,7 +84,7 @@ def test_lock_of_a_killed_process_is_taken_over_with_a_note(tmp_path, holder):
 def test_process_that_was_killed_and_not_yet_collected_is_dead(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 20
-    while lock._started(holder.pid) is not None and time.monotonic() < deadline:
+    while process_id.state_of(holder.pid) not in (None, "Z") and time.monotonic() < deadline:
         time.sleep(0.01)
     with held(tmp_path) as note:
         assert note
@@ -92,7 +93,7 @@ def test_process_that_was_killed_and_not_yet_collected_is_dead(tmp_path, holder)
 def test_another_process_of_the_same_number_is_not_the_holder(tmp_path):
     with held(tmp_path):
         facts = json.loads((tmp_path / "lock").read_text())
-    facts["process_started"] -= 1
+    facts["birth"] -= 1
     (tmp_path / "lock").write_text(json.dumps(facts))
     with held(tmp_path) as note:
         assert "which is gone" in note
@@ -123,7 +124,7 @@ def test_lock_that_somebody_removed_and_took_is_left_alone(tmp_path):
 def test_never_two_at_once(tmp_path):
     """All find the lock of a dead process first; whoever comes second must not remove the new."""
     (tmp_path / "lock").write_text(
-        json.dumps({"pid": 2**22 + 1, "host": lock.platform.node(), "process_started": 1})
+        json.dumps({**process_id.myself(), "pid": 2**22 + 1, "birth": 1})
     )
     processes = [start(_COUNT, tmp_path / "lock", tmp_path / "inside") for _ in range(4)]
     told = [process.communicate(timeout=50)[0] for process in processes]

@@ -11,9 +11,9 @@ import time
 import pytest
 
 from hires.core.errors import ConfigError, RunError
+from hires.core.ranks import process_id
 from hires.core.store import records
 from hires.launcher.local import local_launcher
-from hires.launcher.status import process_id
 from hires.launcher.supervision import supervisor
 from tests.helpers.run_folders import end
 from tests.launcher.conftest import alive, events, rank_pids

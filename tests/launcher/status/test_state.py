@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from hires.core.ranks import process_id
 from hires.launcher import interface
 from hires.launcher.interface import JobStatus
 from hires.launcher.slurm import scheduler
-from hires.launcher.status import process_id, state
+from hires.launcher.status import state
 from hires.launcher.status.state import state_of, states
 from tests.helpers.run_folders import beat, begin, done, end, make_run, steps, submitted
 
