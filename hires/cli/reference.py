@@ -10,7 +10,7 @@ from hires.cli.verb_table import VERBS, parser_of
 
 def verbs_page() -> str:
     """Returns every verb with its options and examples."""
-    parts = []
+    parts = ["# Options of every verb", "Written by `hires list verbs --markdown`."]
     for verb in VERBS:
         parser = parser_of(verb)
         rows = [(f"`{name}`", meaning) for name, meaning in parser.options()]
@@ -25,7 +25,10 @@ def keys_page() -> str:
     sections: dict[str, list[ConfigKey]] = {}
     for key in config_keys().values():
         sections.setdefault(key.name.rpartition(".")[0], []).append(key)
-    parts = []
+    parts = [
+        "# Keys of the config",
+        "Written by `hires list keys --markdown`. Set a key on the command line as `KEY=VALUE`.",
+    ]
     for section, held in sections.items():
         rows = [(f"`{k.name}`", f"`{k.default}`", values_of(k), k.meaning) for k in held]
         parts += [

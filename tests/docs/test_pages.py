@@ -125,6 +125,13 @@ def test_every_model_is_listed():
         assert f"`{model}" in PAGES["networks.md"]
 
 
+@pytest.mark.parametrize("page", ["keys", "verbs", "operators"])
+def test_page_from_the_code_is_up_to_date(hires, page):
+    answer = hires("list", page, "--markdown")
+    assert answer.code == 0
+    assert answer.out == PAGES[f"{page}.md"], f"make docs writes docs/{page}.md again"
+
+
 def test_links_of_the_readme_lead_somewhere():
     for target in re.findall(r"\]\(([^)]+)\)", README):
         assert (ROOT / target).exists(), target
