@@ -84,7 +84,7 @@ def _compute(run_dir: Path, world: World, config: RunConfig, verify: bool) -> in
     if verify:
         engine = build_rank(config, plan, world.rank, 1)
         _say_place(engine)
-        verify_rank(engine, config, records.attempt_dir(run_dir, world.attempt))
+        verify_rank(engine, config, file_names.attempt_dir(run_dir, world.attempt))
         comm.barrier()
         code = 0
     else:
@@ -95,7 +95,7 @@ def _compute(run_dir: Path, world: World, config: RunConfig, verify: bool) -> in
 
 def _go(run_dir: Path, config: RunConfig, plan: Plan, world: World, meter: PeakMeter) -> int:
     """Runs the attempt's steps, from the last checkpoint on; returns the exit code."""
-    metrics = records.attempt_dir(run_dir, world.attempt) / file_names.METRICS
+    metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
     begin = resume.choose(run_dir, config, plan, world)
     engine = build_rank(config, plan, world.rank, range(begin.step, config.steps))
     _say_place(engine)

@@ -26,7 +26,7 @@ from hires.bench.thesis import CLUSTER, Predictor, rows
 from hires.bench.wires import measure_network
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.plan.plan import Plan
 from hires.plan.simulation.costs import measured_costs
 from hires.plan.simulation.links import Network
@@ -64,7 +64,7 @@ def compare(run_dir: Path, network: Network) -> dict[str, Any]:
         RunError: it kept none.
     """
     record = records.read_record(run_dir)
-    attempt = records.attempt_dir(run_dir, record["attempt"] if record else 0)
+    attempt = file_names.attempt_dir(run_dir, record["attempt"] if record else 0)
     steps = timeline.read(attempt)
     plan = Plan.from_dict(records.read_plan(run_dir))
     whole = timeline.complete_steps(steps, plan.world)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hires.core.store import file_names, rundir
+from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import (
@@ -69,7 +69,7 @@ class JobWait:
         for line in self._tail.read():
             if self.on_line is not None:
                 self.on_line(line)
-        for number in rundir.attempt_numbers(self.run.path):
+        for number in file_names.attempt_numbers(self.run.path):
             attempt = Attempt(self.run, number)
             if number > self.attempt and attempt.job_name == self.job:
                 self.attempt, self._answers = number, []

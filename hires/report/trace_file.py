@@ -28,7 +28,8 @@ from hires.core.ranks.timeline import (
     complete_steps,
     length_s,
 )
-from hires.core.store.files import StrPath, write_atomically
+from hires.core.store.file_names import StrPath
+from hires.core.store.files import write_atomically
 from hires.plan.plan import Plan
 from hires.plan.program import edge_messages
 from hires.plan.schedule import started

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hires.cli.verbs import verb_run
-from hires.core.store import rundir
+from hires.core.store import attempts
 from hires.launcher import job_wait
 from tests.cli.conftest import SMALL
 
@@ -87,7 +87,7 @@ def test_dry_run_on_this_machine_writes_its_script(hires, fake_ranks):
 def test_attempt_by_hand_after_a_dry_run_knows_what_makes_the_run(hires, fake_ranks):
     hires("run", *SMALL, "--dry-run", "seed=7")
     run = only_run()
-    assert rundir.next_attempt(run) == 0
+    assert attempts.next_attempt(run) == 0
     env = json.loads((run / "a0" / "env.json").read_text())
     assert (env["argv"], env["reproduce"].split()[-1]) == (None, "seed=7")
     planned = json.loads((run / "planned.json").read_text())
@@ -179,7 +179,7 @@ def test_point_that_another_command_began_while_it_was_planned_is_not_begun_agai
     meant = verb_run.planned
 
     def planned(config):
-        rundir.next_attempt(only_run())
+        attempts.next_attempt(only_run())
         return meant(config)
 
     monkeypatch.setattr(verb_run, "planned", planned)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from hires.core.config.run_config import RunConfig, from_dict
-from hires.core.store import records, summary
+from hires.core.store import file_names, summary
 from hires.core.store.naming import model_label, plain, run_name
 
 ORIGIN = {
@@ -52,7 +52,7 @@ def compared_run(
         record["run"] = run.name
         record["memory"] = [{"rank": 0, "peak_bytes": peak // 2}, {"rank": 1, "peak_bytes": peak}]
         record["loss"] = {"first": 2.5, "last": loss, "finite": loss is not None}
-        folder = records.attempt_dir(run, number)
+        folder = file_names.attempt_dir(run, number)
         folder.mkdir()
         end = {"state": "done", "cause": None, "reason": None, "exit_codes": {"0": 0}}
         (folder / "exit.json").write_text(json.dumps(end))

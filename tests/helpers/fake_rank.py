@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from hires.core.ranks import world
-from hires.core.store import records
+from hires.core.store import file_names, records
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def ok(here, run_dir, argument, steps=None):
-    metrics = records.attempt_dir(run_dir, here.attempt) / "metrics.jsonl"
+    metrics = file_names.attempt_dir(run_dir, here.attempt) / "metrics.jsonl"
     config = records.read_config(run_dir)
     sizes = {"params_bytes": 100 << 20, "grads_bytes": 90 << 20, "optimizer_bytes": 80 << 20}
     records.append(metrics, {"kind": "ready", "rank": here.rank, "rss_import_bytes": 1, **sizes})

@@ -10,7 +10,7 @@ from typing import Any
 
 from hires.core.ranks import process_id
 from hires.core.ranks.heartbeat import alive_file
-from hires.core.store import checkpoints, records
+from hires.core.store import checkpoints, file_names, records
 
 CONFIG = "image: [64, 64]\nbatch: 8\nsteps: 100\nmeasure:\n  steps: 7\nmodel:\n  name: resnet\n"
 
@@ -26,7 +26,7 @@ def make_run(results: Path, name: str = "resnet18-64x64-single-fp32-0123abcd") -
 
 def begin(run: Path, attempt: int = 0, **launched: Any) -> Path:
     """Begins an attempt: this process started its ranks, unless something else is told."""
-    folder = records.attempt_dir(run, attempt)
+    folder = file_names.attempt_dir(run, attempt)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     records.event(run, attempt, "launch_started", **{**process_id.myself(), **launched})
     for rank in range(2):
@@ -69,12 +69,12 @@ def done(run: Path, attempt: int = 0) -> None:
     record = {"state": "done", "attempt": attempt, "throughput": {"img_per_s": {"median": 41.5}}}
     record |= {"memory": [{"peak_bytes": 1 << 29}, {"peak_bytes": 3 << 29}]}
     (run / "record.json").write_text(json.dumps(record))
-    end(records.attempt_dir(run, attempt), "done")
+    end(file_names.attempt_dir(run, attempt), "done")
 
 
 def submitted(run: Path, attempt: int = 0, job: str = "77", index: int | None = None) -> Path:
     """Submits an attempt to Slurm."""
-    folder = records.attempt_dir(run, attempt)
+    folder = file_names.attempt_dir(run, attempt)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     told = {"launcher": "slurm", "job": job, "index": index, "submitted": time.time()}
     (folder / "job.json").write_text(json.dumps(told))

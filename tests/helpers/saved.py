@@ -14,7 +14,7 @@ import pytest
 from hires import comm, worker
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.world import World
-from hires.core.store import records, rundir
+from hires.core.store import attempts, file_names, records, rundir
 from hires.engine import checkpoint, run, stopping, tensorfile
 from hires.engine.memory_meter import PeakMeter
 from hires.plan.plan import Plan
@@ -61,8 +61,8 @@ def attempt(path: Path, stop_at: int | None = None) -> list[int]:
     A folder whose latest attempt was run gets another one.
     """
     number = rundir.open_run(path).attempt
-    if (records.attempt_dir(path, number) / "metrics.jsonl").exists():
-        number = rundir.next_attempt(path)
+    if (file_names.attempt_dir(path, number) / "metrics.jsonl").exists():
+        number = attempts.next_attempt(path)
     size = int(records.read_plan(path)["world"])
     return run_ranks(numbered, size, str(path), number, stop_at)
 
@@ -110,7 +110,7 @@ def losses(path: Path, *attempts: int) -> dict[tuple[int, int], float | None]:
     """Returns the loss by (step, rank) that some attempts noted; no step may be noted twice."""
     found: dict[tuple[int, int], float | None] = {}
     for number in attempts:
-        for line in records.read_lines(records.attempt_dir(path, number) / "metrics.jsonl"):
+        for line in records.read_lines(file_names.attempt_dir(path, number) / "metrics.jsonl"):
             if line["kind"] == "step":
                 assert (line["step"], line["rank"]) not in found
                 found[line["step"], line["rank"]] = line["loss"]

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from hires.core.store import run_index, rundir
+from hires.core.store import attempts, run_index, rundir
 from hires.launcher.local import local_launcher
 from hires.launcher.supervision.exit_record import leave_word
 
@@ -23,7 +23,7 @@ def test_done_and_failed_attempts_have_a_line_each(fake_world, launch):
     launch(fake_world("ok", "ok"))
     run = fake_world("ok", "ok")  # complete: again only if asked
     assert run.complete
-    number = rundir.next_attempt(run.path)
+    number = attempts.next_attempt(run.path)
     launch(rundir.RunDir(run.path, number, False))
     launch(fake_world("raise", steps=4))
     done, again, failed = lines(run)

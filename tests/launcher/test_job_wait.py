@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import RunError
-from hires.core.store import records, rundir
+from hires.core.store import attempts, file_names, records
 from hires.launcher import job_wait
 from hires.launcher.interface import launcher_named
 from hires.launcher.job_wait import JobWait
@@ -59,7 +59,7 @@ def run(fake_world):
 
 def end(run, attempt: int, state: str, reason: str | None = None) -> None:
     values = {"state": state, "cause": f"it is {state}", "reason": reason, "exit_codes": {"0": 1}}
-    path = records.attempt_dir(run, attempt) / "exit.json"
+    path = file_names.attempt_dir(run, attempt) / "exit.json"
     path.write_text(json.dumps(values))
 
 
@@ -84,7 +84,7 @@ def test_job_that_starts_again_is_followed_into_its_next_attempt(run, squeue, re
     lines: list[dict[str, object]] = []
 
     def go_on() -> None:
-        job_script.note_job(records.attempt_dir(run, rundir.next_attempt(run)), "7", None)
+        job_script.note_job(file_names.attempt_dir(run, attempts.next_attempt(run)), "7", None)
         records.append(Path(run) / "a1" / "metrics.jsonl", {"kind": "begin"})
         end(run, 1, "done")
 
@@ -133,7 +133,7 @@ def test_run_whose_job_is_queued_is_refused(run, squeue):
     squeue(PENDING)
     with pytest.raises(RunError, match=r"is job 7 already \(pending\).*`hires cancel /.*`"):
         running_elsewhere.refuse_queued(run.path)
-    rundir.next_attempt(run.path)  # hires cancels what is the latest, and no other
+    attempts.next_attempt(run.path)  # hires cancels what is the latest, and no other
     with pytest.raises(RunError, match=r"is job 7 already \(pending\).*`scancel 7`"):
         running_elsewhere.refuse_queued(run.path)
 

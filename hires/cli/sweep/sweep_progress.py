@@ -15,7 +15,7 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.core.units import seconds
 from hires.launcher.local.queue_tasks import Ended, Task
 from hires.launcher.status.run_progress import Progress
@@ -99,7 +99,7 @@ class SweepProgress:
         text += f", {_rate(end)}" if end.state == "done" else ""
         self._say(f"{text}, {seconds(end.wall_s)}" + (f": {end.cause}" if end.cause else ""))
         if end.state in ("failed", "lost") and end.attempt is not None:
-            self._say(f"    logs: {records.attempt_dir(end.task.path, end.attempt) / 'logs'}")
+            self._say(f"    logs: {file_names.attempt_dir(end.task.path, end.attempt) / 'logs'}")
 
     def left(self, task: Task, why: str) -> None:
         """A task is left to somebody else, or was completed by others."""
@@ -120,7 +120,7 @@ def _rate(end: Ended) -> str:
     """Returns the throughput of a complete attempt, in words."""
     record = None
     with contextlib.suppress(RunError):
-        record = records.read_record(records.attempt_dir(end.task.path, end.attempt or 0))
+        record = records.read_record(file_names.attempt_dir(end.task.path, end.attempt or 0))
     rates = record["throughput"]["img_per_s"] if record else None
     return f"{rates['median']:.4g} img/s" if rates else "no throughput"
 

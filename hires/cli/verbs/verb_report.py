@@ -10,8 +10,7 @@ from hires.cli.options import Parser, chosen
 from hires.cli.verbs.verb_export import no_runs
 from hires.core.errors import ConfigError
 from hires.core.store import file_names
-from hires.core.store.records import attempt_dir
-from hires.core.store.rundir import attempt_numbers
+from hires.core.store.file_names import attempt_dir, attempt_numbers
 from hires.launcher.status.run_selection import select, whole_campaigns
 from hires.launcher.status.state import states
 

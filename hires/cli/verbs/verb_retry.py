@@ -14,7 +14,7 @@ from hires.cli.start_run import explain, launched
 from hires.cli.sweep.submission import submit
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
-from hires.core.store import campaign, records, rundir
+from hires.core.store import attempts, campaign, records, rundir
 from hires.core.store.file_names import last_number
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import (
@@ -193,9 +193,9 @@ def _next(path: Path, config: RunConfig, seen: Seen) -> RunDir:
         refuse_begun(path, seen[path])
         with running_elsewhere.alone(path, None, None):
             rundir.refreeze(path, config)
-            return RunDir(path, rundir.next_attempt(path), complete=False)
+            return RunDir(path, attempts.next_attempt(path), complete=False)
 
 
 def _command(path: Path) -> str:
     """Returns the command line that makes a run."""
-    return rundir.reproduce_line_of(path) or "hires run ..."
+    return attempts.reproduce_line_of(path) or "hires run ..."

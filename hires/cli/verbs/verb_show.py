@@ -14,9 +14,10 @@ from hires.cli.screens.show_plan import placement_lines
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks.timeline import StepSpans, read
 from hires.core.store import checkpoints
+from hires.core.store.file_names import attempt_dir
 from hires.core.store.find import find, locate
 from hires.core.store.reading import text
-from hires.core.store.records import attempt_dir, read_plan, read_record
+from hires.core.store.records import read_plan, read_record
 from hires.core.store.rundir import RunDir
 from hires.core.units import size
 from hires.report.load.plain_values import count, spoken

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 from hires.core.errors import RunError
 from hires.core.store import file_names
-from hires.core.store.files import StrPath, append_line
+from hires.core.store.file_names import StrPath
+from hires.core.store.files import append_line
 from hires.core.store.reading import read_lines
 
 FILE = file_names.TIMELINE

@@ -17,8 +17,8 @@ from typing import Any
 
 from hires.core.errors import RunError
 from hires.core.store import file_names, launch_file, provenance, reading
-from hires.core.store.file_names import attempt_dir, last_number
-from hires.core.store.files import StrPath, cannot_write, make_folder, write_atomically
+from hires.core.store.file_names import StrPath, attempt_dir, last_number
+from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.core.store.reading import Note, Notes, Values
 
 _FIRST_BYTES = 2**13

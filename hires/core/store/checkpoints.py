@@ -22,7 +22,7 @@ from typing import Any
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names
-from hires.core.store.files import StrPath
+from hires.core.store.file_names import StrPath
 from hires.core.store.records import read_record
 
 FOLDER = "checkpoints"

@@ -14,7 +14,7 @@ import uuid
 from pathlib import Path
 
 from hires.core.errors import ConfigError, HiresError, RunError
-from hires.core.store.file_names import StrPath as StrPath
+from hires.core.store.file_names import StrPath
 
 OPTION = "results=FOLDER"
 """How a user chooses where runs are kept."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hires.core.errors import ConfigError
 from hires.core.store import file_names
-from hires.core.store.files import StrPath
+from hires.core.store.file_names import StrPath
 from hires.core.store.rundir import RunDir, open_run
 
 

@@ -18,8 +18,7 @@ from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, provenance, reading, summary
 from hires.core.store.attempts import Attempt
-from hires.core.store.file_names import StrPath
-from hires.core.store.file_names import attempt_dir as attempt_dir  # others ask for it here, too
+from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import OPTION, append_line, write_atomically
 from hires.core.store.naming import SCHEMA
 

@@ -30,13 +30,9 @@ import yaml
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import file_names, launch_file
-from hires.core.store.attempts import Attempt, environment
-from hires.core.store.attempts import id_of as id_of  # others ask for these here, too
-from hires.core.store.attempts import next_attempt as next_attempt
-from hires.core.store.attempts import reproduce_line_of as reproduce_line_of
-from hires.core.store.file_names import attempt_dir
-from hires.core.store.file_names import attempt_numbers as attempt_numbers
-from hires.core.store.files import StrPath, cannot_write, make_folder, write_atomically
+from hires.core.store.attempts import Attempt, environment, next_attempt
+from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers
+from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.core.store.naming import identity, plain, run_name
 from hires.core.store.records import read_record
 

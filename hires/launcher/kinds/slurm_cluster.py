@@ -10,7 +10,7 @@ from pathlib import Path
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, launch_file
-from hires.core.store.files import StrPath
+from hires.core.store.file_names import StrPath
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import (
     LAUNCHERS,

@@ -17,9 +17,9 @@ from typing import Any
 
 from hires.core import log, units
 from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, provenance, records, rundir
+from hires.core.store import attempts, file_names, provenance, records, rundir
 from hires.core.store.attempts import Attempt
-from hires.core.store.files import StrPath
+from hires.core.store.file_names import StrPath
 from hires.launcher.interface import OnLine, Outcome
 from hires.launcher.ranks import hosts, ports
 from hires.launcher.ranks.places import RankPlaces, here
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         path = rundir.frozen_folder(words[0])
         with running_elsewhere.alone(path, None, None):
-            attempt = rundir.next_attempt(path)
+            attempt = attempts.next_attempt(path)
         config, plan = records.read_config(path), records.read_plan(path)
         progress = Progress(int(plan["world"]), config.batch, config.steps)
         _say(f"{path.name}: attempt {attempt}, {plan['world']} ranks")
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in outcome.tail:
         sys.stderr.write(f"    {line}\n")
     if outcome.cause:
-        logs = records.attempt_dir(path, attempt) / file_names.LOGS
+        logs = file_names.attempt_dir(path, attempt) / file_names.LOGS
         sys.stderr.write(f"{outcome.cause}; the logs are in {logs}\n")
     _say(f"{path.name}: {outcome.state}")
     return outcome.exit_code

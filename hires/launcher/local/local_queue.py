@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
-from hires.core.store import file_names, provenance, records, rundir
+from hires.core.store import file_names, provenance, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import cannot_write
 from hires.launcher.local.queue_tasks import Ended, Limits, Result, Task, Watcher
@@ -227,7 +227,7 @@ class Queue:
 
 def _end_of(run: _Running, code: int) -> Ended:
     """Returns how an attempt ended, as its launcher wrote it, or as it looks if that was killed."""
-    folder = records.attempt_dir(run.task.path, run.attempt)
+    folder = file_names.attempt_dir(run.task.path, run.attempt)
     end = Attempt(run.task.path, run.attempt).exit
     if end:
         return Ended(run.task, run.attempt, end["state"], end.get("cause"), run.wall_s)

@@ -56,7 +56,7 @@ class Agent:
             HiresError: the environment does not say which, or the supervisor does not answer.
         """
         self.run_dir, self.attempt = run_dir, attempt
-        self.folder = records.attempt_dir(run_dir, attempt)
+        self.folder = file_names.attempt_dir(run_dir, attempt)
         self.facts = control_channel.read(self.folder, _FILE_S)
         self.numbers = world.numbers(self.facts["starter"])
         if self.numbers.size != self.facts["size"]:

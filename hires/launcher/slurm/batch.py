@@ -21,7 +21,7 @@ from typing import Any
 
 from hires.core import log
 from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, provenance, reading, records, rundir
+from hires.core.store import attempts, file_names, provenance, reading, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.launcher.interface import RESTARTED, Outcome
 from hires.launcher.local.local_launcher import launch, leave
@@ -161,7 +161,7 @@ class JobAttempt:
 
 def attempts_of(path: Path, job: Allocation) -> list[int]:
     """Returns the attempts of a run that are this job's, in order."""
-    numbers = rundir.attempt_numbers(path)
+    numbers = file_names.attempt_numbers(path)
     return [n for n in numbers if Attempt(path, n).job_name == job.name]
 
 
@@ -189,8 +189,8 @@ def number_of(path: Path, job: Allocation, number: int | None, pack: int = 1) ->
     with running_elsewhere.alone(path, job.name, fresh):
         if fresh is None:
             _close_silent(path, job)
-        mine = rundir.next_attempt(path) if fresh is None else fresh
-        folder = records.attempt_dir(path, mine)
+        mine = attempts.next_attempt(path) if fresh is None else fresh
+        folder = file_names.attempt_dir(path, mine)
         if Attempt(path, mine).job_name != job.name:
             own, index = job.array or (job.job, None)
             job_script.note_job(folder, own, index, pack)
@@ -204,7 +204,7 @@ def _close_silent(path: Path, job: Allocation) -> None:
     several supervisors that is killed while its job goes on is written down by the job at once, see
     :mod:`hires.launcher.slurm.job_packing`, so it is none of these.
     """
-    numbers = rundir.attempt_numbers(path)
+    numbers = file_names.attempt_numbers(path)
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" or not numbers:
         return
     last = Attempt(path, numbers[-1])

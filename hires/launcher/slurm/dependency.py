@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from hires.core.errors import ConfigError
-from hires.core.store.files import StrPath
+from hires.core.store.file_names import StrPath
 from hires.launcher.slurm.scheduler import is_unknown
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import DONE, PENDING, RUNNING, RunState

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, reading, records, rundir
+from hires.core.store import attempts, file_names, reading, rundir
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, job_name
 from hires.launcher.local import local_launcher
@@ -173,9 +173,9 @@ def mend(campaign: Path) -> Iterator[str]:
             continue
         for index, entries in enumerate(elements):
             for entry in entries:
-                folder = records.attempt_dir(campaign / entry.run, entry.attempt)
+                folder = file_names.attempt_dir(campaign / entry.run, entry.attempt)
                 known = (folder / file_names.JOB).exists() or (folder / file_names.EXIT).exists()
-                same = entry.id is not None and rundir.id_of(folder) == entry.id
+                same = entry.id is not None and attempts.id_of(folder) == entry.id
                 if same and not known:
                     job_script.note_job(folder, job, index, len(entries))
 
@@ -228,7 +228,7 @@ def _submit(array: Array, options: SubmitOptions, before: str | None) -> list[Su
         return found + [Submitted(path, None, str(error)) for path in attempts]
     for index, some in enumerate(elements):
         for run in some:
-            folder = records.attempt_dir(run.path, attempts[run.path])
+            folder = file_names.attempt_dir(run.path, attempts[run.path])
             job_script.note_job(folder, job, index, len(some))
             found.append(Submitted(run.path, job_name({"job": job, "index": index}), None))
     return found
@@ -262,7 +262,7 @@ def _sbatch(
 
 def _told(run: FrozenRun, attempt: int) -> dict[str, Any]:
     """Returns what the list of an array says of one run."""
-    found = rundir.id_of(records.attempt_dir(run.path, attempt))
+    found = attempts.id_of(file_names.attempt_dir(run.path, attempt))
     told = {"run": run.path.name, "attempt": attempt, "id": found}
     return told | ({"attempts": run.attempts} if run.attempts > 1 else {})
 

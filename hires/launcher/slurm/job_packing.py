@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hires.core.errors import HiresError, RunError
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import cannot_write
 from hires.launcher.interface import CANCELLED
@@ -81,7 +81,7 @@ class Packed:
     @property
     def folder(self) -> Path:
         """Folder of the attempt that is launched."""
-        return records.attempt_dir(self.path, self.number)
+        return file_names.attempt_dir(self.path, self.number)
 
 
 class Pack:

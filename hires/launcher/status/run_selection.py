@@ -13,7 +13,7 @@ from typing import Any
 
 from hires.core.errors import ConfigError
 from hires.core.store import file_names, reading
-from hires.core.store.files import StrPath
+from hires.core.store.file_names import StrPath
 from hires.core.store.find import locate
 from hires.launcher.status.run_state import INFEASIBLE, PENDING, RunState
 

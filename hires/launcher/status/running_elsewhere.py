@@ -15,7 +15,7 @@ from pathlib import Path
 from hires.core.errors import RunError
 from hires.core.ranks import process_id
 from hires.core.ranks.heartbeat import FileClock, last_sign
-from hires.core.store import file_names, lock, rundir
+from hires.core.store import file_names, lock
 from hires.core.store.attempts import Attempt, latest
 from hires.core.store.file_names import last_number
 from hires.launcher import interface
@@ -156,7 +156,7 @@ def _why_not(run: Path, own: str | None, submitted: int | None) -> str | None:
 
 def _attempts(run: Path) -> list[Attempt]:
     """Returns what the files say of all attempts of a run."""
-    return [Attempt(run, number) for number in rundir.attempt_numbers(run)]
+    return [Attempt(run, number) for number in file_names.attempt_numbers(run)]
 
 
 def _has(

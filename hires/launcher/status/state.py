@@ -20,8 +20,7 @@ from hires.core.ranks import process_id
 from hires.core.ranks.heartbeat import FileClock, last_sign
 from hires.core.store import file_names, reading
 from hires.core.store.attempts import Attempt, latest
-from hires.core.store.records import attempt_dir
-from hires.core.store.rundir import attempt_numbers
+from hires.core.store.file_names import attempt_dir, attempt_numbers
 from hires.launcher import interface
 from hires.launcher.interface import ENDED, ENDS, GONE, RESTARTED, UNKNOWN, Job, JobStatus
 from hires.launcher.status.missing_repeats import Repeats

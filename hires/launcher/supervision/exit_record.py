@@ -30,7 +30,7 @@ def leave_word(run: Path, attempt: int, end: dict[str, Any], record: dict[str, A
         RunError: ``exit.json`` cannot be written.
     """
     text = json.dumps(end, indent=1) + "\n"
-    write_atomically(records.attempt_dir(run, attempt) / file_names.EXIT, text)
+    write_atomically(file_names.attempt_dir(run, attempt) / file_names.EXIT, text)
     if record is not None:
         _add_to_index(run, attempt, end, record)
 
@@ -68,7 +68,7 @@ def _add_to_index(run: Path, attempt: int, end: dict[str, Any], record: dict[str
         if run.parent.name != config.campaign:
             return  # the folder was copied: what lies two folders above is not ours to write into
         # Rank 0 may have written a record before the launcher that should have was killed.
-        record = record or records.read_record(records.attempt_dir(run, attempt)) or {}
+        record = record or records.read_record(file_names.attempt_dir(run, attempt)) or {}
         run_index.append(
             run.parent.parent, run_index.entry(run, attempt, plain(config), record, end)
         )

@@ -77,7 +77,7 @@ class Launch:
     @property
     def folder(self) -> Path:
         """Folder of the attempt."""
-        return records.attempt_dir(self.run_dir, self.attempt)
+        return file_names.attempt_dir(self.run_dir, self.attempt)
 
 
 @dataclass

@@ -96,7 +96,7 @@ def investigate(
         pids: the processes of the ranks that run on this machine and have not ended.
         hurry: asked again and again; the answers so far have to do when it says True.
     """
-    folder = records.attempt_dir(run_dir, attempt)
+    folder = file_names.attempt_dir(run_dir, attempt)
     beats = heartbeat.heartbeats(folder)
     for rank, pid in pids.items():
         if rank in beats:  # before its first beat the signal would kill it

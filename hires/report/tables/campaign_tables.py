@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
-from hires.core.store import records, rundir
+from hires.core.store import file_names, records, rundir
 from hires.core.store.campaign import Campaign, Point
 from hires.core.store.files import write_atomically
 from hires.report.tables.run_tables import Cell, Column, Table, tables, to_csv, to_markdown
@@ -59,7 +59,7 @@ def done_records(run: Path, count: int) -> list[dict[str, Any]]:
     """
     found = []
     for attempt in rundir.done_attempts(run)[-count:]:
-        record = _read(records.attempt_dir(run, attempt))
+        record = _read(file_names.attempt_dir(run, attempt))
         found += [record] if record is not None else []
     if found:
         return found

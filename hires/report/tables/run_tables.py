@@ -17,7 +17,8 @@ from typing import Any
 
 from hires.core.errors import HiresError
 from hires.core.store import records
-from hires.core.store.files import StrPath, write_atomically
+from hires.core.store.file_names import StrPath
+from hires.core.store.files import write_atomically
 from hires.core.store.reading import text
 from hires.core.units import MIB
 from hires.report.load.plain_values import count, dicts, dig, number, spoken

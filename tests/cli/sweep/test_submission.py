@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.store import rundir
+from hires.core.store import attempts
 from hires.launcher.local.local_launcher import launch
 from tests.cli.conftest import SMALL
 
@@ -204,7 +204,7 @@ def test_attempt_of_a_folder_that_was_made_anew_is_not_taken_for_an_old_job(hire
     hires(*words, "seed=0")
     [run] = [path.parent for path in Path("results").glob("*/*/config.yaml")]
     shutil.rmtree(run / "a0")
-    assert rundir.next_attempt(run) == 0
+    assert attempts.next_attempt(run) == 0
     hires(*words, "seed=1")
     assert not (run / "a0" / "job.json").exists()
 

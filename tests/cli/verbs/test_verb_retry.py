@@ -11,7 +11,7 @@ import yaml
 from hires.cli.verbs import verb_retry
 from hires.core.config.cluster_config import ClusterConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.store import records, rundir
+from hires.core.store import attempts, records, rundir
 from hires.launcher.interface import launcher_named
 from hires.launcher.kinds import slurm_cluster
 from hires.launcher.status import state
@@ -211,7 +211,7 @@ def test_run_that_another_command_began_again_meanwhile_is_left_to_it(
 
     def states(paths):
         found = read(paths)
-        rundir.next_attempt(runs["failed"])
+        attempts.next_attempt(runs["failed"])
         return found
 
     monkeypatch.setattr(verb_retry, "states", states)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import files, records, rundir, summary
+from hires.core.store import attempts, file_names, files, records, rundir, summary
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -68,9 +68,9 @@ def began(step_number, attempt):
 
 def tell_attempt(run, number, lines):
     if number:
-        assert rundir.next_attempt(run.path) == number
+        assert attempts.next_attempt(run.path) == number
     for line in lines:
-        records.append(records.attempt_dir(run.path, number) / "metrics.jsonl", line)
+        records.append(file_names.attempt_dir(run.path, number) / "metrics.jsonl", line)
 
 
 def steps(first, end, step_s=1.0):
@@ -172,7 +172,7 @@ def test_failed_before_the_first_step_has_no_throughput(run):
 def test_failure_of_a_later_attempt_keeps_the_complete_record(run, later):
     whole_run(run)
     records.finish(run, 0, "done")
-    rundir.next_attempt(run.path)
+    attempts.next_attempt(run.path)
     assert records.finish(run, 1, later)["state"] == later
     assert records.read_record(run)["attempt"] == 0
 
@@ -292,7 +292,7 @@ def test_quantile_is_numpys(values, fraction):
 def test_every_attempt_keeps_its_own_record(run):
     whole_run(run)
     records.finish(run, 0, "done")
-    assert rundir.next_attempt(run.path) == 1
+    assert attempts.next_attempt(run.path) == 1
     records.finish(run, 1, "failed", "told to")
     kept = [records.read_record(run.path / f"a{attempt}") for attempt in (0, 1)]
     assert [record["state"] for record in kept] == ["done", "failed"]

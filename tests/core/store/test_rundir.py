@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import RunError
-from hires.core.store import records, rundir
+from hires.core.store import attempts, records, rundir
 from tests.helpers.new_runs import ARGV, PLAN, complete, leftovers
 
 pytestmark = pytest.mark.timeout(60)
@@ -72,7 +72,7 @@ def test_edited_config_is_not_run_as_something_else(config):
 
 def test_open_run_is_at_the_latest_attempt_or_the_complete_one(config):
     run = rundir.create(config, PLAN, ARGV)
-    rundir.next_attempt(run.path)
+    attempts.next_attempt(run.path)
     assert rundir.open_run(run.path).attempt == 1
     complete(run)
     assert rundir.open_run(run.path) == replace(run, complete=True)
@@ -80,7 +80,7 @@ def test_open_run_is_at_the_latest_attempt_or_the_complete_one(config):
 
 def test_attempt_by_hand_is_reproduced_by_the_first_command(config):
     run = rundir.create(config, PLAN, ARGV)
-    number = rundir.next_attempt(run.path)
+    number = attempts.next_attempt(run.path)
     env = json.loads((run.path / f"a{number}/env.json").read_text())
     assert (env["argv"], env["reproduce"]) == (None, "hires run parallel=sp")
 
@@ -88,7 +88,7 @@ def test_attempt_by_hand_is_reproduced_by_the_first_command(config):
 def test_attempts_taken_at_once_are_distinct(config):
     run = rundir.create(config, PLAN, ARGV)
     with ThreadPoolExecutor(16) as pool:
-        numbers = list(pool.map(lambda _: rundir.next_attempt(run.path), range(32)))
+        numbers = list(pool.map(lambda _: attempts.next_attempt(run.path), range(32)))
     assert sorted(numbers) == list(range(1, 33))
 
 
@@ -113,7 +113,7 @@ def test_frozen_run_is_pending_until_its_first_attempt(config):
 def test_done_attempts_are_those_that_ended_well(config):
     run = rundir.create(config, PLAN, ARGV)
     for state in ("failed", "done", "cancelled", "done"):
-        folder = run.path / f"a{rundir.next_attempt(run.path, ARGV)}"
+        folder = run.path / f"a{attempts.next_attempt(run.path, ARGV)}"
         (folder / "exit.json").write_text(json.dumps({"state": state}))
     (run.attempt_dir / "exit.json").write_text("{")
     assert rundir.done_attempts(run.path) == [2, 4]

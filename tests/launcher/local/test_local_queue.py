@@ -8,7 +8,7 @@ import os
 import pytest
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
-from hires.core.store import records, rundir
+from hires.core.store import attempts, records, rundir
 from hires.launcher.local.local_queue import run_all
 from hires.launcher.local.queue_tasks import Limits, Task
 from tests.helpers.run_folders import begin
@@ -181,7 +181,7 @@ def test_run_that_is_under_way_elsewhere_is_left_to_that(make, monkeypatch):
 
 def test_attempt_that_another_command_is_just_starting_is_left_to_it(make):
     task = make(0)
-    rundir.next_attempt(task.path)
+    attempts.next_attempt(task.path)
     result = run([task])
     assert (states(result), len(result.left)) == ([], 1)
     assert "a0 was just made" in result.left[0][1]

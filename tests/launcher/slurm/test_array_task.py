@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
-from hires.core.store import records, rundir
+from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.launcher.interface import FrozenRun, SubmitOptions
 from hires.launcher.slurm import job_arrays, job_script
@@ -242,8 +242,8 @@ def test_run_whose_time_limits_are_used_up_is_not_begun_again(submitted, cluster
     [run] = submitted(1, pack=1)
     for attempt in range(2):  # launcher.requeues=1
         assert is_open(run, 0, JOB)
-        number = 0 if attempt == 0 else rundir.next_attempt(run)
-        folder = records.attempt_dir(run, number)
+        number = 0 if attempt == 0 else attempts.next_attempt(run)
+        folder = file_names.attempt_dir(run, number)
         job_script.note_job(folder, "7", 0)
         end = {"state": "failed", "reason": "timeout", "cause": "", "exit_codes": {}}
         (folder / "exit.json").write_text(json.dumps(end))
@@ -276,7 +276,7 @@ def test_run_that_was_cancelled_while_it_waited_to_go_on_is_not_begun(
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2")
     runs = submitted(2, pack=2)
     for number in range(2):
-        folder = records.attempt_dir(runs[1], number)
+        folder = file_names.attempt_dir(runs[1], number)
         folder.mkdir(exist_ok=True)
         job_script.note_job(folder, "7", 0, 2)
         (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.ranks import process_id
-from hires.core.store import records, rundir
+from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.launcher.local import local_launcher
 from hires.launcher.slurm import allocation, batch, job_script
@@ -48,13 +48,13 @@ def cluster(tmp_path, monkeypatch):
 
 
 def exit_of(run, attempt: int) -> dict[str, object]:
-    path = records.attempt_dir(run, attempt) / "exit.json"
+    path = file_names.attempt_dir(run, attempt) / "exit.json"
     return dict(json.loads(path.read_text()))
 
 
 def ask_to_make_way(run, attempt: int) -> threading.Thread:
     """Sends this process SIGUSR2 as soon as rank 0 listens."""
-    log = records.attempt_dir(run, attempt) / "logs" / "rank0000.log"
+    log = file_names.attempt_dir(run, attempt) / "logs" / "rank0000.log"
 
     def ask() -> None:
         for _ in range(3000):
@@ -101,7 +101,7 @@ def test_job_by_hand_does_not_begin_what_another_job_has(fake_world, cluster, ca
     assert batch.main([str(run.path), *words]) == 1
     told = f"is not begun by job 7: job 6_3 has it as attempt a0 ({state.lower()})"
     assert told in capfd.readouterr().out
-    assert rundir.attempt_numbers(run.path) == [0]
+    assert file_names.attempt_numbers(run.path) == [0]
     assert Attempt.at(run.attempt_dir).job_name == "6_3"
     (cluster / "left").write_text("6|3|COMPLETED|N/A|None\n")
     assert batch.main([str(run.path), *words]) == 0
@@ -128,7 +128,9 @@ def test_job_does_not_begin_what_lives_on_another_machine(fake_world, cluster):
 def test_first_of_two_waiting_jobs_runs_and_the_second_sees_it(fake_world, cluster):
     run = fake_world("ok")
     job_script.note_job(run.attempt_dir, "7", None)
-    job_script.note_job(records.attempt_dir(run.path, rundir.next_attempt(run.path)), "8", None)
+    job_script.note_job(
+        file_names.attempt_dir(run.path, attempts.next_attempt(run.path)), "8", None
+    )
     (cluster / "left").write_text("8|N/A|PENDING|N/A|None\n")
     assert batch.main([str(run.path), "0"]) == 0
 
@@ -164,8 +166,8 @@ def test_complete_run_that_is_made_again_goes_on_when_its_job_starts_again(
     run = fake_world("ok")
     batch.main([str(run.path), "0"])
     monkeypatch.setattr(allocation, "current", lambda: Allocation("8", None, JOB.nodes))
-    again = rundir.next_attempt(run.path)
-    folder = records.attempt_dir(run.path, again)
+    again = attempts.next_attempt(run.path)
+    folder = file_names.attempt_dir(run.path, again)
     job_script.note_job(folder, "8", None)
     records.event(run.path, again, "launch_started")
     (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import RunError
-from hires.core.store import rundir
+from hires.core.store import attempts
 from hires.launcher.local import local_launcher
 from hires.launcher.slurm import job_arrays, job_script
 from hires.launcher.status import running_elsewhere
@@ -89,7 +89,7 @@ def test_elements_of_an_array_that_was_submitted_unheard_are_known_by_its_list(t
         end(run / "a0", "failed", reason="launch")
     script = array([runs[:2], runs[2:3], runs[3:4], runs[4:]])
     submitted(runs[4])  # its number is known by now
-    rundir.next_attempt(runs[3])  # something else was tried since
+    attempts.next_attempt(runs[3])  # something else was tried since
     squeue(f"9|[0,2-3]|{script}", f"9|1|{script}", code=0)
     found = running_elsewhere.queued(runs)
     jobs = {run.name: text.split(" already")[0] for run, text in found.items()}
