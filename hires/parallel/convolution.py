@@ -1,19 +1,19 @@
-"""Which convolutions does the processor's library get wrong, and what is computed instead?
+"""Computes convolutions as torch does, but for two faults of oneDNN, which are avoided.
 
-On processors with AMX, oneDNN reads memory that it never wrote where a convolution in half
-precision steps by two or more columns, has a kernel of two or more, and makes an output of one
-column: outputs and gradients of weights are then wrong, differ from run to run and may be NaN. A
-transposed convolution goes backward in the same way if its input is one column. Narrow tiles of
-deep layers are of that shape. They are small, so they are computed in fp32 from the same rounded
-numbers. Measured on torch 2.13 over 13,000 random bf16 convolutions: no other shape failed; a
-relative of the fault is https://github.com/pytorch/pytorch/issues/169688.
+One output column in half precision: on processors with AMX, a convolution whose stride and kernel
+are two or more columns and whose output is one column reads memory that it never wrote. Outputs and
+gradients of weights are wrong, differ from run to run and may be NaN. The backward pass of a
+transposed convolution does the same if its input is one column. Narrow tiles of deep layers have
+that shape; they are small, so they are computed in fp32 from the same rounded numbers. Measured on
+torch 2.13 over 13,000 random bf16 convolutions: no other shape failed. A related fault is
+https://github.com/pytorch/pytorch/issues/169688.
 
-On processors with AVX-512, the gradient of the weight of a strided 1x1 convolution in fp32 with
-fewer than 16 channels per group writes beyond its memory once the maps are large: the process dies
-later, or computes with what was overwritten. Such a convolution reads one pixel in every stride, so
-these are picked out first and it goes over them pixel by pixel. Measured with a checking allocator
-on 1920 strided 1x1 convolutions of 1 to 104 channels each in fp32 and bf16, of which 102 failed,
-all of them so, and on 1360 random others.
+Strided 1x1 kernels in fp32: on processors with AVX-512, the gradient of a weight with fewer than 16
+channels per group is written beyond its memory if the maps are large, and the process dies later or
+computes with overwritten numbers. Such a convolution reads one pixel of every stride, so these are
+selected first and convolved with stride 1. Measured with a checking allocator on 1920 strided 1x1
+convolutions of 1 to 104 channels in fp32 and bf16, of which 102 failed, all of this shape, and on
+1360 random others.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def convolve_backward(
         weight: its kernel, of the same type.
         padding: rows and columns of zeros at each side.
         how: stride, dilation (rows and columns each) and groups.
-        mask: whether input, weight and bias want theirs.
+        mask: whether the gradients of input, weight and bias are wanted.
     """
     stride, dilation, groups = how
     dtype = x.dtype
@@ -119,13 +119,13 @@ def convolve_backward(
     wide = _fails(x, dtype, weight, stride, grad.shape[3])
     if wide:
         grad, x, weight = grad.float(), x.float(), weight.float()
-    found: tuple[Tensor | None, Any, Tensor | None] = torch.ops.aten.convolution_backward(
+    grads: tuple[Tensor | None, Any, Tensor | None] = torch.ops.aten.convolution_backward(
         *(grad, x, weight, [weight.shape[0]]),
         *(stride, padding, dilation, False, [0, 0], groups, mask),
     )
     if not wide:
-        return found
-    grad_x, grad_weight, grad_bias = (None if g is None else g.to(dtype) for g in found)
+        return grads
+    grad_x, grad_weight, grad_bias = (None if g is None else g.to(dtype) for g in grads)
     return grad_x, grad_weight, grad_bias
 
 
@@ -137,13 +137,13 @@ def _type_of(x: Tensor) -> torch.dtype:
 
 
 def _fails(x: Tensor, dtype: torch.dtype, weight: Tensor, stride: Size, columns: int) -> bool:
-    """Whether a convolution may come out wrong that makes so many columns, here or backward."""
+    """Whether oneDNN may fail on a convolution in half precision with so many output columns."""
     half = dtype in HALF and x.device.type == "cpu"
     return half and columns == 1 and pair(stride)[1] > 1 and weight.shape[3] > 1
 
 
 def _overruns(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | str) -> bool:
-    """Whether the gradient of a weight may be written beyond its memory."""
+    """Whether oneDNN may write the gradient of a weight beyond its memory."""
     if dtype != torch.float32 or weight.device.type != "cpu" or weight.shape[1] >= BLOCK:
         return False
     if tuple(weight.shape[2:]) != (1, 1) or tuple(pair(stride)) == (1, 1):
@@ -163,7 +163,7 @@ def _in_fp32(
     rest: tuple[Any, ...],
     dtype: torch.dtype,
 ) -> Tensor:
-    """Returns what an operation makes of operands rounded to a type, computed in fp32."""
+    """Returns the result of an operation in fp32 on operands that are rounded to a type first."""
     wide = [None if t is None else t.to(dtype).float() for t in operands]
     with torch.autocast(operands[0].device.type, enabled=False):
         return operation(*wide, *rest).to(dtype)

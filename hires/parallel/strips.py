@@ -1,15 +1,20 @@
-"""How does a tile convolve while its halo is still on the way, without a copy of its pixels?
+"""Convolves a tile while its halo travels, without copying the tile.
 
-The whole tile is convolved at once, its own pixels alone: PyTorch's padding puts zeros where pixels
-of other tiles belong. The outputs at the border, which those pixels reach, are computed again from
-thin windows when the halo has come. A convolution is linear, so backward the tile's own pixels and
-the missing ones are treated apart: first the thin bands of missing pixels, whose gradients travel
-to their owners while the gradients of the tile's own pixels are computed.
+Forward, the tile is convolved at once with zeros in place of the missing pixels of other tiles.
+When these have arrived, the outputs that they reach are computed again from thin windows.
 
-           .............  missing pixels: above, below (with the corners), left, right
-           : ######### :
-           : ######### :  # the main pixels, convolved at once
-           :...........:
+    input                                        output
+    a a a a a a a a   a  missing above           B B B B B B   B  borders: computed again
+    l # # # # # # r   b  missing below           B i i i i B      from thin windows
+    l # # # # # # r   l, r  left and right       B i i i i B   i  inner: no missing pixel
+    b b b b b b b b   #  main pixels             B B B B B B      reaches them
+
+Backward, a convolution is linear, so the gradient of the missing pixels is computed first, band by
+band (a, b with the corners, l, r), and travels to their owners while the gradients of the main
+pixels and of the weight are computed. Each band adds its own part to the gradient of the weight.
+
+    output with zeros  y = conv(main) + bias
+    whole output       y + conv(a) + conv(b) + conv(l) + conv(r), each with the taps that reach it
 """
 
 from __future__ import annotations
@@ -36,14 +41,14 @@ class Strip:
     out: Rect
     window: Rect
     pixels: Rect
-    """What it counts of its window; the rest is taken as zero."""
+    """The pixels of its window that count; the others are zero."""
     taps: Rect
     """Rows and columns of the kernel."""
 
 
 @dataclass(frozen=True)
 class Strips:
-    """How one tile's convolution is divided."""
+    """The division of one tile's convolution; rectangles are in pixels of the whole map."""
 
     held: Rect
     main: Rect
@@ -58,13 +63,13 @@ class Strips:
 
 
 def strips_of(axes: Axes, held: Rect, out: Rect, overlap: str) -> Strips | None:
-    """Returns how to divide a tile's convolution, or None if it is better not divided.
+    """Returns the division of a tile's convolution, or None if it is computed as a whole.
 
     Args:
         axes: rows and columns of the convolution.
         held: rectangle of the input that the tile holds.
         out: rectangle of the output that it makes; not empty.
-        overlap: ``off`` (never), ``on`` (where it can be), ``auto`` (where it pays as well).
+        overlap: ``off`` (never), ``on`` (where possible), ``auto`` (where it also saves time).
     """
     if overlap == "off" or is_empty(held):
         return None
@@ -101,7 +106,7 @@ def strip_convolution(
 
 
 class StripConvolution(torch.autograd.Function):
-    """Held pixels -> the tile's convolution; the halo travels meanwhile, both ways."""
+    """Held pixels -> the tile's convolution; the halo and its gradients travel meanwhile."""
 
     @staticmethod
     def forward(
@@ -153,7 +158,9 @@ class StripConvolution(torch.autograd.Function):
             grad_weight = grad_weight.to(ctx.weight_dtype)
             _add_bands(ctx, (grad, x, weight), grad_weight)
         if grad_x is not None:
-            grad_x = _embedded(grad_x, strips, x)
+            if strips.main != strips.held:
+                grad_main, grad_x = grad_x, new_map(x, tuple(x.shape)).zero_()
+                part(grad_x, strips.held, strips.main).copy_(grad_main)
             for rect, tensor in local:
                 part(grad_x, strips.held, rect).add_(tensor)
             add_pieces(grad_x, strips.held, arriving)
@@ -163,44 +170,38 @@ class StripConvolution(torch.autograd.Function):
 
 
 def _gradients_of_bands(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> list[Piece]:
-    """Adds the gradients of borrowed pixels; returns those of held pixels outside the main part."""
+    """Hands the gradients of borrowed pixels to their exchange; returns those of held pixels.
+
+    The main pixels end where an even padding fits, so a band may include pixels that are held.
+    """
     strips: Strips = ctx.strips
     local = []
     for strip in strips.bands:
         r0, r1, c0, c1 = strip.window
-        # Of the input only the shape matters here.
+        # The gradient of the input reads of the input only its shape.
         blank = new_map(x, (x.shape[0], x.shape[1], r1 - r0, c1 - c0))
         operands = part(grad, strips.out, strip.out), blank, _tapped(weight, strip)
-        found, _, _ = convolve_backward(*operands, [0, 0], ctx.how, [True, False, False])
-        assert found is not None
+        grad_x, _, _ = convolve_backward(*operands, [0, 0], ctx.how, [True, False, False])
+        assert grad_x is not None
         inner = intersect(strip.window, strip.pixels)
         if ctx.borrowed is not None:
-            ctx.borrowed.add_gradient(strip.window, found, inner)
+            ctx.borrowed.add_gradient(strip.window, grad_x, inner)
         held = intersect(inner, strips.held)
         if not is_empty(held):
-            local.append((held, part(found, strip.window, held)))
+            local.append((held, part(grad_x, strip.window, held)))
     return local
 
 
 def _add_bands(ctx: Any, operands: tuple[Tensor, Tensor, Tensor], total: Tensor) -> None:
-    """Adds to the gradient of the weight what the missing pixels contribute."""
+    """Adds the part of the missing pixels to the gradient of the weight."""
     grad, x, weight = operands
     strips: Strips = ctx.strips
     pieces = ctx.borrowed.pieces() if ctx.borrowed is not None else []
     for strip in strips.bands:
         window = _window(strip, [(strips.held, x), *pieces])
         thin = part(grad, strips.out, strip.out), window, _tapped(weight, strip)
-        _, found, _ = convolve_backward(*thin, [0, 0], ctx.how, [False, True, False])
-        _tapped(total, strip).add_(found)
-
-
-def _embedded(grad: Tensor, strips: Strips, x: Tensor) -> Tensor:
-    """Returns the gradient of the main pixels as one of all held pixels."""
-    if strips.main == strips.held:
-        return grad
-    whole = new_map(x, tuple(x.shape)).zero_()
-    part(whole, strips.held, strips.main).copy_(grad)
-    return whole
+        _, grad_weight, _ = convolve_backward(*thin, [0, 0], ctx.how, [False, True, False])
+        _tapped(total, strip).add_(grad_weight)
 
 
 def _window(strip: Strip, pieces: list[Piece]) -> Tensor:
@@ -216,7 +217,7 @@ def _window(strip: Strip, pieces: list[Piece]) -> Tensor:
 
 
 def _tapped(weight: Tensor, strip: Strip) -> Tensor:
-    """Returns the part of a kernel that a strip uses."""
+    """Returns the taps of a kernel that a strip uses, (K, C / groups, rows, cols)."""
     return part(weight, (0, weight.shape[2], 0, weight.shape[3]), strip.taps)
 
 
@@ -231,7 +232,7 @@ class _Edge:
 
 @dataclass(frozen=True)
 class _Division:
-    """How one dim is divided."""
+    """One dim of a tile:  low | main pixels, padded with zeros on both sides | high."""
 
     main: Interval
     padding: int
@@ -242,11 +243,14 @@ class _Division:
 
 
 def _divide(axis: Axis, held: Interval, out: Interval) -> _Division | None:
-    """Returns the division of a dim; None if no padding fits, or no output is without a border."""
+    """Returns the division of a dim; None if no padding fits or each output has missing pixels."""
     fitted = _fit(axis, held, out)
     if fitted is None:
         return None
     main, padding = fitted
+    # Output row o reads the rows o*stride - padding + dilation*tap for each tap of the kernel, so
+    # rows before main[0] reach the outputs a to until, through the taps 0 to before; rows from
+    # main[1] on reach the outputs since to b, through the taps after to kernel.
     (low, high), (a, b) = axis.need(out), out
     stride, extent = axis.stride, axis.dilation * (axis.kernel - 1)
     first, last = a * stride - axis.padding, (b - 1) * stride - axis.padding
@@ -268,9 +272,10 @@ def _divide(axis: Axis, held: Interval, out: Interval) -> _Division | None:
 
 
 def _fit(axis: Axis, held: Interval, out: Interval) -> tuple[Interval, int] | None:
-    """Returns the longest part of the held pixels for which equal padding on both sides fits.
+    """Returns the longest part of the held rows, and its padding, that makes just the wanted rows.
 
-    Convolution begins with the first output row and must make as many as are asked for.
+    torch pads both sides by one number, and the first window must begin where that of the first
+    wanted row does. Rows are dropped at both ends, as few as possible, until such a padding exists.
     """
     extent = axis.dilation * (axis.kernel - 1)
     start = out[0] * axis.stride - axis.padding
@@ -287,10 +292,10 @@ def _fit(axis: Axis, held: Interval, out: Interval) -> tuple[Interval, int] | No
 
 
 def _bands(axes: Axes, rows: _Division, cols: _Division, out: Rect) -> list[Strip]:
-    """Returns the missing pixels: above and below with the corners, left and right without."""
+    """Returns the bands of missing pixels: above and below with the corners, left and right."""
     all_rows, all_cols = ((0, axis.kernel) for axis in axes)
     wide = (cols.low.pixels[0], cols.high.pixels[1])
-    found = [
+    bands = [
         (edge.out + out[2:], edge.pixels + wide, edge.taps + all_cols)
         for edge in (rows.low, rows.high)
     ] + [
@@ -299,7 +304,7 @@ def _bands(axes: Axes, rows: _Division, cols: _Division, out: Rect) -> list[Stri
     ]
     return [
         Strip(to, _reach(axes, to, taps), pixels, taps)
-        for to, pixels, taps in found
+        for to, pixels, taps in bands
         if not (is_empty(to) or is_empty(pixels) or is_empty(taps))
     ]
 
@@ -325,10 +330,8 @@ def _reach(axes: Axes, out: Rect, taps: Rect) -> Rect:
 
 
 def _limited(number: int, low: int, high: int) -> int:
-    """Returns the number, or the nearest one from ``low`` to ``high``."""
     return min(max(number, low), high)
 
 
 def _area(rect: Rect) -> int:
-    """Returns how many pixels a rectangle holds."""
     return max(0, rect[1] - rect[0]) * max(0, rect[3] - rect[2])

@@ -1,7 +1,15 @@
-"""Windowed operations of one tile: convolution, pools, padding, crops, interpolation, shuffles.
+"""Computes windowed operators on one tile: convolution, pools, pads, crops, scaling.
 
-Each gathers its window (own pixels, halo and the ring outside the image) and computes on it what
-the whole-image operation would compute for the pixels of the output that the tile owns.
+A tile gathers its window, and the kernel of the operator computes on it exactly the outputs that
+the tile owns. For a 3x3 kernel with padding 1 and a tile at the upper edge of the image:
+
+    r r r r r r     r  ring outside the image: what the whole-image operator takes there
+    h o o o o h        (0 for convolution, -inf for max-pool, the argument of a pad)
+    h o o o o h     o  own pixels
+    h h h h h h     h  halo, borrowed from other tiles
+
+The window holds its padding already, so the kernel runs with padding 0. In a dim that is not cut
+the kernel of torch pads by itself, which saves the copy.
 """
 
 from __future__ import annotations
@@ -30,32 +38,26 @@ WINDOW_KERNELS: Registry[Kernel] = Registry("window kernel")
 
 
 class Window:
-    """One windowed node on one tile.
-
-    In a dim that is not cut, convolution and pools keep their own padding, so that nothing is
-    copied there.
-    """
+    """One windowed node on one tile; rectangles are in pixels of the whole map."""
 
     def __init__(self, node: Node, context: Context, exchange: Exchange | None) -> None:
-        graph = context.plan.graph
-        [source] = node.inputs[:1]
-        shape_in = graph.shape(source)
+        graph, source = context.plan.graph, node.inputs[0]
         axes, facts = window_axes_of(node, graph), facts_of(node.kind).window
         assert axes is not None
         assert facts is not None
         assert node.shape is not None
         self.axes: Axes = axes
         self.out = context.extent(node.name)
+        """The pixels that it makes."""
         self.shape = (*node.shape[:2], self.out[1] - self.out[0], self.out[3] - self.out[2])
         self.held = context.extent(source)
-        self.size = shape_in[2], shape_in[3]
-        grid = context.stage.tiles
+        self.size = (axes[0].size_in, axes[1].size_in)
         self.ring = facts.ring
-        # A padding of "same" or "valid" is a word that is not handed on.
+        # A padding "same" may be uneven, and torch's kernels pad both sides by one number.
         padded = facts.pads and not isinstance(node.args["padding"], str)
-        self.native = [padded and grid[dim] == 1 for dim in (0, 1)]
+        self.native = [padded and parts == 1 for parts in context.stage.tiles]
         self.rect = self._rect(need_of(axes, self.out))
-        self.blank = 0 in self.shape or is_empty(self.rect)
+        self.blank = 0 in self.shape or is_empty(self.rect)  # the tile makes no pixel, or only 0
         self.local = exchange is None and not is_empty(self.rect) and inside(self.rect, self.held)
         if self.local and facts.strips and padded:
             self.rect = self._without_crop()
@@ -65,7 +67,7 @@ class Window:
         if facts.strips and padded and not (self.local or self.blank):
             overlap = context.plan.halo_overlap
             if overlap == "auto" and context.tiles.shared is not None:
-                overlap = "off"  # what comes through memory is there as soon as it is sent
+                overlap = "off"  # pixels in shared memory arrive as soon as they are sent
             self.strips = strips_of(axes, self.held, self.out, overlap)
 
     def __call__(self, x: Tensor, borrowed: Borrowed | None, args: dict[str, Any]) -> Tensor:
@@ -82,17 +84,18 @@ class Window:
         else:
             window = gather_window(x, borrowed, Frame(self.held, self.rect, self.size, fill))
         if self.blank:
-            blank: Tensor = Blank.apply(window, self.shape)  # type: ignore[no-untyped-call]
+            # The sum ties the zeros to the window, so that its exchange also runs backward.
+            blank: Tensor = window.new_zeros(self.shape) + 0 * window.sum()
             bias = args.get("bias")
             return blank if bias is None else blank + bias.view(1, -1, 1, 1)
         return self.kernel(self, window, args)
 
     def padding(self, index: int) -> int:
-        """Returns the padding that the operation itself applies in a dim."""
+        """Returns the padding that torch's kernel applies in a dim."""
         return self.axes[index].padding if self.native[index] else 0
 
     def _rect(self, need: Rect) -> Rect:
-        """Returns the window: what is needed, with the ring outside the image where one is used."""
+        """Returns the window of the needed pixels, with the ring if the operator reads one."""
         if is_empty(self.out) or self.ring is None:
             return need
         rect: list[int] = []
@@ -102,10 +105,10 @@ class Window:
         return rect[0], rect[1], rect[2], rect[3]
 
     def _without_crop(self) -> Rect:
-        """Returns the window with the rows and columns behind it that a stride passes over anyway.
+        """Returns the window with the last rows and columns of the tile that the stride skips.
 
-        A convolution of stride 2 that ends one row before the tile would need a copy of the tile's
-        gradient without that row.
+        A convolution of stride 2 may end one row before the tile. Without that row the window would
+        be a crop, whose gradient is a copy of the whole tile.
         """
         rect = list(self.rect)
         for index, axis in enumerate(self.axes):
@@ -115,24 +118,8 @@ class Window:
         return rect[0], rect[1], rect[2], rect[3]
 
 
-class Blank(torch.autograd.Function):
-    """Zeros that depend on a window in name only, so that its exchange has a way back."""
-
-    @staticmethod
-    def forward(ctx: Any, window: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Returns zeros."""
-        ctx.like = window.shape
-        return window.new_zeros(shape)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """No pixel of the window had an influence."""
-        return grad.new_zeros(ctx.like), None
-
-
 @WINDOW_KERNELS.register("conv2d")
 def _convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    """Convolution."""
     padding = [w.padding(0), w.padding(1)]
     return convolve(
         x, args["weight"], args["bias"], args["stride"], padding, args["dilation"], args["groups"]
@@ -141,7 +128,6 @@ def _convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 
 @WINDOW_KERNELS.register("max_pool2d")
 def _max_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    """Maximum; the ring is -inf, so it never wins."""
     return F.max_pool2d(
         x,
         args["kernel_size"],
@@ -154,7 +140,7 @@ def _max_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 
 @WINDOW_KERNELS.register("avg_pool2d")
 def _avg_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    """Mean, with the divisor of the whole image's borders."""
+    # The divisor is that of the whole-image pool, which differs near the border of the image.
     total = F.avg_pool2d(
         x,
         args["kernel_size"],
@@ -176,7 +162,7 @@ def _avg_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 
 
 def _counts(axis: Axis, out: tuple[int, int], with_padding: bool) -> list[int]:
-    """Returns by how many rows (or columns) the mean of each output row divides."""
+    """Returns the rows (or columns) that each output row averages."""
     counts = []
     for index in range(*out):
         low = index * axis.stride - axis.padding
@@ -187,7 +173,7 @@ def _counts(axis: Axis, out: tuple[int, int], with_padding: bool) -> list[int]:
 
 @WINDOW_KERNELS.register("conv_transpose2d")
 def _conv_transpose(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    """Transposed convolution: all that the window's pixels add to, cut to the tile's own rows."""
+    # All outputs that the window's pixels reach, cut to those that the tile makes.
     raw = convolve_transposed(
         x, args["weight"], None, args["stride"], 0, 0, args["groups"], args["dilation"]
     )
@@ -205,7 +191,7 @@ def _conv_transpose(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 @WINDOW_KERNELS.register("constant_pad_nd")
 @WINDOW_KERNELS.register("slice")
 def _crop(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    """Padding and cropping: the window is the answer, but for a step."""
+    # The window with its ring is the result; only a slice has a step.
     return x[:, :, :: w.axes[0].stride, :: w.axes[1].stride]
 
 
@@ -213,7 +199,6 @@ def _crop(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 @WINDOW_KERNELS.register("_upsample_nearest_exact2d")
 @WINDOW_KERNELS.register("upsample_bilinear2d")
 def _interpolation(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    """Nearest or bilinear interpolation, rows then columns."""
     narrow = x.dtype
     wide = x if narrow == torch.float64 else x.float()
     for dim, axis in enumerate(w.axes):
@@ -233,7 +218,6 @@ def _interpolation(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 
 @WINDOW_KERNELS.register("pixel_shuffle")
 def _shuffle(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    """PixelShuffle, cut to the tile's own rows and columns."""
     factor = w.axes[0].stride
     whole = F.pixel_shuffle(x, factor)
     origin = tuple(edge * factor for edge in w.rect)

@@ -1,12 +1,16 @@
-"""How can one exchange of pixels serve several windowed layers? Tiles hold more than they own.
+"""Fuses halos: one wider exchange of pixels serves several windowed layers.
+
+    exchange     [---- own rows ----] + 2 on each side
+    3x3 conv     [---- own rows ----] + 1                 computed by both neighbours
+    3x3 conv     [---- own rows ----]                     no exchange in between
 
 Between two exchanges a tile computes every value on a rectangle around its own pixels, as large as
-the layers up to the next exchange need, and clipped to the image. Pixels near a cut are computed by
-more than one tile: more arithmetic, fewer messages. Whatever is held, the result is exact, because
-an operation that needs more than the tile holds has an exchange of its own (``halos``). So which
-values are held wider decides the cost only: between exchanges lie at most ``fuse`` windowed layers,
-and exchanges happen where a single value is alive, so that both branches of a residual block start
-from the same pixels.
+the layers up to the next exchange need, clipped to the image. Pixels near a cut are computed by
+several tiles: more arithmetic, fewer messages. The choice affects only the cost. The result is
+exact for any choice, because an operator that needs more than the tile holds has an exchange of its
+own (:mod:`hires.plan.halos`). At most ``fuse`` windowed layers lie between exchanges, and exchanges
+happen where a single value is alive, so that both branches of a residual block start from the same
+pixels.
 
 Source:
     The thesis's design "D2": halos of several consecutive layers are exchanged at once.
@@ -26,13 +30,13 @@ from hires.plan.tiling import cover, halo_messages, is_empty, own_rect
 def widen(
     graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int
 ) -> dict[str, list[list[int]]]:
-    """Returns, and notes in the stage, what tiles hold where it is more than they own.
+    """Returns, and stores in the stage, the rectangles of values that tiles hold beyond their own.
 
     Args:
         graph: the network.
         stage: tiles and layout.
         rules: how each node is computed.
-        fuse: windowed layers that one exchange serves, at most.
+        fuse: most windowed layers that one exchange serves.
 
     Returns:
         Value -> [row0, row1, col0, col1] for each tile.
@@ -43,6 +47,7 @@ def widen(
     nodes = graph.nodes[stage.first : stage.last]
     wider = {node.name for node in nodes if _can_be_wider(graph, stage, node, rules[node.name])}
     wider -= _exchanged(graph, stage, rules, fuse, wider)
+    # From the last node to the first: what a value's readers hold decides what is needed of it.
     for node in reversed(nodes):
         if node.name not in wider:
             continue
@@ -61,7 +66,7 @@ def widen(
 def _can_be_wider(graph: Graph, stage: Stage, node: Node, rule: Rule) -> bool:
     """Whether tiles may compute more of a node's value than they own.
 
-    Not of a value that another stage reads, nor where some tile owns nothing, nor of lists.
+    They may not of a value that another stage reads, of lists, or where a tile owns no pixel.
     """
     if rule.result != TILED or is_list(graph, node.name, *node.inputs):
         return False
@@ -76,16 +81,16 @@ def _exchanged(
 ) -> set[str]:
     """Returns the values whose pixels are exchanged, of those that could be held wider.
 
-    One walk over the nodes counts the windowed layers since the last exchange. Where there would be
-    too many, it goes back to the last value that was alive alone, exchanges it, and walks on from
-    there; if there is none, it exchanges what the layer reads.
+    One walk over the nodes counts the windowed layers since the last exchange. Where they are too
+    many, the last value that was alive alone is exchanged and the walk resumes behind it; if there
+    is none since the last exchange, the inputs of the layer are exchanged.
     """
     nodes = graph.nodes[stage.first : stage.last]
     index_of = {node.name: index for index, node in enumerate(nodes)}
     alone = _alive_alone(graph, stage, nodes)
     chosen: set[str] = set()
     depth: dict[str, int] = {}
-    restart, index = -1, 0  # of the last exchanged value that was alive alone, and of the walk
+    restart, index = -1, 0  # node of the last exchanged value that was alive alone; of the walk
     while index < len(nodes):
         node = nodes[index]
         reached = max((depth.get(name, 0) for name in node.inputs), default=0)
@@ -110,19 +115,15 @@ def _exchanged(
 
 
 def _alive_alone(graph: Graph, stage: Stage, nodes: Sequence[Node]) -> list[int]:
-    """Returns the nodes after which the rest of the stage reads no older value than theirs."""
+    """Returns the nodes behind which the stage reads no older tiled value than theirs."""
     last_read: dict[str, int] = {}
     for index, node in enumerate(nodes):
         last_read.update({n: index for n in node.inputs if stage.layout[n] == TILED})
-    found = []
-    until = max((last_read.get(name, -1) for name in _incoming(nodes)), default=-1)
+    incoming = last_read.keys() - {node.name for node in nodes}
+    until = max((last_read[name] for name in incoming), default=-1)
+    alone = []
     for index, node in enumerate(nodes):
         if until <= index:
-            found.append(index)
+            alone.append(index)
         until = max(until, last_read.get(node.name, -1))
-    return found
-
-
-def _incoming(nodes: Sequence[Node]) -> set[str]:
-    """Returns the values that some nodes read and do not make."""
-    return {name for node in nodes for name in node.inputs} - {node.name for node in nodes}
+    return alone

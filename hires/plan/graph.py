@@ -1,8 +1,8 @@
-"""What does the network compute, as plain facts?
+"""Defines the graph of a network: its ATen operations with shapes, in execution order.
 
-A graph is the list of ATen operations of one forward pass over one microbatch, in execution order,
-with shapes and names of parameters. It is made by ``hires.nets.trace``, decides everything in
-``hires.plan``, and is the very program that ``hires.parallel`` executes.
+    input -> conv1 -> bn1 -> relu -> ... -> fc          one forward pass over one microbatch
+
+``hires.nets.trace`` makes it, ``hires.plan`` decides on it, and ``hires.parallel`` executes it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,16 +32,16 @@ class Parameter:
 
     @property
     def num_elements(self) -> int:
-        """Numbers it holds."""
+        """Numbers that it holds."""
         return math.prod(self.shape)
 
 
 @dataclass
 class Node:
-    """One operation and the value it makes."""
+    """One operation and the value that it makes."""
 
     name: str
-    """Unique; the module's path where one module makes one value."""
+    """Unique; the path of the module where it makes one value."""
     op: str
     """ATen operator and overload, as ``conv2d.default``."""
     args: dict[str, Any]
@@ -63,12 +63,12 @@ class Node:
     @functools.cached_property
     def inputs(self) -> list[str]:
         """Values it reads, in order of appearance, each once."""
-        return list(dict.fromkeys(_refs(self.args, "value")))
+        return list(dict.fromkeys(_references(self.args, "value")))
 
     @functools.cached_property
     def params(self) -> list[str]:
         """Parameters and buffers it reads, each once."""
-        return list(dict.fromkeys(_refs(self.args, "param")))
+        return list(dict.fromkeys(_references(self.args, "param")))
 
     @property
     def kind(self) -> str:
@@ -110,11 +110,11 @@ class Graph:
     @functools.cached_property
     def of_images(self) -> set[str]:
         """Values that depend on the images, the images included; others come from parameters."""
-        found = {INPUT}
+        values = {INPUT}
         for node in self.nodes:
-            if not found.isdisjoint(node.inputs):
-                found.add(node.name)
-        return found
+            if not values.isdisjoint(node.inputs):
+                values.add(node.name)
+        return values
 
     @functools.cached_property
     def position(self) -> dict[str, int]:
@@ -150,17 +150,10 @@ def describe(node: Node) -> str:
     return f"{node.name} ({node.kind})"
 
 
-def _refs(item: Any, key: str) -> list[str]:
-    """Returns the names that arguments refer to."""
-    if isinstance(item, dict):
-        if key in item and len(item) == 1:
-            return [item[key]]
-        return _joined(_refs(value, key) for value in item.values())
-    if isinstance(item, list):
-        return _joined(_refs(value, key) for value in item)
-    return []
-
-
-def _joined(lists: Iterable[list[str]]) -> list[str]:
-    """Returns one list of all items."""
-    return [item for part in lists for item in part]
+def _references(item: Any, key: str) -> Iterator[str]:
+    """Yields the names that arguments refer to as ``{key: name}``."""
+    if isinstance(item, dict) and list(item) == [key]:
+        yield item[key]
+    elif isinstance(item, (dict, list)):
+        for part in item.values() if isinstance(item, dict) else item:
+            yield from _references(part, key)

@@ -1,9 +1,10 @@
-"""Which part of a stage is computed again in the backward pass, piece by piece?
+"""Cuts a stage into segments that the backward pass computes again (``memory.checkpoint``).
 
-With ``memory.checkpoint`` a stage keeps only what crosses from one segment to the next, and
-computes a segment again when its backward pass comes. One segment (``stage``) keeps least between
-the passes; several (``block``) need less while one of them is computed again. Where to cut is
-decided by numbers: the cuts with the smallest sum of what all microbatches in flight keep, and the
+    forward    [ segment 0 ] c [ segment 1 ] c [ segment 2 ]     only the crossing values c are kept
+    backward                                   [ again, back ]   then segment 1, then segment 0
+
+One segment (``stage``) keeps least between the passes; several (``block``) need less memory while
+one of them is computed again. The cuts minimise what all microbatches in flight keep plus the
 largest segment.
 
 Source:
@@ -13,19 +14,20 @@ Source:
 from __future__ import annotations
 
 import itertools
+import math
 
 from hires.plan.graph import Graph
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan, Stage
 
 MAX_CANDIDATES = 160
-"""More places than this are thinned out, so that planning stays quick for thousands of nodes."""
+"""Most places for cuts that are considered, so that planning stays fast for thousands of nodes."""
 STEPS = 24
-"""How many limits on the largest segment are tried between the largest node and the whole stage."""
+"""Limits on the largest segment that are tried, from the largest node to the whole stage."""
 
 
 def add_segments(plan: Plan, checkpoint: str) -> None:
-    """Sets the segments of every stage: first nodes of each, then the number after the last."""
+    """Sets the segments of every stage: the first node of each, then the index after the last."""
     if checkpoint == "none" or not plan.training:
         return
     for stage in plan.stages:
@@ -36,11 +38,11 @@ def add_segments(plan: Plan, checkpoint: str) -> None:
 
 
 def cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
-    """Returns the bounds of the segments that need the fewest numbers at the worst moment.
+    """Returns the bounds of the segments that hold the fewest numbers at their peak.
 
     Args:
         graph: the network.
-        stage: what is cut.
+        stage: the stage to cut.
         in_flight: microbatches that keep their crossing values at the same time.
     """
     crossing = crossing_elements(graph, stage)
@@ -62,7 +64,7 @@ def cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
 
 
 def crossing_elements(graph: Graph, stage: Stage) -> dict[int, int]:
-    """Returns how many numbers are made before each node of a stage and read at or behind it."""
+    """Returns for each node of a stage the numbers that are made before it and read from it on."""
     last_use: dict[str, int] = {}
     for index in range(stage.first, stage.last):
         last_use |= dict.fromkeys(graph.nodes[index].inputs, index)
@@ -71,7 +73,8 @@ def crossing_elements(graph: Graph, stage: Stage) -> dict[int, int]:
     for value, last in last_use.items():
         first = made_at.get(value, stage.first - 1) + 1
         if first <= last and (value in made_at or value in stage.layout):
-            size = _size(graph, value)
+            node = graph.by_name.get(value)
+            size = math.prod(graph.input_shape) if node is None else node.num_elements
             change[first - stage.first] += size
             change[last + 1 - stage.first] -= size
     totals = itertools.accumulate(change)
@@ -79,9 +82,9 @@ def crossing_elements(graph: Graph, stage: Stage) -> dict[int, int]:
 
 
 def _candidates(graph: Graph, stage: Stage, crossing: dict[int, int]) -> list[int]:
-    """Returns the places where a stage may be cut, with its two ends: those where little crosses.
+    """Returns the places of cuts, with both ends of the stage: layers where little crosses.
 
-    A cut may not part the readers of one halo, and only tensors may cross it.
+    All readers of one halo stay in one segment, and only tensors may cross, not lists of them.
     """
     barred: set[int] = set()
     for op in stage.comm:
@@ -90,8 +93,8 @@ def _candidates(graph: Graph, stage: Stage, crossing: dict[int, int]) -> list[in
     listed = {
         index
         for node in graph.nodes[stage.first : stage.last]
-        if node.shape is None
-        for index in range(graph.position[node.name] + 1, _last_reader(graph, node.name) + 1)
+        if node.shape is None and node.name in graph.consumers
+        for index in range(graph.position[node.name] + 1, graph.consumers[node.name][-1] + 1)
     }
     inner = range(stage.first + 1, stage.last)
     starts = [i for i in layer_starts(graph) if i in inner and i not in barred | listed]
@@ -106,7 +109,7 @@ def _candidates(graph: Graph, stage: Stage, crossing: dict[int, int]) -> list[in
 
 def _fewest_kept(inner: list[int], kept: list[int], limit: int) -> list[int]:
     """Returns the cuts, as indices of places, that keep least with no segment above a limit."""
-    best: list[tuple[int, int]] = [(0, 0)]  # what is kept by cuts up to a place, the cut before it
+    best: list[tuple[int, int]] = [(0, 0)]  # for each place: (numbers kept so far, previous cut)
     for end in range(1, len(inner)):
         options = []
         for start in range(end - 1, -1, -1):
@@ -122,25 +125,6 @@ def _fewest_kept(inner: list[int], kept: list[int], limit: int) -> list[int]:
 
 def _most_in_flight(plan: Plan, stage: int) -> int:
     """Returns the most microbatches that a rank of a stage holds between their passes."""
-    rank = plan.rank_of(0, 0, stage, 0)
-    now = most = 0
-    for action in plan.actions_of(rank):
-        now += 1 if action[0] == "F" else -1
-        most = max(most, now)
-    return most
-
-
-def _last_reader(graph: Graph, value: str) -> int:
-    """Returns the index of the last node that reads a value."""
-    return graph.consumers.get(value, [graph.position[value]])[-1]
-
-
-def _size(graph: Graph, value: str) -> int:
-    """Returns the numbers in a value; a list of tensors never crosses."""
-    node = graph.by_name.get(value)
-    if node is not None:
-        return node.num_elements
-    size = 1
-    for length in graph.input_shape:
-        size *= length
-    return size
+    actions = plan.actions_of(plan.rank_of(0, 0, stage, 0))
+    held = itertools.accumulate(1 if action[0] == "F" else -1 for action in actions)
+    return max(held, default=0)

@@ -1,8 +1,14 @@
-"""Which rows and columns does a tile own, and which does it need?
+"""Computes which rows and columns a tile owns, which it needs, and who sends them.
 
-A feature map of length L on P tiles is split the canonical way, ``L // P`` plus one for the first
-``L % P``: a pure function of (L, P), so the operands of an addition always align. An axis tells
-which input rows an interval of output rows depends on; need minus own is the halo.
+A map of length L on P tiles is split the canonical way, ``L // P`` plus one for the first
+``L % P``: a function of (L, P) alone, so the operands of an addition always align.
+
+    output rows on 3 tiles     | 0 1 2 3 | 4 5 6 | 7 8 9 |
+    a 3-row kernel needs       [0 ...   4]
+    of the input rows                  [3 ...   7]          need minus own = halo
+                                              [6 ...    9]
+
+An axis maps an interval of output rows to the input rows that it depends on.
 
 Source:
     The interval arithmetic follows Dryden et al., "Improving strong-scaling of CNN training by
@@ -11,6 +17,7 @@ Source:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import struct
@@ -55,7 +62,7 @@ def inside(inner: Rect, outer: Rect) -> bool:
 
 
 def cover(a: Rect, b: Rect) -> Rect:
-    """Returns the smallest rectangle that holds both; an empty one asks for nothing."""
+    """Returns the smallest rectangle that holds both; an empty one adds nothing."""
     if is_empty(a) or is_empty(b):
         return b if is_empty(a) else a
     return min(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), max(a[3], b[3])
@@ -63,7 +70,7 @@ def cover(a: Rect, b: Rect) -> Rect:
 
 @dataclass(frozen=True)
 class Axis:
-    """How one dim of an output depends on the same dim of the input.
+    """The dependence of one dim of an output on the same dim of the input.
 
     ``kind`` is ``window`` (convolution, pool, pad, crop), ``transposed`` (transposed convolution),
     ``nearest``, ``nearest_exact``, ``linear``, ``linear_corners`` (interpolation) or ``shuffle``
@@ -170,54 +177,37 @@ def loans(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> li
     Returns:
         [source tile, target tile, row0, row1, col0, col1] of the map, by target then source.
     """
-    messages = []
-    for target, need in enumerate(needs):
-        rows, cols = (
-            _owners([interval], length, parts)[0]
-            for interval, length, parts in zip((need[:2], need[2:]), size, grid, strict=True)
-        )
-        for (row, r0, r1), (col, c0, c1) in itertools.product(rows, cols):
-            source = row * grid[1] + col
-            if source != target:
-                messages.append([source, target, r0, r1, c0, c1])
-    return messages
+    return [piece for piece in _pieces(size, grid, needs) if piece[0] != piece[1]]
 
 
 def regrid_messages(
     size: Sequence[int], source_grid: Sequence[int], target_grid: Sequence[int]
 ) -> list[list[int]]:
-    """Returns who sends which pixels to whom so that one grid's tiles become another's."""
-    rows, cols = (
-        _owners([split(length, wanted, part) for part in range(wanted)], length, held)
-        for length, held, wanted in zip(size, source_grid, target_grid, strict=True)
-    )
-    return _rectangles(rows, cols, source_grid[1])
+    """Returns who sends which pixels to whom so that one grid's tiles become another's.
+
+    As :func:`loans`, and each target also gets what the source tile of its own number holds.
+    """
+    tiles = range(target_grid[0] * target_grid[1])
+    return _pieces(size, source_grid, [own_rect(size, target_grid, tile) for tile in tiles])
 
 
-def _owners(wanted: list[Interval], length: int, parts: int) -> list[list[tuple[int, int, int]]]:
-    """Returns for each wanted interval the (part, first, end) of which it consists."""
-    owned = [split(length, parts, part) for part in range(parts)]
-    return [
-        [
-            (part, max(first, low), min(end, high))
-            for part, (low, high) in enumerate(owned)
-            if max(first, low) < min(end, high)
-        ]
-        for first, end in wanted
-    ]
+def _pieces(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[list[int]]:
+    """Returns the pieces of each needed rectangle by the tile that owns them, as :func:`loans`."""
+    pieces = []
+    for target, need in enumerate(needs):
+        rows = _owners(need[:2], size[0], grid[0])
+        cols = _owners(need[2:], size[1], grid[1])
+        for (row, r0, r1), (col, c0, c1) in itertools.product(rows, cols):
+            pieces.append([row * grid[1] + col, target, r0, r1, c0, c1])
+    return pieces
 
 
-def _rectangles(
-    rows: list[list[tuple[int, int, int]]],
-    cols: list[list[tuple[int, int, int]]],
-    source_cols: int,
-) -> list[list[int]]:
-    """Returns the pieces of all targets' rectangles, from those of their rows and columns."""
-    messages = []
-    for target, (from_rows, from_cols) in enumerate(itertools.product(rows, cols)):
-        for (row, r0, r1), (col, c0, c1) in itertools.product(from_rows, from_cols):
-            messages.append([row * source_cols + col, target, r0, r1, c0, c1])
-    return messages
+@functools.lru_cache(maxsize=2**14)  # a row of tiles needs the same rows
+def _owners(interval: Interval, length: int, parts: int) -> tuple[tuple[int, int, int], ...]:
+    """Returns the (part, first, end) of which an interval of a split length consists."""
+    owned = (split(length, parts, part) for part in range(parts))
+    clipped = ((max(interval[0], low), min(interval[1], high)) for low, high in owned)
+    return tuple((part, low, high) for part, (low, high) in enumerate(clipped) if low < high)
 
 
 def _single(number: float) -> float:
