@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hires.core.store import reading
+from hires.core.store import campaign
 from hires.core.store.attempts import Attempt
-from hires.core.store.campaign import FILE, SCHEMA
 from hires.core.store.reading import Note, text
 from hires.report.load import measured_points, plain_values, rows, traffic_matrix
 from hires.report.load.plain_values import count, dicts, number, spoken
@@ -211,21 +210,18 @@ def load(paths: Sequence[Path], told: Mapping[Path, Any] | None = None) -> Frame
 
 def add_campaign(frames: Frames, folder: Path) -> None:
     """Adds the points that the sweeps of a campaign planned."""
-    values = reading.read_json(folder / FILE, frames.notes)
+    plans = campaign.read(folder, frames.notes)
     name = frames.labels.setdefault(folder, campaign_labels([*frames.labels, folder])[folder])
-    if values.get("schema", SCHEMA) != SCHEMA:
-        why = f"its schema is {spoken(values['schema'])}, this hires knows {SCHEMA}"
-        frames.notes.append(Note(f"{name}/{FILE}", why))
-    for point in dicts(values.get("points")):
-        words = words_of(point)
-        row: Row = {"campaign": name, "run": text(point.get("run"), 160), "overrides": words}
+    for point in plans.points:
+        words = words_of(point.overrides)
+        row: Row = {"campaign": name, "run": text(point.run, 160), "overrides": words}
         again = f"hires run {words}" if words else None
         frames.planned_rows.append({**row, "state": "pending", "reproduce": again})
-    for point in dicts(values.get("excluded")):
-        words = words_of(point)
-        row = {"campaign": name, "overrides": words, "reason": text(point.get("reason"))}
-        row |= {"nearest": text(point.get("nearest"), 300), "state": "infeasible", "run": None}
-        row["what"] = rows.planned_what(point.get("what"))
+    for out in plans.excluded:
+        words = words_of(out.overrides)
+        row = {"campaign": name, "overrides": words, "reason": text(out.reason)}
+        row |= {"nearest": text(out.nearest, 300), "state": "infeasible", "run": None}
+        row["what"] = rows.planned_what(out.what)
         frames.planned_rows.append({**row, "reproduce": f"hires plan {words}" if words else None})
 
 

@@ -219,12 +219,12 @@ def _written(sweep: Sweep, folder: Path) -> campaign.Campaign:
     facts = {"argv": sweep.argv, "time": provenance.now(), "repeat": options.repeat}
     facts |= {"order": options.order, "max_parallel": options.max_parallel}
     points = [
-        campaign.Point(point.path.name, point.words, options.repeat)
+        campaign.PlannedPoint(point.path.name, point.words, options.repeat)
         for point in sweep.points.valid
         if point.path is not None
     ]
     excluded = [
-        campaign.Excluded(point.words, point.reason, point.nearest, what=_what(point))
+        campaign.ExcludedPoint(point.words, point.reason, point.nearest, what=_what(point))
         for point in sweep.points.excluded
     ]
     held.add(facts, points, excluded)

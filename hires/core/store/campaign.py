@@ -1,8 +1,8 @@
-"""What did the sweeps of a campaign plan? One file says so: ``results/<campaign>/campaign.json``.
+"""Reads and writes ``results/<campaign>/campaign.json``: what the sweeps of a campaign planned.
 
 It holds the points that can run, each with the name of its run folder, and those that cannot, with
-the reason. How far a point is stands in its run folder, never here. Whoever writes it holds
-:func:`locked` from reading to writing, so nothing is lost.
+the reason. How far a point is stands in its run folder, never here. A writer holds :func:`locked`
+from reading to writing, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -16,20 +16,17 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.store import file_names, lock
+from hires.core.store import file_names, lock, reading
 from hires.core.store.files import write_atomically
+from hires.core.store.reading import Notes, Values
 
 SCHEMA = 1
-FILE = file_names.CAMPAIGN
-_LOCK = file_names.SWEEP_LOCK
-_SUBMIT = file_names.SUBMIT_LOCK
-_STOP = file_names.STOP_SWEEP
 PATIENCE_S = 120.0
 """How long the submission of another command is waited for: sbatch itself may take as long."""
 
 
 @dataclass(frozen=True)
-class Point:
+class PlannedPoint:
     """A point that can run."""
 
     run: str
@@ -37,11 +34,11 @@ class Point:
     overrides: list[str]
     """Words that make it alone, with ``hires run``."""
     repeat: int = 1
-    """How many complete attempts were asked for."""
+    """How many complete attempts the sweep wants."""
 
 
 @dataclass(frozen=True)
-class Excluded:
+class ExcludedPoint:
     """A point that cannot run."""
 
     overrides: list[str]
@@ -49,7 +46,7 @@ class Excluded:
     nearest: str | None = None
     """What to change to come to the nearest point of the sweep that can run."""
     state: str = "infeasible"
-    what: dict[str, Any] | None = None
+    what: Values | None = None
     """Network, image, layout and the like, as the tables of runs call them; None: not recorded."""
 
 
@@ -58,13 +55,15 @@ class Campaign:
     """Everything that the sweeps of a campaign planned."""
 
     name: str
-    points: list[Point] = field(default_factory=list)
-    excluded: list[Excluded] = field(default_factory=list)
+    points: list[PlannedPoint] = field(default_factory=list)
+    excluded: list[ExcludedPoint] = field(default_factory=list)
     sweeps: list[dict[str, Any]] = field(default_factory=list)
     """Command line, time and options of every sweep, in order."""
 
-    def add(self, sweep: dict[str, Any], points: list[Point], excluded: list[Excluded]) -> None:
-        """Adds what a sweep planned; it replaces what earlier ones said about the same points."""
+    def add(
+        self, sweep: dict[str, Any], points: list[PlannedPoint], excluded: list[ExcludedPoint]
+    ) -> None:
+        """Adds what a sweep planned; it replaces the same points of earlier sweeps."""
         self.sweeps.append(sweep)
         runs = {point.run: point for point in self.points}
         runs.update({point.run: point for point in points})
@@ -86,16 +85,18 @@ def locked(folder: Path) -> Iterator[str | None]:
     Raises:
         RunError: another sweep is under way; its process is named.
     """
-    with lock.held(folder / _LOCK, f"a sweep of campaign {folder.name!r}") as note:
-        (folder / _STOP).unlink(missing_ok=True)  # it was meant for an earlier sweep
+    with lock.held(folder / file_names.SWEEP_LOCK, f"a sweep of campaign {folder.name!r}") as note:
+        (folder / file_names.STOP_SWEEP).unlink(
+            missing_ok=True
+        )  # it was meant for an earlier sweep
         yield note
 
 
 @contextlib.contextmanager
 def starting(folders: Iterable[Path]) -> Iterator[None]:
-    """Lets one command at a time look whether runs are under way, and start or submit them.
+    """Lets one command at a time check whether runs are under way, and start or submit them.
 
-    It is held for moments: the next command waits, and then sees what this one has started.
+    It takes moments: the next command waits, and then sees what this one has started.
 
     Args:
         folders: of the campaigns.
@@ -106,51 +107,62 @@ def starting(folders: Iterable[Path]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for folder in sorted(set(folders)):  # in one order, so that no two wait for each other
             what = f"a submission to campaign {folder.name!r}"
-            stack.enter_context(lock.waited(folder / _SUBMIT, what, PATIENCE_S))
+            stack.enter_context(lock.waited(folder / file_names.SUBMIT_LOCK, what, PATIENCE_S))
         yield
 
 
 def stop(folder: Path) -> bool:
-    """Tells the sweep of a campaign that it was cancelled; returns whether one is under way.
+    """Cancels the sweep of a campaign; returns whether one is under way.
 
     Raises:
         RunError: the folder cannot be written.
     """
     if not is_locked(folder):
         return False
-    write_atomically(folder / _STOP, "")
+    write_atomically(folder / file_names.STOP_SWEEP, "")
     return True
 
 
 def is_stopped(folder: Path) -> bool:
     """Whether the sweep that holds the campaign was cancelled."""
-    return (folder / _STOP).exists()
+    return (folder / file_names.STOP_SWEEP).exists()
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a sweep of the campaign is under way, as far as that can be seen from here."""
-    return lock.is_held(folder / _LOCK)
+    return lock.is_held(folder / file_names.SWEEP_LOCK)
 
 
-def read(folder: Path) -> Campaign:
+def read(folder: Path, notes: Notes = None) -> Campaign:
     """Returns the campaign of a folder; an empty one if no sweep has planned anything there.
 
+    Args:
+        folder: of the campaign.
+        notes: receives what is wrong, and the points that can be read are returned; None: it
+            raises instead.
+
     Raises:
-        RunError: the file is damaged or of another version.
+        RunError: the file is damaged or of another version, and ``notes`` is None.
     """
-    path = folder / FILE
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    path = folder / file_names.CAMPAIGN
+    if notes is None and not path.exists():
         return Campaign(folder.name)
-    except (OSError, ValueError) as error:
-        raise RunError(_damaged(path, str(error))) from None
-    schema = values.get("schema") if isinstance(values, dict) else None
-    if schema != SCHEMA:
-        raise RunError(_damaged(path, f"its schema is {schema!r}, this hires reads {SCHEMA}"))
     try:
-        points = [Point(**point) for point in values["points"]]
-        excluded = [Excluded(**point) for point in values["excluded"]]
+        values = reading.read_json(path, notes)
+    except RunError as error:
+        raise RunError(_damaged(path, str(error))) from None
+    schema = values.get("schema", None if notes is None else SCHEMA)
+    if schema != SCHEMA:
+        why = f"its schema is {schema!r}, this hires reads {SCHEMA}"
+        if notes is None:
+            raise RunError(_damaged(path, why))
+        notes.append(reading.note(path, why))
+    if notes is not None:
+        points = [_planned(point) for point in _dicts(values.get("points"))]
+        return Campaign(folder.name, points, list(map(_excluded, _dicts(values.get("excluded")))))
+    try:
+        points = [PlannedPoint(**point) for point in values["points"]]
+        excluded = [ExcludedPoint(**point) for point in values["excluded"]]
         return Campaign(folder.name, points, excluded, list(values["sweeps"]))
     except (KeyError, TypeError) as error:
         raise RunError(_damaged(path, str(error))) from None
@@ -165,9 +177,34 @@ def write(folder: Path, campaign: Campaign) -> None:
     values = {"schema": SCHEMA, "campaign": campaign.name, "sweeps": campaign.sweeps}
     values["points"] = [asdict(point) for point in campaign.points]
     values["excluded"] = [asdict(point) for point in campaign.excluded]
-    write_atomically(folder / FILE, json.dumps(values, indent=1) + "\n")
+    write_atomically(folder / file_names.CAMPAIGN, json.dumps(values, indent=1) + "\n")
+
+
+def _planned(values: Values) -> PlannedPoint:
+    repeat = values.get("repeat")
+    return PlannedPoint(
+        str(values.get("run")), _words(values), repeat if type(repeat) is int else 1
+    )
+
+
+def _excluded(values: Values) -> ExcludedPoint:
+    nearest, what = values.get("nearest"), values.get("what")
+    return ExcludedPoint(
+        _words(values),
+        str(values.get("reason")),
+        nearest if isinstance(nearest, str) else None,
+        what=what if isinstance(what, dict) else None,
+    )
+
+
+def _words(values: Values) -> list[str]:
+    words = values.get("overrides")
+    return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+
+
+def _dicts(value: Any) -> list[Values]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _damaged(path: Path, why: str) -> str:
-    """Returns what to say about a file that cannot be read."""
     return f"{path} cannot be read ({why}); move it away: the runs beside it keep their results"

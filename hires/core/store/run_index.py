@@ -84,23 +84,23 @@ def append(results: Path, line: Values) -> None:
 
 
 @dataclass(frozen=True)
-class Mark:
+class IndexMark:
     """How far an index was written at some moment."""
 
     inode: int
     num_bytes: int
 
 
-def mark(results: Path) -> Mark:
+def mark(results: Path) -> IndexMark:
     """Returns how far the index is written now; :func:`replace` keeps what is added later."""
     try:
         facts = (results / FILE).stat()
     except OSError:
-        return Mark(0, 0)
-    return Mark(facts.st_ino, facts.st_size)
+        return IndexMark(0, 0)
+    return IndexMark(facts.st_ino, facts.st_size)
 
 
-def replace(results: Path, lines: Iterable[Values], since: Mark) -> None:
+def replace(results: Path, lines: Iterable[Values], since: IndexMark) -> None:
     """Writes the index anew; readers see the old one or the new one.
 
     Args:
@@ -128,7 +128,7 @@ def _about(line: Values) -> str:
     return json.dumps([line.get("campaign"), line.get("run"), line.get("attempt")])
 
 
-def _added(path: Path, since: Mark) -> list[str]:
+def _added(path: Path, since: IndexMark) -> list[str]:
     """Returns the lines that were appended after a moment; all of them if the file is another."""
     try:
         with path.open("rb") as file:

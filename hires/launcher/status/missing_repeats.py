@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hires.core.store import campaign, reading
+from hires.core.store import campaign
 from hires.core.store.rundir import done_attempts
 
 
@@ -22,20 +22,11 @@ class Repeats:
         """Returns how many complete attempts of a run were asked for; 1 if no sweep says."""
         folder = run.parent
         if folder not in self._wanted:
-            self._wanted[folder] = _read(folder)
+            points = campaign.read(folder, []).points
+            self._wanted[folder] = {point.run: point.repeat for point in points}
         return self._wanted[folder].get(run.name, 1)
 
     def missing(self, run: Path) -> int:
         """Returns how many of them a run that is done lacks."""
         wanted = self.wanted(run)
         return max(0, wanted - len(done_attempts(run))) if wanted > 1 else 0
-
-
-def _read(folder: Path) -> dict[str, int]:
-    """Returns the repeats of a campaign's points, by the names of their folders."""
-    points = reading.read_json(folder / campaign.FILE, []).get("points")
-    found = {}
-    for point in points if isinstance(points, list) else []:
-        if isinstance(point, dict) and type(point.get("repeat")) is int:
-            found[str(point.get("run"))] = point["repeat"]
-    return found

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import ConfigError
-from hires.core.store import file_names, reading
+from hires.core.store import campaign, file_names
 from hires.core.store.file_names import StrPath
 from hires.core.store.find import locate
 from hires.launcher.status.run_state import INFEASIBLE, PENDING, RunState
-
-FILE = file_names.CAMPAIGN
 
 
 @dataclass
@@ -67,17 +65,14 @@ def of_campaign(folder: Path) -> Selection:
     paths = [folder / name for name in names if (folder / name / file_names.CONFIG).exists()]
     found = Selection(paths, campaigns=[folder])
     there = {path.name for path in found.paths}
-    values = reading.read_json(folder / FILE, [])
-    for point in _dicts(values.get("points")):
-        name = str(point.get("run"))
-        if name not in there:
+    plans = campaign.read(folder, [])
+    for point in plans.points:
+        if point.run not in there:
             cause = "planned, and not begun"
-            found.planned.append(RunState(None, name, folder.name, PENDING, cause=cause))
-    for point in _dicts(values.get("excluded")):
-        words = point.get("overrides")
-        name = " ".join(map(str, words)) if isinstance(words, list) and words else "?"
-        cause = str(point.get("reason"))
-        found.planned.append(RunState(None, name, folder.name, INFEASIBLE, cause=cause))
+            found.planned.append(RunState(None, point.run, folder.name, PENDING, cause=cause))
+    for out in plans.excluded:
+        name = " ".join(out.overrides) or "?"
+        found.planned.append(RunState(None, name, folder.name, INFEASIBLE, cause=out.reason))
     return found
 
 
@@ -90,7 +85,7 @@ def whole_campaigns(names: Sequence[str], results: StrPath, paths: Sequence[Path
         paths: the runs that these names mean.
     """
     told = [folder for name in names for folder in (Path(results) / name, Path(name))]
-    named = [folder.absolute() for folder in told if (folder / FILE).is_file()]
+    named = [folder.absolute() for folder in told if (folder / file_names.CAMPAIGN).is_file()]
     every = [*(named if names else campaigns(results)), *(path.parent for path in paths)]
     chosen = set(paths)
     return [
@@ -128,4 +123,4 @@ def _is_campaign(folder: Path) -> bool:
     """Whether a folder holds runs, or the plan of a sweep."""
     if folder.name.startswith(".") or not folder.is_dir() or (folder / file_names.CONFIG).exists():
         return False
-    return (folder / FILE).exists() or any(folder.glob(f"*/{file_names.CONFIG}"))
+    return (folder / file_names.CAMPAIGN).exists() or any(folder.glob(f"*/{file_names.CONFIG}"))

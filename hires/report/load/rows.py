@@ -264,12 +264,7 @@ def _exactness(run: Run) -> int:
     return _EXACT.index(name) if name in _EXACT else len(_EXACT)
 
 
-def words_of(point: Row) -> str:
+def words_of(overrides: Sequence[str]) -> str:
     """Returns the overrides of a point as one would type them."""
-    words = point.get("overrides")
-    kept = (
-        [text(word, 300) for word in words if isinstance(word, str)]
-        if isinstance(words, list)
-        else []
-    )
+    kept = (text(word, 300) for word in overrides)
     return shlex.join(word for word in kept if word)

@@ -13,7 +13,7 @@ from typing import Any
 
 from hires.core.errors import RunError
 from hires.core.store import file_names, records, rundir
-from hires.core.store.campaign import Campaign, Point
+from hires.core.store.campaign import Campaign, PlannedPoint
 from hires.core.store.files import write_atomically
 from hires.report.tables.run_tables import Cell, Column, Table, tables, to_csv, to_markdown
 
@@ -101,7 +101,7 @@ def write(folder: Path, made: Sequence[Table]) -> list[Path]:
     return files
 
 
-def _apart(point: Point, shared: set[str]) -> str:
+def _apart(point: PlannedPoint, shared: set[str]) -> str:
     """Returns the overrides of a point that no column shows and not all points have."""
     return " ".join(
         word

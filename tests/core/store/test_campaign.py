@@ -6,14 +6,16 @@ import pytest
 
 from hires.core.errors import RunError
 from hires.core.store import campaign
-from hires.core.store.campaign import Campaign, Excluded, Point
+from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 
 
 def test_reads_back_as_written(tmp_path):
     held = Campaign(tmp_path.name)
     words = ["data.path='it\\'s $(x);\n'", "image=64"]
     held.add(
-        {"argv": ["hires"]}, [Point("a-1", words, 3)], [Excluded(["image=1"], "why", "image=2")]
+        {"argv": ["hires"]},
+        [PlannedPoint("a-1", words, 3)],
+        [ExcludedPoint(["image=1"], "why", "image=2")],
     )
     campaign.write(tmp_path, held)
     assert campaign.read(tmp_path) == held
@@ -26,10 +28,10 @@ def test_folder_without_a_sweep_is_an_empty_campaign(tmp_path):
 
 def test_later_sweep_adds_and_replaces():
     held = Campaign("sizes")
-    held.add({}, [Point("a-1", ["image=1"])], [Excluded(["image=2"], "too large")])
-    held.add({}, [Point("a-1", ["image=1"], 3), Point("b-2", ["image=2"])], [])
-    held.add({}, [], [Excluded(["image=3"], "too large")])
-    assert held.points == [Point("a-1", ["image=1"], 3), Point("b-2", ["image=2"])]
+    held.add({}, [PlannedPoint("a-1", ["image=1"])], [ExcludedPoint(["image=2"], "too large")])
+    held.add({}, [PlannedPoint("a-1", ["image=1"], 3), PlannedPoint("b-2", ["image=2"])], [])
+    held.add({}, [], [ExcludedPoint(["image=3"], "too large")])
+    assert held.points == [PlannedPoint("a-1", ["image=1"], 3), PlannedPoint("b-2", ["image=2"])]
     assert [point.overrides for point in held.excluded] == [["image=3"]]
     assert held.excluded[0].state == "infeasible"
     assert len(held.sweeps) == 3

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hires.core.store.campaign import Campaign, Point
+from hires.core.store.campaign import Campaign, PlannedPoint
 from hires.report.tables import campaign_tables
 from hires.report.tables.run_tables import to_csv
 
@@ -38,7 +38,7 @@ def make(tmp_path):
             folder.mkdir(parents=True)
             (folder / "exit.json").write_text('{"state": "done"}')
             (folder / "record.json").write_text(json.dumps(record(attempt)))
-        return Point(name, list(words), repeat)
+        return PlannedPoint(name, list(words), repeat)
 
     return point
 
@@ -78,7 +78,7 @@ def test_what_no_column_shows_is_told(make, tmp_path):
 def test_points_that_are_not_complete_have_no_row(make, tmp_path):
     one, failed = make("x-0000000a"), make("x-0000000b")
     (tmp_path / "x-0000000b/a0/exit.json").write_text('{"state": "failed"}')
-    [throughput, _] = tables(tmp_path, one, failed, Point("x-0000000c", []))
+    [throughput, _] = tables(tmp_path, one, failed, PlannedPoint("x-0000000c", []))
     assert len(throughput.rows) == 1
     assert tables(tmp_path, failed) == []
     assert tables(tmp_path) == []
@@ -87,7 +87,7 @@ def test_points_that_are_not_complete_have_no_row(make, tmp_path):
 def test_run_of_an_earlier_time_has_one_record(tmp_path):
     (tmp_path / "x-0000000a").mkdir()
     (tmp_path / "x-0000000a" / "record.json").write_text(json.dumps(record(0)))
-    [throughput, _] = tables(tmp_path, Point("x-0000000a", []))
+    [throughput, _] = tables(tmp_path, PlannedPoint("x-0000000a", []))
     assert len(throughput.rows) == 1
 
 
