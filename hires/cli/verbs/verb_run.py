@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -13,19 +11,21 @@ from hires.cli.compose.compose_config import compose
 from hires.cli.options import Parser, command_line
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_record
-from hires.cli.start_run import explain, launched, warn_of_checkpoints
-from hires.cli.submit_run import tell, waited, waits_for
+from hires.cli.start_run import (
+    begin_run,
+    explain,
+    print_job,
+    wait_for,
+    warn_of_checkpoints,
+    write_run,
+)
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.store.campaign import starting
 from hires.core.store.file_names import last_number
-from hires.core.store.naming import run_name
 from hires.core.store.records import read_record
-from hires.core.store.rundir import RunDir, create, freeze, is_complete, open_run
+from hires.core.store.rundir import RunDir, open_run, run_path
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
-from hires.launcher.status import running_elsewhere
-from hires.launcher.status.running_elsewhere import refuse_begun, refuse_queued
 from hires.report.tables.run_tables import write
 
 _EXAMPLES = (
@@ -68,81 +68,53 @@ def main(words: Sequence[str]) -> int:
     if args.cfg:
         return print_config(config)
     config = with_classes(config)
-    after = waits_for(config, args)
-    run = None if args.again else _complete(config)
-    if run is not None:
-        print(f"complete since an earlier time: {run.path} (--again runs it anew)", file=sys.stderr)
-        _print(run, args.json)
+    after = launcher_of(config).dependency(args.after, args.after_any, config.results)
+    path = run_path(config)
+    if not args.again and _is_complete(path):
+        print(f"complete since an earlier time: {path} (--again runs it anew)", file=sys.stderr)
+        _print(path, args.json)
         return 0
-    kept = [word for word in words if word != "--dry-run"]
+    argv = command_line("run", [word for word in words if word != "--dry-run"], args)
     with spawn.warm(config.launcher.threads):
-        return _start(config, command_line("run", kept, args), args, after)
-
-
-def _complete(config: RunConfig) -> RunDir | None:
-    """Returns the run if it was completed earlier, so that nothing needs to be traced."""
-    try:
-        run = open_run(_path(config))
-    except RunError:
-        return None
-    return run if run.complete else None
-
-
-def _path(config: RunConfig) -> Path:
-    """Returns the place of the run's folder."""
-    return Path(config.results).absolute() / config.campaign / run_name(config)
-
-
-def _start(config: RunConfig, argv: list[str], args: argparse.Namespace, after: str | None) -> int:
-    """Plans, freezes and runs; returns the exit code."""
-    seen = last_number(_path(config))
-    launcher = launcher_of(config)
-    plan = planned(config)
-    require_feasible(plan)
-    if args.dry_run:
-        with starting([_path(config).parent]):
-            refuse_queued(_path(config))
-            with running_elsewhere.alone(_path(config), None, None):
-                path = freeze(config, plan.to_dict(), argv)
-        print(f"run folder: {path}", file=sys.stderr)
-        scripts = launcher.write_scripts(path, config, plan.world, argv)
-        print("\n".join(map(str, scripts)))
-        return 0
-    job = None
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(starting([_path(config).parent]))
-        refuse_queued(_path(config))
-        if args.again or not is_complete(_path(config)):
-            refuse_begun(_path(config), seen)
-            stack.enter_context(running_elsewhere.alone(_path(config), None, None))
-        run = create(config, plan.to_dict(), argv, again=args.again)
-        if not run.complete:  # another process may have completed it since we looked
-            launcher.write_scripts(run.path, config, plan.world, argv)
-            print(f"run folder: {run.path}", file=sys.stderr)
-            job = launcher.submit(run, config, after)
-    if run.complete:
-        _print(run, args.json)
-        return 0
-    if job is None:
-        outcome = launched(config, run, plan.world)
-    else:
-        if not args.wait:
-            tell(launcher, run, job, args.json)
+        seen = last_number(path)
+        plan = planned(config)
+        require_feasible(plan)
+        if args.dry_run:
+            print("\n".join(map(str, write_run(config, plan, argv))))
             return 0
+        run, job = begin_run(config, plan, argv, seen=seen, after=after, again=args.again)
+        if job is not None and not args.wait:
+            print_job(config, run, job, args.json)
+            return 0
+        code = 0 if run.complete else _wait(config, run, plan.world, job)
+    _print(path, args.json)
+    return code
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether a run was completed earlier, so that nothing needs to be traced."""
+    try:
+        return open_run(path).complete
+    except RunError:
+        return False
+
+
+def _wait(config: RunConfig, run: RunDir, world: int, job: str | None) -> int:
+    """Waits for the end of an attempt and explains it; returns the exit code."""
+    if job is not None:
         print(f"job {job}", file=sys.stderr)
-        outcome = waited(launcher, config, run, job, plan.world)
+    outcome = wait_for(config, run, world, job)
     warn_of_checkpoints(run)
     explain(outcome, run)
-    _print(run, args.json)
     return outcome.exit_code
 
 
-def _print(run: RunDir, as_json: bool) -> None:
+def _print(path: Path, as_json: bool) -> None:
     """Prints the run's record, if it has one, and writes its tables into the folder."""
-    record = read_record(run.path)
+    record = read_record(path)
     if record is None:
         return
-    write(run.path, record)
+    write(path, record)
     if as_json:
         print(json.dumps(record, indent=2))
     elif record["state"] == "done":  # numbers of half a run would look like a result

@@ -11,7 +11,6 @@ from pathlib import Path
 from hires.cli.compose.choices import EXPERIMENTS, experiments, groups
 from hires.cli.options import Parser, overrides, positive
 from hires.cli.screens.screen import print_config
-from hires.cli.submit_run import waits_for
 from hires.cli.sweep.axes import grid_of
 from hires.cli.sweep.configs import Composer
 from hires.cli.sweep.execution import Sweep, campaign_folder, refuse_costly, run_sweep
@@ -25,6 +24,7 @@ from hires.cli.sweep.where import Where
 from hires.cli.tracing import TorchProcess
 from hires.core.errors import ConfigError, PlanError
 from hires.core.store.campaign import locked
+from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 
 _EXAMPLES = (
@@ -85,7 +85,8 @@ def main(words: Sequence[str]) -> int:
         return _print_configs(points)
     configs = [point.config for point in points.held if point.config]
     has_jobs(configs, options.repeat, options.order)
-    after = waits_for(configs[0], options)
+    launcher = launcher_of(configs[0])
+    after = launcher.dependency(options.after, options.after_any, configs[0].results)
     sweep = Sweep(points, ["hires", "sweep", *words], args.config_dir, options, after)
     if args.dry_run:
         return _show(sweep)

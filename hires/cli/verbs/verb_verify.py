@@ -1,4 +1,4 @@
-"""``hires verify``: does a layout compute what one process computes?
+"""``hires verify``: compares a layout with one process.
 
 The layout runs one step in float64 in a temporary folder; its rank 0 compares it with one process
 on the same microbatches and writes ``verify.json``, which is shown here.
@@ -17,7 +17,7 @@ from hires.cli.compose.compose_config import compose
 from hires.cli.options import Parser
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_table
-from hires.cli.start_run import explain, launched
+from hires.cli.start_run import explain, wait_for
 from hires.core.config.run_config import PrecisionConfig, RunConfig
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store import file_names
@@ -70,7 +70,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
-    """Returns what rank 0 found, or the exit code of ranks that failed, which was explained.
+    """Returns the answer of rank 0, or the exit code of ranks that failed, after explaining it.
 
     Raises:
         ConfigError: the launcher is not that of this machine.
@@ -86,7 +86,7 @@ def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
     _refuse_random(plan)
     require_feasible(plan)
     run = create(config, plan.to_dict(), argv)
-    outcome = launched(config, run, plan.world, args=("--verify",))
+    outcome = wait_for(config, run, plan.world, args=("--verify",))
     file = run.attempt_dir / file_names.VERIFY
     if file.exists():
         answer: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
 
 
 def _refuse_random(plan: Plan) -> None:
-    """Refuses networks that draw random numbers, which no two layouts draw alike.
+    """Refuses networks that draw random numbers: no two layouts draw the same ones.
 
     Raises:
         PlanError: names the first operation that does.

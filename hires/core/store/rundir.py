@@ -62,6 +62,11 @@ class RunDir:
         return attempt_dir(self.path, self.attempt)
 
 
+def run_path(config: RunConfig) -> Path:
+    """Returns the place of a run's folder, absolute, whether or not it is there."""
+    return Path(config.results).absolute() / config.campaign / run_name(config)
+
+
 def create(
     config: RunConfig, plan: dict[str, Any], argv: Sequence[str], *, again: bool = False
 ) -> RunDir:
@@ -79,7 +84,7 @@ def create(
         RunError: the folder cannot be written, or its ``config.yaml`` was edited.
         ConfigError: the config holds something that cannot be written down.
     """
-    path = Path(config.results).absolute() / config.campaign / run_name(config)
+    path = run_path(config)
     files = _frozen_files(config, plan, argv)
     if _build(path, files, argv):
         return RunDir(path, 0, complete=False)
@@ -107,7 +112,7 @@ def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path
         RunError: the folder cannot be written, or its ``config.yaml`` was edited.
         ConfigError: the config holds something that cannot be written down.
     """
-    path = Path(config.results).absolute() / config.campaign / run_name(config)
+    path = run_path(config)
     files = _frozen_files(config, plan, argv)
     known = environment(argv, launch_file.reproduce_line(argv))
     told = {file_names.PLANNED: json.dumps(known, indent=1) + "\n"}

@@ -120,9 +120,9 @@ def test_another_point_is_offered_as_a_command_that_is_quoted(hires, runs):
 @pytest.mark.parametrize(
     ("states", "told"),
     [
-        ("fialed", "unknown state 'fialed'; did you mean failed?"),
+        ("fialed", "--state 'fialed' is unknown; did you mean failed?"),
         ("running", "a run that is running cannot be run again"),
-        (",", "--state names no state"),
+        (",", "--state names none"),
     ],
 )
 def test_wrong_states_are_refused(hires, runs, states, told):

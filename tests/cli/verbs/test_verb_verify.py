@@ -33,7 +33,7 @@ def rank_0_finds(monkeypatch):
             state = "done" if answer["ok"] else "failed"
             return Outcome(state, None, {0: code}, [])
 
-        monkeypatch.setattr("hires.cli.start_run.launch", launch)
+        monkeypatch.setattr("hires.launcher.kinds.this_machine.launch", launch)
         return seen
 
     return finds
