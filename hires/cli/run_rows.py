@@ -15,9 +15,10 @@ from hires.core.errors import ConfigError
 from hires.core.store.reading import Note
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import states
+from hires.report.columns import Row
 from hires.report.load.indexed import runs_of
 from hires.report.load.plain_values import alike, dig, spoken
-from hires.report.load.rows import RUN_COLUMNS, Row, run_row
+from hires.report.load.rows import RUN_COLUMNS, run_row
 from hires.report.load.runs import Run
 
 METRICS = {

@@ -10,8 +10,9 @@ import yaml
 
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.store.reading import text
+from hires.report.columns import Column
 from hires.report.load.plain_values import count, dig
-from hires.report.tables.run_tables import Column, tables
+from hires.report.tables.run_tables import tables
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hires.cli.screens.screen import print_table
+from hires.report.columns import Column
 from hires.report.compare.comparison import Comparison
 from hires.report.compare.differences import Difference
 from hires.report.compare.junit import sentence
 from hires.report.compare.metrics import Metric
 from hires.report.compare.verdicts import PointVerdict
-from hires.report.tables.run_tables import Column
 
 _DIGITS = 5
 """Significant digits of a number."""

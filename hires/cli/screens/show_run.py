@@ -11,6 +11,7 @@ from typing import Any
 
 from hires.cli.screens.screen import print_table
 from hires.core.store import provenance
+from hires.report.columns import Column
 from hires.report.compare.differences import (
     Difference,
     config_differences,
@@ -21,7 +22,6 @@ from hires.report.compare.differences import (
 )
 from hires.report.load.plain_values import number
 from hires.report.load.runs import Run, read_run
-from hires.report.tables.run_tables import Column
 
 _DIRTY = "-dirty"
 _NUMBERS = ("A", "B", "change [%]")

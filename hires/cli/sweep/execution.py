@@ -30,7 +30,7 @@ from hires.launcher.local.queue_tasks import Ended, Limits, Result, Task
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
 from hires.report.tables import campaign_tables as report
-from hires.report.tables.run_tables import write
+from hires.report.tables.run_tables import write, write_tables
 
 
 @dataclass
@@ -72,7 +72,7 @@ def run_sweep(sweep: Sweep) -> int:
             write(path, record)
     rows = report.rows_of(folder, held)
     made = report.campaign_tables(rows)
-    report.write(folder, made)
+    write_tables(folder, made)
     if options.json:
         print(json.dumps(as_json(points, result.ended, options.repeat), indent=2))
     else:

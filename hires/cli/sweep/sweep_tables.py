@@ -10,7 +10,7 @@ from hires.cli.screens.screen import print_table
 from hires.cli.sweep.sweep_points import Point, Points, varied_words
 from hires.core.units import MIB
 from hires.launcher.local.queue_tasks import Ended
-from hires.report.tables.run_tables import Cell, Column, Table
+from hires.report.columns import Cell, Column, Table
 
 _WIDTH = 120
 """Columns of the excluded points when the output is no terminal."""

@@ -11,9 +11,9 @@ from hires.cli.screens.notes import plural, print_notes
 from hires.cli.screens.screen import print_table
 from hires.core.errors import ConfigError
 from hires.core.units import MIB
+from hires.report.columns import Column, Table
 from hires.report.load.rows import RUN_COLUMNS
 from hires.report.tables.formats import safe_csv
-from hires.report.tables.run_tables import Column, Table
 
 _SHOWN = (
     Column("hash", "run"),

@@ -54,13 +54,13 @@ def no_runs(results: str, verb: str) -> str:
 def _csv(args: Any, paths: Sequence[Path]) -> dict[str, Any]:
     from hires.cli.run_rows import add_live_states
     from hires.report.frames import add_campaign, load
-    from hires.report.tables.csv_export import write_csv
+    from hires.report.tables.formats import write_frames
 
     frames = load(paths)
     add_live_states(frames.held)
     for folder in whole_campaigns(args.names, args.results, paths):
         add_campaign(frames, folder)
-    files = write_csv(frames, Path(args.out))
+    files = write_frames(frames, Path(args.out))
     print_notes(frames.all_notes())
     if not args.json:
         print(f"{len(paths)} runs, {len(files)} files in {args.out}")

@@ -124,7 +124,7 @@ def _print_operators(as_json: bool) -> int:
     """Prints the table of operators, all but its bytes; returns 0."""
     from hires.cli.screens.screen import print_table
     from hires.plan.operators.operator_page import operator_rows
-    from hires.report.tables.run_tables import Column
+    from hires.report.columns import Column
 
     rows = {name: dataclasses.asdict(row) for name, row in operator_rows().items()}
     if as_json:

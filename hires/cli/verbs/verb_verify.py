@@ -27,7 +27,7 @@ from hires.launcher.ranks import spawn
 from hires.plan.graph import describe
 from hires.plan.operators.operator_facts import is_random
 from hires.plan.plan import Plan
-from hires.report.tables.run_tables import Column
+from hires.report.columns import Column
 
 BOUND = 1e-10
 """Largest difference that passes, relative to the largest value of each tensor."""

@@ -28,12 +28,13 @@ from hires.core.errors import ConfigError
 from hires.core.store import reading
 from hires.core.store.files import write_atomically
 from hires.core.store.naming import COSMETIC
+from hires.report.columns import Row
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.pairing import SEED, ComparedPoint
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
 from hires.report.load.measured_points import defaults
 from hires.report.load.plain_values import alike, number, spoken
-from hires.report.load.rows import Row, what
+from hires.report.load.rows import what
 from hires.report.load.runs import Run
 
 ENDINGS = (".yaml", ".yml")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from hires.core.store.attempts import Attempt
 from hires.core.store.reading import text
 from hires.core.units import MIB, size
+from hires.report.columns import Cell, Column, Table
 from hires.report.frames import Frames, plain_rows
 from hires.report.load import measured_points
 from hires.report.load.plain_values import count, dicts, dig, spoken
 from hires.report.load.rows import largest
 from hires.report.load.runs import Run
-from hires.report.tables.run_tables import Cell, Column, Table
 
 if TYPE_CHECKING:
     import pandas as pd

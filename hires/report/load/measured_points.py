@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.store.naming import COSMETIC
+from hires.report.columns import Row
 from hires.report.load import plain_values
 from hires.report.load.plain_values import dig, number, spoken
 from hires.report.load.runs import repeat_latest
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hires.report.load.runs import Run
-
-Row = dict[str, Any]
 
 WORK = ("model", "image", "precision", "task", "batch", "settings")
 """Columns that two layouts must share to be compared."""

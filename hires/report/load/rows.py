@@ -1,85 +1,69 @@
-"""What does one run say in a table? Plain rows, as frames are made of.
+"""Turns runs into plain rows, as frames are made of them.
 
-What is unknown is None, and what has the wrong type is unknown.
+A value that is missing or of the wrong type is None.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
 from hires.core.store import file_names
+from hires.core.store.campaign import Campaign
 from hires.core.store.naming import COSMETIC, model_label
 from hires.core.store.reading import Note, text
+from hires.report.columns import MEMORY, RATES, SPEED, Row, keys, memory_rows, values
 from hires.report.load import measured_points, traffic_matrix
-from hires.report.load.plain_values import count, dicts, dig, number, spoken
-from hires.report.load.runs import Run
-from hires.report.tables.run_tables import NOWHERE
+from hires.report.load.plain_values import count, dicts, dig, discarded_steps, number, spoken
+from hires.report.load.runs import Run, attempt_origin
 
-Row = dict[str, Any]
-Classes = dict[tuple[str, int], tuple[int, int]]
+TrafficByClass = dict[tuple[str, int], tuple[int, int]]
 """Messages and bytes by kind and size class."""
-_EXACT = ("fp64", "fp32", "bf16", "fp16", "int8")
+_EXACTNESS = ("fp64", "fp32", "bf16", "fp16", "int8")
 """Precisions, the most exact first."""
 _NOT_PLANNED = ("seed", "steps", "task.lr")
 """Keys that change no message of the plan."""
 
+_RUN = ("campaign", "run", "model", "image", "layout", "precision")
+_SIZED = ("model", "image", "height", "width", "layout", "precision", "task", "batch", "ranks")
 RUN_COLUMNS = (
-    "campaign", "run", "hash", "model", "image", "height", "width", "layout", "precision", "task",
-    "batch", "ranks", "arranged", "settings", "state", "reason", "cause", "img_per_s_median",
-    "img_per_s_p10", "img_per_s_p90", "step_s_median", "samples", "peak_bytes_max",
-    "predicted_bytes_max", "messages_per_step", "bytes_per_step", "loss_first",
-    "loss_last", "cores", "memory_limit", "git", "host", "started", "reproduce",
+    "campaign", "run", "hash", *_SIZED, "arranged", "settings", "state", "reason", "cause",
+    *keys(SPEED), "peak_bytes_max", "predicted_bytes_max", "messages_per_step", "bytes_per_step",
+    "loss_first", "loss_last", "cores", "memory_limit", "git", "host", "started", "reproduce",
 )  # fmt: skip
 ATTEMPT_COLUMNS = (
-    "campaign", "run", "attempt", "model", "image", "height", "width", "layout", "precision",
-    "task", "batch", "ranks", "arranged", "settings", "img_per_s_median", "img_per_s_p10",
-    "img_per_s_p90", "step_s_median", "step_s_p10", "step_s_p90", "samples", "peak_bytes_max",
-    "git", "host", "ended", "reproduce",
+    "campaign", "run", "attempt", *_SIZED, "arranged", "settings", *keys(SPEED),
+    "peak_bytes_max", "git", "host", "ended", "reproduce",
 )  # fmt: skip
-MEMORY_COLUMNS = (
-    "campaign", "run", "model", "image", "layout", "precision", "ranks", "rank", "replica",
-    "stage", "tile", "peak_bytes", "predicted_bytes", "error_percent", "source", "params_bytes",
-    "grads_bytes", "optimizer_bytes", "reproduce",
-)  # fmt: skip
+SAMPLE_COLUMNS = ("campaign", "run", "attempt", "step", "step_s", "counted")
+MEMORY_COLUMNS = (*_RUN, "ranks", *keys(MEMORY), "reproduce")
 COMMUNICATION_COLUMNS = (
-    "campaign", "run", "model", "image", "layout", "precision", "ranks", "kind", "size_class",
-    "messages_per_step", "bytes_per_step", "reproduce",
+    *_RUN, "ranks", "kind", "size_class", "messages_per_step", "bytes_per_step", "reproduce",
 )  # fmt: skip
-FAILURE_COLUMNS = (
-    "campaign", "run", "model", "image", "layout", "precision", "state", "attempt", "ended_as",
-    "reason", "cause", "reproduce",
-)  # fmt: skip
+FAILURE_COLUMNS = (*_RUN, "state", "attempt", "ended_as", "reason", "cause", "reproduce")
 PLANNED_COLUMNS = (
     "campaign", "run", "state", "overrides", "reason", "nearest", "reproduce",
 )  # fmt: skip
 PRECISION_COLUMNS = (
-    "campaign", "run", "model", "image", "layout", "precision", "batch", "loss_first", "loss_last",
-    "loss_finite", "reference", "first_loss_error", "last_loss_error", "img_per_s_median",
-    "reproduce",
+    *_RUN, "batch", "loss_first", "loss_last", "loss_finite", "reference", "first_loss_error",
+    "last_loss_error", *keys(RATES[:1]), "reproduce",
 )  # fmt: skip
 
 
-def named(run: Run) -> Row:
-    """Returns the columns by which frames join."""
-    return {"campaign": run.campaign, "run": run.name}
-
-
 def what(run: Run) -> Row:
-    """Returns what a run is: from its record, or else from its config."""
+    """Returns what a run is, from its record or else from its config."""
     record, config = run.record, run.config
     size = _image(record.get("image")) or _image(config.get("image"))
-    parallel = text(record.get("layout"), 60) or text(dig(config, "parallel", "name"), 60)
     batch = count(record.get("images_per_step"))
     return {
+        "campaign": run.campaign,
+        "run": run.name,
         "model": text(record.get("model"), 60) or _model(config),
-        "image": None if size is None else f"{size[0]}x{size[1]}",
-        "height": None if size is None else size[0],
-        "width": None if size is None else size[1],
-        "layout": parallel,
+        **_size_columns(size),
+        "layout": text(record.get("layout"), 60) or text(dig(config, "parallel", "name"), 60),
         "precision": text(record.get("precision"), 30)
         or text(dig(config, "precision", "name"), 30),
         "task": text(dig(config, "task", "name"), 30),
@@ -90,30 +74,188 @@ def what(run: Run) -> Row:
     }
 
 
-def planned_what(said: Any) -> Row:
-    """Returns what a sweep noted of a point that cannot run; empty if it did not."""
-    size = _image(dig(said, "image"))
-    if not isinstance(said, dict) or size is None:
-        return {}
-    row: Row = {key: text(said.get(key), 60) for key in ("model", "layout", "precision", "task")}
-    row |= {"image": f"{size[0]}x{size[1]}", "height": size[0], "width": size[1]}
-    return {**row, "batch": count(said.get("batch")), "limit": spoken(said.get("limit"))}
+def run_row(run: Run) -> Row:
+    """Returns the row of a run: what it is, how it ended, and its latest numbers."""
+    state, reason, cause = run.end
+    record, origin = run.record, run.provenance
+    memory = dicts(record.get("memory"))
+    return {
+        **what(run),
+        **(values(SPEED, record) if state == "done" else {}),
+        "hash": run.short,
+        "state": state,
+        "reason": reason,
+        "cause": cause,
+        "peak_bytes_max": largest(memory, "peak_bytes"),
+        "predicted_bytes_max": largest(memory, "predicted_bytes"),
+        "messages_per_step": count(dig(record, "messages", "messages")),
+        "bytes_per_step": count(dig(record, "messages", "bytes")),
+        "loss_first": number(dig(record, "loss", "first")),
+        "loss_last": number(dig(record, "loss", "last")),
+        "cores": count(dig(origin, "hardware", "cores")),
+        "memory_limit": spoken(dig(run.config, "memory", "limit")),
+        "git": text(origin.get("git"), 60),
+        "host": text(origin.get("host"), 60),
+        "started": text(origin.get("started"), 40),
+    }
 
 
-def model_of(values: Any) -> str | None:
-    """Returns the network of a config's ``model`` as records call it; None if it makes no sense."""
+def attempt_rows(run: Run) -> Iterator[Row]:
+    """Yields the rows of a run's complete attempts."""
+    for attempt in run.complete:
+        git, host, ended = attempt_origin(attempt.record)
+        yield {
+            **what(run),
+            **values(SPEED, attempt.record),
+            "attempt": attempt.number,
+            "peak_bytes_max": largest(dicts(attempt.record.get("memory")), "peak_bytes"),
+            "git": git,
+            "host": host,
+            "ended": ended,
+        }
+
+
+def sample_rows(run: Run) -> Iterator[Row]:
+    """Yields one row a step of a complete attempt: its seconds, and whether it counts."""
+    for attempt in run.complete:
+        discarded = discarded_steps(attempt.record)
+        for sample in dicts(attempt.record.get("samples")):
+            step = count(sample.get("step"))
+            if step is not None:
+                yield {
+                    "campaign": run.campaign,
+                    "run": run.name,
+                    "attempt": attempt.number,
+                    "step": step,
+                    "step_s": number(sample.get("step_s")),
+                    "counted": step not in discarded,
+                }
+
+
+def rank_rows(run: Run) -> Iterator[Row]:
+    """Yields one row a rank that recorded its memory: its place and its bytes."""
+    for row in memory_rows(run.record):
+        yield {**what(run), **row}
+
+
+def traffic_rows(runs: Iterable[Run]) -> Iterator[Row]:
+    """Yields one row a kind and size class of messages of each run."""
+    counted: dict[tuple[Any, ...], TrafficByClass] = {}
+    for run in runs:
+        for (kind, size), (messages, num_bytes) in _traffic(run, counted).items():
+            yield {
+                **what(run),
+                "kind": kind,
+                "size_class": traffic_matrix.CLASSES[size],
+                "messages_per_step": messages,
+                "bytes_per_step": num_bytes,
+            }
+
+
+def failure_rows(run: Run) -> Iterator[Row]:
+    """Yields one row an attempt that failed, with the state of its run."""
+    state = run.end[0]
+    exits = [(a.number, a.exit) for a in run.attempts if a.exit and a.exit.get("state") != "done"]
+    ends = [
+        (n, (text(e.get("state"), 20), text(e.get("reason"), 40), text(e.get("cause"))))
+        for n, e in exits
+    ]
+    if not ends and state in ("failed", "lost", "cancelled", "unknown"):
+        ends = [(run.shown, run.end)]
+    for attempt, (ended_as, reason, cause) in ends:
+        yield {
+            **what(run),
+            "state": state,
+            "attempt": attempt,
+            "ended_as": ended_as,
+            "reason": reason,
+            "cause": cause,
+        }
+
+
+def precision_rows(runs: Sequence[Run]) -> Iterator[Row]:
+    """Yields the losses of every run, beside those of its most exact twin.
+
+    Twins are runs of one campaign whose configs differ in precision only.
+    """
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        if run.end[0] == "done" and dig(run.record, "loss", "finite") is not None:
+            groups.setdefault((run.campaign, *_config_key(run, "precision.name")), []).append(run)
+    for twins in groups.values():
+        best = min(twins, key=_exactness)
+        for run in twins:
+            yield _precision_row(run, best)
+
+
+def _precision_row(run: Run, best: Run) -> Row:
+    finite = dig(run.record, "loss", "finite")
+    row = {
+        **what(run),
+        "img_per_s_median": measured_points.median_speed(a.record for a in run.repeats),
+        "loss_finite": finite if isinstance(finite, bool) else None,
+        "reference": None if best is run else text(best.record.get("precision"), 30),
+    }
+    for part in ("first", "last"):
+        loss, exact = (number(dig(r.record, "loss", part)) for r in (run, best))
+        row[f"loss_{part}"] = loss
+        if best is not run and loss is not None and exact:
+            row[f"{part}_loss_error"] = abs(loss - exact) / abs(exact)
+    return row
+
+
+def planned_rows(name: str, planned: Campaign) -> Iterator[Row]:
+    """Yields the points that a campaign planned, and those that its sweeps excluded."""
+    for point in planned.points:
+        words = _typed(point.overrides)
+        yield {
+            "campaign": name,
+            "run": text(point.run, 160),
+            "overrides": words,
+            "state": "pending",
+            "reproduce": f"hires run {words}" if words else None,
+        }
+    for excluded in planned.excluded:
+        words = _typed(excluded.overrides)
+        yield {
+            "campaign": name,
+            "overrides": words,
+            "state": "infeasible",
+            "reason": text(excluded.reason),
+            "nearest": text(excluded.nearest, 300),
+            "what": _planned_what(excluded.what),
+            "reproduce": f"hires plan {words}" if words else None,
+            "run": None,
+        }
+
+
+def model_of(config: Any) -> str | None:
+    """Returns the label of the network of a config's ``model``; None if it is not valid."""
     try:
-        return text(model_label(from_dict({"model": values}).model), 60)
+        return text(model_label(from_dict({"model": config}).model), 60)
     except ConfigError:  # of another hires, or edited
         return None
 
 
+def largest(entries: Iterable[Row], key: str) -> int | None:
+    """Returns the largest of some counts; None if all are missing."""
+    return max((n for n in (count(entry.get(key)) for entry in entries) if n), default=None)
+
+
+def _planned_what(point: Any) -> Row:
+    """Returns what a sweep recorded about an excluded point; empty if it recorded nothing."""
+    size = _image(dig(point, "image"))
+    if not isinstance(point, dict) or size is None:
+        return {}
+    row: Row = {key: text(point.get(key), 60) for key in ("model", "layout", "precision", "task")}
+    batch, limit = count(point.get("batch")), spoken(point.get("limit"))
+    return {**row, **_size_columns(size), "batch": batch, "limit": limit}
+
+
 def _model(config: Row) -> str | None:
-    """Returns the network of a config as records call it, or its mere name if it is damaged."""
+    """Returns the label of a config's network, or only its name if the config is damaged."""
     name = text(dig(config, "model", "name"), 60)
-    if name is None:
-        return None
-    return model_of(config["model"]) or name
+    return None if name is None else model_of(config["model"]) or name
 
 
 def _image(value: Any) -> tuple[int, int] | None:
@@ -125,146 +267,42 @@ def _image(value: Any) -> tuple[int, int] | None:
     return (height, width) if height and width else None
 
 
-def speed(record: Row) -> Row:
-    """Returns images per second and seconds a step."""
-    found: Row = {"samples": count(dig(record, "throughput", "samples"))}
-    for key in ("img_per_s", "step_s"):
-        for part in ("median", "p10", "p90"):
-            found[f"{key}_{part}"] = number(dig(record, "throughput", key, part))
-    return found
+def _size_columns(size: tuple[int, int] | None) -> Row:
+    if size is None:
+        return dict.fromkeys(("image", "height", "width"))
+    return {"image": f"{size[0]}x{size[1]}", "height": size[0], "width": size[1]}
 
 
-def run_row(run: Run) -> Row:
-    """Returns the row of a run."""
-    state, reason, cause = run.end
-    entries = dicts(run.record.get("memory"))
-    hardware = run.provenance.get("hardware")
-    return {
-        **named(run),
-        **what(run),
-        **(speed(run.record) if state == "done" else {}),
-        "hash": run.short,
-        "state": state,
-        "reason": reason,
-        "cause": cause,
-        "peak_bytes_max": largest(entries, "peak_bytes"),
-        "predicted_bytes_max": largest(entries, "predicted_bytes"),
-        "messages_per_step": count(dig(run.record, "messages", "messages")),
-        "bytes_per_step": count(dig(run.record, "messages", "bytes")),
-        "loss_first": number(dig(run.record, "loss", "first")),
-        "loss_last": number(dig(run.record, "loss", "last")),
-        "cores": count(dig(hardware, "cores")),
-        "memory_limit": spoken(dig(run.config, "memory", "limit")),
-        "git": text(run.provenance.get("git"), 60),
-        "host": text(run.provenance.get("host"), 60),
-        "started": text(run.provenance.get("started"), 40),
-    }
+def _config_key(run: Run, *without: str) -> tuple[tuple[str, str], ...]:
+    """Returns the keys of a config that change its results, without some more."""
+    ignored = {*COSMETIC, *without}
+    return tuple(sorted((k, spoken(v)) for k, v in run.flat_config.items() if k not in ignored))
 
 
-def largest(entries: Iterable[Row], key: str) -> int | None:
-    """Returns the largest of some counts that are known."""
-    return max((n for n in (count(entry.get(key)) for entry in entries) if n), default=None)
-
-
-def rank_row(entry: Row, begun: bool = True) -> Row:
-    """Returns the place and the bytes of a rank.
-
-    Args:
-        entry: of the record.
-        begun: whether a step was made; before, nobody knows what gradients and optimiser need.
-    """
-    row: Row = {key: count(entry.get(key)) for key in ("rank", "replica")}
-    row |= {key: _places(entry.get(key)) for key in ("stage", "tile")}
-    for key in MEMORY_COLUMNS:
-        if key.endswith("_bytes"):
-            row[key] = count(entry.get(key))
-    if not begun:
-        row["grads_bytes"] = row["grads_bytes"] or None
-        row["optimizer_bytes"] = row["optimizer_bytes"] or None
-    measured, predicted = row["peak_bytes"], row["predicted_bytes"]
-    row["error_percent"] = 100 * (predicted / measured - 1) if measured and predicted else None
-    return {**row, "source": text(entry.get("source"), 30)}
-
-
-def _places(value: Any) -> str | None:
-    """Returns a rank's stages or tiles, down and up, as ``0 / 1`` or ``none / 1``."""
-    places = value if isinstance(value, list) else [value]
-    if all(place is None for place in places) or len(places) > 2:
-        return None
-    return " / ".join(NOWHERE if p is None else spoken(p).strip("[]") for p in places)
-
-
-def by_class(run: Run, known: dict[tuple[Any, ...], Classes]) -> Classes:
-    """Returns messages and bytes by kind and class; those of equal plans are counted once."""
+def _traffic(run: Run, counted: dict[tuple[Any, ...], TrafficByClass]) -> TrafficByClass:
+    """Returns messages and bytes by kind and class; equal plans are counted once."""
     totals = run.record.get("messages")
     if run.record and isinstance(totals, dict) and not totals.get("messages"):
-        return {}  # one rank, and nobody to talk to: its plan need not be read
-    config = {k: spoken(v) for k, v in run.flat_config.items() if k not in COSMETIC}
-    for name in _NOT_PLANNED:
-        config.pop(name, None)
-    key = tuple(sorted(config.items()))
-    if key not in known:
+        return {}  # one rank sends nothing: its plan need not be read
+    key = _config_key(run, *_NOT_PLANNED)
+    if key not in counted:
         plan = run.plan()
         try:
-            known[key] = traffic_matrix.by_class(plan) if plan else {}
-        except Exception as error:  # a plan may be anybody's
-            run.notes.append(
-                Note(f"{run.name}/{file_names.PLAN}", f"cannot be counted: {error!r}"[:200])
-            )
-            known[key] = {}
-    return known[key]
-
-
-def ended_as(values: Row) -> tuple[str | None, str | None, str | None]:
-    """Returns state, reason and cause of an attempt."""
-    return text(values.get("state"), 20), text(values.get("reason"), 40), text(values.get("cause"))
-
-
-def precision_rows(runs: Sequence[Run]) -> list[Row]:
-    """Returns the losses of every run, beside those of its most exact twin."""
-    groups: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        if run.end[0] == "done" and dig(run.record, "loss", "finite") is not None:
-            groups.setdefault(_twin_key(run), []).append(run)
-    rows = []
-    for twins in groups.values():
-        best = min(twins, key=lambda run: _exactness(run))
-        rows += [_precision_row(run, best) for run in twins]
-    return rows
-
-
-def _precision_row(run: Run, best: Run) -> Row:
-    """Returns the row of a run beside its reference."""
-    record = run.record
-    row = {**named(run), **what(run), **speed(record)}
-    row["img_per_s_median"] = measured_points.median_speed(
-        attempt.record for attempt in run.repeats
-    )
-    finite = dig(record, "loss", "finite")
-    row["loss_finite"] = finite if isinstance(finite, bool) else None
-    row["reference"] = None if best is run else text(best.record.get("precision"), 30)
-    for part in ("first", "last"):
-        here, there = (number(dig(r.record, "loss", part)) for r in (run, best))
-        row[f"loss_{part}"] = here
-        if best is not run and here is not None and there:
-            row[f"{part}_loss_error"] = abs(here - there) / abs(there)
-    return row
-
-
-def _twin_key(run: Run) -> tuple[Any, ...]:
-    """Returns what two runs share that differ in precision only."""
-    config = {k: spoken(v) for k, v in run.flat_config.items() if k not in COSMETIC}
-    same = sorted((k, v) for k, v in config.items() if k != "precision.name")
-    return (run.campaign, *same)
+            counted[key] = traffic_matrix.by_class(plan) if plan else {}
+        except Exception as error:  # a damaged plan may fail anywhere
+            why = f"cannot be counted: {error!r}"[:200]
+            run.notes.append(Note(f"{run.name}/{file_names.PLAN}", why))
+            counted[key] = {}
+    return counted[key]
 
 
 def _exactness(run: Run) -> int:
-    """Returns the place of a run's precision among all, the most exact one first."""
+    """Returns the rank of a run's precision, 0 for the most exact one."""
     name = run.record.get("precision")
-    return _EXACT.index(name) if name in _EXACT else len(_EXACT)
+    return _EXACTNESS.index(name) if name in _EXACTNESS else len(_EXACTNESS)
 
 
-def words_of(overrides: Sequence[str]) -> str:
+def _typed(overrides: Sequence[str]) -> str:
     """Returns the overrides of a point as one would type them."""
-    kept = (text(word, 300) for word in overrides)
-    return shlex.join(word for word in kept if word)
+    texts = (text(word, 300) for word in overrides)
+    return shlex.join(word for word in texts if word)

@@ -12,11 +12,11 @@ from typing import Any
 import hires
 from hires.core.store import provenance
 from hires.report import figures
+from hires.report.columns import Cell, Column, Table
 from hires.report.frames import Frames
 from hires.report.load import facts
 from hires.report.load.machines import setting
 from hires.report.plots.base import Plot
-from hires.report.tables.run_tables import Cell, Column, Table
 from hires.report.tables.summaries import Summary
 
 HERE = Path(__file__).parent

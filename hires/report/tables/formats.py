@@ -1,4 +1,4 @@
-"""How does a table become a file for a paper, a pull request, a spreadsheet or a program?"""
+"""Writes tables as files for a paper, a pull request, a spreadsheet or a program."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hires.core.errors import ConfigError
-from hires.core.store.files import cannot_write, write_atomically
-from hires.report.tables.run_tables import Cell, Table, to_csv, to_markdown
-from hires.report.tables.summaries import Summary
+from hires.core.store.files import cannot_write, make_folder, write_atomically
+from hires.report.columns import Cell, Column, Table
+from hires.report.frames import Frames
+from hires.report.tables.summaries import Summary, cells
 
 FORMATS = ("csv", "md", "tex", "parquet")
+FRAMES = (
+    "runs", "attempts", "samples", "memory", "communication", "precision", "failures", "planned",
+    "configs",
+)  # fmt: skip
+"""Frames that ``hires export`` writes, by their names in :class:`Frames`."""
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -25,8 +31,8 @@ _LATEX = {
     '"': r"\textquotedbl{}",
 }
 _FORMULA = re.compile(r"[=+@\t]|-(?!$|(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?%?$| / [\d,]+$| / -$)")
-"""How a text begins that a spreadsheet takes for a formula; a number below 0 is none, nor is what
-stands for places, as ``- / 1,0``."""
+"""How a text begins that a spreadsheet computes; a number below 0 is no formula, nor are places,
+as ``- / 1,0``."""
 OPTION = "--out DIR"
 
 
@@ -40,60 +46,72 @@ def write_table(folder: Path, summary: Summary, form: str) -> Path:
     if form == "parquet":
         _write_parquet(path, summary)
     else:
-        write_atomically(path, TEXTS[form](summary), option=OPTION)
+        write_atomically(path, _TEXTS[form](summary), option=OPTION)
     return path
 
 
-def csv_text(summary: Summary) -> str:
-    """Returns a table as CSV, plain values under names with units.
+def write_frames(frames: Frames, out: Path) -> list[Path]:
+    """Writes every frame that has rows as CSV, and returns the files.
 
-    A text that a spreadsheet would compute gets an apostrophe in front.
+    Raises:
+        ConfigError: a file cannot be written.
     """
+    make_folder(out, OPTION)
+    files = []
+    for name in FRAMES:
+        frame = getattr(frames, name)
+        if len(frame):
+            columns = [Column(str(key), str(key)) for key in frame.columns]
+            files.append(out / f"{name}.csv")
+            text = safe_csv(Table(name, name, columns, cells(frame)))
+            write_atomically(files[-1], text, option=OPTION)
+    return files
+
+
+def csv_text(summary: Summary) -> str:
+    """Returns a table as CSV, plain values under names with units."""
     return safe_csv(summary.table)
 
 
 def safe_csv(table: Table) -> str:
-    """Returns a table as CSV in which no text is a formula, and what cannot be one is as it is."""
-    return to_csv(_mapped(table, lambda t: f"'{t}" if _FORMULA.match(t) else t))
+    """Returns a table as CSV; a text that a spreadsheet would compute gets an apostrophe."""
+    return _mapped(table, lambda t: f"'{t}" if _FORMULA.match(t) else t).to_csv()
 
 
 def markdown_text(summary: Summary) -> str:
     """Returns a table as Markdown, its caption below it."""
     table = _mapped(summary.table, _no_markup)
-    return f"{to_markdown(table)}\n{_no_markup(summary.caption)}\n"
+    return f"{table.to_markdown()}\n{_no_markup(summary.caption)}\n"
 
 
 def latex_text(summary: Summary) -> str:
     """Returns a table for LaTeX: booktabs rules, numbers flush right, everything escaped.
 
-    It is as wide as the text, however many columns it has.
-
-    The reproduce lines, too long for a page, stand behind the table as comments.
+    It is as wide as the text, however many columns it has, which ``DataFrame.to_latex`` cannot do.
+    The reproduce lines, too long for a page, follow the table as comments.
     """
     table = summary.table
     shown = [i for i, column in enumerate(table.columns) if column.key != "reproduce"]
     columns = [table.columns[i] for i in shown]
-    heads = " & ".join(latex(column.heading) for column in columns)
-    rows = [
-        "  " + " & ".join(latex(cells[i]) for i in shown) + r" \\" for cells in table.text_rows()
-    ]
+    keys = [column.key for column in table.columns]
+    run, again = keys.index("run"), keys.index("reproduce")
     return "\n".join(
         [
             "% needs \\usepackage{booktabs} and \\usepackage{graphicx}",
             r"\begin{table}",
             r"  \centering",
-            f"  \\caption{{{latex(summary.table.title)}. {latex(summary.caption)}}}",
+            f"  \\caption{{{latex(table.title)}. {latex(summary.caption)}}}",
             f"  \\label{{tab:{table.name}}}",
             r"  \resizebox{\linewidth}{!}{%",
             f"  \\begin{{tabular}}{{{''.join('r' if c.numeric else 'l' for c in columns)}}}",
             r"  \toprule",
-            f"  {heads} \\\\",
+            f"  {' & '.join(latex(column.heading) for column in columns)} \\\\",
             r"  \midrule",
-            *rows,
+            *(f"  {' & '.join(latex(row[i]) for i in shown)} \\\\" for row in table.text_rows()),
             r"  \bottomrule",
             r"  \end{tabular}}",
             r"\end{table}",
-            *_latex_again(table),
+            *dict.fromkeys(f"% {row[run] or '-'}: {row[again] or '-'}" for row in table.rows),
             "",
         ]
     )
@@ -104,16 +122,7 @@ def latex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
-def _latex_again(table: Table) -> list[str]:
-    """Returns a comment for every row: how it is made again."""
-    keys = [column.key for column in table.columns]
-    run, again = keys.index("run"), keys.index("reproduce")
-    lines = dict.fromkeys(f"% {row[run] or '-'}: {row[again] or '-'}" for row in table.rows)
-    return list(lines)
-
-
 def _write_parquet(path: Path, summary: Summary) -> None:
-    """Writes a table with its types."""
     try:
         import pyarrow  # noqa: F401
     except ImportError:
@@ -138,10 +147,11 @@ def _no_markup(text: str) -> str:
 def _mapped(table: Table, change: Callable[[str], str]) -> Table:
     """Returns a table whose texts were changed."""
 
-    def cell(value: Cell) -> Cell:
-        return change(value) if isinstance(value, str) else value
+    def changed(cell: Cell) -> Cell:
+        return change(cell) if isinstance(cell, str) else cell
 
-    return dataclasses.replace(table, rows=[[cell(value) for value in row] for row in table.rows])
+    rows = [[changed(cell) for cell in row] for row in table.rows]
+    return dataclasses.replace(table, rows=rows)
 
 
-TEXTS = {"csv": csv_text, "md": markdown_text, "tex": latex_text}
+_TEXTS = {"csv": csv_text, "md": markdown_text, "tex": latex_text}

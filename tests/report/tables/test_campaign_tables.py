@@ -7,8 +7,7 @@ import json
 import pytest
 
 from hires.core.store.campaign import Campaign, PlannedPoint
-from hires.report.tables import campaign_tables
-from hires.report.tables.run_tables import to_csv
+from hires.report.tables import campaign_tables, run_tables
 
 SPREAD = {"median": 12.0, "p10": 11.0, "p90": 13.0}
 
@@ -57,7 +56,7 @@ def test_rows_of_all_points_below_each_other(make, tmp_path):
     assert [row[:2] for row in memory.rows] == [
         ["0000000a", 0], ["0000000a", 1], ["0000000b", 0], ["0000000b", 1],
     ]  # fmt: skip
-    assert to_csv(throughput).splitlines()[0].startswith("run,model,image,layout")
+    assert throughput.to_csv().splitlines()[0].startswith("run,model,image,layout")
 
 
 def test_repeated_point_has_a_row_for_each_of_its_last_attempts(make, tmp_path):
@@ -93,5 +92,5 @@ def test_run_of_an_earlier_time_has_one_record(tmp_path):
 
 def test_files_are_written_beside_the_runs(make, tmp_path):
     made = tables(tmp_path, make("x-0000000a"))
-    names = {path.name for path in campaign_tables.write(tmp_path, made)}
+    names = {path.name for path in run_tables.write_tables(tmp_path, made)}
     assert names == {"throughput.csv", "throughput.md", "memory.csv", "memory.md"}

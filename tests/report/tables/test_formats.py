@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 
 from hires.report import frames
-from hires.report.load.rows import rank_row
+from hires.report.columns import Column, Table, memory_rows
 from hires.report.tables import formats
-from hires.report.tables.run_tables import Column, Table
 from hires.report.tables.summaries import Summary, summaries
 from tests.helpers.report_runs import sized_campaign
 
@@ -71,9 +70,10 @@ def test_csv_leaves_what_is_no_formula_as_it_is(text):
 
 def test_rank_without_a_tile_in_a_direction_has_none():
     entry = {"rank": 1, "tile": [None, [1, 0]], "stage": [0, 1]}
-    assert rank_row(entry)["tile"] == "none / 1,0"
-    assert rank_row(entry)["stage"] == "0 / 1"
-    assert not any(rank_row({"rank": 1, "tile": [None, None]})[key] for key in ("tile", "stage"))
+    nowhere = {"rank": 1, "tile": [None, None]}
+    one, none = memory_rows({"memory": [entry, nowhere]})
+    assert (one["tile"], one["stage"]) == ("none / 1,0", "0 / 1")
+    assert none["tile"] is none["stage"] is None
 
 
 def test_markdown_holds_no_markup():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import RunError
+from hires.report.columns import memory_rows
 from hires.report.tables import run_tables
 
 ROOT = Path(__file__).parents[3]
@@ -36,9 +37,7 @@ def record():
 
 
 def test_throughput_markdown_has_units_and_is_aligned(record):
-    title, _, heads, rule, row = run_tables.to_markdown(
-        run_tables.throughput_table(record)
-    ).splitlines()
+    title, _, heads, rule, row = run_tables.throughput_table(record).to_markdown().splitlines()
     assert title == "## Throughput"
     assert len(heads) == len(rule) == len(row)
     assert heads.startswith("| model    | image | layout | precision | ranks | images/step |")
@@ -54,7 +53,7 @@ def cells(line):
 
 
 def test_memory_markdown_is_in_mib_and_dashes_what_is_unknown(record):
-    lines = run_tables.to_markdown(run_tables.memory_table(record)).splitlines()
+    lines = run_tables.memory_table(record).to_markdown().splitlines()
     assert cells(lines[2])[4:8] == ["peak [MiB]", "predicted [MiB]", "error [%]", "measured by"]
     known = ["1536.0", "1024.0", "-33.3", "rss", "3.0", "2.0", "-"]
     assert cells(lines[4]) == ["0", "0", "0", "0,1", *known]
@@ -62,16 +61,16 @@ def test_memory_markdown_is_in_mib_and_dashes_what_is_unknown(record):
 
 
 def test_place_in_both_directions_is_one_cell():
-    assert run_tables._both([0, 2]) == "0 / 2"
-    assert run_tables._both([[1, 0], None]) == "1,0 / none"
-    assert run_tables._both([None, None]) is None
+    entries = [{"tile": [0, 2]}, {"tile": [[1, 0], None]}, {"tile": [None, None]}]
+    tiles = [row["tile"] for row in memory_rows({"memory": entries})]
+    assert tiles == ["0 / 2", "1,0 / none", None]
 
 
 def test_csv_has_plain_numbers(record):
-    row = next(csv.DictReader(io.StringIO(run_tables.to_csv(run_tables.throughput_table(record)))))
+    row = next(csv.DictReader(io.StringIO(run_tables.throughput_table(record).to_csv())))
     assert row["img_per_s_median"] == "12.3456"
     assert row["image"] == "75x61"
-    rows = list(csv.DictReader(io.StringIO(run_tables.to_csv(run_tables.memory_table(record)))))
+    rows = list(csv.DictReader(io.StringIO(run_tables.memory_table(record).to_csv())))
     assert rows[0]["peak_bytes"] == str(3 << 29)
     assert rows[0]["tile"] == "0,1"
     assert rows[1]["peak_bytes"] == ""
@@ -84,7 +83,7 @@ def test_run_without_samples_has_dashes(record):
 
 def test_bar_in_a_cell_does_not_end_it(record):
     record["layout"] = "a|b"
-    assert "| a\\|b " in run_tables.to_markdown(run_tables.throughput_table(record))
+    assert "| a\\|b " in run_tables.throughput_table(record).to_markdown()
 
 
 def test_write_makes_four_files(record, tmp_path):

@@ -1,0 +1,192 @@
+"""Declares the columns that tables, frames, files and pages share, and the table made of them.
+
+A column with ``of`` reads its value from a record. Declared here once, it appears in the table of a
+run (screen, Markdown and CSV), in the frames and their exports, and in the report's table on the
+page and in every format. A record may hold anything: a value of the wrong type is missing, and no
+text contains control characters.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hires.core.store.reading import text
+from hires.core.units import MIB
+from hires.report.load.plain_values import count, dicts, dig, number, spoken
+
+Cell = str | int | float | None
+Row = dict[str, Any]
+NOWHERE = "none"
+"""Place of a rank in a direction that it has no part of; a hyphen would begin a formula."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name in CSV, its heading, and how its numbers are shown."""
+
+    key: str
+    title: str
+    unit: str = ""
+    factor: float = 1.0
+    """Numbers are shown multiplied by it: bytes in CSV are MiB on screen."""
+    digits: int | None = None
+    """Decimals that are shown; None: a text."""
+    of: Callable[[Row], Cell] | None = field(default=None, compare=False)
+    """Reads the value from a record, or from a rank's entry in it."""
+
+    @property
+    def heading(self) -> str:
+        """Title and unit."""
+        return f"{self.title} [{self.unit}]" if self.unit else self.title
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the cells are numbers, set flush right."""
+        return self.digits is not None
+
+    def text(self, cell: Cell) -> str:
+        """Returns a cell as it is shown; ``-`` for a missing value."""
+        if cell is None:
+            return "-"
+        if self.digits is None or isinstance(cell, str):
+            return str(cell)
+        return f"{cell * self.factor:.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows of plain values."""
+
+    name: str
+    """File name without its ending."""
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+
+    def text_rows(self) -> list[list[str]]:
+        """Returns the rows as they are shown."""
+        return [
+            [column.text(cell) for column, cell in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+
+    def to_csv(self) -> str:
+        """Returns the table as CSV: names of columns, then plain values; missing ones are empty."""
+        data = io.StringIO()
+        writer = csv.writer(data, lineterminator="\n")
+        writer.writerow([column.key for column in self.columns])
+        writer.writerows(self.rows)
+        return data.getvalue()
+
+    def to_markdown(self) -> str:
+        """Returns the table as Markdown, aligned so that it is readable as plain text.
+
+        By hand, since ``DataFrame.to_markdown`` needs tabulate, and a run writes its tables in less
+        time than pandas takes to be imported.
+        """
+        heads = [column.heading for column in self.columns]
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in self.text_rows()]
+        widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
+        aligned = [str.rjust if column.numeric else str.ljust for column in self.columns]
+        rule = [
+            "-" * (width - 1) + (":" if column.numeric else "-")
+            for column, width in zip(self.columns, widths, strict=True)
+        ]
+        lines = [
+            " | ".join(pad(c, w) for pad, c, w in zip(aligned, cells, widths, strict=True))
+            for cells in (heads, rule, *rows)
+        ]
+        return f"## {self.title}\n\n" + "".join(f"| {line} |\n" for line in lines)
+
+
+def table_of(name: str, title: str, columns: Sequence[Column], rows: Iterable[Row]) -> Table:
+    """Returns a table with some columns of some rows."""
+    return Table(name, title, columns, [[row.get(c.key) for c in columns] for row in rows])
+
+
+def keys(*groups: Iterable[Column]) -> tuple[str, ...]:
+    """Returns the names of columns in CSV and frames."""
+    return tuple(column.key for group in groups for column in group)
+
+
+def values(columns: Iterable[Column], record: Row) -> Row:
+    """Returns the values of columns that read them from a record."""
+    return {column.key: column.of(record) for column in columns if column.of is not None}
+
+
+def memory_rows(record: Row) -> list[Row]:
+    """Returns one row a rank: its place in the layout, and its memory in bytes."""
+    rows = [values(MEMORY, entry) for entry in dicts(record.get("memory"))]
+    if record.get("samples") == []:  # before the first step gradients and optimiser are unknown
+        for row in rows:
+            row |= {key: row[key] or None for key in ("grads_bytes", "optimizer_bytes")}
+    return rows
+
+
+def _number(*path: str) -> Callable[[Row], Cell]:
+    return lambda record: number(dig(record, *path))
+
+
+def _count(*path: str) -> Callable[[Row], Cell]:
+    return lambda record: count(dig(record, *path))
+
+
+def _place(key: str) -> Callable[[Row], Cell]:
+    """Reads a rank's stage or tile, down and up, as ``0 / 1``, ``0,1`` or ``none / 1``."""
+
+    def place(entry: Row) -> Cell:
+        places = entry.get(key)
+        places = places if isinstance(places, list) else [places]
+        if all(place is None for place in places) or len(places) > 2:
+            return None
+        return " / ".join(NOWHERE if p is None else spoken(p).strip("[]") for p in places)
+
+    return place
+
+
+def _error_percent(entry: Row) -> Cell:
+    """Returns by how much the predicted peak exceeds the measured one."""
+    measured, predicted = count(entry.get("peak_bytes")), count(entry.get("predicted_bytes"))
+    return 100 * (predicted / measured - 1) if measured and predicted else None
+
+
+def _mib(key: str, title: str) -> Column:
+    return Column(key, title, "MiB", 1 / MIB, 1, _count(key))
+
+
+POINT = (
+    Column("model", "model"),
+    Column("image", "image"),
+    Column("layout", "layout"),
+    Column("precision", "precision"),
+)
+_PARTS = ("median", "p10", "p90")
+RATES = tuple(
+    Column(f"img_per_s_{p}", p, "img/s", digits=2, of=_number("throughput", "img_per_s", p))
+    for p in _PARTS
+)
+STEP_TIMES = tuple(
+    Column(f"step_s_{p}", f"step {p}", "s", digits=4, of=_number("throughput", "step_s", p))
+    for p in _PARTS
+)
+SAMPLES = Column("samples", "samples", digits=0, of=_count("throughput", "samples"))
+SPEED = (*RATES, *STEP_TIMES, SAMPLES)
+"""The throughput of a run or attempt."""
+MEMORY = (
+    Column("rank", "rank", digits=0, of=_count("rank")),
+    Column("replica", "replica", digits=0, of=_count("replica")),
+    Column("stage", "stage", of=_place("stage")),
+    Column("tile", "tile", of=_place("tile")),
+    _mib("peak_bytes", "peak"),
+    _mib("predicted_bytes", "predicted"),
+    Column("error_percent", "error", "%", digits=1, of=_error_percent),
+    Column("source", "measured by", of=lambda entry: text(entry.get("source"), 30)),
+    _mib("params_bytes", "parameters"),
+    _mib("grads_bytes", "gradients"),
+    _mib("optimizer_bytes", "optimiser"),
+)
+"""The memory of a rank."""
