@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from typing import Any
 
 from hires.cli import answer_cache
@@ -15,11 +16,11 @@ from hires.cli.compose.plan_keys import deciding
 from hires.cli.tracing import TorchProcess
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
-from hires.plan.memory import memory_finding, room_of
-from hires.plan.partition import layer_starts
+from hires.plan.memory import room_of
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
-from hires.plan.search.remedies import Search
+from hires.plan.search.advice import would_fit
+from hires.plan.search.layout_search import DEADLINE_S, Budget
 
 _DECIDE = ("image", "model", "data", "parallel", "precision", "comm", "task", "memory", "seed")
 """Parts of the config that may decide the memory together with the plan."""
@@ -28,18 +29,36 @@ _DERIVED = ("findings", "verdict", "totals", "memory", "placement")
 _PARTS = ("params_bytes", "grads_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes")
 
 
-def add_forecast(config: RunConfig, plan: Plan, process: TorchProcess) -> None:
+def add_forecast(
+    config: RunConfig, plan: Plan, process: TorchProcess, began_s: float | None = None
+) -> None:
     """Adds the memory of every rank to a plan, and an error with what would fit if it does not.
 
     A forecast that fails is a warning: the run may go well all the same.
+
+    Args:
+        config: of the plan.
+        plan: one with errors is left as it is.
+        process: answers for torch.
+        began_s: when planning began, on the monotonic clock; None: now. A search for what would
+            fit ends in time for an answer within ``DEADLINE_S``.
     """
+    now_s = time.monotonic()
     shortage = add_memory(config, plan, process)
     if shortage is not None:
-        room = room_of(config)
-        search = Search(config, room, lambda changed: _predicted(changed, config, plan, process))
         _say_searching()
-        remedies = search.remedies(len(layer_starts(plan.graph)))
-        plan.findings.append(memory_finding(shortage, remedies, search.summary()))
+        # A quarter of the time is left for the search, however long the plan itself took.
+        deadline_s = (now_s if began_s is None else began_s) + DEADLINE_S
+        budget = Budget(max(deadline_s, time.monotonic() + DEADLINE_S / 4))
+        plan.findings.append(
+            would_fit(
+                config,
+                shortage,
+                plan.graph,
+                lambda changed: _predicted(changed, config, plan, process),
+                budget,
+            )
+        )
 
 
 def add_memory(config: RunConfig, plan: Plan, process: TorchProcess | None) -> str | None:

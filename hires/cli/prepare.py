@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from pathlib import Path
 
 from hires.cli.screens.show_plan import finding_lines
@@ -21,7 +22,7 @@ from hires.core.store.tensor_shapes import refuse_other_network
 from hires.plan.graph import Graph
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan
-from hires.plan.search.offered import offered
+from hires.plan.search.advice import offered
 
 
 def planned(config: RunConfig, memory: bool = True) -> Plan:
@@ -39,6 +40,7 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
     from hires.cli.forecast import add_forecast
     from hires.plan.planner import make_plan
 
+    began_s = time.monotonic()
     with TorchProcess() as process:
         _say("tracing the network ...")
         graph = traced(config, process)
@@ -46,7 +48,7 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
         plan = make_plan(config, graph, offered(config, len(layer_starts(graph))))
         if memory:
             _say("predicting the memory ...")
-            add_forecast(config, plan, process)
+            add_forecast(config, plan, process, began_s)
     _say("")
     return plan
 
@@ -74,7 +76,7 @@ def traced(config: RunConfig, process: TorchProcess) -> Graph:
     Raises:
         ConfigError: it cannot be traced; what is wrong with the layout's numbers is told too.
     """
-    from hires.plan.planner import check_numbers
+    from hires.plan.checks import check_numbers
 
     try:
         return process.trace(config)

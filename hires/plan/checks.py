@@ -5,6 +5,7 @@ from __future__ import annotations
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.plan.graph import Graph, Node, describe
+from hires.plan.key_conflicts import check_together
 from hires.plan.operators.reductions import uses_batch_statistics
 from hires.plan.partition import layer_starts, scaled
 from hires.plan.plan import Finding, Plan, Stage
@@ -12,6 +13,11 @@ from hires.plan.rules import TILED
 
 SHOWN = 8
 """Most parameters that one finding names."""
+
+
+def check_numbers(config: RunConfig) -> list[Finding]:
+    """Returns what is wrong with a layout whatever the network."""
+    return [*check_batch(config), *check_tiles(config), *check_together(config)]
 
 
 def check_batch(config: RunConfig) -> list[Finding]:

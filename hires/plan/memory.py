@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from pathlib import Path
 from hires.core.config.cluster_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.units import parse_size, size
-from hires.plan.plan import Finding, Plan
+from hires.plan.graph import Graph
+from hires.plan.operators.operator_facts import facts_of
+from hires.plan.plan import Plan
 
 LIBRARIES_BYTES = 320 * 2**20
 """What a rank's libraries take before it holds anything, which no table counts; torch 2.13 on a CPU
@@ -140,16 +143,29 @@ def machine_bytes() -> int | None:
     return min(sizes, default=None)
 
 
-def memory_finding(text: str, remedies: list[str], tried: str) -> Finding:
-    """Returns the error of a plan that does not fit.
+def least_bytes(config: RunConfig, graph: Graph) -> int:
+    """Returns bytes that the ranks of one replica need together at the least.
+
+    A bound from below that needs no plan: the parameters, and for one microbatch the images that
+    weights are multiplied with, which training keeps for their gradients. Recomputation and
+    inference keep no more than the largest of them.
 
     Args:
-        text: what does not fit, as :meth:`Room.shortage` says it.
-        remedies: single changes that would fit, the nearest first.
-        tried: what was predicted to find them, in words.
+        config: whose microbatches may be larger or smaller than those of the graph.
+        graph: the network.
     """
-    if remedies:
-        text = f"{text}; {', or '.join(remedies)} would fit"
-    else:
-        text = f"{text}; {tried}; combine such changes, or use a smaller image, batch or network"
-    return Finding("error", "memory.limit", text)
+    training = config.task.name == "train"
+    samples = max(1, config.batch // config.parallel.pieces)
+    read = {}
+    for node in graph.nodes:
+        weights = any(len(graph.params[name].shape) > 1 for name in node.params)
+        learns = any(graph.params[name].trainable for name in node.params) or not training
+        if facts_of(node.kind).multiplies and weights and learns:
+            read[node.inputs[0]] = math.prod(graph.shape(node.inputs[0]))
+    kept = sum(read.values()) if training and config.memory.checkpoint == "none" else 0
+    numbers = max(kept, *read.values(), 0, 0) * samples // graph.input_shape[0]
+    width = {"fp64": 8, "fp32": 4}.get(config.precision.name, 2)
+    # Training keeps the momentum too, and both in single precision at the least.
+    each = 2 * max(width, 4) if training else width
+    params = sum(p.num_elements for p in graph.params.values() if p.trainable or not training)
+    return numbers * width + params * each

@@ -8,17 +8,15 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.plan.checks import (
-    check_batch,
     check_cuts,
     check_directions,
+    check_numbers,
     check_output,
     check_shared,
     check_ties,
-    check_tiles,
 )
 from hires.plan.graph import Graph
 from hires.plan.groups import held_stages, num_holders
-from hires.plan.key_conflicts import check_together
 from hires.plan.messages import add_loss, edges_of, lay_out, look_over, small_tiles
 from hires.plan.partition import layer_starts, partition
 from hires.plan.plan import Finding, Plan, Stage
@@ -63,11 +61,6 @@ def make_plan(config: RunConfig, graph: Graph, told: Sequence[Finding] = ()) -> 
     if plan.ok:
         _connect(config, plan)
     return plan
-
-
-def check_numbers(config: RunConfig) -> list[Finding]:
-    """Returns what is wrong with a layout whatever the network."""
-    return [*check_batch(config), *check_tiles(config), *check_together(config)]
 
 
 def _divide(config: RunConfig, plan: Plan, possible: bool) -> list[Finding]:

@@ -11,6 +11,7 @@ from hires.cli.answer_cache import cache_dir
 from hires.cli.forecast import add_forecast, add_memory
 from hires.core.config.run_config import MemoryConfig, ModelConfig, RunConfig, TaskConfig
 from hires.core.errors import ConfigError, RunError
+from hires.core.units import MIB
 from hires.plan.memory import RankMemory
 from hires.plan.planner import make_plan
 from tests.cli.conftest import SMALL
@@ -19,8 +20,13 @@ MODEL = ModelConfig(depth=18, classes=10)
 CONFIG = RunConfig(image=32, batch=4, model=MODEL)
 
 
+def memory(*sizes: int) -> RankMemory:
+    """Memory of a rank, its parts in 2 MiB each."""
+    return RankMemory(*(2 * MIB * number for number in sizes))
+
+
 class Process:
-    """Predicts 100 bytes for every microbatch of a step, a tenth with recomputation."""
+    """Predicts 200 MiB for every microbatch of a step, a tenth with recomputation."""
 
     def __init__(self, graph) -> None:
         self.graph = graph
@@ -34,7 +40,7 @@ class Process:
         kept = 100 // config.parallel.microbatches
         if config.memory.checkpoint != "none":
             kept //= 10
-        return [RankMemory(1, 2, 3, kept, 4).to_dict()] * plan.ranks_per_replica
+        return [memory(1, 2, 3, kept, 4).to_dict()] * plan.ranks_per_replica
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +59,7 @@ def test_second_forecast_comes_from_the_cache(graph, cache):
     process = Process(graph)
     first = forecast(CONFIG, process)
     second = forecast(CONFIG, process)
-    assert first.memory == second.memory == [RankMemory(1, 2, 3, 100, 4).to_dict()]
+    assert first.memory == second.memory == [memory(1, 2, 3, 100, 4).to_dict()]
     assert process.asked == 1
     [file] = (cache / "hires" / "memory").iterdir()
     file.write_text('{"half')
@@ -64,7 +70,7 @@ def test_second_forecast_comes_from_the_cache(graph, cache):
 def test_limit_is_no_part_of_the_key_but_checkpoint_is(graph):
     process = Process(graph)
     forecast(CONFIG, process)
-    limited = RunConfig(image=32, batch=4, model=MODEL, memory=MemoryConfig(limit=10**9))
+    limited = RunConfig(image=32, batch=4, model=MODEL, memory=MemoryConfig(limit="1GiB"))
     forecast(limited, process)
     assert process.asked == 1
     again = MemoryConfig(checkpoint="stage")
@@ -100,15 +106,15 @@ def test_forecast_that_fails_is_a_warning(graph):
 
 
 def test_plan_that_does_not_fit_names_every_single_change_that_would(graph):
-    config = RunConfig(image=32, batch=4, model=MODEL, memory=MemoryConfig(limit=70))
+    config = RunConfig(image=32, batch=4, model=MODEL, memory=MemoryConfig(limit="140MiB"))
     plan = forecast(config, Process(graph))
     [finding] = plan.findings
     assert not plan.ok
     assert finding.key == "memory.limit"
     assert finding.text == (
-        "rank 0 needs 110 B, predicted, which is more than memory.limit=70; "
-        "parallel.microbatches=2 (60 B), or memory.checkpoint=block (20 B), or "
-        "memory.checkpoint=stage (20 B) would fit"
+        "rank 0 needs 220.0 MiB, predicted, which is more than memory.limit=140MiB; "
+        "parallel.microbatches=2 (120.0 MiB), or memory.checkpoint=block (40.0 MiB), or "
+        "memory.checkpoint=stage (40.0 MiB) would fit"
     )
 
 
@@ -116,14 +122,14 @@ def test_stages_that_fit_are_found_beyond_the_next_one_and_have_a_plan(graph):
     process = Process(graph)
 
     def footprint(config, plan):
-        return [RankMemory(400 // len(plan.stages), 0, 0, 0, 0).to_dict()] * plan.ranks_per_replica
+        return [memory(400 // len(plan.stages), 0, 0, 0, 0).to_dict()] * plan.ranks_per_replica
 
     process.footprint = footprint
-    config = RunConfig(image=32, batch=1, model=MODEL, memory=MemoryConfig(limit=150))
+    config = RunConfig(image=32, batch=1, model=MODEL, memory=MemoryConfig(limit="300MiB"))
     [finding] = forecast(config, process).findings
     assert finding.text == (
-        "rank 0 needs 400 B, predicted, which is more than memory.limit=150; "
-        "parallel.stages=3 (133 B) would fit"
+        "rank 0 needs 800.0 MiB, predicted, which is more than memory.limit=300MiB; "
+        "parallel.stages=3 (266.0 MiB) would fit"
     )
 
 

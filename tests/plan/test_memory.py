@@ -11,7 +11,6 @@ from hires.plan.memory import (
     LIBRARIES_BYTES,
     RankMemory,
     Room,
-    memory_finding,
     room_of,
 )
 from hires.plan.plan import Plan
@@ -93,14 +92,6 @@ def test_this_machine_counts_where_the_ranks_run_on_it(monkeypatch):
     assert room_of(RunConfig(launcher=mpirun)).machine_bytes == 8 * MIB
     small = ClusterConfig(memory="4MiB")
     assert room_of(RunConfig(cluster=small)).machine_bytes == 4 * MIB
-
-
-def test_finding_names_what_would_fit_or_what_was_tried():
-    found = memory_finding("too much", ["memory.checkpoint=block (1.0 GiB)"], "tried: much else")
-    assert (found.severity, found.key) == ("error", "memory.limit")
-    assert found.text == "too much; memory.checkpoint=block (1.0 GiB) would fit"
-    text = memory_finding("too much", [], "tried: parallel.stages=2 (210.0 MiB)").text
-    assert text.startswith("too much; tried: parallel.stages=2 (210.0 MiB); combine such changes")
 
 
 def test_plan_json_keeps_the_memory():

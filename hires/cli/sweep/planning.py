@@ -24,7 +24,7 @@ from hires.plan.memory import room_of
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
-from hires.plan.search.offered import offered
+from hires.plan.search.advice import offered
 
 FORECASTS_S = 100.0
 """Seconds after which no further memory is predicted but what the cache holds: a sweep of a

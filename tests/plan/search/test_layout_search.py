@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +11,13 @@ import pytest
 
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.units import GIB, MIB
+from hires.plan import memory
+from hires.plan.graph import INPUT, Graph, Node, Parameter
 from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room
-from hires.plan.search import remedies
-from hires.plan.search.remedies import Search, ladders
+from hires.plan.search import layout_search
+from hires.plan.search.advice import needs, out_of_reach, would_fit
+from hires.plan.search.candidates import Change, less_memory
+from hires.plan.search.layout_search import Budget, Measure, Search
 
 LAYERS = 21
 
@@ -39,14 +45,25 @@ def config_of(**parallel: Any) -> RunConfig:
 
 def search(config: RunConfig, room: Room, rule: Any) -> tuple[list[str], str, Predictor]:
     predictor = Predictor(rule)
-    found = Search(config, room, predictor)
-    return found.remedies(LAYERS), found.summary(), predictor
+
+    def predict(changed: RunConfig) -> Measure | None:
+        plan = predictor(changed)
+        there = dataclasses.replace(room, nodes=changed.launcher.num_nodes)
+        if plan is None:
+            return None
+        return Measure(there.shortage(changed, plan) is None, needs(there, plan))
+
+    tried = Search(config, lambda changed: out_of_reach(changed, room, EMPTY), predict)
+    trials = tried.nearest(less_memory(config, LAYERS, room))
+    return [trial.words for trial in trials], tried.summary(), predictor
 
 
 def texts(config: RunConfig, room: Room) -> list[list[str]]:
-    return [[change.text for change in ladder] for ladder in ladders(config, LAYERS, room)]
+    return [[change.text for change in ladder] for ladder in less_memory(config, LAYERS, room)]
 
 
+EMPTY = Graph([], "images", [1, 3, 64, 64])
+"""A network without parameters, of which nothing is known to need memory."""
 LIMITED = Room(100 * MIB, None)
 
 
@@ -95,23 +112,25 @@ def test_changes_without_a_plan_are_neither_offered_nor_said_to_be_tried():
 
 def test_search_ends_when_its_time_is_used(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
-    monkeypatch.setattr(remedies.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(layout_search.time, "monotonic", lambda: now[0])
 
     def slow(parallel: Any) -> int:
-        now[0] += remedies.BUDGET_S / 2
+        now[0] += layout_search.DEADLINE_S / 3
         return GIB
 
     found, summary, predictor = search(config_of(), LIMITED, slow)
     assert found == []
     assert len(predictor.asked) == 2
-    assert summary.startswith("tried in 20 s: parallel.microbatches=2 (1.0 GiB), memory.check")
+    assert summary.startswith(
+        "tried until the time was used: parallel.microbatches=2 (1.0 GiB), mem"
+    )
 
 
 def test_machine_that_is_too_small_for_all_ranks_is_offered_fewer_of_them():
     room = Room(None, 10 * (LIBRARIES_BYTES + MIB))
     found, _, predictor = search(config_of(tiles=[8, 8]), room, lambda p: MIB)
     assert found == ["parallel.tiles=[4,2] (2.5 GiB in all)"]
-    # The libraries alone of 16 ranks are too much, so nobody asks about them.
+    # The libraries alone of 16 ranks are too much, so that grid is not predicted.
     assert [config.parallel.num_ranks for config in predictor.asked] == [8]
     found, _, _ = search(config_of(replicas=8), Room(None, 2 * GIB), lambda p: MIB)
     assert found == ["parallel.replicas=4 (1.3 GiB in all)"]
@@ -141,7 +160,7 @@ def test_ladders_go_from_near_to_far_and_leave_out_what_makes_no_sense():
         ["parallel.tiles=[2,1]", "parallel.tiles=[2,2]"],
     ]
     inference = from_dict({"batch": 1, "task": {"name": "infer"}, "parallel": {"stages": 21}})
-    assert texts(inference, LIMITED)[:2] == [[], []]
+    assert texts(inference, LIMITED)[1] == []  # nothing is computed again, and no more layers
     kept = from_dict({"memory": {"checkpoint": "block"}})
     assert ["memory.checkpoint=stage"] in texts(kept, LIMITED)
     assert ["memory.checkpoint=block"] not in texts(kept, LIMITED)
@@ -149,10 +168,68 @@ def test_ladders_go_from_near_to_far_and_leave_out_what_makes_no_sense():
     assert texts(grids, LIMITED)[-1][0] == "parallel.tiles=[[4,2],[2,2]]"
     # Recomputation keeps the ranks, so it comes before all that gives some up.
     shared = texts(grids, Room(None, GIB))
-    assert shared[0] == ["memory.checkpoint=block"]
-    assert shared[2] == ["parallel.tiles=[[2,1],[1,1]]", "parallel.tiles=[[1,1],[1,1]]"]
+    assert shared[:2] == [[], ["memory.checkpoint=block"]]  # and there are no nodes to add
+    assert shared[3] == ["parallel.tiles=[[2,1],[1,1]]", "parallel.tiles=[[1,1],[1,1]]"]
 
 
 def test_layers_that_were_given_to_stages_are_taken_back_in_so_many_words():
     ladder = texts(config_of(stages=2, balance=[1, 20]), LIMITED)[-2]
     assert ladder[0] == "parallel.stages=3 parallel.balance=null"
+
+
+def test_trials_are_counted_not_only_timed():
+    predictor = Predictor(lambda parallel: GIB)
+    tried = Search(
+        config_of(),
+        predict=lambda config: Measure(False, "much") if predictor(config) else None,
+        budget=Budget(trials=3),
+    )
+    assert tried.nearest([[Change({"parallel.microbatches": n}) for n in (2, 4, 8)] * 3]) == []
+    assert len(predictor.asked) == 3
+    assert tried.summary().startswith("tried until the time was used: parallel.microbatches=2 (")
+
+
+def test_no_trial_begins_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr(layout_search.time, "monotonic", lambda: now[0])
+    budget = Budget(deadline_s=110.0)
+
+    def slow(config: RunConfig) -> Measure:
+        now[0] += 6
+        return Measure(False, "much")
+
+    tried = Search(config_of(), predict=slow, budget=budget)
+    tried.nearest([[Change({"parallel.microbatches": n}) for n in (2, 4, 8)]])
+    assert len(tried.trials) == 1  # a second one would end at 112
+
+
+def test_ladders_are_generated_no_further_than_the_search_goes():
+    made = []
+
+    def endless():
+        for count in itertools.count(2):
+            made.append(count)
+            yield Change({"parallel.stages": count})
+
+    assert Search(config_of(stages=9)).first_of_each([endless()])[0].text == "parallel.stages=2"
+    assert made == [2]
+
+
+def test_layout_that_is_out_of_reach_is_never_planned(monkeypatch: pytest.MonkeyPatch):
+    # 340 images on each tile of a network of 4080 ranks: minutes and 21 GiB went into that plan.
+    images = [8, 4, 4096, 4096]
+    args = {"input": {"value": INPUT}, "weight": {"param": "w"}}
+    conv = Node("conv", "conv2d.default", args, images, "float32")
+    graph = Graph([conv], "conv", images, {"w": Parameter([4, 4, 1, 1], "float32", True)})
+    layout = {"tiles": [4, 4], "replicas": 85}
+    config = from_dict(
+        {"image": 4096, "batch": 680, "parallel": layout, "launcher": {"max_ranks": 4080}}
+    )
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 20 * GIB)
+    monkeypatch.setattr(layout_search, "SHOWN_OUT", 20)
+    predictor = Predictor(lambda parallel: GIB)
+    text = would_fit(config, "too much", graph, predictor, Budget()).text
+    # One replica of 16 ranks would fit but for its 680 images of 256 MiB.
+    assert [c.parallel.replicas for c in predictor.asked] == []
+    assert "parallel.replicas=1 (at least 175.0 GiB)" in text
+    assert text.startswith("too much; tried: nothing that makes a plan; out without a trial: ")

@@ -12,7 +12,7 @@ from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.plan.plan import Finding
-from hires.plan.search.offered import offered
+from hires.plan.search.advice import offered
 
 
 def config_of(batch: int = 640, **parallel: Any) -> RunConfig:
@@ -68,9 +68,7 @@ def test_network_of_few_layers_is_offered_no_more_stages():
 
 def test_most_stages_that_are_offered_are_named():
     assert remedy(stages=100) == "use parallel.stages=64"
-    assert (
-        remedy(stages=66, balance=[1] * 66) == "use parallel.stages=64 with parallel.balance=null"
-    )
+    assert remedy(stages=66, balance=[1] * 66) == "use parallel.stages=64 parallel.balance=null"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""Words the advice of a layout search: too many ranks for the launcher, too little memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from hires.core.config.cluster_config import spread
+from hires.core.config.run_config import RunConfig
+from hires.core.units import size
+from hires.plan.graph import Graph
+from hires.plan.memory import LIBRARIES_BYTES, Room, least_bytes, room_of
+from hires.plan.partition import layer_starts
+from hires.plan.plan import Finding, Plan
+from hires.plan.search.candidates import fewer_ranks, less_memory
+from hires.plan.search.layout_search import Budget, Measure, Search
+
+
+def offered(config: RunConfig, layers: int | None = None) -> list[Finding]:
+    """Returns an error if a layout has more ranks than the launcher offers, with what would fit.
+
+    Machines without a rank, and nodes with fewer cores than their ranks need, are errors too.
+
+    Args:
+        config: the run.
+        layers: of its network, as far as they are known: it has no more stages.
+    """
+    most, ranks = config.launcher.offered_ranks, config.parallel.num_ranks
+    nodes = config.launcher.num_nodes
+    if nodes > ranks:
+        key = "launcher.nodes" if config.launcher.name == "slurm" else "launcher.hosts"
+        given = f"{key}={nodes}" if key == "launcher.nodes" else f"{key} names {nodes}, which"
+        text = f"{given} is more than the ranks of the layout; use at most {ranks}"
+        return [Finding("error", key, text)]
+    if ranks <= most:
+        return _cores(config)
+    fitting = Search(config).first_of_each(fewer_ranks(config, layers))
+    remedy = (
+        f"use {' or '.join(change.text for change in fitting)}"
+        if fitting
+        else "none of replicas, stages, tiles and local_dp is enough alone: lower two of them"
+    )
+    text = (
+        f"the layout has {ranks} ranks, but launcher={config.launcher.name} offers "
+        f"{most} on a machine; {remedy}, "
+        f"or allow them with launcher.max_ranks={ranks}"
+    )
+    return [Finding("error", "launcher.max_ranks", text)]
+
+
+def would_fit(
+    config: RunConfig,
+    shortage: str,
+    graph: Graph,
+    planned: Callable[[RunConfig], Plan | None],
+    budget: Budget,
+) -> Finding:
+    """Returns the error of a plan that does not fit its memory, with the changes that would.
+
+    Args:
+        config: of the plan.
+        shortage: what does not fit, in words.
+        graph: of its network.
+        planned: returns the plan of a changed config with its memory, or None.
+        budget: of the search.
+    """
+    room = room_of(config)
+
+    def predict(changed: RunConfig) -> Measure | None:
+        plan = planned(changed)
+        if plan is None:
+            return None
+        there = dataclasses.replace(room, nodes=changed.launcher.num_nodes)
+        return Measure(there.shortage(changed, plan) is None, needs(there, plan))
+
+    search = Search(config, lambda changed: out_of_reach(changed, room, graph), predict, budget)
+    trials = search.nearest(less_memory(config, len(layer_starts(graph)), room))
+    if trials:
+        text = f"{shortage}; {', or '.join(trial.words for trial in trials)} would fit"
+    else:
+        text = (
+            f"{shortage}; {search.summary()}; combine such changes, or use a smaller image, batch "
+            f"or network"
+        )
+    return Finding("error", "memory.limit", text)
+
+
+def needs(room: Room, plan: Plan) -> str:
+    """Returns what a plan needs of what there is too little of, in words."""
+    where = " on a node" if room.source else " in all"
+    return f"{size(room.needed(plan))}{where if room.shared else ''}"
+
+
+def out_of_reach(config: RunConfig, room: Room, graph: Graph) -> str:
+    """Returns why a config needs too much by its numbers alone, or nothing if it may fit."""
+    there = dataclasses.replace(room, nodes=config.launcher.num_nodes)
+    least = least_bytes(config, graph)
+    ranks = config.parallel.num_ranks
+    if there.rank_bytes is not None:
+        each = least * config.parallel.replicas // ranks
+        return f"at least {size(each)} on a rank" if each > there.rank_bytes else ""
+    if there.machine_bytes is None:
+        return ""
+    libraries = max(spread(ranks, there.nodes)) * LIBRARIES_BYTES
+    if libraries > there.machine_bytes:
+        return f"{size(libraries)} for libraries alone"
+    every = (ranks * LIBRARIES_BYTES + least * config.parallel.replicas) // there.nodes
+    return f"at least {size(every)}" if every > there.machine_bytes else ""
+
+
+def _cores(config: RunConfig) -> list[Finding]:
+    """Returns an error if a job asks for more cores of a node than the cluster's nodes have."""
+    cores, threads = config.cluster.cores, config.launcher.threads
+    if config.launcher.name != "slurm" or cores is None:
+        return []
+    ranks = config.parallel.num_ranks
+    most = max(spread(ranks, config.launcher.nodes))
+    if most * threads <= cores:
+        return []
+    fitting = []
+    if cores >= threads:
+        fitting.append(f"launcher.nodes={math.ceil(ranks / (cores // threads))}")
+    if cores >= most:
+        fitting.append(f"launcher.threads={cores // most}")
+    text = (
+        f"{most} ranks of {threads} threads on a node need {most * threads} cores, but "
+        f"cluster.cores={cores}; use {' or '.join(fitting) or 'fewer ranks'}"
+    )
+    return [Finding("error", "cluster.cores", text)]

@@ -1,0 +1,190 @@
+"""Searches for the layouts nearest to one that was asked for, within a budget.
+
+    candidates, near to far            ->  sensible      numbers only: keys, batch, ranks offered
+    (ladders, climbed rung by rung)    ->  least bytes   numbers only: a bound from below
+                                       ->  trial         planned and predicted: seconds each
+                                       ->  best N, or why the others were out
+
+All advice on layouts comes from here: too many ranks (no trials), too little memory (trials).
+Only what was really planned and predicted is called a fit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hires.core.config.run_config import RunConfig
+from hires.plan.checks import check_numbers
+from hires.plan.search.candidates import Change, Ladder, stages
+
+DEADLINE_S = 18.0
+"""Seconds from the beginning of planning until the answer; no trial begins that would take longer,
+judged by the longest one before. Most users would rather try for themselves than wait."""
+MAX_TRIALS = 24
+"""Most changes that one search plans and predicts."""
+SHOWN_OUT = 4
+"""Most changes that are named with the reason why they were not tried."""
+
+_CONCERNS = {"parallel.replicas": "batch", "parallel.microbatches": "batch"}
+"""Keys whose mistakes are findings of another key."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a trial needs, in bytes or any other cost, and whether that is little enough."""
+
+    fits: bool
+    words: str
+    """What it needs, as a user reads it."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A change that was planned and predicted."""
+
+    change: Change
+    ranks: int
+    """Ranks of its world."""
+    fits: bool
+    words: str
+    """The change, and what it needs."""
+
+
+Bound = Callable[[RunConfig], str]
+"""Returns why a config cannot fit, from its numbers alone; nothing if it may."""
+Predict = Callable[[RunConfig], Measure | None]
+"""Returns what a config needs, or None if it cannot be planned or predicted."""
+
+
+@dataclass
+class Budget:
+    """How long a search may take and how much it may try."""
+
+    deadline_s: float = field(default_factory=lambda: time.monotonic() + DEADLINE_S)
+    """On the monotonic clock."""
+    trials: int = MAX_TRIALS
+    longest_s: float = 0.0
+    """The longest trial so far."""
+    spent: bool = False
+    """Whether a trial was left out for lack of time or trials."""
+
+    def allows_trial(self) -> bool:
+        """Whether one more trial may begin, and counts it."""
+        self.spent = self.spent or (
+            self.trials == 0 or time.monotonic() + self.longest_s >= self.deadline_s
+        )
+        if not self.spent:
+            self.trials -= 1
+        return not self.spent
+
+
+class Search:
+    """Tries changes of one config until its budget is used.
+
+    Args:
+        config: what was asked for.
+        bound: rules out without a trial what cannot fit.
+        predict: plans and predicts; None: what is sensible fits.
+        budget: of all trials together.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        bound: Bound = lambda config: "",
+        predict: Predict | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self.trials: list[Trial] = []
+        """All changes that were predicted, in order."""
+        self.out: dict[str, str] = {}
+        """Why changes were not tried, by their text."""
+        self._config = config
+        self._problems = len(check_numbers(config))
+        self._bound = bound
+        self._predict = predict
+        self._budget = budget or Budget()
+
+    def first_of_each(self, ladders: Sequence[Ladder]) -> list[Change]:
+        """Returns the nearest change of each ladder that is sensible and within the bound."""
+        firsts = (next((c for c in ladder if self._possible(c)), None) for ladder in ladders)
+        return [change for change in firsts if change is not None]
+
+    def nearest(self, ladders: Sequence[Ladder]) -> list[Trial]:
+        """Returns the changes that fit of the first rung on which any does, the nearest first.
+
+        Near is what needs few ranks more or fewer, and of those what an earlier ladder holds.
+        """
+        fitting: list[Trial] = []
+        for rung in itertools.zip_longest(*ladders):
+            trials = [self._try(change) for change in rung if change is not None]
+            fitting = [trial for trial in trials if trial is not None and trial.fits]
+            if fitting or self._budget.spent:
+                break
+        ranks = self._config.parallel.num_ranks
+        fitting = [self._refined(trial) for trial in fitting]
+        return sorted(fitting, key=lambda trial: abs(trial.ranks - ranks))
+
+    def summary(self) -> str:
+        """Returns in words what was tried, what was not and why, and whether the budget ran out."""
+        tried = ", ".join(trial.words for trial in self.trials) or "nothing that makes a plan"
+        text = f"tried{' until the time was used' if self._budget.spent else ''}: {tried}"
+        if self.out:
+            shown = [f"{what} ({why})" for what, why in self.out.items()][:SHOWN_OUT]
+            more = len(self.out) - len(shown)
+            text += f"; out without a trial: {', '.join(shown)}"
+            text += f" and {more} more" if more else ""
+        return text
+
+    def _possible(self, change: Change) -> RunConfig | None:
+        """Returns the changed config if its numbers make sense and are within the bound."""
+        config = change.apply(self._config)
+        if config is None or config.parallel.num_ranks > config.launcher.offered_ranks:
+            return None
+        problems = check_numbers(config)
+        concerned = {*change.keys, *(_CONCERNS.get(key) for key in change.keys)}
+        if len(problems) > self._problems or any(f.key in concerned for f in problems):
+            return None
+        reason = self._bound(config)
+        if reason:
+            self.out[change.text] = reason
+            return None
+        return config
+
+    def _try(self, change: Change) -> Trial | None:
+        """Returns the trial of a change; None if it is impossible or the budget is used."""
+        config = self._possible(change)
+        if config is None or self._predict is None or not self._budget.allows_trial():
+            return None
+        began_s = time.monotonic()
+        need = self._predict(config)
+        self._budget.longest_s = max(self._budget.longest_s, time.monotonic() - began_s)
+        if need is None:
+            return None
+        words = f"{change.text} ({need.words})"
+        self.trials.append(Trial(change, config.parallel.num_ranks, need.fits, words))
+        return self.trials[-1]
+
+    def _refined(self, trial: Trial) -> Trial:
+        """Returns the number of stages nearest to the config's that fits, within the budget.
+
+        Bisects between a number that fits and the last one before it that did not.
+        """
+        key = "parallel.stages"
+        far = trial.change.keys.get(key)
+        if far is None:
+            return trial
+        own = self._config.parallel.stages
+        missed = [t.change.keys[key] for t in self.trials if key in t.change.keys and not t.fits]
+        near = min([own, *missed], key=lambda count: abs(far - count))
+        while abs(far - near) > 1 and not self._budget.spent:
+            middle = (near + far) // 2
+            between = self._try(stages(self._config, middle))
+            if between is not None and between.fits:
+                trial, far = between, middle
+            else:
+                near = middle
+        return trial
