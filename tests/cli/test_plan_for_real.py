@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LARGE = (
-    "model=resnet101 image=4096 batch=680 parallel=sp+gems+dp parallel.tiles=[4,4] "
-    "parallel.stages=33 parallel.replicas=85 launcher.max_ranks=4080"
-).split()
+LARGE = [
+    "model=resnet101", "image=4096", "batch=680", "parallel=sp+gems+dp", "parallel.tiles=[4,4]",
+    "parallel.stages=33", "parallel.replicas=85", "launcher.max_ranks=4080",
+]  # fmt: skip
 CHILD = """
 import json, resource, sys
 from hires.cli.main import main

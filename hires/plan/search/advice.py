@@ -77,12 +77,13 @@ def would_fit(
     search = Search(config, lambda changed: out_of_reach(changed, room, graph), predict, budget)
     trials = search.nearest(less_memory(config, len(layer_starts(graph)), room))
     if trials:
-        text = f"{shortage}; {', or '.join(trial.words for trial in trials)} would fit"
+        rest = f"{', or '.join(trial.words for trial in trials)} would fit"
     else:
-        text = (
-            f"{shortage}; {search.summary()}; combine such changes, or use a smaller image, batch "
-            f"or network"
-        )
+        # What was predicted is cached, so the next search begins where this one ended.
+        again = "plan again to try more, " if budget.spent else ""
+        rest = f"{search.summary()}; {again}combine such changes, or use a smaller image, batch or"
+        rest += " network"
+    text = f"{shortage}; {rest}"
     return Finding("error", "memory.limit", text)
 
 
