@@ -1,18 +1,17 @@
-"""Which checkpoints does a run have, which are whole, and where does an attempt begin?
+"""Lists the checkpoints of a run, and decides at which of them an attempt begins.
 
     <run>/checkpoints/step000012/   checkpoint.json stage00.safetensors rank0000.safetensors ...
 
 A checkpoint is the state after so many steps. It is written into a hidden folder beside its place,
 which is renamed when all ranks have written and everything is on the disk, so that a folder with
-a plain name was whole once. ``checkpoint.json`` names its files with their sizes; what is inside is
-the business of ``hires.engine.checkpoint``. Pure Python, so that the front end can list them.
+a plain name was whole once. ``checkpoint.json`` names its files with their sizes; the files belong
+to ``hires.engine.checkpoint``. Pure Python, so that the front end can list them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import file_names
+from hires.core.store import file_names, reading
 from hires.core.store.file_names import StrPath
+from hires.core.store.reading import Note
 from hires.core.store.records import read_record
 
 FOLDER = "checkpoints"
@@ -82,23 +82,24 @@ def read(path: StrPath) -> Checkpoint:
         DamagedError: its manifest cannot be read, or a file is missing or has another size.
     """
     path = Path(path)
-    try:
-        values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        schema = values.pop("schema")
-        if schema == SCHEMA:
-            found = Checkpoint(**{**values, "path": path})
-            wrong = [name for name, size in found.files.items() if _size(path / name) != size]
-    except OSError as error:
-        raise DamagedError(f"{path} is damaged: {MANIFEST}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"{path} is damaged: {MANIFEST} says no sense ({error})") from None
-    if schema != SCHEMA:
+    notes: list[Note] = []
+    values = reading.read_json(path / MANIFEST, notes, needed=True)
+    if notes:
+        why = notes[0].text.removeprefix("damaged: ")
+        raise DamagedError(f"{path} is damaged: {MANIFEST}: {why}")
+    schema = values.pop("schema", None)
+    if schema not in (None, SCHEMA):
         raise DamagedError(f"{path} has schema {schema!r}, this hires reads {SCHEMA}")
-    if wrong:
-        size = _size(path / wrong[0])
-        told = "is missing" if size is None else f"has {size} bytes of {found.files[wrong[0]]}"
-        raise DamagedError(f"{path} is damaged: {wrong[0]} {told}")
-    return found
+    try:
+        checkpoint = Checkpoint(**{**values, "path": path})
+        sizes = {name: (_size(path / name), size) for name, size in checkpoint.files.items()}
+    except (TypeError, AttributeError) as error:
+        raise DamagedError(f"{path} is damaged: {MANIFEST} makes no sense ({error})") from None
+    for name, (held, size) in sizes.items():
+        if held != size:
+            problem = "is missing" if held is None else f"has {held} bytes of {size}"
+            raise DamagedError(f"{path} is damaged: {name} {problem}")
+    return checkpoint
 
 
 def found(run_dir: StrPath) -> tuple[list[Checkpoint], list[str]]:
@@ -116,7 +117,7 @@ def found(run_dir: StrPath) -> tuple[list[Checkpoint], list[str]]:
 def saved_step(run_dir: StrPath) -> int:
     """Returns after how many steps a run was last saved; 0: it never was.
 
-    Only names are read: who lists a thousand runs looks into no checkpoint.
+    It reads names only: a list of a thousand runs opens no checkpoint.
     """
     names = (path.name.removeprefix("step") for path in _folders(run_dir))
     return max((int(name) for name in names if name.isdecimal()), default=0)
@@ -125,7 +126,7 @@ def saved_step(run_dir: StrPath) -> int:
 def candidates(run_dir: StrPath, config: RunConfig) -> tuple[list[Checkpoint], list[str]]:
     """Returns the checkpoints at which an attempt begins, the best first; none: at step 0.
 
-    Those of a run that is complete are none of them: the attempt after it repeats the run.
+    A run that is complete has none: the attempt after it repeats the run.
 
     Returns:
         The checkpoints, and what is wrong with those of the run that are damaged.
@@ -193,7 +194,7 @@ def tidy(run_dir: StrPath, keep: int | None = None) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint so that nobody ever sees half of it.
+    """Removes a checkpoint so that no reader ever sees half of it.
 
     Raises:
         OSError: it cannot be removed.

@@ -31,6 +31,8 @@ Values = dict[str, Any]
 
 MAX_TEXT = 2000
 """Characters of one text that are kept; a command line with many overrides has a few hundred."""
+MAX_NODES = 10**5
+"""Values of one YAML file: aliases can name the same ones a billion times over."""
 _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Kinds of characters that move the cursor, turn the direction of writing or show nothing."""
 
@@ -82,6 +84,8 @@ def read_yaml(path: StrPath, notes: Notes = None) -> Values:
         value = yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         return _damaged(path, str(error), notes)
+    if _expands(value):
+        return _damaged(path, f"its aliases stand for more than {MAX_NODES} values", notes)
     if notes is None and not isinstance(value, dict):
         raise ConfigError(f"{path} was edited, or is of another hires: it must hold keys")
     return value if isinstance(value, dict) else _damaged(path, "it holds no keys", notes)
@@ -190,6 +194,17 @@ def _unusable(path: StrPath, why: str, notes: Notes) -> None:
     if notes is None:
         raise RunError(f"cannot read {path}: {why}; is {Path(path).parent} a run folder?")
     notes.append(note(path, why))
+
+
+def _expands(value: Any) -> bool:
+    """Whether a YAML value holds more than ``MAX_NODES`` values, each alias counted in full."""
+    stack, left = [value], MAX_NODES
+    while stack and left > 0:
+        inner = stack.pop()
+        if isinstance(inner, (dict, list)):
+            left -= len(inner)
+            stack += inner.values() if isinstance(inner, dict) else inner
+    return left <= 0
 
 
 def _visible(character: str) -> str:

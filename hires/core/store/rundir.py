@@ -1,16 +1,15 @@
-"""Where does a run live, and how is its folder made so that no two runs get in each other's way?
+"""Makes run folders so that no two runs, and no two processes, get in each other's way.
 
-    results/<campaign>/<slug>-<hash8>/   config.yaml plan.json launch.sh planned.json record.json
-    a<attempt>/                          env.json logs/ metrics.jsonl events.jsonl exit.json
+    process A                                  process B, the same run at the same time
+    mkdir .NAME.<A>.tmp                        mkdir .NAME.<B>.tmp
+    config.yaml plan.json launch.sh a0/        config.yaml plan.json launch.sh a0/
+    rename to NAME: done                       rename to NAME: it exists; take a1 in it by mkdir
 
-A folder is built beside its place and renamed into it, so it is whole from the first moment on,
-even if hundreds of processes make the same one at once: one rename wins, the others find the
-folder. Every start is an attempt of its own, taken by an exclusive mkdir.
-
-The frozen files belong to the latest attempt. If a run that never completed is started again and
-its plan or a cosmetic key differs by now (a newer hires, another ``launcher.port``), the new file
-was just checked by the hires that will execute it, so it replaces the old one, which moves into
-the folder of the last attempt that used it. A run that is complete is never touched unless asked.
+So a folder is whole from the first moment on. The frozen files belong to the latest attempt. If a
+run that never completed is started again and its plan or a cosmetic key differs by now (a newer
+hires, another ``launcher.port``), the new file was just checked by the hires that will execute it:
+it replaces the old one, which moves into the folder of the last attempt that used it. A run that is
+complete is only touched with ``--again``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import yaml
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.store import file_names, launch_file
+from hires.core.store import file_names, launch_file, reading
 from hires.core.store.attempts import Attempt, environment, next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers
 from hires.core.store.files import cannot_write, make_folder, write_atomically
@@ -78,7 +77,7 @@ def create(
         argv: the command line as typed, for the record: ``["hires", "run", ...]``.
         again: whether a complete run gets another attempt.
 
-    The caller sees to it that the run is not under way.
+    The caller makes sure that the run is not under way.
 
     Raises:
         RunError: the folder cannot be written, or its ``config.yaml`` was edited.
@@ -99,9 +98,9 @@ def create(
 def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path:
     """Makes or refreshes the folder of a run that is to start later, and returns it, absolute.
 
-    It gets no attempt: a run without one is pending. Who planned it, and how it is made again,
-    stands in ``planned.json``. The caller sees to it that the run is neither under way nor queued:
-    its job would find another config than the one that was submitted.
+    It gets no attempt: a run without one is pending. ``planned.json`` says what planned it, and how
+    it is made again. The caller makes sure that the run is neither under way nor queued: its job
+    would find another config than the one that was submitted.
 
     Args:
         config: the resolved config; it is frozen as ``config.yaml``.
@@ -125,7 +124,7 @@ def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path
 
 
 def start_attempt(path: StrPath, argv: Sequence[str] | None) -> RunDir:
-    """Returns a frozen run with a fresh attempt; the caller sees to it that it is not under way.
+    """Returns a frozen run with a fresh attempt; the caller makes sure it is not under way.
 
     Args:
         path: a folder that :func:`freeze` made.
@@ -281,13 +280,10 @@ def _done_attempt(path: Path) -> int | None:
 def _check_same_config(path: Path, config: RunConfig) -> None:
     """Refuses a folder whose frozen config is of another run: it was edited, or damaged."""
     file = path / file_names.CONFIG
-    try:
-        frozen = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return  # whoever made the folder by hand left it to us
-    except (OSError, ValueError, yaml.YAMLError):
-        frozen = None
-    if not isinstance(frozen, dict) or identity(frozen) != identity(plain(config)):
+    if not os.path.lexists(file):
+        return  # a folder that was made by hand
+    frozen = reading.read_yaml(file, [])
+    if not frozen or identity(frozen) != identity(plain(config)):
         raise RunError(
             f"{file} is not the config of this run any more: it was edited or damaged; move "
             f"{path} away, or choose another campaign=NAME"

@@ -1,4 +1,4 @@
-"""Which tensors of which shapes does a checkpoint hold? The headers of its files say it.
+"""Reads which tensors of which shapes a checkpoint holds, from the headers of its files.
 
 Source:
     https://github.com/huggingface/safetensors, README, "Format": eight bytes with the length of the
@@ -52,7 +52,7 @@ def refuse_other_network(
         try:
             held = shapes_in(checkpoint)
         except DamagedError:
-            continue  # the ranks pass over it, too
+            continue  # the ranks skip it, too
         wrong = [_difference(n, held.get(n), s) for n, s in needed.items() if held.get(n) != s]
         if wrong:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
@@ -84,4 +84,4 @@ def _header(path: Path) -> dict[str, Shape]:
     except OSError as error:
         raise DamagedError(f"{path} is damaged: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"{path} is damaged: its header says no sense ({error})") from None
+        raise DamagedError(f"{path} is damaged: its header makes no sense ({error})") from None

@@ -93,3 +93,14 @@ def test_neither_pipe_nor_folder_nor_huge_file_is_read(tmp_path, read):
 def test_first_bytes_of_a_large_file_are_read(tmp_path):
     (tmp_path / "events.jsonl").write_bytes(b'{"a": 1}\n' + b"x" * 3 * file_names.MIB)
     assert reading.read_bytes(tmp_path / "events.jsonl", first=9) == b'{"a": 1}\n'
+
+
+def test_aliases_that_stand_for_a_billion_values_are_damage(tmp_path):
+    lines = ["a0: &a0 {x: 1, y: 2}"]
+    lines += [f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}" for i in range(1, 60)]
+    (tmp_path / "config.yaml").write_text("\n".join(lines))
+    notes = []
+    assert reading.read_yaml(tmp_path / "config.yaml", notes) == {}
+    assert "aliases" in notes[0].text
+    with pytest.raises(RunError, match="aliases"):
+        reading.read_yaml(tmp_path / "config.yaml")
