@@ -1,8 +1,9 @@
-"""Is a layout worth its ranks? ``hires bench layouts`` measures them beside one process and torch.
+"""Measures layouts beside one process and torch's own: ``hires bench layouts``.
 
 ``python -m hires.bench.layouts_bench`` plans all rows, starts two ranks that hold all of them at
-once, checks their answers, and lets them run in turns. Exit codes: 0 done, 1 a rank failed or a
-row is wrong, 2 bad options, 3 a layout cannot cut this network and image.
+once, compares their first steps with one process, and lets them run in turns. Every round is kept
+as it ends. Exit codes: 0 done, 1 a rank failed or a row is wrong, 2 bad options, 3 a layout cannot
+cut this network and image.
 """
 
 from __future__ import annotations
@@ -14,25 +15,24 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hires.bench import table
-from hires.bench.answers import Form, add_output, tell
+from hires.bench.bench_output import Progress, Result, add_output, run_benchmark
 from hires.bench.contestants import (
     GROUPS,
     SINGLE,
     TASKS,
     Contestant,
-    Options,
+    LayoutsOptions,
     line_up,
     model_config,
 )
+from hires.bench.layouts_table import FORM, Row, measured_rows, result
 from hires.bench.peaks import peaks
-from hires.bench.ranks import run_ranks
+from hires.bench.ranks import report, run_ranks
 from hires.bench.runners import Judge, build
 from hires.bench.timing import race
 from hires.comm import make_groups
 from hires.core.errors import ConfigError
 
-FORM = Form("layouts", table.text, table.readme)
 NUM_RANKS = 2
 
 log = logging.getLogger(__name__)
@@ -40,60 +40,83 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit code."""
-    return tell(FORM, argv, _parser().parse_args, _answer)
+    return run_benchmark(FORM, argv, _parser().parse_args, _measure_all)
 
 
-def measure(
-    rank: int, rows: list[Contestant], num_ranks: int, rounds: int, warmup: int
-) -> list[dict[str, Any]]:
-    """Runs all rows on one rank; returns the table."""
+def measure(rank: int, rows: list[Contestant], num_ranks: int, rounds: int, warmup: int) -> None:
+    """Runs all rows on one rank; rank 0 reports the deviations, then the samples of each round."""
     world = make_groups([[*range(num_ranks)]])[0]
     log.info("building and checking %d rows on %d ranks", len(rows), num_ranks)
     judge = Judge(rank)
-    runners, verdicts = {}, {}
+    runners, deviations = {}, {}
     for row in rows:
         runners[row.name] = build(row, rank)
-        verdicts[row.name] = judge.judge(row, runners[row.name])
+        deviations[row.name] = judge.judge(row, runners[row.name])
     del judge
-    samples = race(runners, rounds, warmup, world)
-    return table.table(rows, samples, verdicts)
+    race(
+        runners,
+        rounds,
+        warmup,
+        world,
+        on_round=lambda number, samples: report((number, samples, deviations)),
+    )
 
 
-def _answer(parsed: argparse.Namespace, command: str) -> dict[str, Any]:
+def _measure_all(parsed: argparse.Namespace, command: str, progress: Progress) -> Result:
     """Returns the tables of all tasks, and the memory of their rows unless it is not wanted."""
     options = _options(parsed)
     line_ups = {task: line_up(options, task) for task in options.tasks}
-    tables = {task: _raced(rows, options) for task, rows in line_ups.items()}
+    tasks: dict[str, list[Row]] = {}
+
+    def kept() -> Result:
+        return result(command, dataclasses.asdict(options), tasks)
+
+    for task, rows in line_ups.items():
+        done: list[Row] = []
+        for race_rows, num_ranks in _races(rows):
+
+            def keep_round(
+                reported: Any, task: str = task, done: list[Row] = done, rows: Any = race_rows
+            ) -> None:
+                number, samples, deviations = reported
+                last = {name: [s.step_s[-1], s.cpu_s[-1]] for name, s in samples.items()}
+                progress.sample({"task": task, "round": number, "step_s, cpu_s": last})
+                tasks[task] = [*done, *measured_rows(rows, samples, deviations)]
+                progress.update(kept())
+
+            job = options.timeout_s, race_rows, num_ranks, options.rounds, options.warmup
+            run_ranks(measure, num_ranks, *job, on_report=keep_round)
+            done[:] = tasks[task]
     for task, rows in line_ups.items() if parsed.memory else ():
         log.info("%s: measuring the memory of each layout alone", task)
         by_name = {row.name: row for row in rows}
-        for kept in tables[task]:
-            row = by_name.get(kept["name"])  # not the single that runs beside more ranks
-            kept["memory"] = peaks(row, options.timeout_s) if row else None
-    return table.result(command, dataclasses.asdict(options), tables)
+        for row in tasks[task]:
+            contestant = by_name.get(row["name"])  # not the single that runs beside more ranks
+            row["memory"] = peaks(contestant, options.timeout_s) if contestant else None
+            progress.update(kept())
+    return kept()
 
 
-def _raced(rows: list[Contestant], options: Options) -> list[dict[str, Any]]:
-    """Returns the table of one task.
+def _races(rows: list[Contestant]) -> list[tuple[list[Contestant], int]]:
+    """Returns the rows that run in turns, and on how many ranks.
 
     Rows on more ranks than most have a race of their own against the baseline: every rank of a
     world takes part in every group that is made in it.
     """
-    made: list[dict[str, Any]] = []
+    races = []
     for num_ranks in sorted({max(NUM_RANKS, row.num_ranks) for row in rows}):
         own = [row for row in rows if max(NUM_RANKS, row.num_ranks) == num_ranks]
         if num_ranks > NUM_RANKS:
             single = next(row for row in rows if row.name == SINGLE)
             own = [dataclasses.replace(single, name=f"{SINGLE} beside {num_ranks} ranks"), *own]
             own = [dataclasses.replace(row, baseline=own[0].name, peers=()) for row in own]
-        job = options.timeout_s, own, num_ranks, options.rounds, options.warmup
-        made += run_ranks(measure, num_ranks, *job)
-    return made
+        races.append((own, num_ranks))
+    return races
 
 
 def _parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    defaults = Options()
+    defaults = LayoutsOptions()
     parser = argparse.ArgumentParser(prog="hires bench layouts", description=__doc__)
     add = parser.add_argument
     add(
@@ -114,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _options(parsed: argparse.Namespace) -> Options:
+def _options(parsed: argparse.Namespace) -> LayoutsOptions:
     """Returns the checked options.
 
     Raises:
@@ -129,7 +152,7 @@ def _options(parsed: argparse.Namespace) -> Options:
     if not all(side.isdecimal() and int(side) for side in sides) or len(sides) > 2:
         raise ConfigError(f"--image {parsed.image} must be n or HxW, as 512 or 480x640")
     model_config(parsed.model)
-    return Options(
+    return LayoutsOptions(
         model=parsed.model,
         image=[int(sides[0]), int(sides[-1])],
         batch=parsed.batch,

@@ -1,4 +1,4 @@
-"""Which network stands for all those that hires does not know? One written as a user would.
+"""A network as a user would write it, which stands for all those that hires has no file for.
 
 It imports nothing of hires: ``model=custom model.target=hires.bench.own_net:OwnNet``. Operations
 are modules, functions of torch and operators, as they come in networks of other people.

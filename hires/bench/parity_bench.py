@@ -1,4 +1,4 @@
-"""Do all layouts compute what one process computes? ``hires bench parity`` tries many, drawn.
+"""Compares many drawn layouts with one process in float64: ``hires bench parity``.
 
 ``python -m hires.bench.parity_bench`` draws layouts and networks, runs one step of each on real
 ranks in float64, compares it with the user's plain module in one process, and writes a table with
@@ -15,11 +15,19 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.bench.answers import Form, add_output, origin, tell
+from hires.bench.bench_output import (
+    BenchTable,
+    Form,
+    Progress,
+    Result,
+    add_output,
+    origin,
+    run_benchmark,
+)
 from hires.bench.parity_rows import overrides, rows
 from hires.bench.ranks import run_ranks
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
@@ -38,16 +46,22 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the table; returns the exit code."""
-    return tell(FORM, argv, _parser().parse_args, _answer)
+    return run_benchmark(FORM, argv, _parser().parse_args, _measure)
 
 
-def table(count: int, seed: int, timeout_s: float) -> list[Row]:
+def table(
+    count: int,
+    seed: int,
+    timeout_s: float,
+    on_row: Callable[[list[Row]], None] = lambda rows: None,
+) -> list[Row]:
     """Returns one dict of plain values for each of ``count`` rows.
 
     Args:
         count: rows to draw.
         seed: decides them.
         timeout_s: after this time a row has failed.
+        on_row: called with all rows so far after each new one.
     """
     plans: list[Plan] = []
 
@@ -66,6 +80,7 @@ def table(count: int, seed: int, timeout_s: float) -> list[Row]:
             *(number + 1, count, config.model.name, plans[number].world),
             *(time.monotonic() - start, made[-1]["max_rel_err"]),
         )
+        on_row(made)
     return made
 
 
@@ -104,7 +119,7 @@ def verify_one(rank: int, config: dict[str, Any], plan: dict[str, Any], folder: 
     return answer
 
 
-def _answer(parsed: argparse.Namespace, command: str) -> dict[str, Any]:
+def _measure(parsed: argparse.Namespace, command: str, progress: Progress) -> Result:
     """Returns all rows, and whether they are equal.
 
     Raises:
@@ -112,9 +127,15 @@ def _answer(parsed: argparse.Namespace, command: str) -> dict[str, Any]:
     """
     if parsed.rows < 1 or parsed.timeout <= 0:
         raise ConfigError("--rows must be at least 1, and --timeout above 0")
-    found = table(parsed.rows, parsed.seed, parsed.timeout)
-    verdict = {"tolerance": TOLERANCE, "ok": all(row["ok"] for row in found)}
-    return {**origin(command, **verdict), "rows": found}
+
+    def kept(rows: list[Row]) -> Result:
+        equal = all(row["ok"] for row in rows)
+        return {**origin(command, tolerance=TOLERANCE, ok=equal), "rows": rows}
+
+    def keep_rows(rows: list[Row]) -> None:
+        progress.update(kept(rows))
+
+    return kept(table(parsed.rows, parsed.seed, parsed.timeout, keep_rows))
 
 
 KEYS = (
@@ -128,34 +149,24 @@ HEADINGS = (
 NOTES = """\
 Each row is one step (forward, loss, backward, optimiser, running statistics) of a layout on real
 ranks in float64, compared with the plain module in one process over the same microbatches. The
-error is the largest difference of any tensor, relative to the largest value in it; {tolerance:.0e}
-is allowed. Rows are drawn so that values meet in as many pairs as possible; nobody picked them.
+error is the largest difference of any tensor, relative to the largest value in it; the bound stands
+above. Rows are drawn so that values meet in as many pairs as possible; none is picked by hand.
 `again` in parity.json is the line that makes a row again."""
 
 
-def markdown(answer: dict[str, Any]) -> str:
-    """Returns the table as Markdown."""
-    found = answer["rows"]
-    worst = max((row["max_rel_err"] for row in found if row["max_rel_err"] is not None), default=0)
-    equal = sum(row["ok"] for row in found)
-    lines = [
-        "# Every layout against one process",
-        "",
-        NOTES.format(tolerance=answer["tolerance"]),
-        "",
-        f"{equal} of {len(found)} rows are equal; the largest error of all is {worst:.1e}.",
-        "",
-        "| " + " | ".join(HEADINGS) + " |",
-        "|" + "---|" * len(HEADINGS),
-        *(f"| {' | '.join(_cells(row))} |" for row in found),
-        "",
-        f"`{answer['command']}`, {answer['time']}, commit {answer['git']}, torch {answer['torch']}",
-        "",
+def _facts(found: Result) -> list[str]:
+    rows = found["rows"]
+    worst = max((row["max_rel_err"] for row in rows if row["max_rel_err"] is not None), default=0)
+    equal = sum(row["ok"] for row in rows)
+    return [
+        f"{equal} of {len(rows)} rows are equal (allowed: {found['tolerance']:.0e}); the largest "
+        f"error of all is {worst:.1e}"
     ]
-    return "\n".join(lines)
 
 
-FORM = Form("parity", markdown, lambda _, answer: markdown(answer))
+def _tables(found: Result) -> list[BenchTable]:
+    title = "Every layout against one process"
+    return [BenchTable(title, HEADINGS, [*map(_cells, found["rows"])])]
 
 
 def _cells(row: Row) -> list[str]:
@@ -172,6 +183,9 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
+FORM = Form("parity", _tables, NOTES, _facts)
+
+
 def _parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(prog="hires bench parity", description=__doc__)
@@ -179,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", type=int, default=64, help="layouts to draw (default: %(default)s)")
     add("--seed", type=int, default=0, help="decides which (default: %(default)s)")
     add("--timeout", type=float, default=300, help="seconds for one row (default: %(default)s)")
-    add_output(parser, FORM.name)
+    add_output(parser, "parity")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Which layouts and networks stand for all of them? Rows are drawn, not picked.
+"""Draws the rows of ``hires bench parity``: layouts and networks.
 
 Every row is a random choice of one value for each key. Of many random rows the one is taken that
 shows the most pairs of values that no row before it has shown, so that a few dozen rows try every
@@ -12,44 +12,25 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hires.bench.contestants import bench_data
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 
 Choice = dict[str, Any]
 """One value of each key of CHOICES."""
 
-NETWORKS: dict[str, Choice] = {
-    "resnet18": {"name": "resnet", "depth": 18},
-    "preact_resnet11": {"name": "preact_resnet", "n": 1},
-    "amoebanet": {"name": "amoebanet", "layers": 3, "filters": 16},
-    "unet transposed": {"name": "unet", "levels": 2, "width": 4, "upsample": "transposed"},
-    "unet bilinear": {"name": "unet", "levels": 2, "width": 4, "upsample": "bilinear"},
-    "unet nearest": {"name": "unet", "levels": 2, "width": 4, "upsample": "nearest"},
-    "edsr x2": {"name": "edsr", "blocks": 2, "width": 6, "scale": 2},
-    "edsr x3": {"name": "edsr", "blocks": 2, "width": 6, "scale": 3},
-    "custom": {"name": "custom", "target": "hires.bench.own_net:OwnNet"},
-}
 
+def _as_tuple(value: Any) -> Any:
+    """Returns lists, and lists in them, as tuples."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
+_DATA = bench_data("parity.yaml")
+NETWORKS: dict[str, Choice] = _DATA["networks"]
 CHOICES: dict[str, tuple[Any, ...]] = {
     "network": tuple(NETWORKS),
-    "image": ((32, 32), (37, 41), (43, 30), (25, 29), (33, 50)),
-    "tiles": (
-        *((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2), (2, 3), (3, 2), (3, 3)),
-        *(((2, 2), (1, 2)), ((1, 3), (2, 1)), ((2, 2), (3, 1)), ((2, 1), (2, 1))),
-    ),
-    "stages": (1, 2, 3, 4, 5),
-    "directions": (1, 2),
-    "pairs": (1, 2),
-    "schedule": ("memory", "speed"),
-    "microbatches": (1, 2),
-    "local_dp": (1, 2),
-    "replicas": (1, 2),
-    "fuse": (1, 2, 3),
-    "overlap": ("on", "off"),
-    "checkpoint": ("none", "stage", "block"),
-    "task": ("train", "train", "train", "infer"),
+    **{key: _as_tuple(values) for key, values in _DATA["choices"].items()},
 }
-
 MAX_RANKS = 12
 TRIES = 60
 """Random rows of which the best is taken."""

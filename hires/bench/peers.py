@@ -1,4 +1,4 @@
-"""What do torch's own ways of doing the same look like, written as their documentation says?
+"""Builds torch's own ways of doing the same, as their documentation describes them.
 
 They get every advantage that hires gives itself: the 1x1 trick, channels_last, the same optimiser,
 and for pipelining the same operators cut at the same node, whose maps travel as NHWC, so that
@@ -7,19 +7,33 @@ nothing is copied on the way.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from hires.bench.feed import Example, whole_batch, whole_microbatches
 from hires.core.config.run_config import RunConfig
-from hires.engine.build import build_rank, cast, make_optimizer
+from hires.data.source import open_data
+from hires.engine.build import (
+    build_rank,
+    cast,
+    image_dtype,
+    make_optimizer,
+    samples_of,
+    target_of,
+)
+from hires.engine.loader import Loader, Microbatch
 from hires.engine.verify import plain_loss
 from hires.nets.build_network import build_model, materialise
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT
 from hires.plan.plan import Plan
+
+Example = tuple[Tensor, Tensor]
+"""Images (n, C, H, W), channels_last, of one microbatch, and what they are compared with."""
 
 
 class ModuleSteps:
@@ -189,3 +203,42 @@ def _images_like(plan: Plan) -> Tensor:
     """Returns a tensor like one microbatch of images."""
     images = torch.empty(plan.graph.input_shape)
     return images.contiguous(memory_format=torch.channels_last)
+
+
+class Replay:
+    """A feed that repeats its microbatches for ever."""
+
+    def __init__(self, by_direction: Iterable[Iterable[Microbatch]]) -> None:
+        self._by_direction = [itertools.cycle([*one]) for one in by_direction]
+
+    def next_microbatch(self, direction: int = 0) -> Microbatch:
+        """Returns the next microbatch of a direction."""
+        return next(self._by_direction[direction])
+
+
+def whole_microbatches(config: RunConfig, replica: int) -> list[Example]:
+    """Returns the microbatches of a replica's first step, whole images."""
+    source = open_data(config)
+    loader = Loader(
+        source,
+        order=lambda step: samples_of(config, source, step, replica),
+        num_microbatches=config.parallel.pieces // config.parallel.replicas,
+        rows=(0, config.height),
+        cols=(0, config.width),
+        target=target_of(source, config.target_rect),
+        steps=1,
+        prefetch=0,
+        dtype=image_dtype(config),
+    )
+    examples = []
+    for images, target in loader:
+        assert images is not None
+        assert target is not None
+        examples.append((images, target))
+    return examples
+
+
+def whole_batch(config: RunConfig, replica: int) -> Example:
+    """Returns the microbatches of a replica's first step as one."""
+    images, targets = zip(*whole_microbatches(config, replica), strict=True)
+    return torch.cat(images).contiguous(memory_format=torch.channels_last), torch.cat(targets)

@@ -1,4 +1,4 @@
-"""How long does one plan take, and how much memory? A process of its own for each size.
+"""Measures the time and memory of one plan, in a process of its own.
 
 ``python -m hires.bench.plan_size`` reads ``{"config": ..., "graph": ...}`` as JSON on standard
 input and answers with a JSON object on standard output. It needs no torch.
@@ -19,8 +19,8 @@ from hires.plan.planner import make_plan
 
 def main() -> int:
     """Answers with the measurements of one plan."""
-    asked = json.load(sys.stdin)
-    sys.stdout.write(json.dumps(measure(asked["config"], asked["graph"])) + "\n")
+    request = json.load(sys.stdin)
+    sys.stdout.write(json.dumps(measure(request["config"], request["graph"])) + "\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""How do the ranks of a benchmark start, answer and end, so that none stays behind?
+"""Starts the ranks of a benchmark, collects what they report, and leaves none behind.
 
 Like the ranks of a run they talk over gloo and have one thread each. They die with this process,
 with Ctrl-C, when one of them fails, and when the time is over.
@@ -28,12 +28,29 @@ from hires.core.ranks.world import World
 from hires.engine.memory_meter import keep_memory
 
 Job = Callable[..., Any]
+_PROGRESS = None
+"""Stands in the place of whether a rank succeeded, in what it sends before its end."""
 
 _SETTLE_S = 0.5
 """How long the other ranks may still report after one failed, so that the cause is among them."""
 
 
-def run_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Any:
+def report(values: Any) -> None:
+    """Hands something over to the process that called :func:`run_ranks`; rank 0 only."""
+    if _reports is not None:
+        _reports.send((_PROGRESS, values))
+
+
+_reports: Connection | None = None
+
+
+def run_ranks(
+    job: Job,
+    num_ranks: int,
+    timeout_s: float,
+    *args: Any,
+    on_report: Callable[[Any], None] = lambda values: None,
+) -> Any:
     """Returns what ``job(rank, *args)`` returns on rank 0 of ``num_ranks`` processes.
 
     Args:
@@ -41,6 +58,7 @@ def run_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Any:
         num_ranks: processes.
         timeout_s: after this time all ranks are killed.
         args: pickled for every rank.
+        on_report: called with all that rank 0 hands over by :func:`report`.
 
     Raises:
         RunError: a rank failed or the time was over.
@@ -61,14 +79,16 @@ def run_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Any:
             ranks[-1].start()
             theirs.close()
             pipes.append(ours)
-        return _answers(pipes, deadline, timeout_s)[0]
+        return _answers(pipes, deadline, timeout_s, on_report)[0]
     finally:
         for process in filter(lambda started: started.pid, ranks):
             process.kill()
             process.join()
 
 
-def _answers(pipes: list[Connection], deadline: float, timeout_s: float) -> list[Any]:
+def _answers(
+    pipes: list[Connection], deadline: float, timeout_s: float, on_report: Callable[[Any], None]
+) -> list[Any]:
     """Returns the answers of all ranks; the first failure ends the wait."""
     answers: dict[int, Any] = {}
     while len(answers) < len(pipes):
@@ -78,29 +98,32 @@ def _answers(pipes: list[Connection], deadline: float, timeout_s: float) -> list
             raise RunError(f"the benchmark was not done after {timeout_s:g} s; use --timeout")
         for pipe in pipes:
             if pipe in ready:
-                answers[waiting[pipe]] = _answer(waiting, pipe)
+                good, answer = _receive(pipe)
+                if good is _PROGRESS:
+                    on_report(answer)
+                elif good:
+                    answers[waiting[pipe]] = answer
+                else:
+                    raise _failure(waiting, pipe, answer)
     return [answers[rank] for rank in range(len(pipes))]
 
 
-def _answer(waiting: dict[Connection, int], pipe: Connection) -> Any:
-    """Returns a rank's answer, or raises the error that began the failure."""
-    good, answer = _receive(pipe)
-    if good:
-        return answer
+def _failure(waiting: dict[Connection, int], pipe: Connection, error: str) -> RunError:
+    """Returns the error that began the failure of which one rank has reported ``error``."""
     time.sleep(_SETTLE_S)
-    errors = {waiting[pipe]: answer}
+    errors = {waiting[pipe]: error}
     for other, rank in waiting.items():
         if other is not pipe and other.poll():
             good, theirs = _receive(other)
-            if not good:
+            if good is False:
                 errors[rank] = theirs
     # A rank whose neighbour died only tells that it lost it.
     cause = min(errors, key=lambda rank: ("CommError" in errors[rank], rank != waiting[pipe]))
-    raise RunError(f"rank {cause} failed: {errors[cause]}")
+    return RunError(f"rank {cause} failed: {errors[cause]}")
 
 
-def _receive(pipe: Connection) -> tuple[bool, Any]:
-    """Returns (succeeded, answer) of a rank."""
+def _receive(pipe: Connection) -> tuple[bool | None, Any]:
+    """Returns (succeeded, answer) of a rank, or what it reports before its end."""
     try:
         good, answer = pipe.recv()
     except EOFError:
@@ -111,7 +134,9 @@ def _receive(pipe: Connection) -> tuple[bool, Any]:
 def _rank(
     pipe: Connection, parent: int, world: World, timeout_s: float, job: Job, args: tuple[Any, ...]
 ) -> None:
-    """One rank's life."""
+    """Runs one rank to its end."""
+    global _reports
+    _reports = pipe if world.rank == 0 else None
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, wherever it waits
     torch_multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # type: ignore[attr-defined]
     if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""How does a row become something that one rank can run, and is its answer right?"""
+"""Builds a row as one rank runs it, and compares its first step with that of a plain module."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from hires.bench import peers
 from hires.bench.contestants import Contestant
-from hires.bench.feed import Replay
 from hires.comm import barrier
 from hires.core.config.run_config import RunConfig
 from hires.engine.build import build_rank
-from hires.engine.optimizer import Descent
+from hires.engine.optimizer import FusedSGD
 from hires.engine.run import run_step
 from hires.plan.plan import Plan
 
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 class Steps(Protocol):
     """A built row on one rank."""
 
-    optimizer: Descent | None
+    optimizer: FusedSGD | None
     parameters: dict[str, nn.Parameter]
     """Those that this rank holds, by name."""
 
@@ -51,7 +50,7 @@ class HiresSteps:
 
     def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
         self.engine = build_rank(config, plan, rank, 1)
-        self.feed = Replay(self.engine.loader.by_direction)
+        self.feed = peers.Replay(self.engine.loader.by_direction)
         self.optimizer = self.engine.optimizer
         self.parameters = self.engine.parameters
 
@@ -99,7 +98,7 @@ def build(row: Contestant, rank: int) -> RankRunner | None:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RankAnswer:
     """What one rank knows after one step."""
 
     value: Tensor | None
@@ -109,7 +108,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Deviation:
     """How far a row is from what one process computes; infinite where nothing came, or NaN."""
 
     value: float
@@ -125,24 +124,26 @@ class Judge:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self._expected: dict[tuple[int, int], tuple[Answer, float]] = {}
+        self._expected: dict[tuple[int, int], tuple[RankAnswer, float]] = {}
 
-    def judge(self, row: Contestant, runner: RankRunner | None) -> Verdict | None:
+    def judge(self, row: Contestant, runner: RankRunner | None) -> Deviation | None:
         """Returns whether a row's step is right, None if there is nothing to compare.
 
         All ranks call it together; rank 0 gets the answer.
         """
-        own = Answer(None, {}) if runner is None else _answer(runner)
+        own = RankAnswer(None, {}) if runner is None else _answer(runner)
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, own)
-        verdict = None
+        deviation = None
         if self.rank == 0 and row.checked:
-            verdict = compare(found, *self._reference(row.config))
-            log.info("%s: error %.1e, of gradients %.1e", row.name, verdict.value, verdict.gradient)
+            deviation = compare(found, *self._reference(row.config))
+            log.info(
+                "%s: error %.1e, of gradients %.1e", row.name, deviation.value, deviation.gradient
+            )
         barrier()
-        return verdict
+        return deviation
 
-    def _reference(self, config: RunConfig) -> tuple[Answer, float]:
+    def _reference(self, config: RunConfig) -> tuple[RankAnswer, float]:
         """Returns what one process answers to the same microbatches, and the gradients' noise."""
         key = config.batch, config.parallel.pieces
         if key not in self._expected:
@@ -152,7 +153,7 @@ class Judge:
         return self._expected[key]
 
 
-def compare(found: list[Answer], expected: Answer, noise: float = 0.0) -> Verdict:
+def compare(found: list[RankAnswer], expected: RankAnswer, noise: float = 0.0) -> Deviation:
     """Returns how far the answers of all ranks are from what was expected.
 
     Args:
@@ -170,7 +171,7 @@ def compare(found: list[Answer], expected: Answer, noise: float = 0.0) -> Verdic
         errors += [abs(other - norm) / scale for other in norms] or [math.inf]
     gradient = max(map(_bad_is_infinite, errors))
     limit = GRADIENT_TOLERANCE + NOISE_FACTOR * noise
-    return Verdict(value, gradient, ok=value <= VALUE_TOLERANCE and gradient <= limit)
+    return Deviation(value, gradient, ok=value <= VALUE_TOLERANCE and gradient <= limit)
 
 
 def _bad_is_infinite(error: float) -> float:
@@ -195,7 +196,7 @@ def _value_error(found: list[Tensor], expected: Tensor | None) -> float:
     return float((got - expected).abs().max() / expected.abs().max())
 
 
-def _answer(runner: RankRunner) -> Answer:
+def _answer(runner: RankRunner) -> RankAnswer:
     """Runs one step; returns what this rank knows then."""
     runner.prepare()
     value = runner.step()
@@ -205,4 +206,4 @@ def _answer(runner: RankRunner) -> Answer:
         if parameter.grad is not None
     }
     runner.tidy()
-    return Answer(value, gradients)
+    return RankAnswer(value, gradients)

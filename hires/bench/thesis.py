@@ -1,4 +1,4 @@
-"""Which configurations did the thesis measure, and what does a model of its machine predict?
+"""Predicts the ratios of throughputs that the thesis published, with a model of its machine.
 
 The published numbers are ratios of throughputs on up to 128 GPUs. Each is predicted with plans of
 our own for the same network, image, batch and number of GPUs, by simulating them with a roofline
@@ -17,6 +17,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from hires.bench.contestants import bench_data
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import PlanError
 from hires.nets.trace import trace_config
@@ -28,9 +29,8 @@ from hires.plan.simulation.costs import Device, Roofline
 from hires.plan.simulation.links import Link, Network
 from hires.plan.simulation.simulate import Simulation, simulate
 
-RESNET: dict[str, Any] = {"name": "resnet", "depth": 101, "classes": 1000}
-AMOEBANET: dict[str, Any] = {"name": "amoebanet", "layers": 18, "filters": 416, "classes": 1000}
-"""The thesis names no size; this one is the default of MPI4DL's parser, but for its 10 classes."""
+_DATA = bench_data("thesis.yaml")
+NETWORKS: dict[str, dict[str, Any]] = _DATA["networks"]
 
 # Table 2.1: ResNet-101 on one A100, inference of 256x256 images, batches of 64.
 CALIBRATION_IMAGE, CALIBRATION_BATCH = 256, 64
@@ -53,7 +53,7 @@ BISECTIONS = 60
 
 CANNOT = """\
 Such a model shows which ratios follow from the schedule, the volume of computation and the messages
-alone. It knows no out-of-memory, no cuDNN choice of algorithm, no slow small kernels of deep layers
+alone. It has no out-of-memory, no cuDNN choice of algorithm, no slow small kernels of deep layers
 on small tiles, no contention beyond one message per link, and nothing of how the thesis's code
 stages and synchronises its halos and sends. Where a published ratio is far from the predicted one,
 the cause lies there, or in what the text leaves open (network size, GPUs, cuts, images per copy),
@@ -61,7 +61,7 @@ and not in the layout; where the two agree, it may still be chance."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class ThesisLayout:
     """One side of a ratio."""
 
     name: str
@@ -71,17 +71,19 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A ratio of throughputs that the thesis publishes, or none for what it only mentions."""
+class ThesisRatio:
+    """A ratio of throughputs of two layouts."""
 
     what: str
     where: str
-    model: dict[str, Any]
+    network: str
+    """A key of :data:`NETWORKS`."""
     image: int
     batch: int
-    base: Layout
-    layout: Layout
-    published: float | None
+    base: ThesisLayout
+    layout: ThesisLayout
+    published: float | None = None
+    """None: the thesis only mentions the layouts."""
     task: str = "train"
     precision: str = "fp32"
     base_batch: int | None = None
@@ -89,35 +91,13 @@ class Row:
     note: str = ""
 
 
-SINGLE = Layout("one GPU", {})
-PP5 = Layout("PP, 5 stages, 2 microbatches", {"stages": 5, "microbatches": 2})
-SP4 = Layout("SP 2x2 + head", {"tiles": [2, 2], "stages": 2, "spatial_stages": 1}, True)
-_FIG_3_4: dict[str, Any] = {"tiles": [2, 2], "stages": 5, "spatial_stages": 1}
-SP_LP = Layout("SP 2x2 + LP, 5 stages", _FIG_3_4)
-SP_GEMS = Layout("the same + GEMS", {**_FIG_3_4, "directions": 2, "schedule": "gems"})
-BATCH_4 = "8 GPUs as in Figure 3.4, which the text does not say"
-SIZE_UNKNOWN = "the text tells no image size and batch; 2048x2048 and 4 are assumed"
-
-
-def rows() -> list[Row]:
-    """Returns everything that is predicted."""
-    found = [
-        Row("SP over PP", "Fig. 3.13", AMOEBANET, 1024, 2, PP5, SP4, 1.5),
-        Row("SP over PP", "Fig. 3.14", AMOEBANET, 2048, 2, PP5, SP4, 2.4),
-        Row("SP+GEMS over SP", "Fig. 3.15", AMOEBANET, 1024, 4, SP_LP, SP_GEMS, 2.5, note=BATCH_4),
-        Row("SP+GEMS over SP", "Fig. 3.16", RESNET, 1024, 4, SP_LP, SP_GEMS, 2.0, note=BATCH_4),
+def thesis_ratios() -> list[ThesisRatio]:
+    """Returns everything that is predicted, as ``thesis.yaml`` lists it."""
+    layouts = {name: ThesisLayout(**layout) for name, layout in _DATA["layouts"].items()}
+    return [
+        ThesisRatio(**{**row, **{side: layouts[row[side]] for side in ("base", "layout")}})
+        for row in _DATA["ratios"]
     ]
-    for tiles, published in (([2, 2], 1.8), ([2, 4], 2.0)):
-        layout = Layout(f"SP {tiles[0]}x{tiles[1]}", {"tiles": tiles})
-        row = Row("SP over one GPU", "Fig. 2.11", RESNET, 2048, 4, SINGLE, layout, published)
-        row = dataclasses.replace(row, task="infer", precision="bf16", note=SIZE_UNKNOWN)
-        found.append(row)
-    for replicas in (2, 4, 8, 16):
-        layout = Layout(f"SP+GEMS, {replicas} replicas", {**SP_GEMS.parallel, "replicas": replicas})
-        row = Row("scaling", "sec. 3.3", RESNET, 1024, 4 * replicas, SP_GEMS, layout, None)
-        row = dataclasses.replace(row, base_batch=4, note="the text says 2 to 128 GPUs, no ratio")
-        found.append(row)
-    return found
 
 
 @dataclass
@@ -127,7 +107,7 @@ class Predictor:
     graphs: dict[str, Graph] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
 
-    def predict(self, row: Row) -> dict[str, Any]:
+    def predict(self, row: ThesisRatio) -> dict[str, Any]:
         """Returns a row's ratio of images per second, predicted and published.
 
         Raises:
@@ -140,7 +120,7 @@ class Predictor:
         return {
             "what": row.what,
             "where": row.where,
-            "model": row.model["name"],
+            "model": row.network,
             "image": row.image,
             "batch": row.batch,
             "task": row.task,
@@ -171,17 +151,21 @@ class Predictor:
     def calibration_plan(self, precision: str) -> Plan:
         """Returns the plan of Table 2.1."""
         batch = CALIBRATION_BATCH
-        config = _config(RESNET, CALIBRATION_IMAGE, batch, "infer", precision, {})
+        config = _config(NETWORKS["resnet"], CALIBRATION_IMAGE, batch, "infer", precision, {})
         return make_plan(config, self._graph(config))
 
-    def _simulated(self, row: Row, layout: Layout, batch: int) -> tuple[Plan, Simulation]:
+    def _simulated(
+        self, row: ThesisRatio, layout: ThesisLayout, batch: int
+    ) -> tuple[Plan, Simulation]:
         """Returns one side's plan and its simulated step."""
         parallel = dict(layout.parallel)
-        config = _config(row.model, row.image, batch, row.task, row.precision, parallel)
+        config = _config(NETWORKS[row.network], row.image, batch, row.task, row.precision, parallel)
         graph = self._graph(config)
         if layout.only_head:
             parallel["balance"] = [len(layer_starts(graph)) - 1, 1]
-            config = _config(row.model, row.image, batch, row.task, row.precision, parallel)
+            config = _config(
+                NETWORKS[row.network], row.image, batch, row.task, row.precision, parallel
+            )
         plan = make_plan(config, graph)
         if not plan.ok:
             errors = [finding.text for finding in plan.findings if finding.severity == "error"]
@@ -226,7 +210,7 @@ def _config(
     )
 
 
-def _side(layout: Layout, plan: Plan, found: Simulation, batch: int) -> dict[str, Any]:
+def _side(layout: ThesisLayout, plan: Plan, found: Simulation, batch: int) -> dict[str, Any]:
     """Returns one side of a ratio as plain values."""
     return {
         "name": layout.name,

@@ -1,4 +1,4 @@
-"""How long does a step take? The one stopwatch: warm-up, barrier, the slowest rank is the sample.
+"""Times steps, the one stopwatch: warm-up, barrier, the slowest rank is the sample.
 
 Contestants run round-robin, one sample each per round and in another order every round, so that
 whatever else happens on the machine hits all of them alike. Numbers of different runs are never
@@ -11,16 +11,19 @@ import gc
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from hires.comm import Group, all_gather, barrier
-from hires.core.store.summary import quantile
 
 log = logging.getLogger(__name__)
+
+OnRound = Callable[[int, "dict[str, Samples]"], None]
+"""Called on all ranks after each counted round, with its number and all samples so far."""
 
 
 class Runner(Protocol):
@@ -58,17 +61,21 @@ class Spread:
 
 def spread(samples: Sequence[float]) -> Spread:
     """Returns median, p10, p90 and count."""
-    low, middle, high = (quantile(samples, fraction) for fraction in (0.1, 0.5, 0.9))
+    low, middle, high = np.quantile(samples, (0.1, 0.5, 0.9)).tolist()
     return Spread(middle, low, high, len(samples))
 
 
-def ratios(over: Sequence[float], under: Sequence[float]) -> Spread:
-    """Returns the spread of the ratios of two contestants, taken within each round."""
-    return spread([a / b for a, b in zip(over, under, strict=True)])
+def ratios(over: Sequence[float], under: Sequence[float], factor: float = 1.0) -> Spread:
+    """Returns the spread of ``factor`` times the ratios of two rows, taken within each round."""
+    return spread([factor * a / b for a, b in zip(over, under, strict=True)])
 
 
 def race(
-    runners: Mapping[str, Runner | None], rounds: int, warmup: int, world: Group
+    runners: Mapping[str, Runner | None],
+    rounds: int,
+    warmup: int,
+    world: Group,
+    on_round: OnRound = lambda number, samples: None,
 ) -> dict[str, Samples]:
     """Returns the seconds of every counted step.
 
@@ -77,27 +84,37 @@ def race(
         rounds: counted rounds.
         warmup: rounds before them.
         world: all ranks.
+        on_round: called after each counted round.
 
     Returns:
         ``rounds`` samples a contestant, the same on all ranks.
     """
-    own: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
+    samples = {name: Samples([], []) for name in runners}
     gc.collect()
     gc.disable()  # a collection would hit one contestant and not the others
     try:
         for index in range(warmup + rounds):
             began = time.perf_counter()
-            for name in _order([*runners], index):
-                own[name].append(_sample(runners[name]))
+            own = {name: _sample(runners[name]) for name in _order([*runners], index)}
+            table = torch.tensor([own[name] for name in runners], dtype=torch.float64)
+            ranks = all_gather(table, world)  # (ranks, contestants, 2)
+            if index >= warmup:
+                _append(samples, ranks)
+                on_round(index - warmup, samples)
             gc.collect()
             took_s = time.perf_counter() - began
             log.info("round %d of %d took %.1f s", index + 1, warmup + rounds, took_s)
     finally:
         gc.enable()
-    table = torch.tensor([samples[warmup:] for samples in own.values()], dtype=torch.float64)
-    ranks = all_gather(table, world)  # (ranks, contestants, rounds, 2)
-    slowest, cpu = ranks[..., 0].amax(0), ranks[..., 1].sum(0)
-    return {n: Samples(slowest[i].tolist(), cpu[i].tolist()) for i, n in enumerate(own)}
+    return samples
+
+
+def _append(samples: dict[str, Samples], ranks: torch.Tensor) -> None:
+    """Adds a round: of each contestant the slowest rank, and the processor time of all."""
+    slowest, cpu = ranks[..., 0].amax(0).tolist(), ranks[..., 1].sum(0).tolist()
+    for sampled, step_s, cpu_s in zip(samples.values(), slowest, cpu, strict=True):
+        sampled.step_s.append(step_s)
+        sampled.cpu_s.append(cpu_s)
 
 
 def _sample(runner: Runner | None) -> tuple[float, float]:

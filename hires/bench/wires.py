@@ -1,4 +1,4 @@
-"""How fast do messages travel between two ranks of this machine?"""
+"""Measures latency and bandwidth between two ranks of this machine."""
 
 from __future__ import annotations
 

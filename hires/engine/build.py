@@ -16,7 +16,7 @@ from hires.data.image_window import Source
 from hires.data.order import step_indices
 from hires.data.source import open_data
 from hires.engine.loader import Loader, Loaders, Target
-from hires.engine.optimizer import Descent
+from hires.engine.optimizer import FusedSGD
 from hires.nets.build_network import build_model, materialise, release
 from hires.parallel.context import Context
 from hires.parallel.executor import Executor
@@ -44,7 +44,7 @@ class RankEngine:
     executor: Executor
     sync: GradientSync
     loader: Loaders
-    optimizer: Descent | None
+    optimizer: FusedSGD | None
     recorder: Recorder
     """When the rank did what in its last steps."""
 
@@ -140,13 +140,13 @@ def assemble(
     )
 
 
-def make_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> Descent | None:
+def make_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> FusedSGD | None:
     """Returns stochastic gradient descent, or None if there is nothing to train."""
     trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]
     if config.task.name != "train" or not trainable:
         return None
     task = config.task
-    return Descent(trainable, task.lr, task.momentum, task.weight_decay)
+    return FusedSGD(trainable, task.lr, task.momentum, task.weight_decay)
 
 
 def cast(model: nn.Module, config: RunConfig) -> None:

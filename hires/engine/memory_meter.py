@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hires.core.config.run_config import RunConfig
-from hires.engine.optimizer import Descent
+from hires.engine.optimizer import FusedSGD
 
 EXACT_BYTES = 2**16
 """From this size on memory comes straight from the system, and goes back when it is freed."""
@@ -109,7 +109,7 @@ def load_lazy_parts() -> None:
     Gradients that come from elsewhere alone, as those of a pipeline do, import 30 MiB of sympy.
     """
     weight = nn.Parameter(torch.ones(8, 8, 1, 1))
-    optimizer = Descent([weight], lr=0.1, momentum=0.9, weight_decay=0.0)
+    optimizer = FusedSGD([weight], lr=0.1, momentum=0.9, weight_decay=0.0)
     images = torch.ones(1, 8, 8, 8).contiguous(memory_format=torch.channels_last)
     with torch.enable_grad():
         loss = F.conv2d(images, weight, dilation=[2, 2]).sum()

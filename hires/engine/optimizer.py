@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hires.parallel.flat import flat, shaped
 
 
-class Descent:
+class FusedSGD:
     """Stochastic gradient descent with momentum and weight decay, as in ``torch.optim.SGD``.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.bench.contestants import GROUPS, TASKS, Options, line_up, model_config
+from hires.bench.contestants import GROUPS, TASKS, LayoutsOptions, line_up, model_config
 from hires.core.errors import ConfigError, PlanError
 from hires.core.store.naming import model_label
 
@@ -13,7 +13,7 @@ SMALL = {"model": "resnet18", "image": [48, 48]}
 
 @pytest.fixture(scope="module", params=TASKS)
 def rows(request):
-    return line_up(Options(**SMALL), request.param)
+    return line_up(LayoutsOptions(**SMALL), request.param)
 
 
 def test_baselines_and_peers_are_rows_that_do_the_same(rows):
@@ -51,7 +51,7 @@ def test_all_microbatches_have_the_same_size(rows):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_only_the_chosen_layouts_and_one_process_run(group):
-    names = {row.name for row in line_up(Options(**SMALL, only=(group,)), "train")}
+    names = {row.name for row in line_up(LayoutsOptions(**SMALL, only=(group,)), "train")}
     assert {"single", "module", "two threads"} < names
     assert ("tiles 1x2" in names) == (group == "sp")
     assert any(name.startswith("ddp") for name in names) == (group == "dp")
@@ -60,9 +60,9 @@ def test_only_the_chosen_layouts_and_one_process_run(group):
 
 @pytest.mark.parametrize("group", ["halo", "memory"])
 def test_what_two_tiles_are_measured_by_runs_beside_them(group):
-    rows = line_up(Options(**SMALL, only=(group,)), "train")
+    rows = line_up(LayoutsOptions(**SMALL, only=(group,)), "train")
     assert [row.name for row in rows].count("tiles 2x1") == 1
-    both = line_up(Options(**SMALL, only=("sp", group)), "train")
+    both = line_up(LayoutsOptions(**SMALL, only=("sp", group)), "train")
     assert [row.name for row in both].count("tiles 2x1") == 1
 
 
@@ -78,4 +78,4 @@ def test_unknown_model_is_refused():
 
 def test_layout_that_cannot_be_cut_is_a_plan_error():
     with pytest.raises(PlanError, match="use at most 1"):
-        line_up(Options(model="resnet18", image=[1, 1], only=("sp",)), "infer")
+        line_up(LayoutsOptions(model="resnet18", image=[1, 1], only=("sp",)), "infer")

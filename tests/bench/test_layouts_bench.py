@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from hires.bench.layouts_bench import main
+from tests.conftest import REPOSITORY
 
 
 @pytest.mark.dist
@@ -26,6 +32,33 @@ def test_all_rows_run_and_are_right(python, tmp_path):
             assert row["ok"], row
             assert (row["error"] is None) == (row["name"] == "half images")
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "layouts.json"]
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(120)
+def test_bench_that_is_stopped_shows_and_keeps_its_rounds(tmp_path):
+    folder = tmp_path / "kept"
+    words = ["--model", "resnet18", "--image", "32", "--only", "dp", "--task", "infer"]
+    words += ["--rounds", "10000", "--warmup", "0", "--no-memory", "--out", str(folder)]
+    command = [sys.executable, "-m", "hires", "bench", "layouts", *words]
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, env=environ, **pipes) as bench:
+        try:
+            while not (folder / "layouts.json").exists() and bench.poll() is None:
+                time.sleep(0.05)
+            bench.send_signal(signal.SIGTERM)
+            assert bench.wait(30) == 130
+            assert "two modules" in bench.stdout.read()
+        finally:
+            bench.kill()
+    kept = json.loads((folder / "layouts.json").read_text())
+    lines = (folder / "samples.jsonl").read_text().splitlines()
+    assert not kept["complete"]
+    assert 1 <= kept["tasks"]["infer"][0]["step_s"]["count"] <= len(lines)
+    assert set(json.loads(lines[0])["step_s, cpu_s"]) == {
+        row["name"] for row in kept["tasks"]["infer"]
+    }
 
 
 @pytest.mark.parametrize(

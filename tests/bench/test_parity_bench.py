@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from hires.bench.parity_bench import check, main, markdown, table
+from hires.bench.parity_bench import FORM, check, main, table
 from hires.bench.parity_rows import CHOICES, NETWORKS, config_of, draw, overrides, rows
 from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import RunConfig, to_dict
@@ -86,4 +86,4 @@ def test_row_that_fails_is_a_row_and_no_success():
     [row] = table(1, 5, timeout_s=0.1)
     assert not row["ok"]
     answer = {"rows": [row], "tolerance": 1e-10, "command": "", "time": "", "git": "", "torch": ""}
-    assert "FAILED" in markdown(answer)
+    assert "FAILED" in FORM.text(answer)

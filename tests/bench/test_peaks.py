@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hires.bench import peaks
-from hires.bench.contestants import Options, line_up
+from hires.bench.contestants import LayoutsOptions, line_up
+from hires.bench.layouts_table import memory_cells
 from hires.core.units import MIB
 
 ENTRY = {"measured_bytes": 100 * MIB, "predicted_bytes": 97 * MIB}
@@ -17,7 +18,7 @@ def test_every_rank_has_a_line_and_the_row_is_named_once():
         {"name": "module", "memory": None},
         {"name": "tiles", "memory": [ENTRY, ENTRY]},
     ]
-    assert peaks.cells(rows) == [
+    assert memory_cells(rows) == [
         ["single", "0", "100.0", "97.0", "-3.0"],
         ["tiles", "0", "100.0", "97.0", "-3.0"],
         ["", "1", "100.0", "97.0", "-3.0"],
@@ -26,7 +27,7 @@ def test_every_rank_has_a_line_and_the_row_is_named_once():
 
 @pytest.mark.dist
 def test_tiles_are_measured_and_others_are_not():
-    rows = line_up(Options(model="resnet18", image=[64, 64], only=("sp",)), "train")
+    rows = line_up(LayoutsOptions(model="resnet18", image=[64, 64], only=("sp",)), "train")
     tiles = next(row for row in rows if row.name == "tiles 2x1")
     module = next(row for row in rows if row.kind == "module")
     assert peaks.peaks(module, 60) is None

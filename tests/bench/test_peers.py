@@ -5,14 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hires.bench.contestants import Options, line_up
-from hires.bench.feed import whole_batch, whole_microbatches
-from hires.bench.peers import crossing, plain_module, reference_steps
+from hires.bench.contestants import LayoutsOptions, line_up
+from hires.bench.peers import (
+    crossing,
+    plain_module,
+    reference_steps,
+    whole_batch,
+    whole_microbatches,
+)
 
 
 @pytest.fixture(scope="module")
 def rows():
-    options = Options(model="resnet18", image=[48, 48], microbatches=2)
+    options = LayoutsOptions(model="resnet18", image=[48, 48], microbatches=2)
     return {row.name: row for row in line_up(options, "train")}
 
 

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from hires.bench import plan_table
-from hires.bench.plan_bench import Options, main, run
+from hires.bench.plan_bench import FORM, PlanOptions, main, result, run
 from hires.bench.plan_size import measure
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
@@ -17,7 +16,7 @@ from tests.conftest import REPOSITORY
 
 def test_every_size_is_planned_by_a_process_of_its_own(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    options = Options(model="resnet18", image=128, ranks=(), replica_ranks=(4, 16), repeats=2)
+    options = PlanOptions(model="resnet18", image=128, ranks=(), replica_ranks=(4, 16), repeats=2)
     series = run(options)
     assert series["replicas"] == []
     assert [row["ranks"] for row in series["one replica"]] == [4, 16]
@@ -49,7 +48,7 @@ def test_sizes_are_planned_and_kept(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_plan_of_4096_ranks_is_stored_in_less_than_50_mb(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    [world] = run(Options(ranks=(4096,), replica_ranks=(), repeats=1))["replicas"]
+    [world] = run(PlanOptions(ranks=(4096,), replica_ranks=(), repeats=1))["replicas"]
     assert (world["ranks"], world["replicas"], world["errors"]) == (4096, 64, [])
     assert world["plan_json_bytes"] < 50e6
 
@@ -65,7 +64,7 @@ def test_plan_of_4096_ranks_is_stored_in_less_than_50_mb(monkeypatch):
     ],
 )
 def test_bad_options_are_told_before_anything_is_planned(words, told, monkeypatch, capsys):
-    monkeypatch.setattr("hires.bench.plan_bench.run", lambda options: pytest.fail("it began"))
+    monkeypatch.setattr("hires.bench.plan_bench.run", lambda *_: pytest.fail("it began"))
     assert main(words) == 2
     assert told in capsys.readouterr().err
 
@@ -97,6 +96,9 @@ def test_replicas_cost_nothing_more_to_plan():
     assert many["cpu_s"] < 10 * one["cpu_s"]
 
 
+OPTIONS = {"model": "resnet18", "image": 64}
+
+
 def row(**change: object) -> dict:
     """A row that misses nothing."""
     cheap = {"plan_s": 1.0, "cpu_s": 1.0, "peak_bytes": 1e8, "plan_json_bytes": 1e6}
@@ -117,10 +119,10 @@ def row(**change: object) -> dict:
     ],
 )
 def test_what_is_missed_is_named(change, missed):
-    found = plan_table.result("hires bench plan", {}, {"replicas": [row(), row(**change)]})
+    found = result("hires bench plan", OPTIONS, {"replicas": [row(), row(**change)]})
     assert found["series"]["replicas"][1]["missed"] == missed
     assert found["ok"] == (not missed)
-    text = plan_table.text(found)
+    text = FORM.text(found)
     assert ("MISSED" in text) == bool(missed)
     assert f"{1.6 if missed == ['growth'] else 1:.2f}" in text.splitlines()[-1]
 
@@ -148,5 +150,5 @@ COSTS = "20 s, 1 GB of memory, plan.json of 50 MB"
 )
 def test_only_what_was_measured_is_reached(sizes, told):
     rows = [row(ranks=ranks) for ranks in sizes]
-    found = plan_table.result("hires bench plan", {}, {"replicas": rows, "one replica": []})
-    assert plan_table.text(found).splitlines()[0] == told
+    found = result("hires bench plan", OPTIONS, {"replicas": rows, "one replica": []})
+    assert FORM.text(found).splitlines()[0] == told

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hires.bench.contestants import Options, line_up
-from hires.bench.runners import Answer, HiresSteps, RankRunner, build, compare
+from hires.bench.contestants import LayoutsOptions, line_up
+from hires.bench.runners import HiresSteps, RankAnswer, RankRunner, build, compare
 
 INF = float("inf")
 
@@ -25,8 +25,8 @@ INF = float("inf")
     ],
 )
 def test_error_of_a_value_is_relative_to_the_largest(found, expected, error):
-    answers = [Answer(None if v is None else torch.tensor(v), {}) for v in found]
-    verdict = compare(answers, Answer(torch.tensor(expected), {}))
+    answers = [RankAnswer(None if v is None else torch.tensor(v), {}) for v in found]
+    verdict = compare(answers, RankAnswer(torch.tensor(expected), {}))
     assert verdict.value == pytest.approx(error, abs=1e-6)
     assert verdict.ok == (error < 1e-3)
 
@@ -42,20 +42,22 @@ def test_error_of_a_value_is_relative_to_the_largest(found, expected, error):
 )
 def test_error_of_gradients_is_that_of_the_worst_parameter(found, error):
     value = torch.ones(1)
-    verdict = compare([Answer(value, g) for g in found], Answer(value, {"a": 2.0, "b": 1.0}))
+    verdict = compare(
+        [RankAnswer(value, g) for g in found], RankAnswer(value, {"a": 2.0, "b": 1.0})
+    )
     assert verdict.gradient == pytest.approx(error, abs=1e-6)
     assert verdict.ok == (error < 0.02)
 
 
 def test_noise_of_the_network_is_no_error():
     value = torch.ones(1)
-    found, expected = Answer(value, {"a": 1.1}), Answer(value, {"a": 1.0})
+    found, expected = RankAnswer(value, {"a": 1.1}), RankAnswer(value, {"a": 1.0})
     assert not compare([found], expected).ok
     assert compare([found], expected, noise=0.05).ok
 
 
 def test_rank_that_is_not_in_builds_nothing():
-    row = next(iter(line_up(Options(model="resnet18", image=[48, 48]), "infer")))
+    row = next(iter(line_up(LayoutsOptions(model="resnet18", image=[48, 48]), "infer")))
     assert build(row, 1) is None
 
 
@@ -86,6 +88,6 @@ def test_step_has_its_threads_and_leaves_no_gradient():
 def test_hires_repeats_its_microbatches(monkeypatch):
     # One process needs no transport.
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
-    row = next(iter(line_up(Options(model="resnet18", image=[48, 48]), "infer")))
+    row = next(iter(line_up(LayoutsOptions(model="resnet18", image=[48, 48]), "infer")))
     steps = HiresSteps(row.config, row.plan, 0)
     assert torch.equal(steps.step(), steps.step())

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from hires.bench import simulate_bench as bench
-from hires.bench import simulate_table as table
-from hires.bench.thesis import CALIBRATION_BATCH, PUBLISHED_IMG_PER_S, Predictor, rows
+from hires.bench.thesis import CALIBRATION_BATCH, PUBLISHED_IMG_PER_S, Predictor, thesis_ratios
 from hires.core.ranks.timeline import Recorder
 from hires.plan.simulation.costs import Roofline
 from hires.plan.simulation.links import Link, Network
@@ -61,11 +60,11 @@ def test_overrides_do_not_go_with_finished_runs(capsys):
 
 
 def test_rows_cite_the_thesis_and_the_published_ratios_are_its_own():
-    published = {row.where: row.published for row in rows()}
+    published = {row.where: row.published for row in thesis_ratios()}
     # Section 3.5.2, section 3.5.3, and the end of section 2.5.
     assert (published["Fig. 3.13"], published["Fig. 3.14"]) == (1.5, 2.4)
     assert (published["Fig. 3.15"], published["Fig. 3.16"]) == (2.5, 2.0)
-    assert {row.published for row in rows() if row.where == "Fig. 2.11"} == {1.8, 2.0}
+    assert {row.published for row in thesis_ratios() if row.where == "Fig. 2.11"} == {1.8, 2.0}
 
 
 def test_device_infers_as_fast_as_the_thesis_measured():
@@ -80,11 +79,11 @@ def test_device_infers_as_fast_as_the_thesis_measured():
 def test_all_rows_are_predicted_and_written(tmp_path):
     assert bench.main(["--only", "thesis", "--out", str(tmp_path / "simulate")]) == 0
     found = json.loads((tmp_path / "simulate" / "simulate.json").read_text())
-    assert len(found["thesis"]) == len(rows())
+    assert len(found["thesis"]) == len(thesis_ratios())
     gpus = {row["layout"]["gpus"] for row in found["thesis"]}
     assert (min(gpus), max(gpus)) == (4, 128)
     for row in found["thesis"]:
         assert row["predicted"] > 0.9  # each side is a layout that ought to be worth it
     text = (tmp_path / "simulate" / "README.md").read_text()
     assert "hires bench simulate --only thesis" in text
-    assert table.text(found).count("Fig. 3.1") == 4
+    assert bench.FORM.text(found).count("Fig. 3.1") == 4

@@ -179,11 +179,11 @@ import resource
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 import hires.engine.footprint
-from hires.engine.optimizer import Descent
+from hires.engine.optimizer import FusedSGD
 def step(count):
     parameter = torch.nn.Parameter(torch.empty(count))
     parameter.grad = torch.empty(count)
-    Descent([parameter], lr=0.1, momentum=0.9, weight_decay=0.0).step()
+    FusedSGD([parameter], lr=0.1, momentum=0.9, weight_decay=0.0).step()
 with FakeTensorMode():
     step(8)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hires.engine.optimizer import Descent
+from hires.engine.optimizer import FusedSGD
 
 SHAPES = [(8, 4, 3, 3), (8, 4, 1, 1), (5, 7), (9,)]
 UNREACHED = 1
@@ -28,7 +28,7 @@ def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_descent_goes_where_torch_goes(dtype: torch.dtype, momentum: float):
     ours, theirs = parameters(dtype), parameters(dtype)
-    descent = Descent(ours, lr=0.1, momentum=momentum, weight_decay=0.01)
+    descent = FusedSGD(ours, lr=0.1, momentum=momentum, weight_decay=0.01)
     reference = torch.optim.SGD(theirs, lr=0.1, momentum=momentum, weight_decay=0.01)
     generator = torch.Generator().manual_seed(1)
     for step in range(4):
@@ -49,8 +49,8 @@ def test_descent_goes_where_torch_goes(dtype: torch.dtype, momentum: float):
 
 def test_momentum_goes_over_to_another_descent_in_the_shape_of_its_parameter():
     ours, theirs = parameters(torch.float64), parameters(torch.float64)
-    first = Descent(ours, lr=0.1, momentum=0.9, weight_decay=0.01)
-    second = Descent(theirs, lr=0.1, momentum=0.9, weight_decay=0.01)
+    first = FusedSGD(ours, lr=0.1, momentum=0.9, weight_decay=0.01)
+    second = FusedSGD(theirs, lr=0.1, momentum=0.9, weight_decay=0.01)
     generator = torch.Generator().manual_seed(1)
     gradients = [torch.randn(p.shape, generator=generator).to(p) for p in ours]
     move(first, gradients)
@@ -66,7 +66,7 @@ def test_momentum_goes_over_to_another_descent_in_the_shape_of_its_parameter():
         assert torch.equal(own, other)
 
 
-def move(descent: Descent, gradients: list[torch.Tensor]) -> None:
+def move(descent: FusedSGD, gradients: list[torch.Tensor]) -> None:
     """Takes one step along given gradients."""
     for parameter, gradient in zip(descent.parameters, gradients, strict=True):
         parameter.grad = torch.empty_like(parameter).copy_(gradient)
@@ -75,15 +75,15 @@ def move(descent: Descent, gradients: list[torch.Tensor]) -> None:
 
 def test_momentum_of_what_was_never_moved_or_is_not_kept_is_none():
     ours = parameters(torch.float32)
-    plain = Descent(ours, lr=0.1, momentum=0.0, weight_decay=0.0)
+    plain = FusedSGD(ours, lr=0.1, momentum=0.0, weight_decay=0.0)
     plain.set_direction(ours[0], torch.ones_like(ours[0]))
     assert plain.direction(ours[0]) is None
-    assert Descent(ours, lr=0.1, momentum=0.9, weight_decay=0.0).direction(ours[0]) is None
+    assert FusedSGD(ours, lr=0.1, momentum=0.9, weight_decay=0.0).direction(ours[0]) is None
 
 
 def test_momentum_is_kept_for_what_was_moved():
     ours = parameters(torch.float32)
-    descent = Descent(ours, lr=0.1, momentum=0.9, weight_decay=0.0)
+    descent = FusedSGD(ours, lr=0.1, momentum=0.9, weight_decay=0.0)
     assert descent.state() == []
     ours[0].grad = torch.ones_like(ours[0])
     descent.step()

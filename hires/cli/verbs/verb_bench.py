@@ -1,12 +1,13 @@
 """``hires bench NAME``: runs a benchmark.
 
-Benchmarks need torch, so each is a process of its own: ``python -m hires.bench.NAME_bench``.
+Benchmarks need torch, so this process becomes ``python -m hires.bench.NAME_bench``: signals reach
+the benchmark itself, which shows what it has measured until then.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
+import os
 import sys
 from collections.abc import Sequence
 
@@ -36,7 +37,7 @@ def parser() -> Parser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs a benchmark with the rest of the command line; returns its exit code."""
+    """Becomes a benchmark with the rest of the command line; returns only after showing help."""
     if not words or words[0] in ("--help", "-h"):
         parser().print_help()
         return 0
@@ -44,4 +45,5 @@ def main(words: Sequence[str]) -> int:
     if name not in BENCHMARKS:
         raise ConfigError(f"unknown benchmark {name!r}; {offer(name, BENCHMARKS)}")
     command = [sys.executable, "-m", f"hires.bench.{name}_bench", *rest]
-    return subprocess.run(command, check=False).returncode
+    sys.stdout.flush()
+    return os.execv(sys.executable, command)

@@ -6,17 +6,16 @@ import json
 
 import pytest
 
-from hires.bench.answers import keep
-from hires.bench.contestants import Options, line_up
-from hires.bench.layouts_bench import FORM
-from hires.bench.runners import Verdict
-from hires.bench.table import result, table, text
+from hires.bench.bench_output import keep
+from hires.bench.contestants import LayoutsOptions, line_up
+from hires.bench.layouts_table import FORM, measured_rows, result
+from hires.bench.runners import Deviation
 from hires.bench.timing import Samples
 
 
 @pytest.fixture(scope="module")
 def rows():
-    options = Options(model="resnet18", image=[48, 48], only=("dp",))
+    options = LayoutsOptions(model="resnet18", image=[48, 48], only=("dp",))
     return line_up(options, "train")
 
 
@@ -33,8 +32,8 @@ SAMPLES = {name: Samples(step_s, [1.5, 1.5, 1.5]) for name, step_s in STEP_S.ite
 
 
 def found(rows, **verdicts):
-    values = dict.fromkeys(SAMPLES, Verdict(1e-6, 1e-4, True)) | verdicts
-    made = table(rows, SAMPLES, values)
+    values = dict.fromkeys(SAMPLES, Deviation(1e-6, 1e-4, True)) | verdicts
+    made = measured_rows(rows, SAMPLES, values)
     options = {"model": "resnet18", "image": [48, 48], "batch": 1}
     return result("hires bench layouts", options, {"train": made})
 
@@ -58,11 +57,11 @@ def test_torch_is_represented_by_its_fastest_row(rows):
 
 
 def test_wrong_row_is_red(rows):
-    answer = found(rows, dp=Verdict(0.2, 0.0, False))
+    answer = found(rows, dp=Deviation(0.2, 0.0, False))
     assert found(rows)["ok"]
     assert not answer["ok"]
     assert not row_of(answer, "dp")["ok"]
-    assert "WRONG 2e-01 0e+00" in text(answer)
+    assert "WRONG 2e-01 0e+00" in FORM.text(answer)
 
 
 def test_row_without_an_answer_is_red(rows):
