@@ -248,7 +248,7 @@ def test_answer_without_a_job_is_shown(tmp_path, path):
 def test_nodes_that_the_site_excludes_stay_excluded_when_others_are(tmp_path):
     cluster = ClusterConfig(options={"exclude": "n[1-2],n3"})
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
-    step = job_script.Step(elements=job_script.Elements(2, exclude=("n3", "n4")))
+    step = job_script.BatchStep(elements=job_script.ArrayShape(2, exclude=("n3", "n4")))
     assert options(job_script.script(tmp_path, config, 1, [], step))["exclude"] == "n[1-2],n3,n4"
 
 

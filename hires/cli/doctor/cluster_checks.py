@@ -85,7 +85,7 @@ def _submitted(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
     write_atomically(folder / file_names.CONFIG, yaml.safe_dump(plain(config), allow_unicode=False))
     write_atomically(folder / file_names.PLAN, json.dumps({"world": config.launcher.nodes}))
     nodes = config.launcher.nodes
-    job_script.write_script(folder, config, nodes, argv, job_script.Step(doctor_job.MODULE))
+    job_script.write_script(folder, config, nodes, argv, job_script.BatchStep(doctor_job.MODULE))
     return job_script.submit(folder, 0)
 
 

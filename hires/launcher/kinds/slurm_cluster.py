@@ -25,10 +25,9 @@ from hires.launcher.interface import (
 )
 from hires.launcher.job_wait import JobWait
 from hires.launcher.local.local_launcher import leave
-from hires.launcher.slurm import job_arrays, job_script, sbatch, scheduler
+from hires.launcher.slurm import job_arrays, job_script, orphan_jobs, sbatch, scheduler
 from hires.launcher.slurm.dependency import dependency
 from hires.launcher.slurm.failed_nodes import to_exclude
-from hires.launcher.slurm.orphan_jobs import orphan_jobs
 from hires.launcher.status.run_state import RunState
 
 
@@ -112,11 +111,11 @@ class SlurmLauncher(Launcher):
 
     def orphan_jobs(self, runs: Sequence[Path]) -> dict[Path, str]:
         """Returns the jobs of runs that sbatch submitted without an answer in time."""
-        return orphan_jobs(runs)
+        return orphan_jobs.orphan_jobs(runs)
 
     def repair(self, campaign: Path) -> Iterator[str]:
         """Writes each missing ``job.json`` of a campaign's job arrays."""
-        return job_arrays.mend(campaign)
+        return orphan_jobs.repair(campaign)
 
     def avoided_nodes(self, states: Sequence[RunState], configs: Sequence[RunConfig]) -> list[str]:
         """Returns the nodes that failed under runs."""

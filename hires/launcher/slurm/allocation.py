@@ -1,7 +1,8 @@
-"""What has Slurm given this job: which nodes, and how do their ranks reach each other?
+"""Reads which nodes Slurm gave to this job, and places the ranks on them.
 
-Asked inside the job, by the supervisor. Every rank is started by an ``srun`` of its own that names
-its node, or all by one command of an MPI; the ranks of a node share all that the job has there.
+It runs inside the job, in the supervisor. Every rank is started by an ``srun`` of its own that
+names its node, or all by one command of an MPI; the ranks of a node share all that the job has
+there.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hires.core.config.cluster_config import spread as spread  # others ask for it here, too
+from hires.core.config.cluster_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import mpi_dialects, network
 from hires.core.store import launch_file
-from hires.launcher.ranks.places import LOOPBACK, Preemption, RankPlace, RankPlaces, loopback
+from hires.launcher.ranks.places import LOOPBACK, RankPlace, RankPlaces, loopback
 
 FIRST_PORT, NUM_PORTS = 10000, 20000
 """Ports of jobs: above the system's own, below those that Linux gives to clients."""
@@ -40,7 +41,7 @@ _SRUN = (
 
 
 @dataclass(frozen=True)
-class Node:
+class JobNode:
     """One node of the job."""
 
     name: str
@@ -59,7 +60,7 @@ class Allocation:
     """Number of the job; every element of an array has its own."""
     array: tuple[str, int] | None
     """Number of the array and index in it, if it is an element of one."""
-    nodes: tuple[Node, ...]
+    nodes: tuple[JobNode, ...]
     """In Slurm's order; the batch step, and with it this process, runs on the first."""
 
     @property
@@ -87,14 +88,14 @@ class Allocation:
         first = 0 if packed else job_port(self.job)
         ports = (config.launcher.port,) if config.launcher.port else (first, 0, 0)
         sizes = spread(num_ranks, len(self.nodes))
-        together = config.mpi != "srun" or config.srun_mpi != "none"
+        one_command = config.mpi != "srun" or config.srun_mpi != "none"
         ranks = [
-            RankPlace(local, size, () if together else _srun(node), node.name)
+            RankPlace(local, size, () if one_command else _srun(node), node.name)
             for node, size in zip(self.nodes, sizes, strict=False)
             for local in range(size)
         ]
         places = RankPlaces(ranks, ports, address, interface, relayed=True)
-        if not together:
+        if not one_command:
             return places
         hosts = [
             mpi_dialects.Host(node.name, size)
@@ -127,8 +128,7 @@ class Allocation:
         return address, None
 
 
-def _srun(node: Node) -> tuple[str, ...]:
-    """Returns the words that start one rank on a node."""
+def _srun(node: JobNode) -> tuple[str, ...]:
     return (*_SRUN, f"--nodelist={node.name}")
 
 
@@ -150,7 +150,7 @@ def refuse_without_module() -> None:
 def cores(job: Allocation, environ: Mapping[str, str] | None = None) -> list[int]:
     """Returns how many cores a job has on each of its nodes; none where Slurm does not say.
 
-    >>> nodes = (Node("a", "a", "a"), Node("b", "b", "b"), Node("c", "c", "c"))
+    >>> nodes = (JobNode("a", "", ""), JobNode("b", "", ""), JobNode("c", "", ""))
     >>> cores(Allocation("7", None, nodes), {"SLURM_JOB_CPUS_PER_NODE": "3,2(x2)"})
     [3, 2, 2]
     """
@@ -189,22 +189,6 @@ def current(environ: Mapping[str, str] | None = None) -> Allocation:
     return Allocation(job, array, nodes)
 
 
-def why_make_way(job: str, signal_s: int) -> Preemption:
-    """Returns why Slurm told this job to make way: its time is over, or another needs the nodes."""
-    left_s = _seconds_left(job)
-    if left_s is not None and left_s <= signal_s + _EARLY_S:
-        reason, cause, most_s = "timeout", f"the time limit of job {job} came near", left_s
-    else:
-        reason, cause, most_s = "preempted", f"job {job} made way for others (SIGUSR2)", signal_s
-    return Preemption(reason, cause, patience_s=max(most_s - _END_S, _END_S))
-
-
-_EARLY_S = 75
-"""Slurm may send a signal by as much earlier than it was asked."""
-_END_S = 5
-"""Kept for the supervisor's own end."""
-
-
 def ask(*command: str, most_s: float = _ASK_TIMEOUT_S) -> str:
     """Returns what one of Slurm's commands prints.
 
@@ -227,31 +211,13 @@ def ask(*command: str, most_s: float = _ASK_TIMEOUT_S) -> str:
     return done.stdout
 
 
-def _node(line: str) -> Node:
-    """Returns a node from its line of ``scontrol show node``."""
+def _node(line: str) -> JobNode:
     facts: dict[str, str] = dict(re.findall(r"(\w+)=(\S+)", line))
     name = facts["NodeName"]
-    return Node(name, facts.get("NodeHostName", name), facts.get("NodeAddr", name))
+    return JobNode(name, facts.get("NodeHostName", name), facts.get("NodeAddr", name))
 
 
-def _seconds_left(job: str) -> int | None:
-    """Returns how long a job may still run; None if there is no limit, or nobody knows."""
-    try:
-        text = ask("squeue", "--noheader", f"--jobs={job}", "--format=%L").strip()
-    except RunError:
-        return None
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(?:(\d+):)?(\d+)", text)
-    if found is None:  # UNLIMITED, INVALID
-        return None
-    days, *clock = (int(part or 0) for part in found.groups())
-    hours, minutes, seconds = clock
-    if found[2] and not found[3]:  # MM:SS: the first of the two is minutes
-        hours, minutes = 0, hours
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-def _unreachable(node: Node, other: Node, why: str) -> str:
-    """Returns that ranks on two nodes would not find each other."""
+def _unreachable(node: JobNode, other: JobNode, why: str) -> str:
     return (
         f"node {node.name} finds no address that {other.name} ({other.address}) could reach it at: "
         f"{why}; name the network that joins them, as launcher.interface=ib0"

@@ -1,10 +1,10 @@
-"""How does a run become a Slurm job, and what is said if Slurm refuses it?
+"""Writes and submits the script of a Slurm job, ``job.sbatch`` in the folder of its run.
 
-A run is one job: ``job.sbatch`` in its folder, which can be submitted by hand, too. Its batch step
-runs one supervisor (:mod:`hires.launcher.slurm.batch`) that starts the ranks. Many runs are the
-elements of a job array (:mod:`hires.launcher.slurm.job_arrays`), whose script differs in few lines.
-submitit writes the script; its pickles are not used, because all that a job needs is in the run
-folder.
+The script can be submitted by hand, too. Its batch step runs one supervisor
+(:mod:`hires.launcher.slurm.batch`) that starts the ranks. Many runs are the tasks of a job array
+(:mod:`hires.launcher.slurm.job_arrays`), whose script differs in few lines. submitit writes the
+text; its executors are not used, because they pickle what a job needs, and here all of it is in the
+run folder.
 """
 
 from __future__ import annotations
@@ -26,39 +26,38 @@ from hires.launcher.slurm import sbatch
 
 SCRIPT = file_names.JOB_SCRIPT
 LOG = file_names.JOB_LOG
-"""What the job's own step says, below the run folder."""
+"""Output of the batch step, below the run folder."""
 
 
 @dataclass(frozen=True)
-class Elements:
-    """What the script of a job array says that the one of a job does not."""
+class ArrayShape:
+    """Options of a job array."""
 
     count: int
-    """How many elements it has."""
+    """How many tasks it has."""
     limit: int | None = None
-    """Most elements that run at once; None: as many as the cluster lets."""
+    """Most tasks that run at once; None: as many as the cluster allows."""
     exclude: Sequence[str] = ()
     """Nodes that none may run on."""
     attempts: int = 1
-    """Attempts of a run that each makes, one after the other, each of which may take as long."""
+    """Attempts of a run that each task makes, one after the other, each within the time limit."""
 
 
 @dataclass(frozen=True)
-class Step:
+class BatchStep:
     """What runs on the first node of a job."""
 
     module: str = "hires.launcher.slurm.batch"
-    """Python module; it gets the folder of the script, and what words the script was given."""
-    elements: Elements | None = None
+    """Python module; it gets the folder of the script, and the arguments of the script."""
+    array: ArrayShape | None = None
     """Of a job array; None: it is one job."""
 
 
-SUPERVISE = Step()
-"""One run is supervised."""
+SUPERVISE = BatchStep()
 
 
 def script(
-    run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str], step: Step = SUPERVISE
+    run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str], step: BatchStep = SUPERVISE
 ) -> str:
     """Returns the text of a ``job.sbatch``.
 
@@ -72,16 +71,16 @@ def script(
     from submitit.slurm.slurm import _make_sbatch_string
 
     launcher = config.launcher
-    elements = step.elements
+    array = step.array
     sizes = spread(num_ranks, launcher.nodes)
-    name = run.name if elements is None else f"{config.campaign}-{run.name}"
+    name = run.name if array is None else f"{config.campaign}-{run.name}"
     parameters: dict[str, Any] = {
         # A folder that was renamed may have a name that no line of options can hold.
         "job_name": re.sub(r"[^A-Za-z0-9._+-]+", "_", name),
         "nodes": launcher.nodes,
         "ntasks_per_node": max(sizes),
         "cpus_per_task": launcher.threads,
-        "time": launcher.minutes * (1 if elements is None else elements.attempts),
+        "time": launcher.minutes * (1 if array is None else array.attempts),
         "partition": config.partition,
         "account": launcher.account or config.cluster.account,
         "qos": launcher.qos,
@@ -90,7 +89,7 @@ def script(
         "use_srun": False,
         "setup": launch_file.job_setup(config, argv, run),
         "additional_parameters": {
-            **_together(config.cluster.options, _array(elements)),
+            **_merged(config.cluster.options, _array_options(array)),
             "ntasks": num_ranks,
             "requeue": True,
             "signal": f"B:USR2@{launcher.signal_s}",
@@ -102,25 +101,23 @@ def script(
     return _make_sbatch_string(command=supervisor, folder="/dev", **parameters)
 
 
-def _array(elements: Elements | None) -> dict[str, str]:
-    """Returns the options that make a job an array."""
-    if elements is None:
+def _array_options(array: ArrayShape | None) -> dict[str, str]:
+    if array is None:
         return {}
-    limit = "" if elements.limit is None else f"%{elements.limit}"
-    exclude = {"exclude": ",".join(elements.exclude)} if elements.exclude else {}
-    return {"array": f"0-{elements.count - 1}{limit}", **exclude}
+    limit = "" if array.limit is None else f"%{array.limit}"
+    exclude = {"exclude": ",".join(array.exclude)} if array.exclude else {}
+    return {"array": f"0-{array.count - 1}{limit}", **exclude}
 
 
-def _together(site: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the options of a site and ours; where both have one that is a list, all its entries.
+def _merged(site: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the options of a site and ours; of a list that both have, all entries.
 
-    >>> _together({"exclude": "n1,n2", "mem": 0}, {"exclude": "n2,n3"})
+    >>> _merged({"exclude": "n1,n2", "mem": 0}, {"exclude": "n2,n3"})
     {'exclude': 'n1,n2,n3', 'mem': 0}
     """
-    found = {**site, **ours}
-    for key in site.keys() & ours.keys():
-        found[key] = _joined(str(site[key]), ours[key])
-    return found
+    return {**site, **ours} | {
+        key: _joined(str(site[key]), ours[key]) for key in site.keys() & ours.keys()
+    }
 
 
 def _joined(*lists: str) -> str:
@@ -134,14 +131,13 @@ def _joined(*lists: str) -> str:
 
 
 def after(config: RunConfig, *others: str | None) -> list[str]:
-    """Returns sbatch's option that makes a job wait, for all that it has to wait for.
+    """Returns sbatch's ``--dependency`` for all that a job has to wait for, as a list of words.
 
-    What stands on the command line hides that line of the script, so what the site wants is said
-    again.
+    An option on the command line hides that line of the script, so it repeats the site's.
 
     Args:
         config: whose ``cluster.options`` may have a ``dependency``.
-        others: what else it waits for, as sbatch's ``--dependency`` has it; None: nothing.
+        others: what else it waits for, in sbatch's words; None: nothing.
     """
     wanted = [text for text in others if text]
     site = config.cluster.options.get("dependency")
@@ -151,7 +147,7 @@ def after(config: RunConfig, *others: str | None) -> list[str]:
 
 
 def write_script(
-    run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str], step: Step = SUPERVISE
+    run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str], step: BatchStep = SUPERVISE
 ) -> Path:
     """Writes ``job.sbatch`` into a folder and returns its path; the arguments are :func:`script`'s.
 
@@ -183,13 +179,13 @@ def submit(run: Path, attempt: int, options: Sequence[str] = ()) -> str:
 def note_job(
     attempt: Path, job: str, index: int | None, pack: int = 1, launcher: str = "slurm"
 ) -> None:
-    """Writes ``job.json``: what the scheduler knows an attempt by.
+    """Writes ``job.json``, the number of an attempt's job.
 
     Args:
         attempt: folder of the attempt.
         job: number of the job, or of the array.
-        index: of the array's element, if it is one.
-        pack: how many runs share the element.
+        index: of the array's task, if it is one.
+        pack: how many runs share the job.
         launcher: its name.
     """
     values: dict[str, Any] = {"launcher": launcher, "job": job, "index": index}

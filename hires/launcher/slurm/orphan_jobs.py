@@ -1,8 +1,9 @@
-"""Which runs are jobs though nobody knows it? Those whose submission was not answered in time.
+"""Finds the jobs of runs that have no ``job.json``, because their submission was interrupted.
 
-sbatch may die, or give up waiting, after the controller has taken the job: the attempt then says
-that it failed, or nothing if the command was killed, and has no number. What tells such a job in
-the queue is the script that it runs, which lies in the folder of the run, or of an array.
+sbatch may die, or stop waiting, after the controller has taken the job; the attempt then has an
+``exit.json`` that says it failed, or none if the command was killed. Without the job's number the
+run would be submitted twice. Such a job is found in the queue by the script that it runs, which
+lies in the folder of the run, or of a job array.
 """
 
 from __future__ import annotations
@@ -12,39 +13,72 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hires.core.errors import RunError
-from hires.core.store import file_names
+from hires.core.store import file_names, reading, records, rundir
 from hires.core.store.attempts import latest
 from hires.launcher.interface import job_of
 from hires.launcher.slurm import job_arrays, job_script, scheduler
-
-_Scripts = dict[str, dict[int | None, list[Path]]]
-"""Which runs a script starts, by the element of its array."""
+from hires.launcher.slurm.job_arrays import ArrayEntry
 
 
 def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
-    """Returns the jobs of runs whose latest attempt has none that is known, and was not begun.
+    """Returns the jobs of runs whose latest attempt was not begun and has no ``job.json``.
 
-    Slurm is only asked if there are such runs with a script; no answer means no job.
+    Slurm is only queried if there are such runs with a script; no answer means no job.
 
     Args:
         runs: run folders.
     """
-    doubtful = {run: number for run in runs if (number := _not_begun(run)) is not None}
-    scripts: _Scripts = {}
-    for run in doubtful:
+    waiting = {run: number for run in runs if (number := _not_begun(run)) is not None}
+    # By script, and for arrays by task: the runs that it starts.
+    scripts: dict[str, dict[int | None, list[Path]]] = {}
+    for run in waiting:
         if (run / job_script.SCRIPT).exists():
             scripts[str(run / job_script.SCRIPT)] = {None: [run]}
-    for campaign in {run.parent for run in doubtful}:
-        for script, index, entry in _unanswered(campaign):
-            if doubtful.get(campaign / entry.run) == entry.attempt:
-                told = scripts.setdefault(str(script), {})
-                told.setdefault(index, []).append(campaign / entry.run)
-    found: dict[Path, str] = {}
+    for campaign in {run.parent for run in waiting}:
+        for script, index, entry in _arrays_without_job(campaign):
+            if waiting.get(campaign / entry.run) == entry.attempt:
+                tasks = scripts.setdefault(str(script), {})
+                tasks.setdefault(index, []).append(campaign / entry.run)
+    jobs: dict[Path, str] = {}
     for name, script_text in scheduler.scripts_of_all() if scripts else ():
-        index = job_of(name)["index"]
-        for run in scripts.get(script_text, {}).get(index, []):
-            found.setdefault(run, name)
-    return found
+        for run in scripts.get(script_text, {}).get(job_of(name)["index"], []):
+            jobs.setdefault(run, name)
+    return jobs
+
+
+def repair(campaign: Path) -> Iterator[str]:
+    """Writes ``job.json`` of attempts whose array has one, if its submission was interrupted.
+
+    What is damaged is left as it is.
+
+    Args:
+        campaign: folder of the campaign.
+
+    Yields:
+        What could not be read, in words.
+
+    Raises:
+        RunError: an attempt cannot be written to.
+    """
+    for path in _lists(campaign):
+        array = reading.read_json(path.with_name(file_names.JOB), [])
+        if not array:
+            continue
+        try:
+            job, tasks = str(array["job"]), job_arrays.read_all(path)
+        except KeyError:
+            yield f"{path.with_name(file_names.JOB)} is damaged: the job of its runs is not known"
+            continue
+        except RunError as error:
+            yield str(error)
+            continue
+        for index, entries in enumerate(tasks):
+            for entry in entries:
+                folder = records.attempt_dir(campaign / entry.run, entry.attempt)
+                known = (folder / file_names.JOB).exists() or (folder / file_names.EXIT).exists()
+                same = entry.id is not None and rundir.id_of(folder) == entry.id
+                if same and not known:
+                    job_script.note_job(folder, job, index, len(entries))
 
 
 def _not_begun(run: Path) -> int | None:
@@ -55,11 +89,15 @@ def _not_begun(run: Path) -> int | None:
     return last.number
 
 
-def _unanswered(campaign: Path) -> Iterator[tuple[Path, int, job_arrays.Entry]]:
-    """Yields script, element and run of all arrays of a campaign whose number is not known."""
-    for path in sorted((campaign / job_arrays.FOLDER).glob(f"*/{job_arrays.LIST}")):
-        if path.with_name(file_names.JOB).exists():
-            continue
-        with contextlib.suppress(RunError):  # a damaged list is told about elsewhere
-            for index, entries in enumerate(job_arrays.read_all(path)):
-                yield from ((path.with_name(job_script.SCRIPT), index, entry) for entry in entries)
+def _arrays_without_job(campaign: Path) -> Iterator[tuple[Path, int, ArrayEntry]]:
+    """Yields script, task and run of all arrays of a campaign whose number is not known."""
+    for path in _lists(campaign):
+        if not path.with_name(file_names.JOB).exists():
+            with contextlib.suppress(RunError):  # repair() reports a damaged list
+                for index, entries in enumerate(job_arrays.read_all(path)):
+                    for entry in entries:
+                        yield path.with_name(job_script.SCRIPT), index, entry
+
+
+def _lists(campaign: Path) -> list[Path]:
+    return sorted((campaign / job_arrays.FOLDER).glob(f"*/{job_arrays.LIST}"))

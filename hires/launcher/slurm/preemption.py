@@ -1,7 +1,8 @@
-"""Why did Slurm end a job that its user did not cancel?
+"""Finds out why Slurm ends a job early: its time limit, a preemption, or a node that went down.
 
-Not every cluster tells a job by SIGUSR2 that it must make way: many end it by plain SIGTERM, as
-``scancel`` does. What Slurm says about the job and its nodes at that moment tells these apart.
+Clusters differ. Some send SIGUSR2 some time before, as ``--signal`` asks; many end a job by plain
+SIGTERM, as ``scancel`` does too, and kill it soon afterwards. The fields that Slurm shows of the
+job and its nodes at that moment tell a preemption from a user's ``scancel``.
 """
 
 from __future__ import annotations
@@ -16,38 +17,57 @@ from hires.launcher.slurm import allocation
 from hires.launcher.slurm.allocation import Allocation
 
 PATIENCE_S = 3.0
-"""How long Slurm may take to answer: soon after SIGTERM it sends SIGKILL."""
+"""How long Slurm may take to answer after SIGTERM: soon it sends SIGKILL."""
+_EARLY_S = 75
+"""Slurm may send a signal by as much earlier than ``--signal`` says."""
+_END_S = 5
+"""Kept for the supervisor's own end."""
 _GONE_NODE = ("DOWN", "FAIL", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN")
 _NOTHING = ("", "None", "Unknown", "N/A")
 
 
-def why(job: Allocation, environ: Mapping[str, str] | None = None) -> Preemption | None:
-    """Returns why Slurm ends this job; None if it does not say that anybody but its user does.
+def after_sigusr2(job: str, signal_s: int) -> Preemption:
+    """Returns why Slurm sent SIGUSR2 to this job: the time limit is near, or it is preempted.
+
+    Args:
+        job: its name.
+        signal_s: ``launcher.signal_s``.
+    """
+    left_s = _seconds_left(job)
+    if left_s is not None and left_s <= signal_s + _EARLY_S:
+        reason, cause, most_s = "timeout", f"the time limit of job {job} came near", left_s
+    else:
+        reason, cause, most_s = "preempted", f"job {job} made way for others (SIGUSR2)", signal_s
+    return Preemption(reason, cause, patience_s=max(most_s - _END_S, _END_S))
+
+
+def after_sigterm(job: Allocation, environ: Mapping[str, str] | None = None) -> Preemption | None:
+    """Returns why Slurm ends this job; None if it shows no other reason than a user's scancel.
 
     Args:
         job: the job that this process is part of.
-        environ: its environment, which tells how often it was started before.
+        environ: its environment, which holds how often it was started before.
     """
     environ = os.environ if environ is None else environ
     try:
-        told = _facts(allocation.ask("scontrol", "show", "job", "-o", job.name, most_s=PATIENCE_S))
+        shown = allocation.ask("scontrol", "show", "job", "-o", job.name, most_s=PATIENCE_S)
     except RunError:
         return None
-    before = int(environ.get("SLURM_RESTART_COUNT") or 0)
-    queued = int(told.get("Restarts", 0)) > before
-    state = told.get("JobState", "")
-    if queued or state in ("NODE_FAIL", "COMPLETING"):
+    facts = _fields(shown)
+    starts = int(environ.get("SLURM_RESTART_COUNT") or 0)
+    requeued = int(facts.get("Restarts", 0)) > starts
+    state = facts.get("JobState", "")
+    if requeued or state in ("NODE_FAIL", "COMPLETING"):
         gone = _gone_nodes(job)
         if gone or state == "NODE_FAIL":
             where = f"{' and '.join(gone)} went down" if gone else "a node went down"
-            return Preemption("node", f"job {job.name} lost its nodes: {where}", requeued=queued)
-    if queued or state == "PREEMPTED" or told.get("PreemptTime", "") not in _NOTHING:
+            return Preemption("node", f"job {job.name} lost its nodes: {where}", requeued=requeued)
+    if requeued or state == "PREEMPTED" or facts.get("PreemptTime", "") not in _NOTHING:
         cause = f"job {job.name} had to make way at once (SIGTERM)"
-        return Preemption("preempted", cause, requeued=queued)
+        return Preemption("preempted", cause, requeued=requeued)
     if state == "TIMEOUT":
-        return Preemption(
-            "timeout", f"the time limit of job {job.name} was reached", requeued=queued
-        )
+        cause = f"the time limit of job {job.name} was reached"
+        return Preemption("timeout", cause, requeued=requeued)
     return None
 
 
@@ -58,14 +78,28 @@ def _gone_nodes(job: Allocation) -> list[str]:
         text = allocation.ask("scontrol", "show", "node", names, "-o", most_s=PATIENCE_S)
     except RunError:
         return []
-    facts = map(_facts, text.splitlines())
     return [
         one["NodeName"]
-        for one in facts
+        for one in map(_fields, text.splitlines())
         if "NodeName" in one and any(word in one.get("State", "") for word in _GONE_NODE)
     ]
 
 
-def _facts(text: str) -> dict[str, str]:
-    """Returns the fields of a line of scontrol."""
+def _fields(text: str) -> dict[str, str]:
     return dict(re.findall(r"(\w+)=(\S*)", text))
+
+
+def _seconds_left(job: str) -> int | None:
+    """Returns how long a job may still run; None if there is no limit, or Slurm does not answer."""
+    try:
+        text = allocation.ask("squeue", "--noheader", f"--jobs={job}", "--format=%L").strip()
+    except RunError:
+        return None
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(?:(\d+):)?(\d+)", text)
+    if found is None:  # UNLIMITED, INVALID
+        return None
+    days, *clock = (int(part or 0) for part in found.groups())
+    hours, minutes, seconds = clock
+    if found[2] and not found[3]:  # MM:SS: the first of the two is minutes
+        hours, minutes = 0, hours
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

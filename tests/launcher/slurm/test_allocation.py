@@ -9,10 +9,10 @@ import pytest
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.launcher.slurm import allocation
-from hires.launcher.slurm.allocation import Allocation, Node
+from hires.launcher.slurm import allocation, preemption
+from hires.launcher.slurm.allocation import Allocation, JobNode
 
-HERE = (Node("n1", "a", "10.0.0.1"), Node("n2", "b", "10.0.0.2"))
+HERE = (JobNode("n1", "a", "10.0.0.1"), JobNode("n2", "b", "10.0.0.2"))
 
 
 def places(nodes=HERE, num_ranks=5, job="42", **keys):
@@ -61,7 +61,7 @@ def test_packed_runs_do_not_meet_at_the_port_of_their_job(routed):
 
 
 def test_nodes_of_one_machine_meet_on_it():
-    found = places((Node("n1", "a", "127.0.0.1"), Node("n2", "a", "127.0.0.1")))
+    found = places((JobNode("n1", "a", "127.0.0.1"), JobNode("n2", "a", "127.0.0.1")))
     assert found.address == "127.0.0.1"
 
 
@@ -90,7 +90,9 @@ def test_nodes_are_read_from_slurm(monkeypatch):
     lines = "NodeName=n1 Arch=x NodeAddr=10.0.0.1 NodeHostName=a OS=Linux 6 #1\nNodeName=n2 Arch=x"
     monkeypatch.setattr(allocation, "ask", lambda *command: f"{lines}\n")
     environ = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]"}
-    assert allocation.current(environ) == Allocation("9", None, (HERE[0], Node("n2", "n2", "n2")))
+    assert allocation.current(environ) == Allocation(
+        "9", None, (HERE[0], JobNode("n2", "n2", "n2"))
+    )
     environ |= {"SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}
     assert allocation.current(environ).array == ("8", 3)
 
@@ -113,7 +115,7 @@ def test_process_outside_of_a_job_is_told_so():
 )
 def test_little_time_left_means_a_time_limit(monkeypatch, left, reason, patience_s):
     monkeypatch.setattr(allocation, "ask", lambda *command: f"{left}\n")
-    making = allocation.why_make_way("5", 120)
+    making = preemption.after_sigusr2("5", 120)
     assert (making.reason, making.patience_s) == (reason, patience_s)
 
 

@@ -19,11 +19,11 @@ from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.launcher.interface import FrozenRun, SubmitOptions
 from hires.launcher.slurm import job_arrays, job_script
-from hires.launcher.slurm.allocation import Allocation, Node
-from hires.launcher.slurm.array_task import is_open
+from hires.launcher.slurm.allocation import Allocation, JobNode
+from hires.launcher.slurm.job_attempts import is_open
 
 ROOT = Path(__file__).parents[3]
-JOB = Allocation("8", ("7", 0), (Node("n1", "a", "127.0.0.1"),))
+JOB = Allocation("8", ("7", 0), (JobNode("n1", "a", "127.0.0.1"),))
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -206,7 +206,7 @@ def test_supervisor_that_is_killed_leaves_a_failed_run_and_no_node_is_blamed(sub
     assert (code, sorted(ends(runs))) == (1, [["done"], ["launch"]]), out
     [killed] = [run for run in runs if ends([run]) == [["launch"]]]
     cause = json.loads((killed / "a0" / "exit.json").read_text())["cause"]
-    assert cause == "its supervisor was killed by SIGKILL, and left no word"
+    assert cause == "its supervisor was killed by SIGKILL, and left no exit.json"
     assert not (cluster / "words").exists()
 
 

@@ -19,10 +19,11 @@ from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.launcher.local import local_launcher
 from hires.launcher.slurm import allocation, batch, job_script
-from hires.launcher.slurm.allocation import Allocation, Node
+from hires.launcher.slurm.allocation import Allocation, JobNode
+from hires.launcher.status import process_id
 from hires.launcher.status.state import OLD_S
 
-JOB = Allocation("7", None, (Node("n1", "a", "127.0.0.1"),))
+JOB = Allocation("7", None, (JobNode("n1", "a", "127.0.0.1"),))
 
 
 @pytest.fixture

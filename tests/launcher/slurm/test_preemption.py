@@ -16,11 +16,11 @@ from hires.core.store.attempts import Attempt
 from hires.launcher import interface
 from hires.launcher.interface import JobStatus
 from hires.launcher.ranks.places import Preemption, here
-from hires.launcher.slurm import batch, job_script, preemption
-from hires.launcher.slurm.allocation import Allocation, Node
+from hires.launcher.slurm import job_attempts, job_script, preemption
+from hires.launcher.slurm.allocation import Allocation, JobNode
 from tests.launcher.conftest import alive, rank_pids
 
-NODES = (Node("n1", "h1", "h1"), Node("n2", "h2", "h2"))
+NODES = (JobNode("n1", "h1", "h1"), JobNode("n2", "h2", "h2"))
 JOB = Allocation("7", None, NODES)
 FRESH = {"SLURM_RESTART_COUNT": ""}
 
@@ -64,7 +64,7 @@ DOWN = ("NodeName=n1 State=MIXED", "NodeName=n2 State=DOWN*+NOT_RESPONDING Reaso
 )
 def test_what_slurm_says_tells_who_ended_the_job(scontrol, job, nodes, reason, queued):
     scontrol(f"JobId=7 {job}", *nodes)
-    found = preemption.why(JOB, FRESH)
+    found = preemption.after_sigterm(JOB, FRESH)
     assert (found and found.reason) == reason
     assert (found is not None and found.requeued) == queued
     if reason == "node" and nodes is DOWN:
@@ -73,13 +73,13 @@ def test_what_slurm_says_tells_who_ended_the_job(scontrol, job, nodes, reason, q
 
 def test_earlier_starts_of_the_same_job_are_no_sign(scontrol):
     scontrol("JobId=7 JobState=RUNNING Restarts=2 PreemptTime=None", *UP)
-    assert preemption.why(JOB, {"SLURM_RESTART_COUNT": "2"}) is None
-    assert preemption.why(JOB, {"SLURM_RESTART_COUNT": "1"}) is not None
+    assert preemption.after_sigterm(JOB, {"SLURM_RESTART_COUNT": "2"}) is None
+    assert preemption.after_sigterm(JOB, {"SLURM_RESTART_COUNT": "1"}) is not None
 
 
 def test_slurm_that_does_not_answer_leaves_the_run_cancelled(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert preemption.why(JOB, FRESH) is None
+    assert preemption.after_sigterm(JOB, FRESH) is None
 
 
 MAKING = Preemption("preempted", "job 7 had to make way", "it is queued again")
@@ -155,10 +155,10 @@ def test_silent_attempt_is_ended_by_the_next_start_of_its_job(fake_world, monkey
     job_script.note_job(run.attempt_dir, "7", None)
     records.event(run, 0, "launch_started", pid=1, host="n1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert batch.number_of(run.path, JOB, 0) == 1
+    assert job_attempts.take_attempt(run.path, JOB, 0) == 1
     left = json.loads((run.attempt_dir / "exit.json").read_text())
     assert (left["state"], left["reason"]) == ("failed", "node")
-    assert "left no word" in left["cause"]
+    assert "left no exit.json" in left["cause"]
     assert Attempt.at(run.path / "a1").job_name == "7"
 
 
@@ -168,5 +168,5 @@ def test_attempt_of_another_job_is_not_ended(fake_world, monkeypatch):
     records.event(run, 0, "launch_started", pid=1, host="n1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     monkeypatch.setattr(interface, "job_states", lambda _: {"6": JobStatus(interface.GONE)})
-    assert batch.number_of(run.path, JOB, 0) == 1
+    assert job_attempts.take_attempt(run.path, JOB, 0) == 1
     assert not (run.attempt_dir / "exit.json").exists()
