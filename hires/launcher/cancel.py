@@ -1,7 +1,11 @@
-"""How is a run stopped that somebody else started? Its launcher is asked, or its scheduler.
+"""Cancels runs that another command started: their job, or the process that launched them.
 
-The launcher's process is the one that the attempt wrote down, on this machine: it stops the ranks
-and leaves ``exit.json``, as after Ctrl-C. Nobody else is ever signalled.
+    a job of its own                 request file, scheduler's cancel; a waiting attempt is closed
+    a job shared with other runs     request file only, which the supervisor of the job reads
+    a process of this machine        SIGTERM, as after Ctrl-C; it writes exit.json
+    a process of another machine     refused: only there can it be identified
+
+The process is the one that the attempt names, which must still be the same; no other is signalled.
 """
 
 from __future__ import annotations
@@ -20,13 +24,14 @@ from hires.core.store import file_names
 from hires.core.store.attempts import Attempt, latest
 from hires.core.store.file_names import attempt_dir
 from hires.core.store.files import write_atomically
-from hires.launcher.interface import Job, cancel_jobs, job_name
+from hires.launcher.interface import Job, cancel_jobs
+from hires.launcher.status import process_id
 from hires.launcher.status.run_state import PENDING, RUNNING, RunState
 from hires.launcher.status.state import goes_on
 from hires.launcher.supervision.exit_record import leave_cancelled
 
 WAIT_S = 15.0
-"""How long a launcher may take to stop its ranks and say so."""
+"""How long a launcher may take to stop its ranks and write its end."""
 _POLL_S = 0.05
 
 
@@ -36,147 +41,119 @@ def cancel_all(
     """Stops runs; yields each with what was done about it, in words, and whether that worked.
 
     Args:
-        states: how the runs are doing.
-        cancel_jobs: cancels a scheduler's jobs.
+        states: of the runs.
+        cancel_jobs: cancels jobs of schedulers.
     """
-    live = [state for state in states if _is_live(state)]
-    jobs = {id(state): _job(state) for state in live}
-    whole = _whole_jobs(live, jobs)
-    asked = [_folder(s) for s in live if (job := jobs[id(s)]) and job_name(job) in whole]
+    attempts = {id(state): attempt for state in states if (attempt := _live_attempt(state))}
+    whole = _whole_jobs(list(attempts.values()))
+    requests = [a.folder / file_names.CANCEL for a in attempts.values() if a.job_name in whole]
+    why = None
     try:
-        for folder in asked:  # first: an attempt that begins just now must not seem to have failed
-            write_atomically(folder / file_names.CANCEL, "")
+        for path in requests:  # first: an attempt that begins just now must not seem to have failed
+            write_atomically(path, "")
         if whole:
             cancel_jobs(list(whole.values()))
-        why = None
     except RunError as error:
         why = str(error)
-        for folder in asked:
+        for path in requests:
             with contextlib.suppress(OSError):
-                (folder / file_names.CANCEL).unlink()
+                path.unlink()
     for state in states:
-        job = jobs.get(id(state))
+        attempt = attempts.get(id(state))
+        waits = state.state == PENDING
         try:
-            if job is None:
-                yield state, _cancel_here(state), True
-            elif job_name(job) not in whole:
-                yield state, _ask(state, job), True
+            if attempt is None:
+                yield state, f"is {state.state}; there is nothing to cancel", True
+            elif attempt.job_name is None:
+                yield state, _stop_process(attempt), True
+            elif attempt.job_name not in whole:
+                yield state, _request(attempt, waits), True
             elif why is not None:
                 yield state, why, False
             else:
-                yield state, _cancelled(state, job), True
+                cause = f"job {attempt.job_name} was cancelled"
+                if waits:  # no supervisor will write its end
+                    leave_cancelled(attempt.run, attempt.number, f"{cause} while it waited")
+                yield state, cause, True
         except RunError as error:
             yield state, str(error), False
 
 
-def _is_live(state: RunState) -> bool:
-    """Whether a run waits or runs, and was begun."""
-    known = state.path is not None and state.attempt is not None
-    return known and state.state in (PENDING, RUNNING)
+def _live_attempt(state: RunState) -> Attempt | None:
+    """Returns the attempt of a run that waits or runs, if it was begun."""
+    if state.path is None or state.attempt is None or state.state not in (PENDING, RUNNING):
+        return None
+    return Attempt(state.path, state.attempt)
 
 
-def _folder(state: RunState) -> Path:
-    """Returns the folder of the attempt that is under way."""
-    assert state.path is not None
-    assert state.attempt is not None
-    return attempt_dir(state.path, state.attempt)
-
-
-def _job(state: RunState) -> Job | None:
-    """Returns the job of a run, if it has one."""
-    return Attempt.at(_folder(state)).job or None
-
-
-def _whole_jobs(states: Sequence[RunState], jobs: dict[int, Job | None]) -> dict[str, Job]:
-    """Returns the jobs, by name, that serve no other run which is under way."""
+def _whole_jobs(attempts: Sequence[Attempt]) -> dict[str, Job]:
+    """Returns the jobs, by name, that no other run which is under way shares."""
     runs: dict[str, list[Path]] = {}
-    found: dict[str, Job] = {}
-    for state in states:
-        job = jobs[id(state)]
-        if job is not None and state.path is not None:
-            found[job_name(job)] = job
-            runs.setdefault(job_name(job), []).append(state.path)
+    jobs: dict[str, Job] = {}
+    for attempt in attempts:
+        if attempt.job_name is not None:
+            jobs[attempt.job_name] = attempt.job
+            runs.setdefault(attempt.job_name, []).append(attempt.run)
     return {
         name: job
-        for name, job in found.items()
+        for name, job in jobs.items()
         if len(runs[name]) >= (job.get("pack") or 1)
-        or all(path in runs[name] for path in _mates(runs[name][0], job))
+        or all(path in runs[name] for path in _sharing(runs[name][0].parent, name))
     }
 
 
-def _mates(run: Path, job: Job) -> Iterator[Path]:
-    """Yields the runs of a campaign that share a job, and run in it, wait for it or go on in it."""
-    for folder in run.parent.iterdir():
+def _sharing(campaign: Path, job: str) -> Iterator[Path]:
+    """Yields the runs of a campaign that run in a job, wait for it or go on in it."""
+    for folder in campaign.iterdir():
         last = latest(folder)
-        if last is not None and last.job_name == job_name(job) and goes_on(last):
+        if last is not None and last.job_name == job and goes_on(last):
             yield folder
 
 
-def _cancelled(state: RunState, job: Job) -> str:
-    """Returns what to say of a run whose job was cancelled, and writes its end if nobody will."""
-    name = job_name(job)
-    if state.state == PENDING:
-        _leave_cancelled(state, f"job {name} was cancelled while it waited")
-    return f"job {name} was cancelled"
+def _request(attempt: Attempt, waits: bool) -> str:
+    """Requests that a run ends whose job others share; returns that in words."""
+    write_atomically(attempt.folder / file_names.CANCEL, "")
+    others = f"the other runs of job {attempt.job_name} go on"
+    if waits:
+        cause = f"cancelled while it waited for its turn in job {attempt.job_name}"
+        leave_cancelled(attempt.run, attempt.number, cause)
+        return f"will not be begun; {others}"
+    return f"was told to end; {others}"
 
 
-def _ask(state: RunState, job: Job) -> str:
-    """Tells one of several runs that share a job to end; returns that in words."""
-    folder, name = _folder(state), job_name(job)
-    write_atomically(folder / file_names.CANCEL, "")
-    if state.state == PENDING:
-        _leave_cancelled(state, f"cancelled while it waited for its turn in job {name}")
-        return f"will not be begun; the other runs of job {name} go on"
-    return f"was told to end; the other runs of job {name} go on"
-
-
-def _cancel_here(state: RunState) -> str:
-    """Stops a run that is no job; returns what was done about it.
+def _stop_process(attempt: Attempt) -> str:
+    """Stops the launcher of an attempt and waits until it has written its end.
 
     Raises:
-        RunError: it runs and cannot be stopped from here.
+        RunError: it cannot be stopped from here.
     """
-    if not _is_live(state):
-        return f"is {state.state}; there is nothing to cancel"
-    launched = Attempt.at(_folder(state)).launched
+    launched = attempt.launched
     if not launched:
         return "was not started yet; there is nothing to cancel"
-    return _stop(launched, _folder(state))
-
-
-def _leave_cancelled(state: RunState, cause: str) -> None:
-    """Writes the end of a run that waits, as nobody else will."""
-    assert state.path is not None
-    assert state.attempt is not None
-    leave_cancelled(state.path, state.attempt, cause)
-
-
-def _stop(launched: dict[str, Any], folder: Path) -> str:
-    """Stops the launcher of an attempt and waits until it has said so."""
     pid, host = launched.get("pid"), launched.get("host")
     if not _signal(launched):
         if process_id.lives(launched) is None:
             raise RunError(
-                f"{folder.parent.name} runs as process {pid} on {host}, which cannot be seen from "
+                f"{attempt.run.name} runs as process {pid} on {host}, which cannot be seen from "
                 f"here; use `hires cancel` there"
             )
         return f"its process {pid} is gone already"
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        end = Attempt.at(folder).exit
+        end = Attempt(attempt.run, attempt.number).exit
         if end:
             return f"is {end.get('state')}: {end.get('cause')}"
         time.sleep(_POLL_S)
-    return f"process {pid} was told to stop, and has not said so within {WAIT_S:g} s"
+    return f"process {pid} was told to stop, and has not ended within {WAIT_S:g} s"
 
 
 def _signal(launched: dict[str, Any]) -> bool:
-    """Sends SIGTERM to a launcher; returns whether it is surely that process."""
+    """Sends SIGTERM to a launcher; returns whether it certainly is that process."""
     pid = launched.get("pid")
     if not isinstance(pid, int) or not process_id.is_here(launched):
         return False
     with contextlib.suppress(ProcessLookupError):
-        handle = os.pidfd_open(pid)  # from here on the number cannot come to mean another one
+        handle = os.pidfd_open(pid)  # from here on the number cannot mean another process
         try:
             if process_id.lives(launched):
                 signal.pidfd_send_signal(handle, signal.SIGTERM)

@@ -16,6 +16,7 @@ To add one: a module in :mod:`hires.launcher.kinds` with a registered subclass o
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,8 +27,8 @@ from typing import Any, ClassVar, NamedTuple
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, ConfigError, HiresError, RunError
 from hires.core.registry import Registry
-from hires.core.store import file_names, rundir
-from hires.core.store.file_names import StrPath
+from hires.core.store import file_names, provenance, rundir
+from hires.core.store.files import StrPath, write_atomically
 from hires.core.store.rundir import RunDir
 from hires.launcher.status.run_state import RunState
 
@@ -318,10 +319,28 @@ def job_of(name: str, launcher: str = "slurm") -> Job:
     return {"launcher": launcher, "job": job, "index": int(index) if index else None}
 
 
+def note_job(
+    attempt: Path, job: str, index: int | None = None, pack: int = 1, launcher: str = "slurm"
+) -> None:
+    """Writes ``job.json``, the number of an attempt's job.
+
+    Args:
+        attempt: folder of the attempt.
+        job: number of the job, or of the array.
+        index: of the array's task, if it is one.
+        pack: how many runs share the job.
+        launcher: its name.
+    """
+    values: Job = {"launcher": launcher, "job": job, "index": index}
+    values |= {"submitted": provenance.now()} | ({"pack": pack} if pack > 1 else {})
+    write_atomically(attempt / file_names.JOB, json.dumps(values) + "\n")
+
+
 def job_states(jobs: Iterable[Job]) -> dict[str, JobStatus]:
     """Returns the state of each job, by its name; each launcher is queried once."""
     states: dict[str, JobStatus] = {}
     for name, own in _by_launcher(jobs).items():
+        states |= {job_name(job): JobStatus(UNKNOWN, f"{name} does not say") for job in own}
         try:
             states |= launcher_named(name).job_states(own)
         except ConfigError as error:  # a launcher that is not installed here

@@ -29,9 +29,9 @@ from hires.launcher.interface import (
     Outcome,
     launcher_named,
     launcher_of,
+    note_job,
 )
 from hires.launcher.job_wait import JobWait
-from hires.launcher.slurm.job_script import note_job
 from tests.cli.conftest import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]

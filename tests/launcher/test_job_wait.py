@@ -11,9 +11,8 @@ import pytest
 from hires.core.errors import RunError
 from hires.core.store import attempts, file_names, records
 from hires.launcher import job_wait
-from hires.launcher.interface import launcher_named
+from hires.launcher.interface import launcher_named, note_job
 from hires.launcher.job_wait import JobWait
-from hires.launcher.slurm import job_script
 from hires.launcher.status import running_elsewhere
 
 FORGOTTEN = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
@@ -53,7 +52,7 @@ def squeue(tmp_path, monkeypatch):
 def run(fake_world):
     """A run whose first attempt is job 7."""
     made = fake_world("ok", "ok")
-    job_script.note_job(made.attempt_dir, "7", None)
+    note_job(made.attempt_dir, "7", None)
     return made
 
 
@@ -84,7 +83,7 @@ def test_job_that_starts_again_is_followed_into_its_next_attempt(run, squeue, re
     lines: list[dict[str, object]] = []
 
     def go_on() -> None:
-        job_script.note_job(file_names.attempt_dir(run, attempts.next_attempt(run)), "7", None)
+        note_job(records.attempt_dir(run, rundir.next_attempt(run)), "7", None)
         records.append(Path(run) / "a1" / "metrics.jsonl", {"kind": "begin"})
         end(run, 1, "done")
 

@@ -66,4 +66,4 @@ def test_end_that_only_the_accounts_know_is_found(runs, monkeypatch):
         told = json.loads(runs.hires("status", "--json")[0])["runs"]
     assert sorted(state["state"] for state in told) == ["cancelled", "done"]
     [cancelled] = [state for state in told if state["state"] == "cancelled"]
-    assert cancelled["cause"] == f"job {job} ended with CANCELLED, and left no word"
+    assert cancelled["cause"] == f"job {job} ended with CANCELLED, and left no exit.json"

@@ -16,6 +16,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import launch_file
 from hires.core.store.attempts import Attempt
+from hires.launcher.interface import note_job
 from hires.launcher.slurm import job_script, sbatch
 
 ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r#SBATCH --x \"&"
@@ -248,7 +249,7 @@ def test_answer_without_a_job_is_shown(tmp_path, path):
 def test_nodes_that_the_site_excludes_stay_excluded_when_others_are(tmp_path):
     cluster = ClusterConfig(options={"exclude": "n[1-2],n3"})
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
-    step = job_script.BatchStep(elements=job_script.ArrayShape(2, exclude=("n3", "n4")))
+    step = job_script.BatchStep(array=job_script.ArrayShape(2, exclude=("n3", "n4")))
     assert options(job_script.script(tmp_path, config, 1, [], step))["exclude"] == "n[1-2],n3,n4"
 
 
@@ -320,6 +321,6 @@ def test_machine_without_slurm_is_told_so(tmp_path, monkeypatch):
 
 
 def test_element_of_an_array_is_named_as_slurm_does(tmp_path):
-    job_script.note_job(tmp_path, "12", 4)
+    note_job(tmp_path, "12", 4)
     assert Attempt.at(tmp_path).job_name == "12_4"
     assert Attempt.at(tmp_path / "none").job_name is None

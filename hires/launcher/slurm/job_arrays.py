@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, records, rundir
 from hires.core.store.files import cannot_write, make_folder, write_atomically
-from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, job_name
+from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, job_name, note_job
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.slurm import allocation, job_script, sbatch
 
@@ -183,8 +183,8 @@ def _submit(array: JobArray, options: SubmitOptions, before: str | None) -> list
         return submitted + [Submitted(path, None, str(error)) for path in attempts]
     for index, some in enumerate(tasks):
         for run in some:
-            folder = file_names.attempt_dir(run.path, attempts[run.path])
-            job_script.note_job(folder, job, index, len(some))
+            folder = records.attempt_dir(run.path, attempts[run.path])
+            note_job(folder, job, index, len(some))
             submitted.append(Submitted(run.path, job_name({"job": job, "index": index}), None))
     return submitted
 
@@ -211,7 +211,7 @@ def _sbatch(
     script = job_script.write_script(folder, largest.config, largest.ranks, options.argv, step)
     words = job_script.after(largest.config, options.after, before and f"afterany:{before}")
     job = sbatch.submit(script, words)
-    job_script.note_job(folder, job, None)
+    note_job(folder, job, None)
     return job
 
 

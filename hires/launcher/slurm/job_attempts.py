@@ -12,9 +12,8 @@ from pathlib import Path
 
 from hires.core.store import records, rundir
 from hires.core.store.attempts import Attempt
-from hires.launcher.interface import RESTARTED
+from hires.launcher.interface import RESTARTED, note_job
 from hires.launcher.local.local_launcher import leave
-from hires.launcher.slurm import job_script
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.status import running_elsewhere
 
@@ -103,7 +102,7 @@ def take_attempt(path: Path, job: Allocation, submitted: int | None, pack: int =
         number = rundir.next_attempt(path) if fresh is None else fresh
         if Attempt(path, number).job_name != job.name:
             own, index = job.array or (job.job, None)
-            job_script.note_job(records.attempt_dir(path, number), own, index, pack)
+            note_job(records.attempt_dir(path, number), own, index, pack)
     return number
 
 

@@ -9,7 +9,6 @@ run folder.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -20,8 +19,10 @@ from typing import Any
 
 from hires.core.config.cluster_config import spread
 from hires.core.config.run_config import RunConfig
-from hires.core.store import file_names, launch_file, provenance
+from hires.core.store import file_names, launch_file
+from hires.core.store.file_names import attempt_dir
 from hires.core.store.files import write_atomically
+from hires.launcher.interface import note_job
 from hires.launcher.slurm import sbatch
 
 SCRIPT = file_names.JOB_SCRIPT
@@ -172,22 +173,5 @@ def submit(run: Path, attempt: int, options: Sequence[str] = ()) -> str:
         RunError: Slurm is not here, or does not answer.
     """
     job = sbatch.submit(run / SCRIPT, options, str(attempt))
-    note_job(run / f"a{attempt}", job, None)
+    note_job(attempt_dir(run, attempt), job)
     return job
-
-
-def note_job(
-    attempt: Path, job: str, index: int | None, pack: int = 1, launcher: str = "slurm"
-) -> None:
-    """Writes ``job.json``, the number of an attempt's job.
-
-    Args:
-        attempt: folder of the attempt.
-        job: number of the job, or of the array.
-        index: of the array's task, if it is one.
-        pack: how many runs share the job.
-        launcher: its name.
-    """
-    values: dict[str, Any] = {"launcher": launcher, "job": job, "index": index}
-    values |= {"submitted": provenance.now()} | ({"pack": pack} if pack > 1 else {})
-    write_atomically(attempt / file_names.JOB, json.dumps(values) + "\n")

@@ -15,7 +15,7 @@ from pathlib import Path
 from hires.core.errors import RunError
 from hires.core.store import file_names, reading, records, rundir
 from hires.core.store.attempts import latest
-from hires.launcher.interface import job_of
+from hires.launcher.interface import job_of, note_job
 from hires.launcher.slurm import job_arrays, job_script, scheduler
 from hires.launcher.slurm.job_arrays import ArrayEntry
 
@@ -78,7 +78,7 @@ def repair(campaign: Path) -> Iterator[str]:
                 known = (folder / file_names.JOB).exists() or (folder / file_names.EXIT).exists()
                 same = entry.id is not None and rundir.id_of(folder) == entry.id
                 if same and not known:
-                    job_script.note_job(folder, job, index, len(entries))
+                    note_job(folder, job, index, len(entries))
 
 
 def _not_begun(run: Path) -> int | None:

@@ -1,9 +1,14 @@
-"""How is a run doing? The answer comes from its files, its process if it is here, and Slurm.
+"""Determines the state of runs from their files, their process if it is here, and their scheduler.
 
-In this order: ``exit.json`` of the latest attempt; what the scheduler says if it has the attempt
-(``job.json``); the process that started the ranks, if it is one of this machine; the heartbeats.
-That a process, a job or a heartbeat is missing is no verdict yet: what looks lost is looked at a
-second time, and a heartbeat must be old by the file system's own clock.
+What is found first counts:
+
+    exit.json of the latest attempt          done, failed, cancelled; pending if its job restarts
+    job.json: the scheduler's answer         pending, running, cancelled, failed, lost
+    the process that started the ranks       running, lost, if it is one of this machine
+    the heartbeats                           running; lost if older than OLD_S
+
+A missing process, job or heartbeat alone never marks a run as lost: it is looked at a second time,
+and heartbeats are compared with the file system's own clock.
 """
 
 from __future__ import annotations
@@ -42,22 +47,21 @@ from hires.launcher.supervision.exit_record import leave_cancelled
 OLD_S = 60.0
 """A heartbeat of this age has stopped: twelve beats."""
 AGAIN_S = 1.0
-"""What looks lost is looked at again after so long: its last words may be on their way."""
+"""What looks lost is looked at again after so long: its exit.json may be on its way."""
 Ask = Callable[[Iterable[Job]], dict[str, JobStatus]]
-"""Asks a scheduler about jobs; the answers are by name."""
+"""Returns the state of jobs, by name."""
 
 
 def states(paths: Sequence[Path], ask: Ask = interface.job_states) -> list[RunState]:
-    """Returns how runs are doing, in the order given.
+    """Returns the states of runs, in the order given.
 
-    That a job was cancelled which left no word is written into its run: Slurm soon forgets it.
+    The end of a job that was cancelled without an exit.json is written: Slurm soon forgets it.
 
     Args:
         paths: run folders.
-        ask: asks the scheduler; it is called only if some attempt is a job.
+        ask: queries the schedulers; it is called only if some attempt is a job.
     """
     found = _look(paths, ask)
-    # Their last words may be on their way; where there was no sign of life for long, none are.
     doubtful = [index for index, state in enumerate(found) if _is_doubtful(state)]
     if doubtful:
         time.sleep(AGAIN_S)
@@ -69,14 +73,13 @@ def states(paths: Sequence[Path], ask: Ask = interface.job_states) -> list[RunSt
 
 
 def state_of(path: Path, ask: Ask = interface.job_states) -> RunState:
-    """Returns how one run is doing."""
+    """Returns the state of one run."""
     return states([path], ask)[0]
 
 
 def _look(paths: Sequence[Path], ask: Ask) -> list[RunState]:
-    """Returns the states as they look now."""
     attempts = [latest(path) for path in paths]
-    jobs = [a.job for a in attempts if a is not None and a.job and _may_live(a)]
+    jobs = [a.job for a in attempts if a is not None and a.job and may_restart(a)]
     answers = ask(jobs) if jobs else {}
     clock, repeats = FileClock(), Repeats()
     found = []
@@ -89,14 +92,14 @@ def _look(paths: Sequence[Path], ask: Ask) -> list[RunState]:
     return found
 
 
+def may_restart(attempt: Attempt) -> bool:
+    """Whether an attempt has not ended, or ended for a reason after which jobs start again."""
+    return not attempt.exit or attempt.exit.get("reason") in RESTARTED
+
+
 def goes_on(attempt: Attempt) -> bool:
     """Whether an attempt has not ended, or its job may start the run again."""
-    return _may_live(attempt) and not _is_used_up(attempt)
-
-
-def _may_live(attempt: Attempt) -> bool:
-    """Whether a scheduler may still have plans with an attempt."""
-    return not attempt.exit or attempt.exit.get("reason") in RESTARTED
+    return may_restart(attempt) and not _is_used_up(attempt)
 
 
 def _is_used_up(attempt: Attempt) -> bool:
@@ -113,15 +116,15 @@ def _is_used_up(attempt: Attempt) -> bool:
 
 
 def _is_doubtful(state: RunState) -> bool:
-    """Whether a run looks lost for the first time, or cancelled without having said so."""
-    if _has_word(state):
+    """Whether a run looks lost for the first time, or cancelled without an ``exit.json``."""
+    if _has_exit(state):
         return False
     if state.state == LOST:
         return state.heartbeat_s is None or state.heartbeat_s <= OLD_S
     return state.state == CANCELLED
 
 
-def _has_word(state: RunState) -> bool:
+def _has_exit(state: RunState) -> bool:
     """Whether a run has no attempt, or its latest one left ``exit.json``."""
     if state.path is None or state.attempt is None:
         return True
@@ -129,12 +132,12 @@ def _has_word(state: RunState) -> bool:
 
 
 def _keep(state: RunState) -> None:
-    """Writes down that a run was cancelled which has not said so itself."""
-    if state.state != CANCELLED or _has_word(state):
+    """Writes the end of a run whose job was cancelled."""
+    if state.state != CANCELLED or _has_exit(state):
         return
     assert state.path is not None
     assert state.attempt is not None
-    with contextlib.suppress(RunError):  # of somebody else's run it is only told
+    with contextlib.suppress(RunError):  # the run of another user is only shown
         leave_cancelled(state.path, state.attempt, str(state.cause))
 
 
@@ -163,7 +166,7 @@ def _judged(
             return replace(state, state=LOST, heartbeat_s=age_s)
         if age_s <= OLD_S:
             return replace(state, cause="its ranks were not started yet")
-        cause = "whoever made the attempt ended before any rank was started"
+        cause = "the launcher exited before it started any rank"
         return replace(state, state=LOST, cause=cause, heartbeat_s=age_s)
     return _as_process(state, attempt, attempt.launched, clock)
 
@@ -182,7 +185,7 @@ def _ended(state: RunState, end: dict[str, Any]) -> RunState:
 def _as_process(
     state: RunState, attempt: Attempt, launched: dict[str, Any], clock: FileClock
 ) -> RunState:
-    """Returns the state of an attempt that a process started, which left no word yet."""
+    """Returns the state of an attempt without ``exit.json`` that a process started."""
     age_s = _age(attempt, clock)
     state = replace(state, state=RUNNING, heartbeat_s=age_s)
     lives = process_id.lives(launched)
@@ -195,7 +198,7 @@ def _as_process(
 
 
 def _as_job(state: RunState, attempt: Attempt, answer: JobStatus, clock: FileClock) -> RunState:
-    """Returns the state of an attempt that is a job of a scheduler and left no word yet."""
+    """Returns the state of an attempt without ``exit.json`` that is a job."""
     began = bool(attempt.launched)
     age_s = _age(attempt, clock)
     beats = began and age_s <= OLD_S
@@ -210,11 +213,11 @@ def _as_job(state: RunState, attempt: Attempt, answer: JobStatus, clock: FileClo
     ended = answer.state == ENDED
     gone = answer.state == GONE and not beats
     if (ended or gone) and attempt.is_cancelled:
-        cause = f"job {state.job} was cancelled, and left no word"
+        cause = f"job {state.job} was cancelled, and left no exit.json"
         return replace(state, state=CANCELLED, cause=cause)
     if ended and answer.reason in ENDS:
         known, reason = ENDS[answer.reason]
-        cause = f"job {state.job} ended with {answer.reason}, and left no word"
+        cause = f"job {state.job} ended with {answer.reason}, and left no exit.json"
         return replace(state, state=known, reason=reason, cause=cause)
     if beats:
         return replace(state, state=RUNNING)
@@ -231,11 +234,9 @@ def _as_job(state: RunState, attempt: Attempt, answer: JobStatus, clock: FileClo
 
 
 def _age(attempt: Attempt, clock: FileClock) -> float:
-    """Returns the seconds since an attempt's last sign of life."""
     return max(0.0, clock.now(attempt.run) - last_sign(attempt.folder))
 
 
 def _silent(age_s: float, host: Any = None) -> str:
-    """Says that a heart has stopped."""
     where = f" (on {host})" if host else ""
     return f"no sign of life{where} for {age_s:.0f} s"

@@ -17,8 +17,8 @@ import pytest
 from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
 from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.attempts import Attempt
-from hires.launcher.interface import FrozenRun, SubmitOptions
-from hires.launcher.slurm import job_arrays, job_script
+from hires.launcher.interface import FrozenRun, SubmitOptions, note_job
+from hires.launcher.slurm import job_arrays
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_attempts import is_open
 
@@ -242,9 +242,9 @@ def test_run_whose_time_limits_are_used_up_is_not_begun_again(submitted, cluster
     [run] = submitted(1, pack=1)
     for attempt in range(2):  # launcher.requeues=1
         assert is_open(run, 0, JOB)
-        number = 0 if attempt == 0 else attempts.next_attempt(run)
-        folder = file_names.attempt_dir(run, number)
-        job_script.note_job(folder, "7", 0)
+        number = 0 if attempt == 0 else rundir.next_attempt(run)
+        folder = records.attempt_dir(run, number)
+        note_job(folder, "7", 0)
         end = {"state": "failed", "reason": "timeout", "cause": "", "exit_codes": {}}
         (folder / "exit.json").write_text(json.dumps(end))
     assert not is_open(run, 0, JOB)
@@ -253,7 +253,7 @@ def test_run_whose_time_limits_are_used_up_is_not_begun_again(submitted, cluster
 
 def test_pack_by_hand_leaves_what_another_job_has_and_is_not_queued_again(submitted, cluster):
     runs = submitted(2, pack=2)
-    job_script.note_job(runs[0] / "a0", "6", 0, 2)
+    note_job(runs[0] / "a0", "6", 0, 2)
     (cluster / "left").write_text("6|0|RUNNING|N/A|None\n")
     code, out = finished(runs[0].parent / "arrays" / "0")
     assert (code, ends(runs)) == (1, [[], ["done"]]), out
@@ -278,7 +278,7 @@ def test_run_that_was_cancelled_while_it_waited_to_go_on_is_not_begun(
     for number in range(2):
         folder = file_names.attempt_dir(runs[1], number)
         folder.mkdir(exist_ok=True)
-        job_script.note_job(folder, "7", 0, 2)
+        note_job(folder, "7", 0, 2)
         (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')
     with start(runs[0].parent / "arrays" / "0", "saver", SLURM_RESTART_COUNT="1") as process:
         wait_for_ranks(runs[:1])

@@ -17,8 +17,9 @@ import pytest
 from hires.core.ranks import process_id
 from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.attempts import Attempt
+from hires.launcher.interface import note_job
 from hires.launcher.local import local_launcher
-from hires.launcher.slurm import allocation, batch, job_script
+from hires.launcher.slurm import allocation, batch
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.status import process_id
 from hires.launcher.status.state import OLD_S
@@ -71,7 +72,7 @@ def ask_to_make_way(run, attempt: int) -> threading.Thread:
 
 def test_submitted_attempt_is_run_and_its_tables_are_made(fake_world, cluster, capfd):
     run = fake_world("ok", "ok")
-    job_script.note_job(run.attempt_dir, "7", None)
+    note_job(run.attempt_dir, "7", None)
     before = (run.attempt_dir / "job.json").read_text()
     assert batch.main([str(run.path), "0"]) == 0
     assert exit_of(run, 0)["state"] == "done"
@@ -86,7 +87,7 @@ def test_submitted_attempt_is_run_and_its_tables_are_made(fake_world, cluster, c
 def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cluster, words):
     run = fake_world("ok")
     if words:
-        job_script.note_job(run.attempt_dir, "7", None)
+        note_job(run.attempt_dir, "7", None)
         records.event(run, 0, "launch_started")
     assert batch.main([str(run.path), *words]) == 0
     assert exit_of(run, 1)["state"] == "done"
@@ -97,7 +98,7 @@ def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cl
 @pytest.mark.parametrize("words", [[], ["0"]])
 def test_job_by_hand_does_not_begin_what_another_job_has(fake_world, cluster, capfd, words, state):
     run = fake_world("ok")
-    job_script.note_job(run.attempt_dir, "6", 3)
+    note_job(run.attempt_dir, "6", 3)
     (cluster / "left").write_text(f"6|3|{state}|N/A|None\n")
     assert batch.main([str(run.path), *words]) == 1
     told = f"is not begun by job 7: job 6_3 has it as attempt a0 ({state.lower()})"
@@ -128,17 +129,15 @@ def test_job_does_not_begin_what_lives_on_another_machine(fake_world, cluster):
 
 def test_first_of_two_waiting_jobs_runs_and_the_second_sees_it(fake_world, cluster):
     run = fake_world("ok")
-    job_script.note_job(run.attempt_dir, "7", None)
-    job_script.note_job(
-        file_names.attempt_dir(run.path, attempts.next_attempt(run.path)), "8", None
-    )
+    note_job(run.attempt_dir, "7", None)
+    note_job(records.attempt_dir(run.path, rundir.next_attempt(run.path)), "8", None)
     (cluster / "left").write_text("8|N/A|PENDING|N/A|None\n")
     assert batch.main([str(run.path), "0"]) == 0
 
 
 def test_job_that_slurm_says_nothing_about_may_still_have_its_run(fake_world, cluster, capfd):
     run = fake_world("ok")
-    job_script.note_job(run.attempt_dir, "6", None)
+    note_job(run.attempt_dir, "6", None)
     (cluster / "squeue").write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
     assert batch.main([str(run.path), "0"]) == 1
     assert "job 6 may have it as attempt a0, and no controller" in capfd.readouterr().out
@@ -167,9 +166,9 @@ def test_complete_run_that_is_made_again_goes_on_when_its_job_starts_again(
     run = fake_world("ok")
     batch.main([str(run.path), "0"])
     monkeypatch.setattr(allocation, "current", lambda: Allocation("8", None, JOB.nodes))
-    again = attempts.next_attempt(run.path)
-    folder = file_names.attempt_dir(run.path, again)
-    job_script.note_job(folder, "8", None)
+    again = rundir.next_attempt(run.path)
+    folder = records.attempt_dir(run.path, again)
+    note_job(folder, "8", None)
     records.event(run.path, again, "launch_started")
     (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")

@@ -14,9 +14,9 @@ import pytest
 from hires.core.store import records
 from hires.core.store.attempts import Attempt
 from hires.launcher import interface
-from hires.launcher.interface import JobStatus
+from hires.launcher.interface import JobStatus, note_job
 from hires.launcher.ranks.places import Preemption, here
-from hires.launcher.slurm import job_attempts, job_script, preemption
+from hires.launcher.slurm import job_attempts, preemption
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from tests.launcher.conftest import alive, rank_pids
 
@@ -152,7 +152,7 @@ def test_attempt_that_somebody_else_has_ended_stops(fake_world, launch):
 
 def test_silent_attempt_is_ended_by_the_next_start_of_its_job(fake_world, monkeypatch):
     run = fake_world("ok")
-    job_script.note_job(run.attempt_dir, "7", None)
+    note_job(run.attempt_dir, "7", None)
     records.event(run, 0, "launch_started", pid=1, host="n1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert job_attempts.take_attempt(run.path, JOB, 0) == 1
@@ -164,7 +164,7 @@ def test_silent_attempt_is_ended_by_the_next_start_of_its_job(fake_world, monkey
 
 def test_attempt_of_another_job_is_not_ended(fake_world, monkeypatch):
     run = fake_world("ok")
-    job_script.note_job(run.attempt_dir, "6", None)
+    note_job(run.attempt_dir, "6", None)
     records.event(run, 0, "launch_started", pid=1, host="n1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     monkeypatch.setattr(interface, "job_states", lambda _: {"6": JobStatus(interface.GONE)})

@@ -215,7 +215,7 @@ def test_cancelled_job_stays_cancelled_when_slurm_has_forgotten_it(run):
     found = state_of(run, says(JobStatus(interface.GONE)))
     assert (found.state, found.cause) == (
         "cancelled",
-        "job 77 ended with CANCELLED, and left no word",
+        "job 77 ended with CANCELLED, and left no exit.json",
     )
 
 
