@@ -22,10 +22,8 @@ from hires.core.errors import RunError
 from hires.core.ranks import process_id
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt, latest
-from hires.core.store.file_names import attempt_dir
 from hires.core.store.files import write_atomically
 from hires.launcher.interface import Job, cancel_jobs
-from hires.launcher.status import process_id
 from hires.launcher.status.run_state import PENDING, RUNNING, RunState
 from hires.launcher.status.state import goes_on
 from hires.launcher.supervision.exit_record import leave_cancelled

@@ -28,7 +28,8 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, ConfigError, HiresError, RunError
 from hires.core.registry import Registry
 from hires.core.store import file_names, provenance, rundir
-from hires.core.store.files import StrPath, write_atomically
+from hires.core.store.file_names import StrPath
+from hires.core.store.files import write_atomically
 from hires.core.store.rundir import RunDir
 from hires.launcher.status.run_state import RunState
 

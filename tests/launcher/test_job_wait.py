@@ -83,7 +83,7 @@ def test_job_that_starts_again_is_followed_into_its_next_attempt(run, squeue, re
     lines: list[dict[str, object]] = []
 
     def go_on() -> None:
-        note_job(records.attempt_dir(run, rundir.next_attempt(run)), "7", None)
+        note_job(file_names.attempt_dir(run, attempts.next_attempt(run)), "7", None)
         records.append(Path(run) / "a1" / "metrics.jsonl", {"kind": "begin"})
         end(run, 1, "done")
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from hires.core import log
 from hires.core.errors import HiresError, RunError
-from hires.core.store import attempts, file_names, provenance, reading, records, rundir
+from hires.core.store import file_names, provenance, reading, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.launcher.interface import RESTARTED, Outcome
 from hires.launcher.local.local_launcher import launch, leave

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, records, rundir
+from hires.core.store import attempts, file_names, rundir
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, job_name, note_job
 from hires.launcher.local.local_launcher import leave
@@ -183,7 +183,7 @@ def _submit(array: JobArray, options: SubmitOptions, before: str | None) -> list
         return submitted + [Submitted(path, None, str(error)) for path in attempts]
     for index, some in enumerate(tasks):
         for run in some:
-            folder = records.attempt_dir(run.path, attempts[run.path])
+            folder = file_names.attempt_dir(run.path, attempts[run.path])
             note_job(folder, job, index, len(some))
             submitted.append(Submitted(run.path, job_name({"job": job, "index": index}), None))
     return submitted
@@ -216,7 +216,7 @@ def _sbatch(
 
 
 def _line_of(run: FrozenRun, attempt: int) -> dict[str, Any]:
-    identity = rundir.id_of(records.attempt_dir(run.path, attempt))
+    identity = attempts.id_of(file_names.attempt_dir(run.path, attempt))
     line = {"run": run.path.name, "attempt": attempt, "id": identity}
     return line | ({"attempts": run.attempts} if run.attempts > 1 else {})
 

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from hires.core.store import records, rundir
+from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.launcher.interface import RESTARTED, note_job
 from hires.launcher.local.local_launcher import leave
@@ -25,7 +25,7 @@ def is_restarted() -> bool:
 
 def attempts_of(path: Path, job: Allocation) -> list[int]:
     """Returns the attempts of a run that are this job's, in order."""
-    numbers = rundir.attempt_numbers(path)
+    numbers = file_names.attempt_numbers(path)
     return [n for n in numbers if Attempt(path, n).job_name == job.name]
 
 
@@ -99,10 +99,10 @@ def take_attempt(path: Path, job: Allocation, submitted: int | None, pack: int =
     with running_elsewhere.alone(path, job.name, fresh):
         if fresh is None:
             _close_silent(path, job)
-        number = rundir.next_attempt(path) if fresh is None else fresh
+        number = attempts.next_attempt(path) if fresh is None else fresh
         if Attempt(path, number).job_name != job.name:
             own, index = job.array or (job.job, None)
-            note_job(records.attempt_dir(path, number), own, index, pack)
+            note_job(file_names.attempt_dir(path, number), own, index, pack)
     return number
 
 
@@ -118,7 +118,7 @@ def _close_silent(path: Path, job: Allocation) -> None:
     Slurm starts a job again unasked only after a node of it went down. (A job that several runs
     share writes the end of a supervisor that was killed at once, so it is none of these.)
     """
-    numbers = rundir.attempt_numbers(path)
+    numbers = file_names.attempt_numbers(path)
     if not is_restarted() or not numbers:
         return
     last = Attempt(path, numbers[-1])

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hires.core.config.cluster_config import spread
 from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, records
+from hires.core.store import records
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import cannot_write
 from hires.launcher.interface import CANCELLED

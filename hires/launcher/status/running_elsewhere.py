@@ -20,7 +20,6 @@ from hires.core.store.attempts import Attempt, latest
 from hires.core.store.file_names import last_number
 from hires.launcher import interface
 from hires.launcher.interface import PENDING, RUNNING, UNKNOWN, JobStatus
-from hires.launcher.status import process_id
 from hires.launcher.status.state import OLD_S, may_restart
 
 _LOCK = file_names.BEGIN_LOCK
@@ -130,7 +129,7 @@ def refuse_begun(run: Path, seen: int | None) -> None:
 
 
 def _attempts(run: Path) -> list[Attempt]:
-    return [Attempt(run, number) for number in rundir.attempt_numbers(run)]
+    return [Attempt(run, number) for number in file_names.attempt_numbers(run)]
 
 
 def _stop_command(run: Path, job: str) -> str:

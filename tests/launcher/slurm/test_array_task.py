@@ -242,8 +242,8 @@ def test_run_whose_time_limits_are_used_up_is_not_begun_again(submitted, cluster
     [run] = submitted(1, pack=1)
     for attempt in range(2):  # launcher.requeues=1
         assert is_open(run, 0, JOB)
-        number = 0 if attempt == 0 else rundir.next_attempt(run)
-        folder = records.attempt_dir(run, number)
+        number = 0 if attempt == 0 else attempts.next_attempt(run)
+        folder = file_names.attempt_dir(run, number)
         note_job(folder, "7", 0)
         end = {"state": "failed", "reason": "timeout", "cause": "", "exit_codes": {}}
         (folder / "exit.json").write_text(json.dumps(end))

@@ -21,7 +21,6 @@ from hires.launcher.interface import note_job
 from hires.launcher.local import local_launcher
 from hires.launcher.slurm import allocation, batch
 from hires.launcher.slurm.allocation import Allocation, JobNode
-from hires.launcher.status import process_id
 from hires.launcher.status.state import OLD_S
 
 JOB = Allocation("7", None, (JobNode("n1", "a", "127.0.0.1"),))
@@ -130,7 +129,7 @@ def test_job_does_not_begin_what_lives_on_another_machine(fake_world, cluster):
 def test_first_of_two_waiting_jobs_runs_and_the_second_sees_it(fake_world, cluster):
     run = fake_world("ok")
     note_job(run.attempt_dir, "7", None)
-    note_job(records.attempt_dir(run.path, rundir.next_attempt(run.path)), "8", None)
+    note_job(file_names.attempt_dir(run.path, attempts.next_attempt(run.path)), "8", None)
     (cluster / "left").write_text("8|N/A|PENDING|N/A|None\n")
     assert batch.main([str(run.path), "0"]) == 0
 
@@ -166,8 +165,8 @@ def test_complete_run_that_is_made_again_goes_on_when_its_job_starts_again(
     run = fake_world("ok")
     batch.main([str(run.path), "0"])
     monkeypatch.setattr(allocation, "current", lambda: Allocation("8", None, JOB.nodes))
-    again = rundir.next_attempt(run.path)
-    folder = records.attempt_dir(run.path, again)
+    again = attempts.next_attempt(run.path)
+    folder = file_names.attempt_dir(run.path, again)
     note_job(folder, "8", None)
     records.event(run.path, again, "launch_started")
     (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')
