@@ -42,10 +42,10 @@ def parser() -> Parser:
 
 def main(words: Sequence[str]) -> int:
     """Writes a report; returns 0, however the runs ended."""
-    from hires.report.report import Wish, write_report
+    from hires.report.report import ReportRequest, write_report
 
     args = parser().read(words)
-    wish = Wish(_formats(args.format), Path(args.out), args.title)
+    request = ReportRequest(_formats(args.format), Path(args.out), args.title)
     selection = select(args.names, args.results)
     paths = selection.paths
     if not paths and not selection.planned:
@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> int:
     live = [path for path in paths if not _has_end(path)]
     told = {s.path: (s.state, s.reason, s.cause) for s in (states(live) if live else ()) if s.path}
     folders = whole_campaigns(args.names, args.results, paths)
-    made = write_report(paths, folders, wish, told)
+    made = write_report(paths, folders, request, told)
     print(json.dumps(made.to_dict(), indent=2) if args.json else "\n".join(made.lines()))
     return 0
 

@@ -10,7 +10,7 @@ import pytest
 from hires.report import figures, frames
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import points as pairs
-from hires.report.load import facts
+from hires.report.page import facts
 from hires.report.plots.base import plot_data
 from hires.report.tables.summaries import summaries
 from tests.helpers.report_runs import MIB, report_run
@@ -121,7 +121,7 @@ def test_attempts_of_other_code_and_machines_count_in_no_median(tmp_path):
     assert point["img_per_s_median"] == pytest.approx(6.0)
     [repeats] = [point.repeats(METRICS["throughput"]) for _, point in pairs(held.held)]
     assert len(repeats) == 2
-    assert facts.box(held.held[0], 0).summary.startswith("6.00 img/s, median of 2 attempts")
+    assert facts.run_card(held.held[0], 0).summary.startswith("6.00 img/s, median of 2 attempts")
     assert any("1 complete attempts of another commit" in note.text for note in held.all_notes())
     assert "0.0.9 (0123456789)" in dict(facts.origins(held))["hires"]
 
@@ -135,13 +135,13 @@ def test_fullest_rank_is_the_median_of_the_attempts(tmp_path):
     path.write_text(json.dumps(record))
     [row] = rows_of(run)
     assert row["peak_bytes_max"] == 20 * MIB
-    assert "fullest rank 20.0 MiB" in facts.box(frames.load([run]).held[0], 0).summary
+    assert "fullest rank 20.0 MiB" in facts.run_card(frames.load([run]).held[0], 0).summary
 
 
 def test_box_lists_attempts_and_says_their_median(tmp_path):
     run = report_run(tmp_path, step_s=0.5)
     more_attempts(run, 1.0, 2.0)
-    box = facts.box(frames.load([run]).held[0], 0)
+    box = facts.run_card(frames.load([run]).held[0], 0)
     assert box.summary.startswith("8.00 img/s, median of 3 attempts")
     assert box.attempts[1:] == [
         ("attempt 1", "done, 8.00 img/s"),

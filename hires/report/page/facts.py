@@ -1,0 +1,211 @@
+"""Collects what the page says besides tables and plots: its head, and a card for each run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hires.core.store.attempts import Attempt
+from hires.core.store.reading import text
+from hires.core.units import MIB, size
+from hires.report.columns import Column, Row, Table, table_of
+from hires.report.frames import Frames, plain_rows
+from hires.report.load.measured_points import (
+    RIVALS,
+    WORK,
+    common_work,
+    defaults,
+    distinction,
+    fastest,
+    group_key,
+    median_speed,
+)
+from hires.report.load.plain_values import count, dicts, dig, spoken
+from hires.report.load.rows import largest
+from hires.report.load.runs import Run
+
+_MAX_VALUES = 6
+"""Values that a line lists before it counts the others."""
+_MAX_ATTEMPTS = 20
+_MAX_KEYS = 80
+_MAX_RANKS = 64
+_TITLE = "The layouts beside each other, each the median over its attempts of the latest code"
+HEADLINE = (
+    Column("campaign", "campaign"),
+    Column("layout", "layout"),
+    Column("point", "point"),
+    Column("ranks", "ranks", digits=0),
+    Column("img_per_s_median", "median", "img/s", digits=2),
+    Column("speedup", "beside single", "x", digits=2),
+    Column("peak_bytes_max", "fullest rank", "MiB", 1 / MIB, 1),
+    Column("attempts", "attempts", digits=0),
+)
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """One run on the page."""
+
+    anchor: str
+    name: str
+    short: str
+    """The hash of the run."""
+    campaign: str
+    state: str
+    layout: str
+    summary: str
+    cause: str
+    reproduce: str
+    attempts: list[tuple[str, str]]
+    """Name and result of each."""
+    settings: list[tuple[str, str]]
+    """Keys that differ from the defaults."""
+    placement: list[tuple[str, str]]
+    """Each rank and its place in the layout."""
+
+
+def origins(frames: Frames) -> list[tuple[str, str]]:
+    """Returns what was run, where and with which versions, as lines with a name each."""
+    runs = frames.runs
+    every = [a.record.get("provenance") for run in frames.held for a in run.attempts]
+    origin = [run.provenance for run in frames.held] + [o for o in every if isinstance(o, dict)]
+    lines = [
+        ("networks", _listed(runs["model"])),
+        ("images", _listed(runs["image"])),
+        ("layouts", _listed(runs["layout"])),
+        ("precisions", _listed(runs["precision"])),
+        ("tasks", _listed(runs["task"])),
+        ("campaigns", _listed(runs["campaign"])),
+        ("machines", _listed(text(one.get("host"), 60) for one in origin)),
+        ("processors", _listed(_processor(dig(one, "hardware")) for one in origin)),
+        ("hires", _listed(_version(one) for one in origin)),
+        ("torch", _listed(text(one.get("torch"), 40) for one in origin)),
+        ("Python", _listed(text(one.get("python"), 40) for one in origin)),
+        ("started", _between(runs["started"].dropna())),
+    ]
+    return [(name, words) for name, words in lines if words]
+
+
+def counts(frames: Frames) -> list[tuple[str, str]]:
+    """Returns the number of runs in all, of each state, and of excluded points."""
+    total = len(frames.runs)
+    found = [("run" if total == 1 else "runs", str(total))]
+    found += [(str(s), str(n)) for s, n in frames.runs["state"].value_counts().items()]
+    excluded = int((frames.planned["state"] == "infeasible").sum())
+    return [*found, ("excluded", str(excluded))] if excluded else found
+
+
+def headline(frames: Frames) -> Table:
+    """Returns one row a campaign, layout and number of ranks, all of one work where it was run.
+
+    It is the work that most layouts were run with; a layout without it shows its fastest one.
+    """
+    points = fastest(frames.points)
+    if len(points):
+        # The common work is sorted first, and the first row of each layout is kept.
+        common = group_key(common_work(points, WORK), WORK).iloc[0]
+        other = group_key(points, WORK) != common
+        points = points.loc[other.sort_values(kind="stable").index]
+        points = points[~group_key(points, ("campaign", "layout", "ranks")).duplicated()]
+        points = points.sort_values("img_per_s_median", ascending=False, kind="stable")
+    rows: list[Row] = []
+    every = group_key(frames.points, RIVALS)
+    for row, rivals in zip(plain_rows(points), group_key(points, RIVALS), strict=True):
+        words = " ".join(str(row[key] or "?") for key in ("model", "image", "precision"))
+        words += f", batch {row['batch'] or '?'}, {row['task'] or '?'}"
+        settings = distinction(row, points, ("settings",))
+        arranged = distinction(row, frames.points[every == rivals], ("arranged",))
+        rows.append({**row, "point": ", ".join(filter(None, (words, settings, arranged)))})
+    first = 0 if points["campaign"].nunique() > 1 else 1
+    return table_of("headline", _TITLE, HEADLINE[first:], rows)
+
+
+def run_card(run: Run, number: int) -> RunCard:
+    """Returns what the page shows of a run; ``number`` differs for every run of a page."""
+    state, reason, cause = run.end
+    record = run.record
+    repeats = [attempt.record for attempt in run.repeats]
+    rate = median_speed(repeats)
+    peaks = [largest(dicts(one.get("memory")), "peak_bytes") for one in repeats or [record]]
+    known = [peak for peak in peaks if peak]
+    summary = [f"{rate:.2f} img/s"] if rate is not None else []
+    if summary and len(repeats) > 1:
+        summary = [f"{summary[0]}, median of {len(repeats)} attempts"]
+    summary += [f"fullest rank {size(int(statistics.median(known)))}"] if known else []
+    layout = text(record.get("layout"), 60) or text(dig(run.config, "parallel", "name"), 60)
+    settings = [(key, spoken(value)) for key, value in run.flat_config.items()]
+    changed = [(key, word) for key, word in settings if defaults().get(key) != word]
+    return RunCard(
+        anchor=f"run-{number}",
+        name=run.name,
+        short=run.short,
+        campaign=run.campaign,
+        state=state,
+        layout=layout or "?",
+        summary=", ".join(summary),
+        cause=f"{reason}: {cause}" if reason and cause else cause or reason or "",
+        reproduce=run.reproduce or "not recorded",
+        attempts=[
+            (f"attempt {attempt.number}", _attempt_words(attempt))
+            for attempt in run.attempts[:_MAX_ATTEMPTS]
+        ],
+        settings=changed[:_MAX_KEYS],
+        placement=_placement(dicts(record.get("memory"))),
+    )
+
+
+def _attempt_words(attempt: Attempt) -> str:
+    """Returns how an attempt ended, and its speed."""
+    state = text(attempt.record.get("state"), 20) or text(attempt.exit.get("state"), 20)
+    rate = median_speed([attempt.record]) if state == "done" else None
+    return (state or "not ended") + (f", {rate:.2f} img/s" if rate is not None else "")
+
+
+def _placement(ranks: list[Row]) -> list[tuple[str, str]]:
+    """Returns the places of the first ranks."""
+    lines = []
+    for entry in ranks[:_MAX_RANKS]:
+        words = []
+        for key in ("replica", "stage", "tile", "shard"):
+            value = entry.get(key)
+            places = value if isinstance(value, list) else [value]
+            if any(place is not None for place in places[:4]):
+                where = " up ".join("-" if p is None else spoken(p) for p in places[:2])
+                words.append(f"{key} {where}")
+        lines.append((f"rank {count(entry.get('rank'))}", ", ".join(words) or "not recorded"))
+    left = len(ranks) - _MAX_RANKS
+    return [*lines, ("...", f"{left} more ranks")] if left > 0 else lines
+
+
+def _listed(values: Iterable[Any]) -> str:
+    """Returns the different values, in the order of the first of each."""
+    words = (None if value is None else str(value) for value in values)
+    different = list(dict.fromkeys(w for w in words if w not in (None, "<NA>", "nan", "None")))
+    left = len(different) - _MAX_VALUES
+    more = f" and {left} more" if left > 0 else ""
+    return ", ".join(str(word) for word in different[:_MAX_VALUES]) + more
+
+
+def _between(times: Iterable[Any]) -> str:
+    """Returns the first and the last of some times."""
+    order = sorted(str(time)[:16].replace("T", " ") for time in times)
+    if not order:
+        return ""
+    return f"{order[0]} UTC" if order[0] == order[-1] else f"{order[0]} to {order[-1]} UTC"
+
+
+def _processor(hardware: Any) -> str | None:
+    name, cores = text(dig(hardware, "cpu"), 60), count(dig(hardware, "cores"))
+    memory = count(dig(hardware, "memory"))
+    words = [name or "", f"{cores} cores" if cores else "", size(memory) if memory else ""]
+    return ", ".join(word for word in words if word) or None
+
+
+def _version(provenance: Row) -> str | None:
+    """Returns version and commit of hires."""
+    version, git = text(provenance.get("hires"), 40), text(provenance.get("git"), 60)
+    if version is None or git is None:
+        return version
+    return f"{version} ({git[:10]}{'-dirty' if git.endswith('-dirty') else ''})"
