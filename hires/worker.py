@@ -50,55 +50,60 @@ def main(argv: list[str] | None = None) -> int:
     try:
         world = from_environment()
         logs.setup(world.rank)
-        return _run(options.run_dir, world, options.verify)
+        return run_rank(options.run_dir, world, options.verify)
     except HiresError as error:
-        _tell(options.run_dir, world, error)
+        _note_failure(options.run_dir, world, error)
         log.error("%s", error)
         return error.exit_code
     except Exception as error:
-        _tell(options.run_dir, world, error)
+        _note_failure(options.run_dir, world, error)
         log.exception("rank failed")
         return 1
 
 
-def _run(run_dir: Path, world: World, verify: bool) -> int:
-    """Runs the rank to its last record, and shows that it is alive; returns the exit code."""
+def run_rank(run_dir: Path, world: World, verify: bool) -> int:
+    """Runs a rank of a run folder, from its frozen config and plan to its last record.
+
+    Args:
+        run_dir: the run folder.
+        world: this rank and where the ranks meet.
+        verify: compare one step with one process, instead of running the attempt.
+
+    Returns:
+        The exit code.
+    """
     records.require_seen(run_dir)
     config = records.read_config(run_dir)
     binding = bind(world, config)  # before the first thread starts: it is inherited
     records.event(run_dir, world.attempt, "rank_bound", rank=world.rank, **binding.to_dict())
     timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
     with heartbeat.beat(run_dir, world.attempt, world.rank, comm.activity, timeout_s):
-        return _compute(run_dir, world, config, verify)
-
-
-def _compute(run_dir: Path, world: World, config: RunConfig, verify: bool) -> int:
-    """Does what the plan says; returns the exit code."""
-    plan = Plan.from_dict(records.read_plan(run_dir))
-    if plan.world != world.size:
-        raise RunError(f"the plan is for {plan.world} ranks, but WORLD_SIZE={world.size}")
-    torch.set_num_threads(config.launcher.threads)
-    meter = PeakMeter(config)
-    timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
-    comm.start(world, timeout_s + TRANSPORT_GRACE_S, config.comm.shared_memory)
-    if verify:
-        engine = build_rank(config, plan, world.rank, 1)
-        _say_place(engine)
-        verify_rank(engine, config, file_names.attempt_dir(run_dir, world.attempt))
-        comm.barrier()
+        plan = Plan.from_dict(records.read_plan(run_dir))
+        if plan.world != world.size:
+            raise RunError(f"the plan is for {plan.world} ranks, but WORLD_SIZE={world.size}")
+        torch.set_num_threads(config.launcher.threads)
+        meter = PeakMeter(config)
+        comm.start(world, timeout_s + TRANSPORT_GRACE_S, config.comm.shared_memory)
         code = 0
-    else:
-        code = _go(run_dir, config, plan, world, meter)
-    comm.shutdown()
-    return code
+        if verify:
+            engine = build_rank(config, plan, world.rank, 1)
+            _log_place(engine)
+            verify_rank(engine, config, file_names.attempt_dir(run_dir, world.attempt))
+            comm.barrier()
+        else:
+            code = run_attempt(run_dir, config, plan, world, meter)
+        comm.shutdown()
+        return code
 
 
-def _go(run_dir: Path, config: RunConfig, plan: Plan, world: World, meter: PeakMeter) -> int:
+def run_attempt(
+    run_dir: Path, config: RunConfig, plan: Plan, world: World, meter: PeakMeter
+) -> int:
     """Runs the attempt's steps, from the last checkpoint on; returns the exit code."""
     metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
     begin = resume.choose(run_dir, config, plan, world)
     engine = build_rank(config, plan, world.rank, range(begin.step, config.steps))
-    _say_place(engine)
+    _log_place(engine)
     resume.take_over(begin, engine, config)
     if begin.checkpoint is not None and world.rank == 0:
         records.append(metrics, begin.line(run_dir))
@@ -116,8 +121,8 @@ def _go(run_dir: Path, config: RunConfig, plan: Plan, world: World, meter: PeakM
     return 0
 
 
-def _say_place(engine: RankEngine) -> None:
-    """Logs which part of the network the rank holds, and lets the heartbeat know it."""
+def _log_place(engine: RankEngine) -> None:
+    """Logs which part of the network the rank holds, and gives the heartbeat its recorder."""
     comm.activity.recorder = engine.recorder
     plan, stage = engine.context.plan, engine.context.stage
     log.info(
@@ -129,7 +134,7 @@ def _say_place(engine: RankEngine) -> None:
     )
 
 
-def _tell(run_dir: Path, world: World | None, error: Exception) -> None:
+def _note_failure(run_dir: Path, world: World | None, error: Exception) -> None:
     """Notes why the rank failed, so that the launcher can tell the cause from its consequences."""
     if world is None:
         return

@@ -19,7 +19,6 @@ from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.engine.build import build_rank
 from hires.engine.footprint import footprint
 from hires.engine.memory_meter import PeakMeter
-from hires.engine.run import run_step
 from hires.plan.plan import Plan
 
 MEASURE = MeasureConfig(warmup=2)
@@ -54,7 +53,7 @@ def measure_peaks(rank: int, config: RunConfig, plan: Plan) -> list[int]:
     for step in range(config.steps):
         barrier()
         with meter.watch(step):
-            run_step(engine)
+            engine.executor.step(engine.loader)
     engine.loader.close()
     own = torch.tensor([int(meter.line()["peak_bytes"])])
     world = make_groups([[*range(plan.world)]])[0]

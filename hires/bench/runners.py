@@ -17,7 +17,6 @@ from hires.comm import barrier
 from hires.core.config.run_config import RunConfig
 from hires.engine.build import build_rank
 from hires.engine.optimizer import FusedSGD
-from hires.engine.run import run_step
 from hires.plan.plan import Plan
 
 VALUE_TOLERANCE = 1e-3
@@ -57,7 +56,7 @@ class HiresSteps:
     def step(self) -> Tensor | None:
         """Runs one step; returns what this rank knows of the answer."""
         if self.engine.context.plan.training:
-            loss = run_step(self.engine, self.feed)
+            loss = self.engine.executor.step(self.feed).loss
             return None if loss is None else torch.tensor([loss])
         outputs = self.engine.executor.step(self.feed, keep_outputs=True).outputs
         return torch.cat([*outputs.values()]) if outputs else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +18,7 @@ from hires.engine.loader import Loader, Loaders, Target
 from hires.engine.optimizer import FusedSGD
 from hires.nets.build_network import build_model, materialise, release
 from hires.parallel.context import Context
+from hires.parallel.cursor import Cursor
 from hires.parallel.executor import Executor
 from hires.parallel.gradients import GradientSync
 from hires.parallel.stage import StageModule
@@ -26,6 +26,7 @@ from hires.plan.graph import INPUT, Rect
 from hires.plan.groups import groups, num_tile_groups
 from hires.plan.operators.reductions import updates_statistics
 from hires.plan.plan import Plan
+from hires.plan.program import events
 from hires.plan.rules import TILED
 
 IMAGE_DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
@@ -42,7 +43,6 @@ class RankEngine:
     modules: list[StageModule]
     """The stage of each direction; where they are one stage, they share their parameters."""
     executor: Executor
-    sync: GradientSync
     loader: Loaders
     optimizer: FusedSGD | None
     recorder: Recorder
@@ -95,7 +95,8 @@ def contexts_of(plan: Plan, rank: int) -> list[Context]:
     recorder = Recorder()
     for group in made.values():
         group.recorder = recorder
-    return [Context(plan, rank, made, slot.direction) for slot in plan.slots_of(rank)]
+    cursor = Cursor([*events(plan, rank)], made)
+    return [Context(plan, rank, made, cursor, slot.direction) for slot in plan.slots_of(rank)]
 
 
 def names_of(plan: Plan, contexts: list[Context], model: nn.Module) -> set[str]:
@@ -123,19 +124,17 @@ def assemble(
     buffers = dict(model.named_buffers())
     uses = _counters(plan, contexts, model) if plan.training else {}
     counters = [(buffers[name], count) for name, count in uses.items()]
-    spare = len(os.sched_getaffinity(0)) > plan.world * config.launcher.threads
-    sync = GradientSync(contexts, modules, counters, early=spare)
+    sync = GradientSync(contexts, modules, counters) if plan.training else None
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
-    observer = sync if plan.training else None
+    optimizer = make_optimizer(config, list(parameters.values()))
     recorder = contexts[0].tiles.recorder or Recorder()
     return RankEngine(
         contexts=contexts,
         model=model,
         modules=modules,
-        executor=Executor(contexts, modules, _autocast(config), observer, recorder),
-        sync=sync,
+        executor=Executor(contexts, modules, _autocast(config), sync, optimizer, recorder),
         loader=loader,
-        optimizer=make_optimizer(config, list(parameters.values())),
+        optimizer=optimizer,
         recorder=recorder,
     )
 

@@ -36,11 +36,10 @@ from hires.engine.build import (
 )
 from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import Loaders
-from hires.engine.run import run_passes
 from hires.nets import trace
 from hires.nets.build_network import build_model
 from hires.parallel.context import Context
-from hires.parallel.executor import Batch
+from hires.parallel.slot_pass import Batch
 from hires.plan.memory import RankMemory
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
@@ -98,7 +97,7 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
         _fill_optimizer(engine, live)
         feed = _Feed(config, contexts, live)
         live.forget_peak()
-        run_passes(engine, feed)
+        engine.executor.step(feed)
     return _memory(live, wire, config.task.name)
 
 

@@ -172,18 +172,14 @@ def plain_loss(output: Tensor, target: Tensor) -> Tensor:
 def _layout_step(engine: RankEngine) -> Tensors:
     """Runs one step of the layout; returns what this rank holds afterwards, by ``kind/name``."""
     training = engine.context.plan.training
-    engine.sync.begin_step()
     result = engine.executor.step(engine.loader, keep_outputs=True)
     first = engine.context.replica * engine.context.plan.total_microbatches
     held = {f"output/{first + i}": output for i, output in result.outputs.items()}
     if training:
-        engine.sync.end_step()
         held |= {f"loss/{first + i}": loss for i, loss in result.losses.items()}
         for name, parameter in engine.parameters.items():
             if parameter.grad is not None:
                 held[f"gradients/{name}"] = parameter.grad.clone()
-        if engine.optimizer is not None:
-            engine.optimizer.step()
         held |= {f"parameters/{n}": p.detach() for n, p in engine.parameters.items()}
     buffers = dict(engine.model.named_buffers())
     held |= {f"running_stats/{n}": t for n, t in buffers.items() if not t.is_meta}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hires.comm import Group, all_gather
+from hires.parallel.cursor import Cursor
 
 
 class SumOverTiles(torch.autograd.Function):
@@ -18,14 +18,14 @@ class SumOverTiles(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, partial: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, partial: Tensor, cursor: Cursor, node: str) -> Tensor:
         """Returns the sum, added in rank order so that all tiles get the same bits."""
-        return all_gather(partial.contiguous(), group).sum(0)
+        return cursor.gather(partial.contiguous(), node).sum(0)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """The gradient needs no message."""
-        return grad, None
+        return grad, None, None
 
 
 class Share(torch.autograd.Function):
@@ -35,23 +35,24 @@ class Share(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, whole: Tensor, cursor: Cursor, node: str) -> Tensor:
         """Returns the value."""
-        ctx.group = group
+        ctx.cursor, ctx.node = cursor, node
         return whole.view_as(whole)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """Returns the sum of the tiles' gradients."""
-        return all_gather(grad.contiguous(), ctx.group).sum(0), None
+        return ctx.cursor.gather(grad.contiguous(), ctx.node, back=True).sum(0), None, None
 
 
-def mean_over_image(x: Tensor, group: Group, pixels: int) -> Tensor:
+def mean_over_image(x: Tensor, cursor: Cursor, node: str, pixels: int) -> Tensor:
     """Returns the mean over rows and columns of the whole image, on all tiles.
 
     Args:
         x: this rank's tile, (n, C, h, w); it may hold no pixel.
-        group: the tiles.
+        cursor: of the rank.
+        node: the pool.
         pixels: H * W of the whole map.
 
     Returns:
@@ -59,10 +60,10 @@ def mean_over_image(x: Tensor, group: Group, pixels: int) -> Tensor:
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     partial = x.sum((2, 3), keepdim=True, dtype=wide)
-    total: Tensor = SumOverTiles.apply(partial, group)  # type: ignore[no-untyped-call]
+    total: Tensor = SumOverTiles.apply(partial, cursor, node)  # type: ignore[no-untyped-call]
     return (total / pixels).to(x.dtype)
 
 
-def share(whole: Tensor, group: Group) -> Tensor:
-    """Returns a value that all tiles hold, its gradient summed over them."""
-    return Share.apply(whole, group)  # type: ignore[no-any-return,no-untyped-call]
+def share(whole: Tensor, cursor: Cursor, node: str) -> Tensor:
+    """Returns a value that all tiles hold, about to be used by a node; its gradient is summed."""
+    return Share.apply(whole, cursor, node)  # type: ignore[no-any-return,no-untyped-call]

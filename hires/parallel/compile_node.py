@@ -23,7 +23,7 @@ from hires.core.registry import Registry
 from hires.parallel.collective import mean_over_image, share
 from hires.parallel.context import Context
 from hires.parallel.convolution import SUBSTITUTES
-from hires.parallel.halo import Exchange, Frame, crop, gather_window, part
+from hires.parallel.halo import Exchange, Frame, crop, exchange_of, gather_window, part
 from hires.parallel.norm import NormTiles, tiled_batch_norm
 from hires.parallel.window import Window
 from hires.plan.edges import held_by
@@ -83,7 +83,7 @@ def _comm_of(node: Node, context: Context, kind: str) -> list[CommOp]:
 def _windowed(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
     """Returns the callable of a node that reads a window of the one value that it reads."""
     bind, [source] = _binder(node, tensors), node.inputs
-    exchanges = {op.value: Exchange(context, op) for op in _comm_of(node, context, "halo")}
+    exchanges = {op.value: exchange_of(context, op) for op in _comm_of(node, context, "halo")}
     window = Window(node, context, exchanges.get(source))
 
     def run_window(values: Values) -> Tensor:
@@ -95,15 +95,14 @@ def _windowed(node: Node, context: Context, tensors: dict[str, Tensor]) -> Opera
 
 def _with_operands(run: Operator, node: Node, context: Context) -> Operator:
     """Returns the callable that first fits the operands of a node to the pixels that it makes."""
-    exchanges = {op.value: Exchange(context, op) for op in _comm_of(node, context, "halo")}
-    group = context.tiles
+    exchanges = {op.value: exchange_of(context, op) for op in _comm_of(node, context, "halo")}
     shared = [op.value for op in _comm_of(node, context, "share")]
     fitted = _fitted(node, context, exchanges)
     if not shared and not fitted:
         return run
 
     def run_on(values: Values) -> Any:
-        changed = {name: share(values[name], group) for name in shared}
+        changed = {name: share(values[name], context.cursor, node.name) for name in shared}
         return run({**values, **changed, **{name: fit(values) for name, fit in fitted.items()}})
 
     return run_on
@@ -173,7 +172,7 @@ def _norm(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
     rects = None
     if context.stage.num_tiles > 1 and context.extent(node.name) != context.own(shape[2:]):
         rects = context.extent(node.name), context.own(shape[2:])
-    tiles = NormTiles(context.tiles, counts, rects)
+    tiles = NormTiles(context.cursor, node.name, counts, rects)
 
     def run(values: Values) -> Tensor:
         a = bind(values)
@@ -192,11 +191,12 @@ def _global_mean(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
     """Returns the callable of a mean over the whole image."""
     [source] = node.inputs
     _, _, height, width = context.plan.graph.shape(source)
-    group, flat = context.tiles, node.shape is not None and len(node.shape) == 2
+    flat = node.shape is not None and len(node.shape) == 2
     held, own = context.extent(source), context.own([height, width])
 
     def run(values: Values) -> Tensor:
-        mean = mean_over_image(crop(values[source], held, own), group, height * width)
+        x = crop(values[source], held, own)
+        mean = mean_over_image(x, context.cursor, node.name, height * width)
         return mean.flatten(1) if flat else mean
 
     return run

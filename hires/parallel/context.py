@@ -1,18 +1,19 @@
-"""What must an operator know about the rank that it runs on?"""
+"""Holds what operators need of their rank: its slot, its groups, its place in the step."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from hires.comm import Group
+from hires.parallel.cursor import Cursor
 from hires.plan.edges import Box, held_by
 from hires.plan.graph import Rect
 from hires.plan.groups import tile_group
-from hires.plan.plan import CommOp, Plan, Slot, Stage
-from hires.plan.program import Message, halo_messages
+from hires.plan.plan import Plan, Slot, Stage
 from hires.plan.tiling import own_rect, split
 
 TORCH_DTYPES = {
@@ -30,9 +31,13 @@ class Context:
     rank: int
     groups: dict[int, Group]
     """By index in ``plan.groups.groups``."""
+    cursor: Cursor
+    """The rank's place in the events of a step; the slots of a rank share it."""
     direction: int = 0
+    exchanges: dict[int, Any] = field(default_factory=dict)
+    """The slot's ``halo.Exchange`` by its position in ``Stage.comm``, made when first used."""
     recomputing: bool = False
-    """Whether a microbatch is computed again, so that nothing may be noted about it twice."""
+    """Whether a microbatch is computed again, so that its statistics must not count twice."""
 
     @functools.cached_property
     def slot(self) -> Slot:
@@ -98,7 +103,3 @@ class Context:
         key = "held", self.stage.index, value
         boxes = self.plan.remember(key, lambda: held_by(self.plan.graph, self.stage, value))
         return boxes[self.tile]
-
-    def halo(self, op: CommOp, back: bool) -> tuple[list[Message], list[Message]]:
-        """Returns the messages (sent, received) of an exchange, as the plan lists them."""
-        return halo_messages(self.plan, self.rank, self.direction, op, back)

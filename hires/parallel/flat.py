@@ -1,4 +1,4 @@
-"""How does a tensor look to whoever minds its numbers only, not their shape?"""
+"""Views tensors as rows of numbers in memory order, and back."""
 
 from __future__ import annotations
 

@@ -1,42 +1,75 @@
-"""How do all holders of a stage come to the same gradients?
+"""Sums the gradients of a stage over its holders, in the messages that the plan lists.
 
 Gradients are summed over the tiles and averaged over everything else; the loss of every microbatch
-is already divided by the number of microbatches of all replicas, so one sum over all holders does
-it. Parameters behind the global pool have the whole gradient on every tile and count 1 / tiles.
+is already divided by the number of microbatches of all replicas, so a sum over all holders is all
+that is left to do. Parameters behind the global pool have the whole gradient on every tile, so each
+contributes 1 / tiles of it:
 
-On one machine all gradients are summed together at the end, from memory to memory. Elsewhere large
-ones are summed where they lie, if there are cores to spare each as soon as the last microbatch's
-backward pass has made it and those before it; small ones travel together at the end. All ranks
-issue in one order.
+    tiles 0 and 1   conv.weight: a part on each      sum = part 0 + part 1
+                    fc.weight: all of it on each     sum = all / 2 + all / 2
+
+``hires.plan.sums`` decides what travels together, and which sums begin during the last backward
+pass. Those begin as soon as autograd has made their gradient, if the plan has come to them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from hires.comm import Group, Handle, all_reduce, all_reduce_coalesced
+from hires.comm import Handle, all_reduce, all_reduce_coalesced
 from hires.parallel.context import Context
 from hires.parallel.flat import flat
 from hires.parallel.running import RunningStatistics
 from hires.parallel.stage import StageModule
+from hires.plan.event import Event
 from hires.plan.groups import gradient_group
-from hires.plan.halos import ran_back
+from hires.plan.sums import sums_of, trained
 
-ALONE_BYTES = 2**20
-"""Gradients from this size on travel alone."""
+
+class StageGradients:
+    """The gradients and running statistics of one stage on one rank."""
+
+    def __init__(self, context: Context, module: StageModule) -> None:
+        plan, stage = context.plan, context.stage
+        self.sums = sums_of(plan, stage.index)
+        self.parameters = {name: module.parameters[name] for name in trained(plan, stage.index)}
+        self.num_tiles = stage.num_tiles
+        self.partial = module.partial
+        self.running = RunningStatistics(context, module)
+
+    def terms(self, number: int) -> list[Tensor]:
+        """Returns what this rank contributes to a sum; the tensors take the result."""
+        one = self.sums[number]
+        gradients = [flat(self._term(name)) for name in one.parameters]
+        return [*gradients, *(self.running.statistics[name].terms for name in one.statistics)]
+
+    def fill(self) -> None:
+        """Gives zeros to the parameters without a gradient, as those of a tile without pixels."""
+        for parameter in self.parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _term(self, name: str) -> Tensor:
+        """Returns this rank's term of a gradient."""
+        parameter = self.parameters[name]
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if self.num_tiles > 1 and name not in self.partial:
+            parameter.grad.div_(self.num_tiles)
+        return parameter.grad
 
 
 class GradientSync:
-    """Sums gradients, and what the running statistics need, over the holders of a rank's stages.
+    """The gradient sums of a rank.
 
     Args:
         contexts: the rank's slots.
         modules: the stage of each slot; copies of one stage share their parameters.
         counters: ``num_batches_tracked`` of the stages' norms, and how often each runs in one
             microbatch.
-        early: whether large gradients set out during the last backward pass. Worth it where the
-            transport's threads have cores to themselves; elsewhere they slow the pass down.
     """
 
     def __init__(
@@ -44,130 +77,91 @@ class GradientSync:
         contexts: list[Context],
         modules: list[StageModule],
         counters: list[tuple[Tensor, int]],
-        early: bool = True,
     ) -> None:
-        self.pieces = contexts[0].plan.pieces
+        plan = contexts[0].plan
+        self.pieces = plan.pieces
         self.counters = counters
-        self.by_stage: dict[int, StageSum] = {}
+        self.cursor = contexts[0].cursor
+        self.cursor.sums = self
+        self.by_group: dict[int, StageGradients] = {}
         for context, module in zip(contexts, modules, strict=True):
-            index = context.stage.index
-            if index not in self.by_stage:
-                # With two slots the last backward pass completes only one of them.
-                self.by_stage[index] = StageSum(context, module, early and len(contexts) == 1)
-        self.sums = [self.by_stage[index] for index in sorted(self.by_stage)]
+            group = gradient_group(plan, context.stage.index)
+            if group not in self.by_group:
+                self.by_group[group] = StageGradients(context, module)
+                self._add_hooks(group)
         self.contexts = contexts
-        self.of_direction = [self.by_stage[context.stage.index] for context in contexts]
+        self.of_direction = [
+            self.by_group[gradient_group(plan, context.stage.index)] for context in contexts
+        ]
+        self._ready: set[tuple[int, int]] = set()
+        self._under_way: dict[tuple[int, int], Handle | None] = {}
 
     def begin_step(self) -> None:
         """Begins a step."""
-        for stage in self.sums:
-            stage.begin_step()
+        self._under_way.clear()
+        for stage in self.by_group.values():
+            stage.running.begin_step()
+
+    def begin_backward(self) -> None:
+        """Begins a backward pass, which makes its gradients anew."""
+        self._ready.clear()
 
     def before_forward(self, direction: int) -> None:
-        """Says that a microbatch begins its forward pass."""
+        """Prepares the running statistics for a microbatch's forward pass."""
         self.of_direction[direction].running.before_forward()
 
     def after_forward(self, direction: int, microbatch: int) -> None:
-        """Says that a microbatch has ended its forward pass; tile 0 notes its statistics."""
+        """Keeps the statistics of a microbatch; of several tiles, the first one does."""
         counts = self.contexts[direction].tile == 0
         self.of_direction[direction].running.after_forward(microbatch, counts)
 
-    def before_last_backward(self) -> None:
-        """Says that the next backward pass completes the gradients."""
-        for stage in self.sums:
-            stage.is_last_pass = True
+    def is_ready(self, event: Event) -> bool:
+        """Whether the gradient of a sum is complete in this pass."""
+        return (event.peer, event.tag) in self._ready
 
     @torch.no_grad()
-    def end_step(self) -> None:
-        """Makes gradients, running statistics and counters equal on all holders of each stage."""
-        for stage in self.sums:  # all ranks in the order of stages
-            stage.end_step()
+    def start(self, event: Event) -> None:
+        """Begins the sum of one large gradient."""
+        [term] = self.by_group[event.peer].terms(event.part.number)
+        handle = all_reduce(term, self.cursor.groups[event.peer], wait=False)
+        self._under_way[event.peer, event.tag] = handle
+
+    def finish(self, event: Event) -> None:
+        """Waits for a sum that was begun."""
+        handle = self._under_way.pop((event.peer, event.tag))
+        assert handle is not None
+        handle.wait()
+
+    @torch.no_grad()
+    def add_up(self, event: Event) -> None:
+        """Sums gradients, and the terms of running statistics, as one message."""
+        terms = self.by_group[event.peer].terms(event.part.number)
+        all_reduce_coalesced(terms, self.cursor.groups[event.peer])
+
+    @torch.no_grad()
+    def take_statistics(self) -> None:
+        """Makes running statistics and counters those of all microbatches of the step."""
+        for stage in self.by_group.values():
+            stage.fill()
+            stage.running.end_step()
         for counter, uses in self.counters:
             counter.add_(self.pieces * uses)
 
-
-class StageSum:
-    """The gradients of one stage on one rank."""
-
-    def __init__(self, context: Context, module: StageModule, early: bool) -> None:
-        plan, index = context.plan, context.stage.index
-        self.group: Group = context.groups[gradient_group(plan, index)]
-        self.num_tiles = context.stage.num_tiles
-        self.running = RunningStatistics(context, module)
-        reached = _reached(context)
-        trainable = {n: p for n, p in module.parameters.items() if p.requires_grad and n in reached}
-        self.repeated = {id(p) for n, p in trainable.items() if n not in module.partial}
-        self.small = [p for p in trainable.values() if _num_bytes(p) < ALONE_BYTES]
-        # Backward makes the last layer's gradients first.
-        self.large = [p for p in reversed(trainable.values()) if _num_bytes(p) >= ALONE_BYTES]
-        self.is_last_pass = False
-        self.ready: set[int] = set()
-        self.issued: list[Handle] = []
-        self.num_issued = 0
-        # A sum in memory takes all gradients at once, so it has no use for those that come early.
-        if self.group.size > 1 and early and self.group.peers is None:
-            for parameter in self.large:
+    def _add_hooks(self, group: int) -> None:
+        """Lets the gradients that are summed early say when they are complete."""
+        stage = self.by_group[group]
+        for number, one in enumerate(stage.sums):
+            if one.node:
+                parameter = stage.parameters[one.parameters[0]]
                 add_hook = parameter.register_post_accumulate_grad_hook
-                add_hook(self._on_ready)  # type: ignore[no-untyped-call]
+                add_hook(self._on_gradient((group, number)))  # type: ignore[no-untyped-call]
 
-    def begin_step(self) -> None:
-        """Begins a step."""
-        self.running.begin_step()
-        self.is_last_pass = False  # until GradientSync says so
-        self.ready.clear()
-        self.issued.clear()
-        self.num_issued = 0
+    def _on_gradient(self, key: tuple[int, int]) -> Callable[[nn.Parameter], None]:
+        """Returns what autograd calls when it has added to a gradient."""
 
-    @torch.no_grad()
-    def end_step(self) -> None:
-        """Makes gradients and running statistics equal on all holders of the stage."""
-        for parameter in self.small + self.large:
-            if parameter.grad is None:  # a tile without pixels
-                parameter.grad = torch.zeros_like(parameter)
-        terms = self.running.contributions()
-        if self.group.size > 1:
-            rest = self.large[self.num_issued :]
-            if self.group.peers is None:
-                for parameter in rest:
-                    self._issue(parameter)
-                rest = []
-            scaled = [flat(self._scaled(p)) for p in rest + self.small]
-            all_reduce_coalesced(scaled + terms, self.group)
-            for handle in self.issued:
-                handle.wait()
-        self.running.end_step(terms)
+        def hook(_parameter: nn.Parameter) -> None:
+            assert key not in self._under_way, "the plan sums a gradient before it is complete"
+            self._ready.add(key)
+            self.cursor.start_ready_sums()
 
-    def _on_ready(self, parameter: Tensor) -> None:
-        """Issues the sums of all large gradients whose predecessors are complete too."""
-        if not self.is_last_pass:
-            return
-        self.ready.add(id(parameter))
-        while self.num_issued < len(self.large) and id(self.large[self.num_issued]) in self.ready:
-            self._issue(self.large[self.num_issued])
-
-    @torch.no_grad()
-    def _issue(self, parameter: nn.Parameter) -> None:
-        """Begins the sum of one large gradient."""
-        handle = all_reduce(flat(self._scaled(parameter)), self.group, wait=False)
-        assert handle is not None
-        self.issued.append(handle)
-        self.num_issued += 1
-
-    def _scaled(self, parameter: nn.Parameter) -> Tensor:
-        """Returns this rank's term of a gradient."""
-        assert parameter.grad is not None
-        if self.num_tiles > 1 and id(parameter) in self.repeated:
-            parameter.grad.div_(self.num_tiles)
-        return parameter.grad
-
-
-def _reached(context: Context) -> set[str]:
-    """Returns the parameters to which the backward pass comes; as in torch, others get nothing."""
-    nodes = ran_back(context.plan.graph, context.stage)
-    by_name = context.plan.graph.by_name
-    return {name for node in nodes for name in by_name[node].params}
-
-
-def _num_bytes(parameter: nn.Parameter) -> int:
-    """Returns the size of a parameter's gradient."""
-    return parameter.numel() * parameter.element_size()
+        return hook

@@ -1,25 +1,31 @@
-"""How does a tile get the pixels around it, and how do their gradients get back?
+"""Borrows the pixels around a tile from other tiles, and returns their gradients.
 
 The pixels of a value that other tiles hold travel once for all operations that read them (the
 plan's ``readers``). Each adds the gradients of what it used, and when the backward pass comes to
 the first reader, which is the last one that it comes to, they go to their owners and are added.
+
+    forward    tile 0 |  own rows  | last row  --->  halo |  own rows  | tile 1
+    backward   tile 0 |  own rows  | + gradient <--- halo |  own rows  | tile 1
+
+A pixel that is borrowed has an influence on both tiles, so its gradient is the sum of what both
+find. Without the way back the gradient of the weights before the exchange would be wrong at every
+border. Which messages these are, and in which order, the events of the plan say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hires.comm import Group, Handle, irecv, isend
 from hires.parallel.context import Context
+from hires.plan.event import Event
 from hires.plan.graph import Rect
-from hires.plan.halos import companions, name_of
+from hires.plan.halos import name_of
 from hires.plan.plan import CommOp
-from hires.plan.program import Message
+from hires.plan.posts import op_index
 from hires.plan.tiling import inside, intersect, is_empty
 
 Piece = tuple[Rect, Tensor]
@@ -44,77 +50,59 @@ class Frame:
 
 
 class Exchange:
-    """The messages of one exchange on one rank: who sends and receives which pixels.
+    """One exchange of pixels on one rank, all microbatches alike.
 
     Rectangles are in pixels of the whole map.
     """
 
-    def __init__(self, context: Context, op: CommOp, leads: bool = True) -> None:
-        """``leads``: whether the next value's pixels may set out with these."""
-        plan, stage = context.plan, context.stage
-        self.key = name_of(op)
-        with_next = plan.remember(("with", stage.index), lambda: companions(plan.graph, stage))
-        later = with_next.get(self.key)
-        self.later = Exchange(context, later, leads=False) if leads and later else None
+    def __init__(self, context: Context, op: CommOp, number: int) -> None:
+        self.context = context
+        self.cursor = context.cursor
+        self.number = number
+        self.key, self.node = name_of(op), op.node
         self.value, self.readers = op.value, op.readers
         _, _, *size = context.plan.graph.shape(op.value)
         self.own = context.own(size)
         self.size = size[0], size[1]
         self.dtype = context.dtype
         self.tiles = context.tiles
-        self.sends, self.receives = context.halo(op, back=False)
-        self.back_sends, self.back_receives = context.halo(op, back=True)
 
     def borrow(self, values: dict[str, Any], reader: str) -> Borrowed:
         """Returns the pixels that travel, sent on their way by the first reader.
 
         Args:
             values: of this forward pass; it keeps the exchange until its last reader has come.
-            reader: the node that asks.
+            reader: the node that borrows.
         """
         if reader == self.readers[0]:
-            self._begin(values)
-            if self.later is not None:
-                self.later._begin(values)
+            # The plan may let the next value's pixels set out at this node too.
+            for event in self.cursor.posts(self.node, back=False):
+                exchange_at(self.context, event.part.number)._borrowed(values).post(event)
+            self._borrowed(values)  # where this rank sends and receives nothing
         borrowed: Borrowed = values[self.key]
         if reader == self.readers[-1]:
             del values[self.key]
         return borrowed
 
-    def _begin(self, values: dict[str, Any]) -> None:
-        """Sends the pixels on their way, unless they went with those of another value."""
+    def _borrowed(self, values: dict[str, Any]) -> Borrowed:
+        """Returns this exchange in a forward pass, begun when its first message is posted."""
         if self.key not in values:
             values[self.key] = Borrowed(self, values[self.value].detach())
+        borrowed: Borrowed = values[self.key]
+        return borrowed
 
 
-class Pending:
-    """Messages under way."""
+def exchange_of(context: Context, op: CommOp) -> Exchange:
+    """Returns the exchange of an operation of the slot's stage."""
+    return exchange_at(context, op_index(context.plan, context.stage.index, op))
 
-    def __init__(
-        self,
-        source: Callable[[Message], Tensor],
-        sends: list[Message],
-        receives: list[Message],
-        like: Tensor,
-        tiles: Group,
-    ) -> None:
-        self.received: list[tuple[Handle, Message, Tensor]] = []
-        for message in receives:
-            buffer = new_map(like, message.shape)
-            handle = irecv(buffer, message.peer, message.tag, tiles)
-            self.received.append((handle, message, buffer))
-        self.sent = [isend(source(m), m.peer, m.tag, tiles) for m in sends]
 
-    def wait(self) -> list[Piece]:
-        """Returns the received rectangles once all are there."""
-        arrived = []
-        for handle, message, buffer in self.received:
-            handle.wait()
-            assert message.rect is not None
-            arrived.append((message.rect, buffer))
-        for handle in self.sent:
-            handle.wait()
-        return arrived
+def exchange_at(context: Context, number: int) -> Exchange:
+    """Returns an exchange by its position in the ``comm`` of the slot's stage."""
+    if number not in context.exchanges:
+        context.exchanges[number] = Exchange(context, context.stage.comm[number], number)
+    exchange: Exchange = context.exchanges[number]
+    return exchange
 
 
 class Borrowed:
@@ -127,23 +115,28 @@ class Borrowed:
 
     def __init__(self, exchange: Exchange, x: Tensor) -> None:
         self.exchange = exchange
-        source = x.to(exchange.dtype)
-        self._like = source.new_empty(0)
-
-        def border(message: Message) -> Tensor:
-            return part(source, exchange.own, message.rect)
-
-        self._pending: Pending | None = Pending(
-            border, exchange.sends, exchange.receives, source, exchange.tiles
-        )
+        self._source: Tensor | None = x.to(exchange.dtype)
+        self._like = self._source.new_empty(0)
         self._pieces: list[Piece] = []
         self._gradients: dict[Rect, Tensor] = {}
         self._readers_left = len(exchange.readers)
 
+    def post(self, event: Event) -> None:
+        """Posts a message of the exchange, forward or back."""
+        if event.kind == "recv":
+            tensor = new_map(self._like, event.shape)
+        elif event.part.back:
+            tensor = self._gradient(event)
+        else:
+            assert self._source is not None
+            tensor = part(self._source, self.exchange.own, event.rect)
+        self.exchange.cursor.post(event, tensor, self.exchange.tiles)
+
     def pieces(self) -> list[Piece]:
         """Returns the borrowed pixels once they have come."""
-        if self._pending is not None:
-            self._pieces, self._pending = self._pending.wait(), None
+        if self._source is not None:
+            self._pieces = self.exchange.cursor.waits(self.exchange.number, back=False)
+            self._source = None
         return self._pieces
 
     def add_gradient(self, origin: Rect, grad: Tensor, within: Rect) -> None:
@@ -158,33 +151,37 @@ class Borrowed:
             common = intersect(rect, within)
             if is_empty(common):
                 continue
-            found = part(grad, origin, common)
+            added = part(grad, origin, common)
             if common == rect and len(self.exchange.readers) == 1:
-                self._gradients[rect] = found  # all of it: nobody else adds to these pixels
+                self._gradients[rect] = added  # all of it: no other reader adds to these pixels
                 continue
             if rect not in self._gradients:
                 self._gradients[rect] = torch.zeros_like(pixels)
-            part(self._gradients[rect], rect, common).add_(found)
+            part(self._gradients[rect], rect, common).add_(added)
 
-    def give_back(self) -> Pending | None:
+    def reduce_halo_gradients(self) -> Borrowed | None:
         """Sends the gradients to their owners when the last reader has added its own.
 
         Returns:
-            To the last reader what is on its way: the gradients of own pixels that others borrowed.
+            For the last reader itself, whose :meth:`returned` waits for what others send back.
         """
         self._readers_left -= 1
         if self._readers_left:
             return None
-        exchange = self.exchange
-        messages = exchange.back_sends, exchange.back_receives
-        return Pending(self._gradient, *messages, self._like, exchange.tiles)
+        for event in self.exchange.cursor.posts(self.exchange.node, back=True):
+            self.post(event)
+        return self
 
-    def _gradient(self, message: Message) -> Tensor:
+    def returned(self) -> list[Piece]:
+        """Returns the gradients of own pixels that others borrowed, once they have come."""
+        return self.exchange.cursor.waits(self.exchange.number, back=True)
+
+    def _gradient(self, event: Event) -> Tensor:
         """Returns the gradient of what came with a message."""
-        assert message.rect is not None
-        if message.rect in self._gradients:
-            return self._gradients[message.rect]
-        return new_map(self._like, message.shape).zero_()
+        assert event.rect is not None
+        if event.rect in self._gradients:
+            return self._gradients[event.rect]
+        return new_map(self._like, event.shape).zero_()
 
 
 class GatherWindow(torch.autograd.Function):
@@ -211,7 +208,7 @@ class GatherWindow(torch.autograd.Function):
         arriving = None
         if ctx.borrowed is not None:
             ctx.borrowed.add_gradient(frame.window, grad, frame.window)
-            arriving = ctx.borrowed.give_back()
+            arriving = ctx.borrowed.reduce_halo_gradients()
         whole = inside(frame.held, frame.window) and not is_empty(frame.held)
         result = part(grad, frame.window, frame.held) if whole else None
         changed = arriving is not None
@@ -247,10 +244,10 @@ def crop(x: Tensor, held: Rect, wanted: Rect) -> Tensor:
     return x if wanted == held else part(x, held, wanted)
 
 
-def add_pieces(grad: Tensor, held: Rect, arriving: Pending | None) -> None:
+def add_pieces(grad: Tensor, held: Rect, arriving: Borrowed | None) -> None:
     """Waits for the gradients of pixels that others borrowed, and adds them to their owner's."""
     if arriving is not None:
-        for rect, tensor in arriving.wait():
+        for rect, tensor in arriving.returned():
             part(grad, held, rect).add_(tensor)
 
 

@@ -1,4 +1,4 @@
-"""How wrong is the network's output? The loss of one microbatch, whole, in tiles or in shards."""
+"""Computes the loss of one microbatch from an output that is whole, in tiles or in shards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hires.comm import all_reduce
 from hires.parallel.context import Context
 from hires.plan.rules import WHOLE
 
@@ -33,6 +32,6 @@ def loss_of(output: Tensor, target: Tensor, context: Context) -> Tensor:
         loss = F.cross_entropy(output, target, reduction="sum") / (math.prod(shape) // shape[1])
     if context.stage.layout[graph.output] != WHOLE and context.stage.num_ranks > 1:
         total = loss.detach().clone()
-        all_reduce(total, context.tiles)
+        context.cursor.add_up(total, graph.output)
         loss = loss + (total - loss.detach())
     return loss

@@ -1,10 +1,21 @@
-"""Batch normalisation over tiles or shards: the statistics are those of the whole microbatch.
+r"""Batch normalisation over tiles or shards: the statistics are those of the whole microbatch.
+
+Every tile computes mean and variance of its own pixels; the tiles exchange them in one message and
+combine them with the parallel variance formula, which does not cancel as sums of squares do:
+
+    tile 0   mean 0, var 0 \            mean = sum of share * mean t
+                            > gather
+    tile 1   mean 1, var 1 /            var  = sum of share * (var t + (mean t - mean)^2)
+
+The statistics depend on every pixel, so the gradient of a pixel has a term of the whole image:
+
+    grad_x = a * (grad - mean(grad) - xhat * mean(grad * xhat)),  a = weight / sqrt(var + eps)
+
+Both means are over all tiles: one more message, on the way back. Weight and bias need none here:
+their sums over the tile are parts of the gradient, which are summed at the end of the step.
 
 Where tiles hold more than their own pixels, all are normalised, but each counts once: with its
 owner.
-
-Every tile computes mean and variance of its own pixels; the tiles exchange them in one message and
-combine them with the parallel variance formula, which does not cancel as sums of squares do.
 
 Source:
     Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
@@ -19,29 +30,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hires.comm import Group, all_gather
+from hires.parallel.cursor import Cursor
 from hires.parallel.halo import part
 from hires.plan.graph import Rect
 
 
 class NormTiles:
-    """Who normalises together, and how much of the image each holds."""
+    """The ranks that normalise one value together, and how much of the image each holds."""
 
     def __init__(
-        self, group: Group, counts: list[int], rects: tuple[Rect, Rect] | None = None
+        self,
+        cursor: Cursor,
+        node: str,
+        counts: list[int],
+        rects: tuple[Rect, Rect] | None = None,
     ) -> None:
-        """Says who normalises what.
+        """Takes the shares of the image.
 
         Args:
-            group: the tiles or shards.
-            counts: pixels times samples that each tile or shard owns.
+            cursor: of the rank.
+            node: the norm.
+            counts: pixels times samples that each tile or shard owns, in the order of ranks.
             rects: what this tile holds and what it owns, if that is less.
         """
-        self.group = group
+        self.cursor = cursor
+        self.node = node
         self.rects = rects
         self.count = sum(counts)
         self._share = (torch.tensor(counts, dtype=torch.float64) / self.count).view(-1, 1)
         self._constants: dict[torch.dtype, Tensor] = {}
+
+    def gather(self, tensor: Tensor, back: bool = False) -> Tensor:
+        """Returns a tensor of all tiles, stacked: one message forward, one on the way back."""
+        return self.cursor.gather(tensor, self.node, back)
 
     def own(self, x: Tensor) -> Tensor:
         """Returns the tile's own pixels of those that it holds."""
@@ -83,7 +104,7 @@ class TiledBatchNorm(torch.autograd.Function):
         sums = _gradient_sums(grad, x, weight, mean, invstd)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            total = all_gather(sums, ctx.tiles.group).sum(0)
+            total = ctx.tiles.gather(sums, back=True).sum(0)
             grad_x = _gradient_of_input(grad, x, weight * invstd, mean, invstd, total, ctx.tiles)
         return grad_x, sums[0].to(weight.dtype), sums[1].to(weight.dtype), None, None
 
@@ -104,7 +125,7 @@ def tiled_batch_norm(
         weight: scale (C), or None.
         bias: offset (C), or None.
         running: mean and variance (C) to update in place, or None.
-        tiles: who normalises together.
+        tiles: the ranks that normalise together.
         momentum: weight of this batch in the running statistics.
         eps: added to the variance.
     """
@@ -131,7 +152,7 @@ def _local_statistics(x: Tensor) -> Tensor:
 
 def _combine(local: Tensor, tiles: NormTiles) -> tuple[Tensor, Tensor]:
     """Returns mean and biased variance of the whole image from those of the tiles."""
-    gathered = all_gather(local, tiles.group)  # (tiles, 2, C)
+    gathered = tiles.gather(local)  # (tiles, 2, C)
     share = tiles.share(gathered)
     # Products and sums, not a matrix product, which autocast would lower to bfloat16.
     mean = (share * gathered[:, 0]).sum(0)

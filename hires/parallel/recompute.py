@@ -1,4 +1,4 @@
-"""How is part of a stage computed again in the backward pass instead of kept?
+"""Computes part of a stage again in the backward pass instead of keeping its values.
 
 A segment keeps its inputs. When its gradient comes it runs once more, with the same halos and
 statistics in the same order on all tiles, and autograd goes back through that run.
@@ -87,7 +87,7 @@ class Recomputed(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _again(context: Context, random: Tensor | None) -> Iterator[None]:
-    """Says that what runs is no new microbatch, and gives it the first run's random numbers."""
+    """Marks what runs as a repetition, and gives it the first run's random numbers."""
     context.recomputing = True
     now = torch.get_rng_state() if random is not None else None
     if random is not None:

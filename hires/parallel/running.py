@@ -1,4 +1,4 @@
-"""How do all holders of a stage come to the same running statistics?
+"""Merges the running statistics of a stage over all ranks that hold it.
 
 They end as if one process had seen the microbatches of all replicas and directions one after the
 other. The update r <- (1 - m) r + m s is linear, so after N microbatches r is
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hires.parallel.context import Context
 from hires.parallel.stage import StageModule
-from hires.plan.operators.reductions import updates_statistics
+from hires.plan.sums import running_decays
 
 
 @dataclass
@@ -28,7 +28,7 @@ class _Statistic:
     before: Tensor
     """Value at the start of the step."""
     terms: Tensor
-    """Sum of this rank's terms in the step."""
+    """Sum of this rank's terms in the step; at its end, of all ranks'."""
 
 
 class RunningStatistics:
@@ -44,19 +44,26 @@ class RunningStatistics:
         self.pieces = plan.pieces
         self.first = context.replica * plan.total_microbatches
         several = plan.num_replicas * plan.num_directions > 1
-        self.statistics = _statistics(module) if several and plan.training else []
+        decays = running_decays(plan, context.stage.index) if several and plan.training else {}
+        # As .data: autograd has saved the statistics of microbatches in flight, though in training
+        # it never reads them, and would take their new values for a mistake.
+        held = {name: module.tensors[name].data for name in decays}
+        self.statistics = {
+            name: _Statistic(tensor, decays[name], tensor.clone(), torch.zeros_like(tensor))
+            for name, tensor in held.items()
+        }
 
     @torch.no_grad()
     def begin_step(self) -> None:
         """Remembers the values from which all copies start."""
-        for statistic in self.statistics:
+        for statistic in self.statistics.values():
             statistic.before.copy_(statistic.tensor)
             statistic.terms.zero_()
 
     @torch.no_grad()
     def before_forward(self) -> None:
         """Makes the next update leave nothing but the microbatch's own part."""
-        for statistic in self.statistics:
+        for statistic in self.statistics.values():
             statistic.tensor.zero_()
 
     @torch.no_grad()
@@ -65,35 +72,17 @@ class RunningStatistics:
 
         Args:
             microbatch: counted through all model passes of the replica.
-            counts: whether this slot speaks for its copy; of several tiles, one does.
+            counts: whether this slot's statistics count; of several tiles, one's do.
         """
         if not counts:
             return
         later = self.pieces - 1 - (self.first + microbatch)
-        for statistic in self.statistics:
+        for statistic in self.statistics.values():
             statistic.terms.add_(statistic.tensor, alpha=statistic.decay**later)
 
-    def contributions(self) -> list[Tensor]:
-        """Returns this rank's terms, to be summed over all holders of the stage."""
-        return [statistic.terms for statistic in self.statistics]
-
     @torch.no_grad()
-    def end_step(self, totals: list[Tensor]) -> None:
-        """Takes the summed terms over."""
-        for statistic, total in zip(self.statistics, totals, strict=True):
+    def end_step(self) -> None:
+        """Takes over the terms, which have been summed over all holders of the stage."""
+        for statistic in self.statistics.values():
             decay = statistic.decay**self.pieces
-            statistic.tensor.copy_(total).add_(statistic.before, alpha=decay)
-
-
-def _statistics(module: StageModule) -> list[_Statistic]:
-    """Returns the running statistics that the stage updates, each with its decay."""
-    decays: dict[str, float] = {}
-    for node in module.nodes:
-        if updates_statistics(node):
-            for key in ("running_mean", "running_var"):
-                name = node.args[key]["param"]
-                decays[name] = decays.get(name, 1.0) * (1 - node.args["momentum"])
-    # As .data: autograd has saved the statistics of microbatches in flight, though in training it
-    # never reads them, and would take their new values for a mistake.
-    held = {name: module.tensors[name].data for name in decays}
-    return [_Statistic(t, decays[n], t.clone(), torch.zeros_like(t)) for n, t in held.items()]
+            statistic.tensor.copy_(statistic.terms).add_(statistic.before, alpha=decay)

@@ -145,7 +145,7 @@ class StripConvolution(torch.autograd.Function):
         arriving, local = None, []
         if need_x:
             local = _gradients_of_bands(ctx, grad, x, weight)
-            arriving = ctx.borrowed.give_back() if ctx.borrowed is not None else None
+            arriving = ctx.borrowed.reduce_halo_gradients() if ctx.borrowed is not None else None
         grad_x, grad_weight, grad_bias = convolve_backward(
             grad,
             crop(x, strips.held, strips.main),

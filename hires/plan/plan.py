@@ -64,15 +64,6 @@ class CommOp:
     """``halo``: the nodes that use these pixels, ``node`` first; their gradients travel together,
     when the backward pass comes to the first one."""
 
-    @functools.cached_property
-    def of_tile(self) -> dict[int, list[list[int]]]:
-        """The messages that a tile sends or receives, in order."""
-        found: dict[int, list[list[int]]] = {}
-        for message in self.messages:
-            for tile in message[:2]:
-                found.setdefault(tile, []).append(message)
-        return found
-
 
 @dataclass
 class Edge:
@@ -154,6 +145,9 @@ class Plan:
     """Whether a tile's interior is computed while its halo travels: ``auto``, ``on``, ``off``."""
     backend: str = "gloo"
     """Transport of every message; it decides under which semantics the plan must be proved."""
+    gradients: str = "together"
+    """When gradients are summed, and in which messages: ``together``, ``early`` or ``late``, as
+    ``plan.sums`` describes."""
     findings: list[Finding] = field(default_factory=list)
     verdict: str = ""
     totals: dict[str, Any] = field(default_factory=dict)
@@ -284,7 +278,8 @@ class Plan:
                 f"plan.json has schema {values.get('schema')!r}, this hires reads {SCHEMA}; "
                 f"make the run again"
             )
-        kept = {f.name: values[f.name] for f in dataclasses.fields(Plan)}
+        # An older hires wrote fewer facts; what it left out has its default.
+        kept = {f.name: values[f.name] for f in dataclasses.fields(Plan) if f.name in values}
         kept["graph"] = Graph.from_dict(values["graph"])
         kept["stages"] = [_stage(item) for item in values["stages"]]
         kept["edges"] = [Edge(**item) for item in values["edges"]]

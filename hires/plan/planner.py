@@ -15,15 +15,18 @@ from hires.plan.checks import (
     check_shared,
     check_ties,
 )
+from hires.plan.event import BYTES
 from hires.plan.graph import Graph
 from hires.plan.groups import held_stages, num_holders
 from hires.plan.messages import add_loss, edges_of, lay_out, look_over, small_tiles
 from hires.plan.partition import layer_starts, partition
 from hires.plan.plan import Finding, Plan, Stage
-from hires.plan.program import BYTES, edge_messages, halo_messages, inside
+from hires.plan.posts import edge_messages, halo_messages
+from hires.plan.program import inside
 from hires.plan.proof.prove import verify
 from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.segments import add_segments
+from hires.plan.sums import gradient_mode, sums_of
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 
@@ -48,6 +51,7 @@ def make_plan(config: RunConfig, graph: Graph, told: Sequence[Finding] = ()) -> 
         schedule=[[]],
         halo_overlap=config.parallel.halo.overlap,
         backend=config.comm.backend,
+        gradients=gradient_mode(config, config.parallel.num_ranks),
         num_directions=config.parallel.directions,
         num_pairs=config.parallel.pairs,
         findings=[
@@ -133,9 +137,8 @@ def _count_rank(plan: Plan, rank: int, add: Any) -> None:
                 add(op.kind, 1, (stage.num_ranks - 1) * op.elements * wide)
     for index in held_stages(plan, rank):
         holders = num_holders(plan, index)
-        if plan.training and holders > 1:
-            sent = 2 * (holders - 1) / holders * plan.stages[index].params * wide
-            add("gradient", 1, int(sent))
+        for one in sums_of(plan, index):
+            add("gradient", 1, int(2 * (holders - 1) / holders * one.elements * wide))
 
 
 def _stages(config: RunConfig, graph: Graph) -> list[Stage]:

@@ -1,124 +1,43 @@
-"""What does one rank say to the others in one step, in order?
+"""Writes the program of a rank: everything that it does in one step, in order.
 
-The engine executes and ``hires.plan.proof.prove`` proves the same list: an action's sends are
-posted when it has been computed, and a rank waits for its sends at the end of the step. Receives
-are posted in one of two orders:
+``hires.parallel.executor`` executes this list and ``hires.plan.proof`` proves it, so the order of a
+step stands here and nowhere else. One step of two microbatches on the first of two stages:
 
-* ``ahead``: one action ahead of the one that needs them. This is what the engine does.
+    barrier  begin                        all ranks agree to go on; gradients are forgotten
+    read F0  forward F0 [send] end F0     in the brackets halos and statistics, then the sends
+    recv B0  read F1  forward F1 [send] end F1
+    recv B1  wait_recv B0  backward B0 [] end B0
+    wait_recv B1  backward B1 [issue large gradients] end B1
+    wait_sends  collective (other gradients)  wait_issued  statistics  optimise
+
+Receives are posted in one of two orders:
+
+* ``ahead``: one action ahead of the one that needs them. The executor runs this one.
 * ``joined``: together with the sends of the action before, as one group call: the usual order where
-  all messages of two ranks share a stream. ``hires.plan.proof.machine`` tells what it is worth.
+  all messages of two ranks share a stream. ``hires.plan.proof.machine`` weighs it.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
-import math
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Iterator
 
-from hires.core.ranks.mailbox_limits import mail_bytes
-from hires.plan.groups import gradient_group, held_stages, num_holders, tile_group
+from hires.plan.event import Event, Part
+from hires.plan.graph import INPUT
+from hires.plan.groups import gradient_group, held_stages, tile_group
 from hires.plan.halos import companions, name_of
-from hires.plan.plan import CommOp, Edge, Plan, Stage
+from hires.plan.plan import CommOp, Plan, Stage
+from hires.plan.posts import edge_messages, halo_messages, op_index
+from hires.plan.sums import sums_of, wide_dtype
 
 AHEAD, JOINED = "ahead", "joined"
 """When the receives of an action are posted."""
 
-BYTES = {"float32": 4, "bfloat16": 2, "float64": 8, "float16": 2, "int64": 8, "bool": 1}
-
-
-class Event(NamedTuple):
-    """One communication of one rank."""
-
-    kind: str
-    """``send`` and ``recv`` (posted, not waited for), ``wait_send``, ``wait_recv``, ``wait_sends``
-    (for all of them), ``collective``, ``create`` (of a group, by all its members)."""
-    peer: int
-    """The other rank; for a collective the index of its group."""
-    tag: int
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    what: str = ""
-    """In words, for findings; equal on both sides of a message and on all members of a group."""
-    lane: int = 0
-    """Which kind of message it is: of halos or between stages, in which direction. Messages of one
-    kind from one rank to another are received in the order of sending."""
-    mail: bool = False
-    """Whether it goes through memory where its ranks share some: a halo that is not too large."""
-    call: int = 0
-    """Sends and receives next to each other with the same number, not 0, are one group call; only a
-    stream-ordered backend sees a difference."""
-
-
-class Exchange(NamedTuple):
-    """What a rank says to the other tiles at one operation."""
-
-    op: CommOp
-    back: bool
-    """Whether it is the operation's way back."""
-    posts: list[Event]
-    """Sends and receives; those of the next operation too if they set out with these, and then
-    that one has none of its own."""
-    waits: list[Event]
-    """For this operation's messages alone; a collective is waited for where it is called."""
-
-
-class Message(NamedTuple):
-    """One tensor from one rank to another."""
-
-    peer: int
-    tag: int
-    value: str
-    rect: tuple[int, int, int, int] | None
-    """Pixels of the whole map; None for all of them."""
-    shape: tuple[int, ...]
-    samples: tuple[int, int]
-    """Of the microbatch."""
-
-
-def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool) -> list[Message]:
-    """Returns what a rank receives before, or sends after, an action, in order of posting."""
-    direction, back = plan.direction_of(action), action[0] == "B"
-    replica, _, stage, tile = plan.slot_of(rank, direction)
-    found = []
-    # A gradient leaves the stage that read the value and comes to the stage that made it.
-    for index, other, peers in links(plan, back)[stage, outgoing].get(tile, ()):
-        edge = plan.edges[index]
-        tag = (2 * index + back) * plan.total_microbatches + int(action[1:])
-        for there, box in peers:
-            peer = plan.rank_of(replica, direction, other, there)
-            found.append(_message(plan, edge, peer, tag, box))
-    return found
-
-
-Links = dict[tuple[int, bool], dict[int, list[tuple[int, int, list[tuple[int, list[int]]]]]]]
-"""(stage, whether outgoing) -> tile -> (edge, other stage, [(other tile, box)])."""
-
-
-def links(plan: Plan, back: bool) -> Links:
-    """Returns who is connected to whom, forward or backward."""
-    return plan.remember(("links", back), lambda: _links(plan, back))
-
-
-def halo_messages(
-    plan: Plan, rank: int, direction: int, op: CommOp, back: bool
-) -> tuple[list[Message], list[Message]]:
-    """Returns the pixels that a rank sends and receives at a node, in order of posting."""
-    replica, _, stage, tile = plan.slot_of(rank, direction)
-    n, channels, *_ = plan.graph.shape(op.value)
-    tag = _halo_tag(plan, stage, direction, op, back)
-    sends: list[Message] = []
-    receives: list[Message] = []
-    for source, target, r0, r1, c0, c1 in op.of_tile.get(tile, ()):
-        peer = plan.rank_of(replica, direction, stage, target if tile == source else source)
-        shape = (n, channels, r1 - r0, c1 - c0)
-        message = Message(peer, tag, op.value, (r0, r1, c0, c1), shape, (0, n))
-        (sends if (tile == source) != back else receives).append(message)
-    return sends, receives
-
 
 def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
-    """Yields everything that a rank communicates in one step, in order.
+    """Yields everything that a rank does in one step, in order.
 
     Args:
         plan: the plan.
@@ -127,90 +46,125 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
     """
     actions = plan.actions_of(rank)
     calls = itertools.count(1)
-    yield from _joined(_posts(plan, rank, actions[:1]), calls)
+    yield Event("barrier", -1, 0, what="the agreement to begin the step")
+    if plan.training:
+        yield Event("begin", -1, 0, what="the step")
+    for action in actions[:1]:
+        yield from edge_messages(plan, rank, action, outgoing=False, call=next(calls))
     for index, action in enumerate(actions):
-        later = actions[index + 1 : index + 2]
-        if order == AHEAD:
-            yield from _joined(_posts(plan, rank, later), calls)
-        for m in edge_messages(plan, rank, action, outgoing=False):
-            yield Event("wait_recv", m.peer, m.tag, what=_said(m, action), lane=_lane(plan, action))
-        yield from _inside(plan, rank, action, calls)
-        posts = [
-            _post("send", m, plan, _said(m, action), _lane(plan, action))
-            for m in edge_messages(plan, rank, action, outgoing=True)
-        ]
-        if order == JOINED:
-            posts += _posts(plan, rank, later)
-        yield from _joined(posts, calls)
+        later = actions[index + 1] if index + 1 < len(actions) else ""
+        if later and order == AHEAD:
+            yield from edge_messages(plan, rank, later, outgoing=False, call=next(calls))
+        for post in edge_messages(plan, rank, action, outgoing=False):
+            yield _wait_for(post)
+        yield from _begin_of_pass(plan, rank, action)
+        yield from _inside(plan, rank, action, calls, is_last=not later)
+        call = next(calls)
+        yield from edge_messages(plan, rank, action, outgoing=True, call=call)
+        if later and order == JOINED:
+            yield from edge_messages(plan, rank, later, outgoing=False, call=call)
+        yield Event("end", -1, 0, what=f"the end of {action}", part=Part(action))
     yield Event("wait_sends", -1, 0, what="its sends")
-    yield from _end_of_step(plan, rank)
-
-
-def _post(kind: str, message: Message, plan: Plan, what: str, lane: int) -> Event:
-    """Returns the send or receive of a message."""
-    return Event(kind, message.peer, message.tag, message.shape, plan.dtype, what, lane)
-
-
-def _lane(plan: Plan, action: str) -> int:
-    """Returns the lane of the messages between stages; those of halos come after them."""
-    return plan.direction_of(action)
-
-
-def _joined(posts: Iterable[Event], calls: Iterator[int]) -> Iterator[Event]:
-    """Yields sends and receives as one group call."""
-    number = next(calls)
-    for event in posts:
-        yield Event(*event[:-1], number)
-
-
-def _posts(plan: Plan, rank: int, actions: list[str]) -> Iterator[Event]:
-    """Yields the receives of an action."""
-    for action in actions:
-        for m in edge_messages(plan, rank, action, outgoing=False):
-            yield _post("recv", m, plan, _said(m, action), _lane(plan, action))
-
-
-def _inside(plan: Plan, rank: int, action: str, calls: Iterator[int]) -> Iterator[Event]:
-    """Yields what a rank says to the other tiles while it computes an action."""
-    for exchange in exchanges(plan, rank, action):
-        if exchange.op.kind == "halo":
-            yield from _joined(exchange.posts, calls)
-        yield from exchange.waits
-
-
-def exchanges(plan: Plan, rank: int, action: str) -> Iterator[Exchange]:
-    """Yields what belongs to each operation of :func:`inside`, on one rank; ``call`` is 0."""
-    direction = plan.direction_of(action)
-    stage = plan.stages[plan.slot_of(rank, direction).stage]
-    with_next = plan.remember(("with", stage.index), lambda: companions(plan.graph, stage))
-    posted: set[str] = set()
-    for op, back in inside(plan, stage, action[0] == "B"):
-        if op.kind == "halo":
-            posts, waits = _halo(plan, rank, op, back, action)
-            if not back:
-                posts = [] if name_of(op) in posted else posts
-                posted.discard(name_of(op))
-                later = with_next.get(name_of(op))
-                if later is not None:
-                    posts += _halo(plan, rank, later, back, action)[0]
-                    posted.add(name_of(later))
-            yield Exchange(op, back, posts, waits)
-        else:
-            group = tile_group(plan, rank, direction)
-            again = " again" if action[0] == "B" and not back else ""
-            what = f"{op.kind} of {op.node}{again} in {action}"
-            event = Event("collective", group, 0, (op.elements,), plan.dtype, what)
-            yield Exchange(op, back, [], [event])
+    if plan.training:
+        yield from _end_of_step(plan, rank)
 
 
 def inside(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
-    """Returns what the ranks of a stage say to each other in a pass, in order.
+    """Returns the communication between the ranks of a stage in a pass, in order.
 
     Returns:
         (operation, whether it is its way back). A backward pass of a stage with segments begins
         each of them with its forward operations once more.
     """
     return plan.remember(("inside", stage.index, back), lambda: _inside_of(plan, stage, back))
+
+
+def _wait_for(post: Event) -> Event:
+    """Returns the wait for a send or receive."""
+    kind, peer, tag, _, _, what, lane, mail, _, part, _ = post
+    return Event(f"wait_{kind}", peer, tag, (), "", what, lane, mail, 0, part)
+
+
+def _begin_of_pass(plan: Plan, rank: int, action: str) -> Iterator[Event]:
+    """Yields the reading of a microbatch, where images or targets are needed, and the pass."""
+    stage = plan.slot_of(rank, plan.direction_of(action)).stage
+    part = Part(action)
+    if action[0] == "F" and _reads(plan, stage):
+        yield Event("read", -1, 0, what=f"the microbatch of {action}", part=part)
+    kind = "backward" if action[0] == "B" else "forward"
+    yield Event(kind, -1, 0, what=f"pass {action}", part=part)
+
+
+def _reads(plan: Plan, stage: int) -> bool:
+    """Whether the ranks of a stage need images or targets."""
+
+    def make() -> bool:
+        compares = plan.training and stage == len(plan.stages) - 1
+        return compares or any(INPUT in node.inputs for node in plan.nodes(stage))
+
+    return plan.remember(("reads", stage), make)
+
+
+def _inside(
+    plan: Plan, rank: int, action: str, calls: Iterator[int], is_last: bool
+) -> Iterator[Event]:
+    """Yields what a rank exchanges while it computes an action.
+
+    The last backward pass completes the gradients, so the sums that are early are issued in it.
+    """
+    direction = plan.direction_of(action)
+    stage = plan.stages[plan.slot_of(rank, direction).stage]
+    with_next = plan.remember(("with", stage.index), lambda: companions(plan.graph, stage))
+    posted: set[str] = set()
+    sums = deque(_issues(plan, stage, action) if is_last and action[0] == "B" else ())
+    for op, back in inside(plan, stage, action[0] == "B"):
+        if sums:
+            done = _first_done(plan, stage, op, back)
+            while sums and plan.graph.position[sums[0].part.node] >= done:
+                yield sums.popleft()
+        if op.kind == "halo":
+            yield from _halo(plan, rank, op, back, action, with_next, posted, next(calls))
+            continue
+        again = " again" if action[0] == "B" and not back else ""
+        what = f"{op.kind} of {op.node}{again} in {action}"
+        part = Part(action, op.node, op.value, back, op_index(plan, stage.index, op))
+        group = tile_group(plan, rank, direction)
+        yield Event("collective", group, 0, (op.elements,), plan.dtype, what, part=part)
+    yield from sums
+
+
+def _halo(
+    plan: Plan,
+    rank: int,
+    op: CommOp,
+    back: bool,
+    action: str,
+    with_next: dict[str, CommOp],
+    posted: set[str],
+    call: int,
+) -> Iterator[Event]:
+    """Yields one exchange: receives and sends, which are posted together, then their waits.
+
+    The pixels of the next exchange may set out with these (``plan.halos.companions``); it is waited
+    for at its own node. ``posted`` holds the exchanges that have set out so.
+    """
+    direction, name = plan.direction_of(action), name_of(op)
+    sends, receives = halo_messages(plan, rank, direction, op, back, action=action, call=call)
+    if name not in posted:
+        yield from receives
+        yield from sends
+    later = None if back else with_next.get(name)
+    if not back:
+        posted.discard(name)
+    if later is not None:
+        others = halo_messages(
+            plan, rank, direction, later, back, action=action, node=op.node, call=call
+        )
+        yield from others[1]
+        yield from others[0]
+        posted.add(name_of(later))
+    for post in (*receives, *sends):
+        yield _wait_for(post)
 
 
 def _inside_of(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
@@ -229,79 +183,45 @@ def _inside_of(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]
     return found
 
 
-def _halo(
-    plan: Plan, rank: int, op: CommOp, back: bool, action: str
-) -> tuple[list[Event], list[Event]]:
-    """Returns one exchange: its receives and sends, which are posted together, and its waits."""
-    sends, receives = halo_messages(plan, rank, plan.direction_of(action), op, back)
-    what = f"the {'gradient of the ' if back else ''}halo of {op.node} in {action}"
-    lane = plan.num_directions + _lane(plan, action)
-    stage = plan.stages[plan.slot_of(rank, plan.direction_of(action)).stage]
-    most = mail_bytes(stage.num_ranks) // BYTES[plan.dtype]
-    posts, waits = [], []
-    for kind, messages in (("recv", receives), ("send", sends)):
-        for m in messages:
-            mail = math.prod(m.shape) <= most
-            posts.append(Event(kind, m.peer, m.tag, m.shape, plan.dtype, what, lane, mail))
-            waits.append(Event(f"wait_{kind}", m.peer, m.tag, (), "", what, lane, mail))
-    return posts, waits
+def _issues(plan: Plan, stage: Stage, action: str) -> Iterator[Event]:
+    """Yields the sums that are begun during the last backward pass, the last layer's first."""
+    for event, node in _gradient_events(plan, stage.index, "issue"):
+        if node:
+            yield event._replace(part=event.part._replace(action=action, node=node, back=True))
+
+
+def _first_done(plan: Plan, stage: Stage, op: CommOp, back: bool) -> int:
+    """Returns from which node on all gradients are complete when a pass comes to an operation.
+
+    The backward pass has done the nodes behind it; if the operation belongs to a segment that is
+    computed again, all nodes of the segments behind.
+    """
+    position = plan.graph.position[op.node]
+    if back:
+        return position + 1
+    return stage.segments[bisect.bisect_right(stage.segments, position)]
+
+
+def _gradient_events(plan: Plan, stage: int, kind: str) -> Iterator[tuple[Event, str]]:
+    """Yields (event, node) for each sum of a stage's gradients that has an event of this kind."""
+    sums = sums_of(plan, stage)
+    for index, one in enumerate(sums):
+        if one.alone == (kind == "collective"):
+            continue
+        count = f", part {index + 1} of {len(sums)}" if len(sums) > 1 else ""
+        what = f"gradients of stage {stage}{count}"
+        group, part = gradient_group(plan, stage), Part(number=index)
+        yield (
+            Event(kind, group, index, (one.elements,), wide_dtype(plan), what, part=part),
+            one.node,
+        )
 
 
 def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:
-    """Yields the sums of gradients, with the running statistics, over all holders of a stage."""
-    if not plan.training:
-        return
-    wide = "float64" if plan.dtype == "float64" else "float32"
+    """Yields the sums of gradients that are not under way yet, and what follows them."""
     for stage in held_stages(plan, rank):
-        group = gradient_group(plan, stage)
-        if num_holders(plan, stage) > 1:
-            shape = (plan.stages[stage].params,)
-            yield Event("collective", group, 1, shape, wide, f"gradients of stage {stage}")
-
-
-def _links(plan: Plan, back: bool) -> Links:
-    """Returns the tables of :func:`links`."""
-    found: Links = {(s.index, out): {} for s in plan.stages for out in (False, True)}
-    for index, edge in enumerate(plan.edges):
-        makes: dict[int, list[tuple[int, list[int]]]] = {}
-        reads: dict[int, list[tuple[int, list[int]]]] = {}
-        for source, target, *box in edge.back if back else edge.messages:
-            makes.setdefault(source, []).append((target, box))
-            reads.setdefault(target, []).append((source, box))
-        for tile, peers in makes.items():
-            found[edge.source, not back].setdefault(tile, []).append((index, edge.target, peers))
-        for tile, peers in reads.items():
-            found[edge.target, back].setdefault(tile, []).append((index, edge.source, peers))
-    return found
-
-
-def _message(plan: Plan, edge: Edge, peer: int, tag: int, box: list[int]) -> Message:
-    """Returns a message of an edge."""
-    shape = plan.graph.shape(edge.value)
-    n0, n1, r0, r1, c0, c1 = box
-    if edge.whole:
-        sizes = (n1 - n0, *shape[1:]) if shape else ()
-        return Message(peer, tag, edge.value, None, sizes, (n0, n1))
-    sizes = (n1 - n0, shape[1], r1 - r0, c1 - c0)
-    return Message(peer, tag, edge.value, (r0, r1, c0, c1), sizes, (n0, n1))
-
-
-def _halo_tag(plan: Plan, stage: int, direction: int, op: CommOp, back: bool) -> int:
-    """Returns the tag of an exchange; messages of one tag between two ranks stay in order."""
-    base = 2 * len(plan.edges) * plan.total_microbatches
-    return base + 2 * (2 * _halo_index(plan, stage)[id(op)] + direction) + back
-
-
-def _halo_index(plan: Plan, stage: int) -> dict[int, int]:
-    """Returns the position of each exchange of a stage, by its identity, in the whole plan."""
-
-    def make() -> dict[int, int]:
-        before = sum(len(other.comm) for other in plan.stages[:stage])
-        return {id(op): before + index for index, op in enumerate(plan.stages[stage].comm)}
-
-    return plan.remember(("halos", stage), make)
-
-
-def _said(message: Message, action: str) -> str:
-    """Returns what a message between stages is, in words."""
-    return f"{'the gradient of ' if action[0] == 'B' else ''}{message.value} in {action}"
+        yield from (event for event, node in _gradient_events(plan, stage, "issue") if not node)
+        yield from (event for event, _ in _gradient_events(plan, stage, "collective"))
+        yield from (event for event, _ in _gradient_events(plan, stage, "wait_issued"))
+    yield Event("statistics", -1, 0, what="the running statistics")
+    yield Event("optimise", -1, 0, what="the parameters")

@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hires.plan.event import Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
-from hires.plan.program import Event, events
+from hires.plan.program import events
 from hires.plan.proof.prove import creation
 from tests.helpers.threaded import Programs
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from pathlib import Path
@@ -20,23 +19,22 @@ from hires.core.errors import CommError
 from hires.core.ranks import mailbox_limits
 from hires.core.ranks.world import World
 from hires.engine.build import build_rank
-from hires.engine.run import run_step
 from hires.engine.verify import verify_rank
-from hires.parallel import collective, executor, gradients, halo, loss, norm
+from hires.parallel import cursor, gradients
 from hires.parallel.context import Context
-from hires.parallel.halo import Exchange, Frame, gather_window
+from hires.parallel.cursor import Cursor
+from hires.parallel.halo import Frame, exchange_of, gather_window
 from hires.parallel.window import Window
+from hires.plan import sums
+from hires.plan.event import ALONE, Event
 from hires.plan.groups import groups
 from hires.plan.plan import CommOp, Plan
+from hires.plan.posts import halo_messages
 from hires.plan.rules import window_axes_of
 
 
-def verify(
-    world: World, config: dict[str, Any], plan: dict[str, Any], folder: str, cores: int = 0
-) -> Any:
-    """Returns verify.json of one layout, on rank 0; ``cores`` are those that ranks believe in."""
-    if cores:
-        os.sched_getaffinity = lambda _: set(range(cores))
+def verify(world: World, config: dict[str, Any], plan: dict[str, Any], folder: str) -> Any:
+    """Returns verify.json of one layout, on rank 0."""
     settings = from_dict(config)
     comm.start(world, 60, settings.comm.shared_memory)
     engine = build_rank(settings, Plan.from_dict(plan), world.rank, 1)
@@ -61,7 +59,8 @@ def adjoints(
     """Returns :func:`adjoint` of several exchanges, one after the other."""
     comm.start(world, 60)
     made = Plan.from_dict(plan)
-    context = Context(made, world.rank, comm.make_groups(groups(made), 1))
+    place = Cursor([], comm.make_groups(groups(made), 1))
+    context = Context(made, world.rank, place.groups, place)
     found = []
     for node in nodes:
         op = next(op for op in context.stage.comm if op.node == node and op.kind == "halo")
@@ -73,6 +72,8 @@ def adjoints(
 
 def _adjoint(context: Context, op: CommOp, seed: int) -> tuple[float, float]:
     """Returns both products of one exchange."""
+    context.cursor.events = exchange_events(context, op)
+    context.cursor.restart()
     generator = torch.Generator().manual_seed(seed + context.rank)
     n, channels, *_ = context.plan.graph.shape(op.value)
     r0, r1, c0, c1 = context.extent(op.value)
@@ -88,10 +89,20 @@ def _adjoint(context: Context, op: CommOp, seed: int) -> tuple[float, float]:
     return forward, float((x.detach() * x.grad).sum())
 
 
+def exchange_events(context: Context, op: CommOp) -> list[Event]:
+    """Returns the events of one exchange alone, forward and back."""
+    made = [Event("end", -1, 0)]
+    for back in (True, False):
+        sends, receives = halo_messages(context.plan, context.rank, 0, op, back)
+        posts = [*receives, *sends]
+        made = [*posts, *(post._replace(kind=f"wait_{post.kind}") for post in posts), *made]
+    return made
+
+
 def _linear_part(context: Context, op: CommOp, reader: str, values: dict[str, Any]) -> Tensor:
     """Returns what a reader of an exchange computes from its pixels: a convolution, or them."""
     node = context.plan.graph.by_name[reader]
-    exchange = Exchange(context, op, leads=False)
+    exchange = exchange_of(context, op)
     if window_axes_of(node, context.plan.graph) is None:
         frame = Frame(exchange.own, context.extent(reader), exchange.size)
         return gather_window(values[op.value], exchange.borrow(values, reader), frame)
@@ -188,38 +199,30 @@ def silent_peer(world: World) -> str:
 
 
 def logged_step(
-    world: World, config: dict[str, Any], plan: dict[str, Any], mail_bytes: int
+    world: World,
+    config: dict[str, Any],
+    plan: dict[str, Any],
+    mail_bytes: int,
+    alone_bytes: int,
+    swapped: tuple[int, int, int] | None = None,
 ) -> list[tuple]:
     """Returns what a rank really does in one step and before it, in order.
 
     (``create``, ranks), (``send`` or ``recv``, peer, tag, shape, whether through memory),
-    (``wait_send`` or ``wait_recv``, peer, tag), (``collective`` or ``gradients``, ranks).
+    (``wait_send`` or ``wait_recv``, peer, tag), (``collective``, ``issue`` or ``wait_issued``,
+    ranks, numbers), and the kinds of what concerns no other rank, with its action.
 
     Args:
         world: this rank and where the ranks meet.
         config: of the run, as plain values.
         plan: the same.
         mail_bytes: largest message that goes through memory.
+        alone_bytes: smallest gradient that travels alone.
+        swapped: a rank, and two positions among its events that change places.
     """
     mailbox_limits.MAIL_BYTES = mail_bytes
+    sums.ALONE_BYTES = alone_bytes
     log: list[tuple] = []
-
-    def logging(kind: str, function: Any) -> Any:
-        def call(tensor: Tensor, where: Any, *rest: Any, **named: Any) -> Any:
-            if kind not in ("send", "recv"):
-                log.append((kind, tuple(where.ranks)))
-                return function(tensor, where, *rest, **named)
-            tag = named.get("tag", rest[0] if rest else 0)
-            group = rest[1] if len(rest) > 1 else None
-            through_memory = runtime._memory_for(tensor, group) is not None
-            log.append((kind, where, tag, tuple(tensor.shape), through_memory))
-            handle = function(tensor, where, *rest, **named)
-            wait = handle.wait
-            handle.wait = lambda: (log.append((f"wait_{kind}", where, tag)), wait())
-            return handle
-
-        return call
-
     create = dist.new_group
 
     def creating(ranks: list[int] | None = None, **named: Any) -> Any:
@@ -229,18 +232,63 @@ def logged_step(
         return create(ranks, **named)
 
     dist.new_group = creating
-    for module in (executor, halo):
-        module.isend = logging("send", comm.isend)
-        module.irecv = logging("recv", comm.irecv)
-    for module in (norm, collective):
-        module.all_gather = logging("collective", comm.all_gather)
-    loss.all_reduce = logging("collective", comm.all_reduce)
-    gradients.all_reduce = logging("gradients", comm.all_reduce)
-    gradients.all_reduce_coalesced = logging("gradients", comm.all_reduce_coalesced)
+    _log_messages(log)
     comm.start(world, 60)
     engine = build_rank(from_dict(config), Plan.from_dict(plan), world.rank, 1)
-    run_step(engine)
+    walk = engine.executor.cursor
+    if swapped is not None and swapped[0] == world.rank:
+        events = list(walk.events)
+        _, one, other = swapped
+        events[one], events[other] = events[other], events[one]
+        walk.events = events
+    for kind, method in engine.executor.methods.items():
+        if kind in ALONE:
+            engine.executor.methods[kind] = _logged_first(log, method)
+    engine.executor.begin(lambda: not log.append(("barrier", "")))
+    engine.executor.step(engine.loader)
     engine.loader.close()
     comm.barrier()
     comm.shutdown()
     return log
+
+
+def _logged_first(log: list[tuple], method: Any) -> Any:
+    """Returns a method of the executor that logs its event first."""
+    return lambda event: (log.append((event.kind, event.part.action)), method(event))
+
+
+def _log_messages(log: list[tuple]) -> None:
+    """Logs every message of this process inside a step."""
+
+    def posting(kind: str, function: Any) -> Any:
+        def call(tensor: Tensor, peer: int, tag: int, group: Any = None) -> Any:
+            through_memory = runtime._memory_for(tensor, group) is not None
+            log.append((kind, peer, tag, tuple(tensor.shape), through_memory))
+            handle = function(tensor, peer, tag, group)
+            wait = handle.wait
+            handle.wait = lambda: (log.append((f"wait_{kind}", peer, tag)), wait())
+            return handle
+
+        return call
+
+    def meeting(function: Any) -> Any:
+        def call(tensors: Any, group: Any, wait: bool = True) -> Any:
+            listed = tensors if isinstance(tensors, list) else [tensors]
+            size = sum(tensor.numel() for tensor in listed)
+            log.append(("collective" if wait else "issue", tuple(group.ranks), size))
+            if wait:
+                return function(tensors, group)
+            handle = function(tensors, group, wait=False)
+            finish = handle.wait
+            done = ("wait_issued", tuple(group.ranks), size)
+            handle.wait = lambda: (log.append(done), finish())
+            return handle
+
+        return call
+
+    cursor.isend = posting("send", comm.isend)
+    cursor.irecv = posting("recv", comm.irecv)
+    cursor.all_gather = meeting(comm.all_gather)
+    cursor.all_reduce = meeting(comm.all_reduce)
+    gradients.all_reduce = meeting(comm.all_reduce)
+    gradients.all_reduce_coalesced = meeting(comm.all_reduce_coalesced)

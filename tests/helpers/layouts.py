@@ -37,10 +37,11 @@ def plan_of(config: RunConfig) -> Plan:
     return make_plan(config, trace_config(config))
 
 
-def verified(folder: Path, cores: int = 0, **keys: Any) -> dict[str, Any]:
-    """Returns verify.json of a layout that ran on ranks that believe in so many cores."""
+def verified(folder: Path, gradients: str = "", **keys: Any) -> dict[str, Any]:
+    """Returns verify.json of a layout that ran on ranks; ``gradients`` replaces the plan's way."""
     config = config_of(**keys)
     plan = plan_of(config)
+    plan.gradients = gradients or plan.gradients
     assert plan.ok, plan.findings
-    given = (to_dict(config), plan.to_dict(), str(folder), cores)
+    given = (to_dict(config), plan.to_dict(), str(folder))
     return run_ranks(verify, plan.world, *given)[0]

@@ -15,8 +15,9 @@ from hires import comm, worker
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.world import World
 from hires.core.store import attempts, file_names, records, rundir
-from hires.engine import checkpoint, run, stopping, tensorfile
+from hires.engine import checkpoint, stopping, tensorfile
 from hires.engine.memory_meter import PeakMeter
+from hires.parallel.executor import Executor, StepResult
 from hires.plan.plan import Plan
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
@@ -31,18 +32,17 @@ def rank_of_attempt(world: World, folder: str, stop_at: int | None) -> int:
     """
     stopping.hold_back()
     comm.start(world, 60)
-    step, done = run.run_step, [0]
+    step = Executor.step
 
-    def counted(engine: Any) -> float | None:
-        if engine.recorder.next_step + 1 == stop_at and world.rank == world.size - 1:
+    def counted(executor: Executor, feed: Any) -> StepResult:
+        if executor.recorder.next_step + 1 == stop_at and world.rank == world.size - 1:
             os.kill(os.getpid(), stopping.SIGNAL)
-        done[0] += 1
-        return step(engine)
+        return step(executor, feed)
 
-    run.run_step = counted
+    Executor.step = counted  # type: ignore[method-assign, assignment]
     config = records.read_config(folder)
     plan = Plan.from_dict(records.read_plan(folder))
-    code = worker._go(Path(folder), config, plan, world, PeakMeter(config))
+    code = worker.run_attempt(Path(folder), config, plan, world, PeakMeter(config))
     comm.shutdown()
     return code
 

@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from hires.core.ranks.mailbox_limits import SLOTS
-from hires.plan.program import Event
+from hires.plan.event import ALONE, Event
 from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
 from tests.helpers.threads import HARD_TIMEOUT_S, Threads
 
@@ -63,6 +63,7 @@ class Execution(Threads):
             defaultdict(deque) for _ in programs
         ]
         self.meetings: dict[int, dict[int, Event]] = defaultdict(dict)
+        self.sums: dict[tuple[int, int], dict[int, Event]] = defaultdict(dict)
         self.ended: set[int] = set()
         self.outcome = Outcome()
 
@@ -93,6 +94,12 @@ class Execution(Threads):
                     return
             elif event.kind in ("wait_send", "wait_sends"):
                 self.wait(lambda event=event: self.all_sent(rank, event))  # type: ignore[misc]
+            elif event.kind == "issue":
+                self.issue(rank, event)
+            elif event.kind == "wait_issued":
+                self.wait(lambda event=event: self.is_summed(rank, event))  # type: ignore[misc]
+            elif event.kind in ALONE:
+                pass
             else:
                 self.meet(rank, event)
             at += len(call)
@@ -150,7 +157,7 @@ class Execution(Threads):
 
     def meet(self, rank: int, event: Event) -> None:
         """Comes to a collective, and waits until all members have."""
-        members = self.members[event.peer]
+        members = self.members[event.peer] if event.kind != "barrier" else range(len(self.programs))
         if rank not in members:
             self.outcome.wrong.append(f"{rank} is not in group {event.peer}")
             return
@@ -163,6 +170,19 @@ class Execution(Threads):
             self.changed()
         else:
             self.wait(lambda: self.meetings.get(event.peer) is not present)
+
+    def issue(self, rank: int, event: Event) -> None:
+        """Begins a sum and goes on."""
+        present = self.sums[event.peer, event.tag]
+        present[rank] = event
+        if len(set(present.values())) > 1:
+            self.outcome.wrong.append(f"sums {present}")
+        self.changed()
+
+    def is_summed(self, rank: int, event: Event) -> bool:
+        """Whether all members have begun a sum that this rank has begun."""
+        present = self.sums[event.peer, event.tag]
+        return rank in present and len(present) == len(self.members[event.peer])
 
 
 class MailExecution(Execution):

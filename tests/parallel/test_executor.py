@@ -1,14 +1,16 @@
-"""The engine executes exactly the list that the plan proved: groups, messages, waits, in order."""
+"""The executor runs the list that the plan proved: groups, passes, messages, waits, sums."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from hires.comm import shared
-from hires.core.config.run_config import to_dict
+from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.ranks import mailbox_limits
+from hires.plan import sums
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
@@ -62,52 +64,112 @@ def test_large_halos_go_round_the_memory_as_the_plan_says(monkeypatch: pytest.Mo
     }
 
 
-def check(parallel: dict[str, Any], memory: dict[str, Any], net: str = "zoo") -> Plan:
+@pytest.mark.parametrize("gradients", ["early", "late"])
+@pytest.mark.parametrize("checkpoint", ["none", "block"])
+def test_large_gradients_are_summed_where_the_plan_has_them(
+    gradients: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+):
+    # Nearly every weight of this network travels alone.
+    monkeypatch.setattr(sums, "ALONE_BYTES", 256)
+    plan = check({"tiles": [2, 1]}, {"checkpoint": checkpoint}, gradients=gradients)
+    program = [event.kind for event in events(plan, 0)]
+    inside = program[program.index("backward") : program.index("wait_sends")]
+    assert ("issue" in inside) == (gradients == "early")
+    assert program.count("issue") == program.count("wait_issued") > 3
+
+
+@pytest.mark.parametrize(
+    ("parallel", "kinds"),
+    [
+        ({"tiles": [1, 3]}, ("send", "send")),
+        ({"tiles": [1, 3]}, ("recv", "send")),
+        ({"tiles": [1, 3]}, ("wait_recv", "wait_recv")),
+        ({"stages": 3, "microbatches": 2}, ("recv", "recv")),
+    ],
+)
+def test_events_that_change_places_in_the_plan_do_in_the_run(
+    parallel: dict[str, Any], kinds: tuple[str, str]
+):
+    plan, config = planned(parallel, {})
+    program = [*events(plan, 1)]
+    first, second = next(
+        (i, j)
+        for i, one in enumerate(program)
+        for j, other in enumerate(program[i + 1 : i + 8], start=i + 1)
+        if (one.kind, other.kind) == kinds and (one.peer, one.tag) != (other.peer, other.tag)
+        if all(event.part.node == one.part.node for event in program[i : j + 1])
+        if all(event.kind in kinds for event in program[i : j + 1])
+    )
+    before = run_ranks(logged_step, plan.world, *given(plan, config))[1]
+    after = run_ranks(logged_step, plan.world, *given(plan, config), (1, first, second))[1]
+    assert before == planned_log(plan, 1)
+    assert after == planned_log(plan, 1, (first, second))
+    assert after != before
+
+
+def test_operator_that_comes_before_its_event_ends_the_run():
+    plan, config = planned({"tiles": [2, 1]}, {})
+    program = [*events(plan, 0)]
+    norms = [i for i, event in enumerate(program) if event.what.startswith("norm")]
+    swap = (0, norms[0], norms[1])
+    with pytest.raises(Exception, match="where the plan has norm of"):
+        run_ranks(logged_step, plan.world, *given(plan, config), swap)
+
+
+def check(parallel: dict[str, Any], memory: dict[str, Any], net: str = "zoo", **facts: Any) -> Plan:
     """Compares the plan of a layout with the log of its ranks."""
+    plan, config = planned(parallel, memory, net)
+    for name, value in facts.items():
+        setattr(plan, name, value)
+    logs = run_ranks(logged_step, plan.world, *given(plan, config))
+    for rank, log in enumerate(logs):
+        assert log == planned_log(plan, rank)
+    return plan
+
+
+def planned(
+    parallel: dict[str, Any], memory: dict[str, Any], net: str = "zoo"
+) -> tuple[Plan, RunConfig]:
+    """Returns the plan of a layout, and its config."""
     model = {"name": "custom", "target": f"tests.helpers.custom_nets:{net}"}
     data = {"classes": 5, "length": 16}
     config = config_of(
         image=[37, 41], batch=4, model=model, data=data, parallel=parallel, memory=memory
     )
-    plan = plan_of(config)
-    logs = run_ranks(
-        logged_step, plan.world, to_dict(config), plan.to_dict(), mailbox_limits.MAIL_BYTES
-    )
-    for rank, log in enumerate(logs):
-        assert _once(log) == _once(_planned(plan, rank))
-    return plan
+    return plan_of(config), config
 
 
-def _planned(plan: Plan, rank: int) -> list[tuple]:
-    """Returns all that the plan says of a rank, in order."""
-    planned: list[tuple] = []
-    open_sends: list[tuple[int, int]] = []
-    for event in [*creation(groups(plan), rank), *events(plan, rank)]:
+def given(plan: Plan, config: RunConfig) -> tuple[Any, ...]:
+    """Returns what ``logged_step`` takes, but for the world."""
+    return to_dict(config), plan.to_dict(), mailbox_limits.MAIL_BYTES, sums.ALONE_BYTES
+
+
+def planned_log(plan: Plan, rank: int, swapped: tuple[int, int] | None = None) -> list[tuple]:
+    """Returns all that the plan has of a rank, in order, as ``logged_step`` logs it."""
+    log: list[tuple] = []
+    open_sends: dict[tuple[int, int], int] = {}
+    members, program = groups(plan), [*events(plan, rank)]
+    if swapped is not None:
+        one, other = swapped
+        program[one], program[other] = program[other], program[one]
+    for event in [*creation(members, rank), *program]:
+        key = event.peer, event.tag
         if event.kind in ("send", "recv"):
             through_memory = event.mail and shared.supported()
-            planned.append((event.kind, event.peer, event.tag, event.shape, through_memory))
-            open_sends += [(event.peer, event.tag)] * (event.kind == "send")
+            log.append((event.kind, *key, event.shape, through_memory))
+            if event.kind == "send":
+                open_sends[key] = open_sends.get(key, 0) + 1
         elif event.kind == "wait_sends":
-            # The engine has a handle for each send: it waits for one after the other.
-            planned += [("wait_send", *send) for send in open_sends]
+            # One after the other, each with a handle of its own.
+            log += [("wait_send", *k) for k, count in open_sends.items() for _ in range(count)]
         elif event.kind in ("wait_send", "wait_recv"):
-            planned.append((event.kind, event.peer, event.tag))
+            log.append((event.kind, *key))
             if event.kind == "wait_send":
-                open_sends.remove((event.peer, event.tag))
-        else:
-            gradients = event.what.startswith("gradients")
-            kind = "gradients" if gradients else event.kind
-            planned.append((kind, tuple(groups(plan)[event.peer])))
-    return planned
-
-
-def _once(log: list[tuple]) -> list[tuple]:
-    """Returns a log in which the sums of a group's gradients, one per tensor or bucket, are one.
-
-    They may be several: all members issue them in one order, so the plan has one for all.
-    """
-    return [
-        entry
-        for index, entry in enumerate(log)
-        if entry[0] != "gradients" or entry not in log[:index]
-    ]
+                open_sends[key] -= 1
+        elif event.kind == "create":
+            log.append(("create", tuple(members[event.peer])))
+        elif event.kind in ("collective", "issue", "wait_issued"):
+            log.append((event.kind, tuple(members[event.peer]), math.prod(event.shape)))
+        elif event.kind != "end":
+            log.append((event.kind, event.part.action))
+    return log

@@ -165,10 +165,14 @@ def test_halo_taller_than_the_tile_is_borrowed_from_beyond_the_neighbour(tmp_pat
 
 
 @pytest.mark.parametrize("parallel", [{"replicas": 2, "microbatches": 2}, {"tiles": [2, 1]}])
-def test_gradients_that_set_out_during_the_backward_pass(parallel: dict[str, Any], tmp_path: Path):
-    # Ranks that believe in spare cores sum gradients of 1 MiB and more as they come.
+@pytest.mark.parametrize("gradients", ["early", "late"])
+def test_large_gradients_that_travel_alone(
+    gradients: str, parallel: dict[str, Any], tmp_path: Path
+):
+    # Early: gradients of 1 MiB and more set out during the last backward pass.
     keys = {"model": {"name": "resnet", "depth": 18, "classes": 4}, "parallel": parallel}
-    check(tmp_path, image=[64, 40], batch=4, comm={"shared_memory": False}, cores=64, **keys)
+    comm = {"shared_memory": False}
+    check(tmp_path, image=[64, 40], batch=4, comm=comm, gradients=gradients, **keys)
 
 
 def test_tiles_without_shared_memory(tmp_path: Path):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from hires.plan.event import Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
-from hires.plan.program import Event, events
+from hires.plan.program import events
 from hires.plan.proof.machine import run_machine
 from hires.plan.proof.prove import verify
 from tests.helpers.small_plans import LAYOUTS, plan_of

@@ -11,10 +11,11 @@ import pytest
 
 from hires.core.config.run_config import PrecisionConfig
 from hires.core.errors import PlanError
+from hires.plan.event import BYTES
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from hires.plan.program import BYTES, events
+from hires.plan.program import events
 from hires.plan.proof.machine import run_machine
 from hires.plan.proof.prove import prove
 from tests.helpers.small_plans import LAYOUTS, config_of, forked, plan_of

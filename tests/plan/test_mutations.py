@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 
 from hires.core.ranks.mailbox_limits import SLOTS
-from hires.plan.program import AHEAD, JOINED, Event
+from hires.plan.event import Event
+from hires.plan.program import AHEAD, JOINED
 from hires.plan.proof import machine, mailboxes
 from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
 from hires.plan.proof.rendezvous import Rendezvous

@@ -13,7 +13,7 @@ def uses_batch_statistics(node: Node) -> bool:
 
 def updates_statistics(node: Node) -> bool:
     """Whether a node also updates running statistics, as batch norms with ``running_mean`` do."""
-    return uses_batch_statistics(node) and bool(node.args["running_mean"])
+    return uses_batch_statistics(node) and bool(node.args.get("running_mean"))
 
 
 def _mean_and_variance(node: Node, shape: list[int]) -> int:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hires.plan.event import MEETINGS
 from hires.plan.proof.stuck import Coming, Waiter
-from hires.plan.proof.walk import MEETINGS, Walk, spoken
+from hires.plan.proof.walk import Walk, spoken
+
+GATHERED = (*MEETINGS, "wait_issued")
+"""Events that end when all members of a group have come."""
 
 
 def explain(walk: Walk) -> list[str]:
@@ -60,9 +64,9 @@ def _follow(walk: Walk, coming: Coming, starts: list[Waiter]) -> tuple[list[Wait
 def _blockers(walk: Walk, coming: Coming, waiter: Waiter) -> list[Waiter]:
     """Returns what holds a waiter up and cannot go on itself."""
     event = walk.next_of(waiter.rank)
-    if waiter.peer is None and event is not None and event.kind in MEETINGS:
-        absent = walk.absent(event)
-        return [Waiter(rank) for rank in absent if coming.has(event.kind, rank, event.peer)]
+    if waiter.peer is None and event is not None and event.kind in GATHERED:
+        absent = walk.absent(waiter.rank, event)
+        return [Waiter(rank) for rank in absent if coming.meets(rank, event.peer)]
     if _is_too_early(walk, waiter):
         assert event is not None
         return [waiter] if coming.has("recv", waiter.rank, event.peer, event.tag) else []
@@ -88,8 +92,11 @@ def _rank_sentence(walk: Walk, rank: int) -> str:
     """Says what a rank waits for."""
     event = walk.next_of(rank)
     assert event is not None
-    if event.kind in MEETINGS:
-        return f"rank {rank} waits for rank {_listed(walk.absent(event))} to join {spoken(event)}"
+    if event.kind in GATHERED:
+        absent = walk.absent(rank, event)
+        if not absent:
+            return f"rank {rank} waits for {spoken(event)}, which it has not begun"
+        return f"rank {rank} waits for rank {_listed(absent)} to join {spoken(event)}"
     if event.kind == "wait_recv":
         early = ", which it has not begun to receive" if _is_too_early(walk, Waiter(rank)) else ""
         return f"rank {rank} waits for {spoken(event)} from rank {event.peer}{early}"
@@ -114,12 +121,12 @@ def _never_waited_for(walk: Walk, coming: Coming) -> list[str]:
 def _incomplete(walk: Walk, coming: Coming) -> list[str]:
     """Returns the collectives to which some members do not come at all."""
     found = []
-    for group, present in walk.meeting.items():
+    for (group, _), present in walk.meeting.items():
         rank, event = next(iter(present.items()))
         missing = [
             member
             for member in walk.members[group]
-            if member not in present and not coming.has(event.kind, member, group)
+            if member not in present and not coming.meets(member, group)
         ]
         if missing:
             text = f"rank {rank} calls {spoken(event)}, but rank {_listed(missing)} of its group"

@@ -44,7 +44,7 @@ Source:
 
 from __future__ import annotations
 
-from hires.plan.program import Event
+from hires.plan.event import Event
 from hires.plan.proof.explain import explain
 from hires.plan.proof.mailboxes import Mailboxes
 from hires.plan.proof.rendezvous import Rendezvous

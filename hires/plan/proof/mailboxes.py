@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hires.core.ranks.mailbox_limits import SLOTS
-from hires.plan.program import Event
+from hires.plan.event import Event
 from hires.plan.proof.rendezvous import Rendezvous
 from hires.plan.proof.stuck import Coming, Waiter
 from hires.plan.proof.walk import extra, not_received, not_sent, spoken

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hires.plan.event import Event
 from hires.plan.groups import groups
 from hires.plan.plan import Finding, Plan
-from hires.plan.program import AHEAD, JOINED, Event, events
+from hires.plan.program import AHEAD, JOINED, events
 from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
 from hires.plan.proof.walk import Proof
+from hires.plan.sums import sums_of
 
 BACKENDS = {"gloo": (RENDEZVOUS, MAILBOXES), "mpi": (RENDEZVOUS,), "nccl": (SEPARATE,)}
 """How a backend's messages meet. A plan must be right under each of them: whether ranks share
@@ -87,8 +89,9 @@ def prove(plan: Plan, semantics: str = RENDEZVOUS, order: str = AHEAD) -> Proof:
 def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdict]:
     """Yields the verdict on a plan for each (semantics, order of posting)."""
     made: dict[str, tuple[list[list[Event]], list[list[int]]]] = {}
-    # Every replica does the same, but all meet in one gradient collective for each stage.
-    joint = len(plan.stages) if plan.training and plan.num_replicas > 1 else 0
+    # Every replica does the same, but all meet in the sums of gradients.
+    joint = sum(len(sums_of(plan, stage.index)) for stage in plan.stages)
+    joint = joint if plan.num_replicas > 1 else 0
     for semantics, order in ways:
         began = time.perf_counter()
         with _no_collection():

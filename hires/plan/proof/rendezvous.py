@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from hires.plan.program import Event
+from hires.plan.event import Event
 from hires.plan.proof.stuck import Coming, Waiter
 from hires.plan.proof.walk import Channel, Walk, not_received, not_sent
 

@@ -6,13 +6,14 @@ together name the message that has one side only, and the rank that all others w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hires.core.ranks.activity import RankStatus
+from hires.plan.event import POSTS, Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
-from hires.plan.program import Event, events
+from hires.plan.program import events
 
 OF_ALL = ("a barrier", "the rendezvous", "an agreement")
 """How the waits of all ranks together begin."""
@@ -108,9 +109,9 @@ def stall(plan: Plan, told: Mapping[int, RankStatus], world: int) -> Stall:
 def _wait(plan: Plan, told: Mapping[int, RankStatus], here: RankStatus, world: int) -> Wait:
     """Returns what a rank waits for, in the plan's words where the plan knows it."""
     event = _event(plan, here)
-    if event is not None and event.kind != "collective":
+    if event is not None and event.kind in POSTS:
         there = told.get(here.peer)
-        passed = there is not None and _is_past(plan, there, here.step, _action_of(event, here))
+        passed = there is not None and _is_past(plan, there, here.step, event.part.action)
         return Wait(
             here.rank,
             event.what,
@@ -154,7 +155,7 @@ def _event(plan: Plan, here: RankStatus) -> Event | None:
         if (event.kind, event.peer, event.tag) == (kind, here.peer, here.tag)
     ]
     # Halos of all microbatches have one tag: the action tells them apart.
-    inside = [event for event in found if event.what.endswith(f" in {here.action}")]
+    inside = [event for event in found if event.part.action == here.action]
     return next(iter(inside or found), None)
 
 
@@ -163,25 +164,15 @@ def _collective(plan: Plan, here: RankStatus) -> Event | None:
     members = groups(plan)
     found = [
         event
-        for event in _of_action(plan, here)
-        if event.kind == "collective" and list(members[event.peer]) == here.ranks
+        for event in events(plan, here.rank)
+        if event.kind in ("collective", "issue")
+        and event.part.action == here.action
+        and list(members[event.peer]) == here.ranks
     ]
-    if not here.action:
-        return found[0] if len(found) == 1 else None
+    if not here.action:  # the sums of one stage's gradients, which no rank counts
+        return found[0]._replace(what=found[0].what.partition(",")[0]) if found else None
+    found = [event for event in found if event.kind == "collective"]
     return found[here.nth] if 0 <= here.nth < len(found) else None
-
-
-def _of_action(plan: Plan, here: RankStatus) -> Iterator[Event]:
-    """Yields the events of a rank's present action; outside all actions those of the step's end."""
-    for event in events(plan, here.rank):
-        tail = event.what.rpartition(" in ")[2] if " in " in event.what else ""
-        if tail == here.action:
-            yield event
-
-
-def _action_of(event: Event, here: RankStatus) -> str:
-    """Returns the action to which a message belongs."""
-    return event.what.rpartition(" in ")[2] if " in " in event.what else here.action
 
 
 def _is_past(plan: Plan, there: RankStatus, step: int, action: str) -> bool:

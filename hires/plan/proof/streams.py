@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass
 
-from hires.plan.program import Event
+from hires.plan.event import Event
 from hires.plan.proof.stuck import Coming, Waiter
 from hires.plan.proof.walk import Walk, extra, not_received, not_sent, spoken
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hires.plan.program import Event
+from hires.plan.event import MEETINGS, Event
 
 
 class Waiter(NamedTuple):
@@ -37,6 +37,10 @@ class Coming:
         if tag is None:
             return (kind, rank, peer) in self._posts
         return (kind, rank, peer, tag) in self._tagged
+
+    def meets(self, rank: int, group: int) -> bool:
+        """Whether a rank would come to a collective of a group, or begin a sum."""
+        return any(self.has(kind, rank, group) for kind in (*MEETINGS, "issue"))
 
     def posts(self, kind: str, rank: int, peer: int) -> list[Event]:
         """Returns all such events, in order."""

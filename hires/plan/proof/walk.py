@@ -1,7 +1,13 @@
-"""How do ranks walk through their programs and meet? What all semantics of messages share.
+"""Walks all ranks through their programs: what every semantics of messages shares.
 
 Ranks, collectives and waits are here; when a posted message begins and ends is up to
 ``hires.plan.proof.rendezvous``, ``hires.plan.proof.mailboxes`` and ``hires.plan.proof.streams``.
+
+The collectives of a group meet in the order in which each member comes to them. A member that has
+issued a sum goes on, so it may be several meetings ahead of the others:
+
+    rank 0   issue a   issue b   wait a ...      meeting 0: both have come, complete
+    rank 1   issue a   (computes)                meeting 1: rank 1 is absent
 """
 
 from __future__ import annotations
@@ -11,14 +17,16 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hires.plan.program import Event
+from hires.plan.event import ALONE, MEETINGS, Event
 from hires.plan.proof.stuck import Coming, Waiter
 
 Channel = tuple[int, int, int]
 """(source, target, tag)."""
 
-MEETINGS = ("collective", "create")
-"""Events to which all members of a group come."""
+Meeting = tuple[int, int]
+"""(group, number): the collectives of a group, counted as each member comes to them."""
+WORLD = -1
+"""The group of all ranks."""
 
 
 @dataclass
@@ -37,12 +45,15 @@ class Walk(ABC):
 
     def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
         self.programs = programs
-        self.members = [dict.fromkeys(ranks) for ranks in members]
+        self.members = dict(enumerate(dict.fromkeys(ranks) for ranks in members))
+        self.members[WORLD] = dict.fromkeys(range(len(programs)))
         self.at = [0] * len(programs)
         self.ready: deque[int] = deque()
         self.arrived: dict[Channel, deque[Event]] = {}  # received, not waited for yet
         self.open_sends: list[dict[Channel, deque[Event]]] = [{} for _ in programs]
-        self.meeting: dict[int, dict[int, Event]] = {}
+        self.meeting: dict[Meeting, dict[int, Event]] = {}
+        self.calls: dict[tuple[int, int], int] = {}  # by (rank, group): meetings it has come to
+        self.issued: dict[tuple[int, int, int], deque[Meeting]] = {}  # by (rank, group, tag)
         self.proof = Proof()
 
     def run(self) -> None:
@@ -59,9 +70,19 @@ class Walk(ABC):
         program, at = self.programs[rank], self.at[rank]
         return program[at] if at < len(program) else None
 
-    def absent(self, event: Event) -> list[int]:
-        """Returns the members of a group that have not come to its collective."""
-        present = self.meeting.get(event.peer, {})
+    def joined(self, rank: int, event: Event) -> Meeting | None:
+        """Returns the open meeting that holds a rank up: a collective, or a sum that it issued."""
+        if event.kind == "wait_issued":
+            begun = self.issued.get((rank, event.peer, event.tag))
+            return begun[0] if begun else None
+        return event.peer, self.calls.get((rank, event.peer), 0)
+
+    def absent(self, rank: int, event: Event) -> list[int]:
+        """Returns the members of a group that have not come to the collective of a rank."""
+        meeting = self.joined(rank, event)
+        if meeting is None:
+            return []
+        present = self.meeting.get(meeting, {})
         return [member for member in self.members[event.peer] if member not in present]
 
     @abstractmethod
@@ -103,8 +124,13 @@ class Walk(ABC):
 
     def _step(self, rank: int, event: Event) -> bool:
         """Executes one event; returns whether the rank may go on."""
-        if event.kind in MEETINGS:
+        if event.kind in MEETINGS or event.kind == "issue":
             return self._meet(rank, event)
+        if event.kind == "wait_issued" and not self._is_summed(rank, event):
+            return False
+        if event.kind in ALONE or event.kind == "wait_issued":
+            self.at[rank] += 1
+            return True
         steps = 1
         if event.kind in ("send", "recv"):
             steps = self.post(rank, event)
@@ -158,23 +184,42 @@ class Walk(ABC):
         return bool(sends) and (event.kind == "wait_sends" or bool(self.unmet(rank, event)))
 
     def _meet(self, rank: int, event: Event) -> bool:
-        """Lets a collective happen when all members have come to it."""
-        members = self.members[event.peer] if 0 <= event.peer < len(self.members) else {}
+        """Brings a rank to a collective, which happens when all members have come.
+
+        Returns whether the rank may go on: one that has only issued a sum need not wait.
+        """
+        members = self.members.get(event.peer, {})
         if rank not in members:
             text = f"rank {rank} is no member of the group {list(members)} of {spoken(event)}"
             self.proof.problems.append(text)
             self.at[rank] += 1
             return True
-        present = self.meeting.setdefault(event.peer, {})
+        number = self.calls.get((rank, event.peer), 0)
+        meeting = event.peer, number
+        present = self.meeting.setdefault(meeting, {})
         present[rank] = event
+        if event.kind == "issue":
+            self.calls[rank, event.peer] = number + 1
+            self.issued.setdefault((rank, event.peer, event.tag), deque()).append(meeting)
+            self.at[rank] += 1
         if len(present) < len(members):
-            return False
-        del self.meeting[event.peer]
+            return event.kind == "issue"
+        del self.meeting[meeting]
         self._compare_members(present)
-        self.proof.num_collectives += event.kind == "collective"
-        for member in present:
-            self.at[member] += 1
+        self.proof.num_collectives += event.kind in ("collective", "issue")
+        for member, own in present.items():
+            if own.kind != "issue":
+                self.calls[member, event.peer] = number + 1
+                self.at[member] += 1
         self.ready.extend(member for member in present if member != rank)
+        return True
+
+    def _is_summed(self, rank: int, event: Event) -> bool:
+        """Whether a sum that a rank waits for is complete; one that was never issued never is."""
+        begun = self.issued.get((rank, event.peer, event.tag))
+        if not begun or begun[0] in self.meeting:
+            return False
+        begun.popleft()
         return True
 
     def _compare_members(self, present: dict[int, Event]) -> None:

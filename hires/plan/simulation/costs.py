@@ -25,12 +25,13 @@ from hires.core.ranks.timeline import (
     StepSpans,
 )
 from hires.plan.edges import held_by
+from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Node
 from hires.plan.groups import held_stages
 from hires.plan.halos import extents_of
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan, Stage
-from hires.plan.program import BYTES, inside
+from hires.plan.program import inside
 from hires.plan.rules import TILED
 
 BACK = 2

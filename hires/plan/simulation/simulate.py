@@ -1,8 +1,8 @@
-"""How long would a step of a plan take? A discrete-event simulation of one replica.
+"""Simulates how long a step of a plan takes: a discrete-event simulation of one replica.
 
-Every rank goes through the very list that ``hires.plan.program.events`` yields, with its
-computation between the events. A message sets out when both sides have posted it (rendezvous) and
-its link is free, and a rank that waits for it goes on when it has arrived.
+Every rank goes through the events of ``hires.plan.program``, with its computation between them. A
+message sets out when both sides have posted it (rendezvous) and its link is free, and a rank that
+waits for it goes on when it has arrived.
 
 Links serve their messages in a fixed order, that in which they would set out if all of them took no
 time. So every time in a step is a sum or a maximum of earlier ones, and nothing that gets faster
@@ -25,9 +25,9 @@ from hires.core.ranks.timeline import (
     Span,
     StepSpans,
 )
+from hires.plan.event import BYTES, Event
 from hires.plan.groups import groups, num_tile_groups
 from hires.plan.plan import Plan
-from hires.plan.program import BYTES, Event
 from hires.plan.simulation.costs import Costs
 from hires.plan.simulation.links import Network
 from hires.plan.simulation.timed import Item, timed_program
@@ -146,7 +146,8 @@ class _Machine:
         for key in order or ():
             for lane in self._lanes(key):
                 self.lanes[lane].append(key)
-        self.present: dict[int, dict[int, float]] = defaultdict(dict)
+        self.present: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        self.summed_s: dict[tuple[int, int], float] = {}
 
     def run(self) -> None:
         """Advances every rank to its end."""
@@ -192,8 +193,13 @@ class _Machine:
             self._compute(state, item)
         elif event.kind in ("send", "recv"):
             woken = self._post(rank, state, event)
-        elif event.kind == "collective":
-            return self._meet(rank, event)
+        elif event.kind in ("collective", "issue"):
+            return self._meet(rank, item)
+        elif event.kind == "wait_issued":
+            until_s = self.summed_s.get((event.peer, event.tag))
+            if until_s is None:
+                return None
+            self._wait(state, item, until_s)
         else:
             ends = [self.transfers[key].end_s for key in self._awaited(rank, state, event)]
             if any(map(math.isnan, ends)):
@@ -268,20 +274,31 @@ class _Machine:
         for lane in lanes:
             self.free_s[lane] = passed_s
 
-    def _meet(self, rank: int, event: Event) -> Iterable[int] | None:
-        """Lets a collective happen when all members of the replica have come to it."""
-        group = event.peer
-        here = [member for member in self.members[group] if member < len(self.ranks)]
-        present = self.present[group]
-        present.setdefault(rank, self.ranks[rank].now_s)
-        if len(present) < len(here):
-            return None
-        until_s = max(present.values()) + self._collective_s(event)
-        del self.present[group]
-        for member in here:
-            state = self.ranks[member]
-            self._wait(state, state.items[state.at], until_s)
+    def _meet(self, rank: int, item: Item) -> Iterable[int] | None:
+        """Brings a rank to a collective, which ends when all members of the replica have come.
+
+        A rank that has only issued a sum goes on; sums of a group run one after the other.
+        """
+        event, state = item.event, self.ranks[rank]
+        assert event is not None
+        key, issued = (event.peer, event.tag), event.kind == "issue"
+        here = [member for member in self.members[event.peer] if member < len(self.ranks)]
+        present = self.present[key]
+        present.setdefault(rank, state.now_s)
+        if issued:
             state.at += 1
+        if len(present) < len(here):
+            return () if issued else None
+        before_s = max((s for (g, _), s in self.summed_s.items() if g == event.peer), default=0.0)
+        until_s = max(before_s, *present.values()) + self._collective_s(event)
+        del self.present[key]
+        if issued:
+            self.summed_s[key] = until_s
+            return here
+        for member in here:
+            other = self.ranks[member]
+            self._wait(other, other.items[other.at], until_s)
+            other.at += 1
         return here
 
     def _collective_s(self, event: Event) -> float:

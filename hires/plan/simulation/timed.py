@@ -1,14 +1,13 @@
-"""What does a rank do in a step, communication and computation in one list?
+"""Puts the computation of a step between the events of a rank's program.
 
-The communication is what ``hires.plan.program.events`` yields, in its order. The computation of a
-pass is put between its events by the node that each belongs to.
+The events are those of ``hires.plan.program``, in its order. The computation of a pass stands
+between them by the node that each belongs to.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from hires.core.ranks.timeline import (
@@ -20,16 +19,19 @@ from hires.core.ranks.timeline import (
     OPTIMISER,
     WAIT,
 )
+from hires.plan.event import ALONE, Event
 from hires.plan.graph import Rect
 from hires.plan.halos import BORDER_SHARE, extents_of
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import CommOp, Plan, Slot
-from hires.plan.program import Event, Exchange, edge_messages, events, exchanges
+from hires.plan.program import events
 from hires.plan.simulation.costs import Costs, Step, steps_of
+
+SUMS = ("issue", "wait_issued")
 
 
 class Item(NamedTuple):
-    """One thing that a rank does."""
+    """One thing that takes a rank's time."""
 
     kind: str
     """As in ``hires.core.ranks.timeline``."""
@@ -41,33 +43,29 @@ class Item(NamedTuple):
 
 
 def timed_program(plan: Plan, rank: int, costs: Costs) -> list[Item]:
-    """Returns everything that a rank of the first replica does in one step, in order."""
+    """Returns everything that takes a rank's time in one step, in order.
+
+    The barrier before the step is left out: all ranks begin together.
+    """
+    items: list[Item] = []
     stream = events(plan, rank)
-    actions = plan.actions_of(rank)
-    items = [*_taken(stream, WAIT, actions[:1], plan, rank)]
-    for index, action in enumerate(actions):
-        items += _taken(stream, WAIT, actions[index + 1 : index + 2], plan, rank)
-        items += _taken(stream, WAIT, [action], plan, rank)
-        items += _pass(stream, plan, rank, action, costs.steps_s(rank, action))
-        sends = len(edge_messages(plan, rank, action, outgoing=True))
-        items += [Item(WAIT, action, event) for event in itertools.islice(stream, sends)]
     for event in stream:
-        items.append(Item(GRADIENTS if event.kind == "collective" else WAIT, "", event))
-    items.append(Item(OPTIMISER, "", None, costs.optimiser_s(rank)))
+        action = event.part.action
+        if event.kind in ("forward", "backward"):
+            body = [*itertools.takewhile(lambda e: e.kind != "end", stream)]
+            seconds = costs.steps_s(rank, action)
+            items += _pass(plan, rank, action, [e for e in body if e.part.node], seconds)
+            items += [Item(WAIT, action, e) for e in body if not e.part.node]
+        elif event.kind == "optimise":
+            items.append(Item(OPTIMISER, "", None, costs.optimiser_s(rank)))
+        elif event.kind not in ALONE and event.kind != "barrier":
+            summed = event.kind in ("collective", *SUMS)
+            items.append(Item(GRADIENTS if summed else WAIT, action, event))
     return items
 
 
-def _taken(
-    stream: Iterator[Event], kind: str, actions: list[str], plan: Plan, rank: int
-) -> Iterator[Item]:
-    """Yields the next events: one for each message that some actions receive."""
-    for action in actions:
-        count = len(edge_messages(plan, rank, action, outgoing=False))
-        yield from (Item(kind, action, event) for event in itertools.islice(stream, count))
-
-
 def _pass(
-    stream: Iterator[Event], plan: Plan, rank: int, action: str, seconds: list[float]
+    plan: Plan, rank: int, action: str, inner: list[Event], seconds: list[float]
 ) -> list[Item]:
     """Returns what a rank does in one pass.
 
@@ -79,7 +77,7 @@ def _pass(
     slot = plan.slot_of(rank, plan.direction_of(action))
     stage, back = plan.stages[slot.stage], action[0] == "B"
     kind = BACKWARD if back else FORWARD
-    left = deque(exchanges(plan, rank, action))
+    left = deque(inner)
     items: list[Item] = []
 
     def compute(step_s: float) -> None:
@@ -89,32 +87,42 @@ def _pass(
         items.append(Item(kind, action, None, step_s))
 
     for step, step_s in zip(steps_of(plan, stage, back), seconds, strict=True):
-        here = _exchanges_of(step, left)
-        shares = [_hidden_share(plan, slot, exchange.op) for exchange in here]
+        here = _events_of(step, left)
+        waited = {e.part.number for e in here if e.kind in ("wait_recv", "wait_send")}
+        shares = [_hidden_share(plan, slot, stage.comm[index]) for index in sorted(waited)]
         hidden_s = step_s * min(shares, default=0.0)
-        ahead = [e.op for e in here if e.op.kind == "halo" and not step.back]
-        if not ahead:
+        left_s = step_s
+        if step.back or not waited:  # only the halo of a forward pass precedes its node
             compute(step_s - hidden_s)
-        for op, _, posts, waits in here:
-            items += [Item(HALO, action, event) for event in itertools.islice(stream, len(posts))]
-            if hidden_s:
+            left_s = hidden_s
+        for event in here:
+            kind_of_event = _kind(event)
+            if event.kind.startswith("wait") and hidden_s:
                 compute(hidden_s)
-                step_s, hidden_s = step_s - hidden_s, 0.0
-            kind_of_wait = HALO if op.kind == "halo" else COLLECTIVE
-            awaited = itertools.islice(stream, len(waits))
-            items += [Item(kind_of_wait, action, event) for event in awaited]
-            if ahead and op is ahead[-1]:
-                compute(step_s)
-    assert not left, f"{left[0].op.node} is not among the steps of {action}"
+                left_s, hidden_s = left_s - hidden_s, 0.0
+            if kind_of_event != HALO and left_s:
+                compute(left_s)
+                left_s = 0.0
+            items.append(Item(kind_of_event, action, event))
+        if left_s:
+            compute(left_s)
+    assert not left, f"{left[0].what} is not among the steps of {action}"
     return items
 
 
-def _exchanges_of(step: Step, left: deque[Exchange]) -> list[Exchange]:
-    """Takes the communication of a step from what is left of its pass."""
+def _events_of(step: Step, left: deque[Event]) -> list[Event]:
+    """Takes the events of a step from what is left of its pass."""
     found = []
-    while left and left[0].op.node == step.node.name and left[0].back == step.back:
+    while left and left[0].part.node == step.node.name and left[0].part.back == step.back:
         found.append(left.popleft())
     return found
+
+
+def _kind(event: Event) -> str:
+    """Returns in which part of the time line an event of a pass is counted."""
+    if event.kind in SUMS:
+        return GRADIENTS
+    return COLLECTIVE if event.kind == "collective" else HALO
 
 
 def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hires.core.units import MIB
+from hires.plan.event import BYTES
 from hires.plan.groups import held_stages, num_holders
 from hires.plan.plan import Plan, Stage
-from hires.plan.program import BYTES, inside
+from hires.plan.program import inside
+from hires.plan.sums import sums_of
 
 KIB = 1024
 BOUNDS = (KIB, 16 * KIB, 256 * KIB, 4 * MIB)
@@ -69,9 +71,10 @@ def gradient_flows(plan: Plan) -> Iterator[Flow]:
     wide = max(BYTES[plan.dtype], BYTES["float32"])
     for stage in plan.stages:
         ranks = [r for r in range(plan.world) if stage.index in held_stages(plan, r)]
-        share = int(2 * stage.params * wide / max(1, len(ranks)))
-        for source, target in itertools.permutations(ranks, 2):
-            yield Flow(source, target, "gradient", share, 1)
+        for one in sums_of(plan, stage.index):
+            share = int(2 * one.elements * wide / len(ranks))
+            for source, target in itertools.permutations(ranks, 2):
+                yield Flow(source, target, "gradient", share, 1)
 
 
 def matrix(plan: Plan) -> list[list[float]]:
@@ -88,7 +91,7 @@ def matrix(plan: Plan) -> list[list[float]]:
 def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
     """Returns messages and bytes of one step of the whole world, by kind and size class.
 
-    The sum of one stage's gradients counts as one message from each holder.
+    A sum of gradients counts as one message from each holder.
     """
     messages: Counter[tuple[str, int]] = Counter()
     total: Counter[tuple[str, int]] = Counter()
@@ -99,10 +102,10 @@ def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
     wide = max(BYTES[plan.dtype], BYTES["float32"])
     for stage in plan.stages if plan.training else ():
         holders = num_holders(plan, stage.index)
-        if holders > 1:
-            key = "gradient", size_class(stage.params * wide)
+        for one in sums_of(plan, stage.index):
+            key = "gradient", size_class(one.elements * wide)
             messages[key] += holders
-            total[key] += 2 * (holders - 1) * stage.params * wide
+            total[key] += 2 * (holders - 1) * one.elements * wide
     return {key: (messages[key], total[key]) for key in sorted(messages)}
 
 

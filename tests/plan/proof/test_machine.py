@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.plan.program import Event
+from hires.plan.event import Event
 from hires.plan.proof.machine import run_machine
 
 

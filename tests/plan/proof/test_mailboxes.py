@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hires.core.ranks import mailbox_limits
+from hires.plan.event import Event
 from hires.plan.plan import Finding
-from hires.plan.program import Event, events
+from hires.plan.program import events
 from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, run_machine
 from hires.plan.proof.prove import prove, verify
 from tests.helpers.small_plans import LAYOUTS, plan_of

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hires.core.ranks.activity import RankStatus
+from hires.plan.event import Event
 from hires.plan.plan import Plan
-from hires.plan.program import Event, events
+from hires.plan.program import events
 from hires.plan.proof.stalled import Stall, stall
 from tests.helpers import small_plans
 from tests.helpers.small_plans import LAYOUTS

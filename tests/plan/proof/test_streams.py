@@ -7,9 +7,10 @@ import random
 
 import pytest
 
+from hires.plan.event import Event
 from hires.plan.groups import groups
 from hires.plan.plan import Finding
-from hires.plan.program import AHEAD, JOINED, Event, events
+from hires.plan.program import AHEAD, JOINED, events
 from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
 from hires.plan.proof.prove import creation, judged, prove, verify
 from tests.helpers.random_plans import random_plan

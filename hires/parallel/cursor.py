@@ -1,0 +1,158 @@
+"""Walks a rank through the events of a step; all messages inside a step set out from here.
+
+The executor and the operators share one position in one list. The executor runs the events between
+passes. When it runs a pass, the operators come to their own events one after the other:
+
+    executor    ... recv B0   forward F0                                         send   end F0
+    operators                   post and wait for halos, gather statistics, ...
+
+So an operator decides when it communicates, and the plan what and in which order. An operator that
+comes at another time than the plan has it ends the run, before a message can reach a wrong receive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from hires.comm import Group, Handle, all_gather, all_reduce, irecv, isend
+from hires.core.errors import RunError
+from hires.plan.event import POSTS, Event
+from hires.plan.graph import Rect
+
+WAITS = {"wait_send": "send", "wait_recv": "recv"}
+
+
+class Sums(Protocol):
+    """The gradient sums that begin during a backward pass."""
+
+    def start(self, event: Event) -> None:
+        """Begins a sum."""
+
+    def is_ready(self, event: Event) -> bool:
+        """Whether the gradient of a sum is complete in this pass."""
+
+
+class Cursor:
+    """A rank's place in the events of its step, and its messages under way.
+
+    Args:
+        events: of one step, in order.
+        groups: of the rank, by their index in the plan.
+    """
+
+    def __init__(self, events: Sequence[Event], groups: dict[int, Group]) -> None:
+        self.events = events
+        self.groups = groups
+        self.at = 0
+        self.sums: Sums | None = None
+        # By (kind, peer, tag), the oldest first: halos of all microbatches have one tag.
+        self._open: dict[tuple[str, int, int], deque[tuple[Handle, Event, Tensor]]] = {}
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yields the events from here on; operators may take some of them in between."""
+        while self.at < len(self.events):
+            self.at += 1
+            yield self.events[self.at - 1]
+
+    def restart(self) -> None:
+        """Goes back to the first event."""
+        self.at = 0
+        self._open.clear()
+
+    def posts(self, node: str, back: bool) -> Iterator[Event]:
+        """Yields the sends and receives with which a pass goes on at a node, if there are any."""
+        while True:
+            event = self._next()
+            if event.kind not in POSTS or event.part.node != node or event.part.back != back:
+                return
+            self.at += 1
+            yield event
+
+    def post(self, event: Event, tensor: Tensor, group: Group | None = None) -> None:
+        """Posts a send or receive, whose tensor is kept until it is waited for.
+
+        Args:
+            event: of the plan.
+            tensor: what is sent, or what is filled.
+            group: the tiles of a halo, which may go through their shared memory.
+        """
+        call = isend if event.kind == "send" else irecv
+        handle = call(tensor, event.peer, event.tag, group)
+        key = event.kind, event.peer, event.tag
+        self._open.setdefault(key, deque()).append((handle, event, tensor))
+
+    def wait(self, event: Event) -> tuple[Event, Tensor]:
+        """Waits for the oldest message that an event means; returns its post and its tensor.
+
+        Raises:
+            CommError: the other side died or did not answer within ``comm.timeout_s``.
+        """
+        handle, post, tensor = self._open[WAITS[event.kind], event.peer, event.tag].popleft()
+        handle.wait()
+        return post, tensor
+
+    def wait_sends(self) -> None:
+        """Waits for all sends that are under way."""
+        for (kind, _, _), messages in self._open.items():
+            while kind == "send" and messages:
+                messages.popleft()[0].wait()
+
+    def waits(self, number: int, back: bool) -> list[tuple[Rect, Tensor]]:
+        """Waits for the messages of an exchange; returns the pixels that came with each.
+
+        Args:
+            number: position of the exchange in the stage's ``comm``.
+            back: whether the gradients come, on the exchange's way back.
+        """
+        arrived: list[tuple[Rect, Tensor]] = []
+        while True:
+            event = self._next()
+            part = event.part
+            mine = part.number == number and part.back == back and part.node
+            if not mine or event.kind not in WAITS:
+                return arrived
+            self.at += 1
+            post, tensor = self.wait(event)
+            if post.kind == "recv":
+                assert post.rect is not None
+                arrived.append((post.rect, tensor))
+
+    def gather(self, tensor: Tensor, node: str, back: bool = False) -> Tensor:
+        """Returns a tensor of all ranks of the stage, stacked, where a pass comes to a node."""
+        return all_gather(tensor, self.groups[self._collective(node, back).peer])
+
+    def add_up(self, tensor: Tensor, node: str) -> None:
+        """Sums a tensor over the ranks of the stage, in place, where a pass comes to a node."""
+        all_reduce(tensor, self.groups[self._collective(node, False).peer])
+
+    def start_ready_sums(self) -> None:
+        """Begins the sums that come next, as far as their gradients are complete."""
+        assert self.sums is not None
+        while (event := self.events[self.at]).kind == "issue" and self.sums.is_ready(event):
+            self.at += 1
+            self.sums.start(event)
+
+    def _collective(self, node: str, back: bool) -> Event:
+        """Takes the collective of a node."""
+        event = self._next()
+        if event.kind != "collective" or event.part.node != node or event.part.back != back:
+            way = "the way back of " if back else ""
+            raise RunError(f"the pass has come to {way}{node}, where the plan has {event.what}")
+        self.at += 1
+        return event
+
+    def _next(self) -> Event:
+        """Returns the next event of a pass.
+
+        The plan lists the sum of a gradient where the gradient is complete; a tile without pixels
+        has made none, so no hook has begun its sum.
+        """
+        while (event := self.events[self.at]).kind == "issue":
+            assert self.sums is not None
+            self.at += 1
+            self.sums.start(event)
+        return event

@@ -1,0 +1,90 @@
+"""Names what a rank does in a step: one event for every message, pass, sum and barrier.
+
+The proof walks these events, and ``hires.parallel.executor`` executes them. Kinds that concern one
+rank alone:
+
+    begin      forgets the gradients of the last step
+    read       takes a microbatch from the loader
+    forward    computes a pass; what follows up to its ``end`` happens inside it
+    backward   the same, back through autograd
+    end        ends the pass
+    statistics takes over the running statistics of all copies of a stage
+    optimise   moves the parameters
+
+Kinds that concern others too:
+
+    recv, send              posts one side of a message
+    wait_recv, wait_send    waits for one of them
+    wait_sends              waits for all sends that are still open
+    collective              a gather or sum over a group; the rank goes on when it is complete
+    issue, wait_issued      begins a sum over a group; waits for it
+    create                  makes a group
+    barrier                 all ranks of the world meet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+POSTS = ("send", "recv")
+MEETINGS = ("collective", "create", "barrier")
+"""All members of a group come to these, and none goes on before the last has come."""
+ALONE = ("begin", "read", "forward", "backward", "end", "statistics", "optimise")
+"""These need no other rank."""
+
+BYTES = {"float32": 4, "bfloat16": 2, "float64": 8, "float16": 2, "int64": 8, "bool": 1}
+
+
+class Part(NamedTuple):
+    """The work that an event belongs to; the events of one exchange share theirs."""
+
+    action: str = ""
+    """As ``F0``; empty at the ends of the step."""
+    node: str = ""
+    """The node at which the pass comes to the event; empty: outside the nodes of a pass."""
+    value: str = ""
+    """The value that travels."""
+    back: bool = False
+    """Whether it belongs to the node's way back."""
+    number: int = -1
+    """Position in ``Plan.edges`` (outside nodes), ``Stage.comm`` (at nodes) or
+    ``sums_of`` (gradients)."""
+
+
+class Event(NamedTuple):
+    """One thing that a rank does."""
+
+    kind: str
+    peer: int
+    """The other rank; of a collective the index of its group; -1: none, or all ranks."""
+    tag: int
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    what: str = ""
+    """In words, for findings; equal on both sides of a message and on all members of a group."""
+    lane: int = 0
+    """Class of the message: between stages or halo, in which direction. Messages of one class from
+    one rank to another are received in the order of sending."""
+    mail: bool = False
+    """Whether it goes through memory where its ranks share some: a halo that is not too large."""
+    call: int = 0
+    """Sends and receives next to each other with the same number, not 0, are one group call; only a
+    stream-ordered backend sees a difference."""
+    part: Part = Part()
+    box: Sequence[int] = ()
+    """The plan's own row for a message: [two numbers, row0, row1, col0, col1], where the two are
+    samples between stages and tiles in a halo; without pixels where all of them travel."""
+
+    @property
+    def value(self) -> str:
+        """The value that travels."""
+        return self.part.value
+
+    @property
+    def rect(self) -> tuple[int, int, int, int] | None:
+        """Pixels of the whole map; None for all of them."""
+        if len(self.box) < 6:
+            return None
+        _, _, r0, r1, c0, c1 = self.box
+        return r0, r1, c0, c1
