@@ -20,7 +20,6 @@ DUPLICATE_CLASSES = {
     "Axis",
     "Box",
     "Entry",
-    "Exchange",
     "Grid",
     "Made",
     "Message",

@@ -69,7 +69,7 @@ class Cursor:
             event = self._next()
             if event.kind not in POSTS or event.part.node != node or event.part.back != back:
                 return
-            self.at += 1
+            self._take(event)
             yield event
 
     def post(self, event: Event, tensor: Tensor, group: Group | None = None) -> None:
@@ -115,7 +115,7 @@ class Cursor:
             mine = part.number == number and part.back == back and part.node
             if not mine or event.kind not in WAITS:
                 return arrived
-            self.at += 1
+            self._take(event)
             post, tensor = self.wait(event)
             if post.kind == "recv":
                 assert post.rect is not None
@@ -142,17 +142,24 @@ class Cursor:
         if event.kind != "collective" or event.part.node != node or event.part.back != back:
             way = "the way back of " if back else ""
             raise RunError(f"the pass has come to {way}{node}, where the plan has {event.what}")
-        self.at += 1
+        self._take(event)
         return event
 
     def _next(self) -> Event:
-        """Returns the next event of a pass.
+        """Returns the next event of a pass but for gradient sums, without going on."""
+        at = self.at
+        while (event := self.events[at]).kind == "issue":
+            at += 1
+        return event
 
-        The plan lists the sum of a gradient where the gradient is complete; a tile without pixels
-        has made none, so no hook has begun its sum.
+    def _take(self, event: Event) -> None:
+        """Goes past an event of :meth:`_next`, and begins the sums before it.
+
+        Their gradients are complete: the pass has left the nodes that make them. Most have begun
+        when autograd made them; but a tile without pixels has made none.
         """
-        while (event := self.events[self.at]).kind == "issue":
+        while (before := self.events[self.at]) is not event:
             assert self.sums is not None
             self.at += 1
-            self.sums.start(event)
-        return event
+            self.sums.start(before)
+        self.at += 1
