@@ -1,7 +1,6 @@
-"""How much memory will a plan need, does it fit, and what would if it does not?
+"""Adds the predicted memory of every rank to a plan, and what would fit if it does not.
 
-A forecast takes about as long as tracing the network, so it is kept in the user's cache folder,
-under a hash of everything that decides it.
+A forecast takes seconds, so it is kept in the user's cache folder (:mod:`hires.cli.answer_cache`).
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def add_forecast(
 
 
 def add_memory(config: RunConfig, plan: Plan, process: TorchProcess | None) -> str | None:
-    """Adds the memory of every rank to a plan, and returns in words what does not fit, if so.
+    """Adds the memory of every rank to a plan, and returns what does not fit in words, or None.
 
     Args:
         config: of the plan.
@@ -112,7 +111,7 @@ def _whole(entries: Any, plan: Plan) -> bool:
 
 
 def _say_searching() -> None:
-    """Says in a terminal why the answer takes a while; the next words overwrite it."""
+    """Shows the search in the current line of a terminal; the next output overwrites it."""
     if sys.stderr.isatty():
         print(f"{'looking for what would fit ...':<40}", end="\r", file=sys.stderr, flush=True)
 

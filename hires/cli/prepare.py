@@ -1,7 +1,7 @@
-"""What happens between a config and its plan?
+"""Turns a config into a plan with all findings, for the verbs ``run``, ``plan`` and ``verify``.
 
-The verbs ``run``, ``plan`` and ``verify`` share this: read how many classes the data has, trace the
-network, plan, and refuse what cannot run. Nothing is started or written here.
+The number of classes is read from the data, the network is traced, the layout is planned and its
+memory predicted; a plan with errors is refused. Nothing is started here.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def traced(config: RunConfig, process: TorchProcess) -> Graph:
     """Returns the graph of the network.
 
     Raises:
-        ConfigError: it cannot be traced; what is wrong with the layout's numbers is told too.
+        ConfigError: it cannot be traced; the message also holds what is wrong with the layout.
     """
     from hires.plan.checks import check_numbers
 
@@ -132,6 +132,6 @@ def require_feasible(plan: Plan) -> None:
 
 
 def _say(what: str) -> None:
-    """Shows what is going on in a terminal's current line; the next words overwrite it."""
+    """Shows the progress in the current line of a terminal; the next output overwrites it."""
     if sys.stderr.isatty():
         print(f"{what:<40}", end="\r", file=sys.stderr, flush=True)

@@ -1,8 +1,7 @@
-"""How does the front end learn from torch what it needs without importing torch?
+"""Asks a process that has torch for graphs and memory, since the front end imports no torch.
 
-It asks another process, ``python -m hires.engine.footprint``: what does this network compute, and
-how much memory does every rank of this plan need? The process starts with the first question, so
-torch is imported once, and ends with the last.
+``python -m hires.engine.footprint`` traces networks and predicts the memory of plans. It starts
+with the first request that the cache cannot answer, so that torch is imported once or never.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How do ranks talk? Every message of hires goes through these functions."""
+"""Sends and receives every message between ranks: point to point, sums, gathers, barriers."""
 
 from hires.comm.rank_groups import Group, make_groups
 from hires.comm.runtime import (

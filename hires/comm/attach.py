@@ -1,10 +1,17 @@
-"""How do ranks of one machine add large tensors without sending them?
+"""Adds large tensors over ranks of one machine, each of which reads the others' memory.
 
-Each reads the others' memory. A sum over TCP copies every byte four times and needs the transport's
-threads, which busy ranks keep waiting. Here every rank owns a share of the numbers: it reads that
-share from all other ranks, adds it up in the order of ranks, so that all get the same bits, and
-then reads the finished shares of the others. The kernel copies from one process into the other
-(Linux, ``process_vm_readv``); where the system forbids that, the group does without.
+A sum over TCP copies every byte four times and needs the transport's threads, for which busy ranks
+leave no core. Here the kernel copies from one process into the other (Linux, ``process_vm_readv``;
+where the system forbids that, the group sums over the transport). Every rank owns a share of the
+numbers, whatever tensors they belong to:
+
+    numbers        | share 0 | share 1 | share 2 |
+    1  gather      all ranks give the addresses of their tensors
+    2  reduce      rank 1 reads share 1 of ranks 0 and 2 and adds them up in the order of ranks, so
+                   that all ranks get the same bits
+    3  gather      all shares are finished
+    4  copy        rank 1 reads share 0 from rank 0 and share 2 from rank 2
+    5  gather      all reads are finished: the tensors may change again
 
 Source:
     Jin et al., "LiMIC: support for high-performance MPI intra-node communication on Linux cluster",
@@ -29,10 +36,12 @@ MAX_READ_BYTES = 2**30
 MAX_TENSORS = 4096
 """Addresses that fit a gather."""
 PR_SET_PTRACER = 0x59616D61
-"""Lets other processes of the same user read this one where the system asks for such a word."""
+"""Option of prctl that lets other processes of the user read this one, where Yama restricts it."""
+_MAGIC = 0x48495245
+"""A number that each rank prepares, plus its index, for the others to find."""
 
 Gather = Callable[[Tensor], Tensor]
-"""Stacks a small tensor of all ranks of the group; returns when all have come."""
+"""Stacks a small tensor of all ranks of the group; returns when all have arrived."""
 
 
 class _Vector(ctypes.Structure):
@@ -62,13 +71,13 @@ class PeerMemory:
         self._index = index
         self._read = _reader()
         _allow()
-        self._secret = torch.tensor([0x48495245 + index], dtype=torch.int64)
-        told = gather(torch.tensor([os.getpid(), self._secret.data_ptr()], dtype=torch.int64))
-        self._pids = told[:, 0].tolist()
-        self.works = bool(gather(torch.tensor([self._reaches(told)])).all())
+        self._secret = torch.tensor([_MAGIC + index], dtype=torch.int64)
+        places = gather(torch.tensor([os.getpid(), self._secret.data_ptr()], dtype=torch.int64))
+        self._pids = places[:, 0].tolist()
+        self.works = bool(gather(torch.tensor([self._reaches(places)])).all())
 
     def sum(self, tensors: list[Tensor]) -> None:
-        """Adds dense tensors of one type up over the group, in place; all ranks give the same list.
+        """Sums dense tensors of one type over the group, in place; all ranks give the same list.
 
         Raises:
             OSError: a member has died.
@@ -77,7 +86,7 @@ class PeerMemory:
             self._sum(tensors[first : first + MAX_TENSORS])
 
     def _sum(self, tensors: list[Tensor]) -> None:
-        """Adds up as many tensors as one gather can tell the addresses of."""
+        """Sums as many tensors as have their addresses in one gather."""
         addresses = self._gather(torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64))
         sizes = [tensor.numel() for tensor in tensors]
         flat = [tensor.view(-1) for tensor in tensors]
@@ -92,21 +101,21 @@ class PeerMemory:
                     start = int(addresses[rank, piece.tensor]) + piece.first * width
                     self._fetch(terms[rank], pid, start)
             _add_up(terms, own)
-        self._gather(self._secret)  # all shares are finished
+        self._gather(self._secret)  # a barrier: all shares are finished
         for rank, pid in enumerate(self._pids):
             if rank != self._index:
                 for piece in _pieces(sizes, num_ranks, rank, MAX_READ_BYTES // width):
                     start = int(addresses[rank, piece.tensor]) + piece.first * width
                     self._fetch(flat[piece.tensor][piece.first : piece.end], pid, start)
-        self._gather(self._secret)  # nobody reads any more
+        self._gather(self._secret)  # a barrier: no rank reads any more
 
-    def _reaches(self, told: Tensor) -> bool:
-        """Whether this rank can read the word that every other one has prepared."""
-        for rank, (pid, address) in enumerate(told.tolist()):
+    def _reaches(self, places: Tensor) -> bool:
+        """Whether this rank can read the number that every other one has prepared."""
+        for rank, (pid, address) in enumerate(places.tolist()):
             word = torch.zeros(1, dtype=torch.int64)
             if self._read is None or self._read(word, pid, address) != word.nbytes:
                 return False
-            if word.item() != 0x48495245 + rank:
+            if word.item() != _MAGIC + rank:
                 return False
         return True
 
@@ -138,15 +147,15 @@ def _add_up(terms: list[Tensor], own: Tensor) -> None:
 
 
 def _allow() -> None:
-    """Lets the other ranks, which are processes of the same user, read this one."""
+    """Lets the other ranks, processes of the same user, read this one."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1 & (2**64 - 1)), 0, 0, 0)
 
 
 def _reader() -> Callable[[Tensor, int, int], int] | None:
-    """Returns what fills a tensor from another process, or None where the system has no such call.
+    """Returns a function that fills a tensor from another process; None where there is no call.
 
-    The function takes tensor, process and address, and returns the bytes read, or -1.
+    It takes tensor, process and address, and returns the bytes read, or -1.
     """
     call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
     if call is None:

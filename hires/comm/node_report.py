@@ -1,9 +1,9 @@
-"""What does one rank on each node find when ``hires doctor`` asks the nodes of a job?
+"""Checks the nodes of a job for ``hires doctor``, with one rank on each.
 
     facts-rank0000.json   what the node has; written before the ranks meet
-    met-rank0000.json     what they found together: sums, clocks, and whose files they see
+    met-rank0000.json     what the ranks measured together: sums, clocks, visible files
 
-``python -m hires.comm.node_report FOLDER`` is started as ranks of a run are, so it fails as they
+``python -m hires.comm.node_report FOLDER`` is started like the ranks of a run, so it fails as they
 would.
 """
 
@@ -37,7 +37,7 @@ DISK_BYTES = 2**25
 """Size of the file that is written to find out how fast that goes."""
 _REPEATS = 5
 _SEEN_S = 10.0
-"""How long a file of another node may take to appear: file servers tell late."""
+"""How long a file of another node may take to appear: file servers cache."""
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_atomically(folder / f"facts-rank{world.rank:04d}.json", json.dumps(facts(folder)))
         timeout_s = records.read_config(folder).comm.timeout_s
         wire.start(world, timeout_s)
-        told = meet(folder, world)
-        write_atomically(folder / f"met-rank{world.rank:04d}.json", json.dumps(told))
+        report = meet(folder, world)
+        write_atomically(folder / f"met-rank{world.rank:04d}.json", json.dumps(report))
         runtime.barrier()
         wire.shutdown()
     except HiresError as error:
@@ -80,15 +80,15 @@ def facts(folder: Path) -> dict[str, Any]:
 
 
 def meet(folder: Path, world: World) -> dict[str, Any]:
-    """Returns what the ranks find together."""
+    """Returns what the ranks measure together."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    told: dict[str, Any] = {"address": world.address, "port": world.port, "interface": interface}
-    told["own_address"] = network.address_of(interface) if interface else None
-    told["ahead_s"] = _ahead_s(world)
-    told["unseen"] = _unseen(folder, world)
-    told["sum_s"] = _sum(world, torch.ones(SUM_BYTES // 4))
-    told["nccl"] = _nccl(world)
-    return told
+    report: dict[str, Any] = {"address": world.address, "port": world.port, "interface": interface}
+    report["own_address"] = network.address_of(interface) if interface else None
+    report["ahead_s"] = _ahead_s(world)
+    report["unseen"] = _unseen(folder, world)
+    report["sum_s"] = _sum(world, torch.ones(SUM_BYTES // 4))
+    report["nccl"] = _nccl(world)
+    return report
 
 
 def _node() -> str:
@@ -126,23 +126,23 @@ def _ahead_s(world: World) -> float:
 
 
 def _unseen(folder: Path, world: World) -> list[int]:
-    """Returns the ranks whose word, written now, does not come through the file system."""
-    word = runtime.broadcast_text(secrets.token_hex(8))
+    """Returns the ranks whose file, written now, is not visible here."""
+    token = runtime.broadcast_text(secrets.token_hex(8))
     mine = folder / f"word-rank{world.rank:04d}"
-    write_atomically(mine, word)
+    write_atomically(mine, token)
     runtime.barrier()
     until = time.monotonic() + _SEEN_S
     while True:
-        unseen = [rank for rank in range(world.size) if not _holds(folder, rank, word)]
+        unseen = [rank for rank in range(world.size) if not _holds(folder, rank, token)]
         if not unseen or time.monotonic() > until:
             return unseen
         time.sleep(0.1)
 
 
-def _holds(folder: Path, rank: int, word: str) -> bool:
-    """Whether a rank's file is there with its word."""
+def _holds(folder: Path, rank: int, token: str) -> bool:
+    """Whether the file of a rank is visible and holds the token."""
     try:
-        return (folder / f"word-rank{rank:04d}").read_text(encoding="utf-8") == word
+        return (folder / f"word-rank{rank:04d}").read_text(encoding="utf-8") == token
     except OSError:
         return False
 

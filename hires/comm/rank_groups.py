@@ -1,6 +1,6 @@
-"""Groups of ranks that call collectives together, and what they share.
+"""Makes the groups of ranks that call collectives together, with the memory that they share.
 
-Ranks are always ranks of the world; a group knows which ones it holds.
+Ranks are always ranks of the world, never positions in a group.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hires.core.ranks.timeline import Recorder
 GATHER_TAG = 2**31 - 1024
 """Tags from here on belong to direct gathers; the plan's are far below."""
 PATH_BYTES = 4096
-"""Room for the name of a file."""
+"""Longest name of a file that is broadcast."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Group:
     peers: PeerMemory | SilentPeers | None = None
     """The ranks' own memory, where they may read each other's, for sums of large tensors."""
     recorder: Recorder | None = None
-    """Told how long the rank waited in the group."""
+    """Records how long the rank waited in the group."""
 
     @property
     def size(self) -> int:
@@ -94,10 +94,12 @@ def _share_memory(group: Group, mail: bool) -> SharedMemory | SilentMemory | Non
         name[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
     what = f"the shared memory of ranks {group.ranks}"
     waiting(lambda: dist.broadcast(name, group.ranks[0], group=group.process_group), what)
-    told = os.fsdecode(bytes(name.tolist()).rstrip(b"\0"))
-    if not told:
+    shared_path = os.fsdecode(bytes(name.tolist()).rstrip(b"\0"))
+    if not shared_path:
         return None
-    memory = shared.SharedMemory(Path(told), group.size, group.index, transport.timeout_s, mail)
+    memory = shared.SharedMemory(
+        Path(shared_path), group.size, group.index, transport.timeout_s, mail
+    )
     waiting(lambda: dist.barrier(group=group.process_group), what)
-    shared.remove(Path(told))
+    shared.remove(Path(shared_path))
     return memory

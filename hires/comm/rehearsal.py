@@ -1,9 +1,9 @@
-"""What does a rank say when nobody listens? A wire without other ends, to rehearse a rank alone.
+"""Replaces the transport for one rank that is rehearsed alone: messages complete at once.
 
-It stands where ``torch.distributed`` stands and holds on to memory as that does: a message keeps
-its tensor until its handle is forgotten, and gloo's own scratch memory is allocated for as long as
-an operation takes. So the memory of a rank can be counted without the other ranks, and under
-``FakeTensorMode`` without any memory.
+It takes the place of ``torch.distributed`` and keeps memory alive as that does: a message keeps its
+tensor until its handle is dropped, and gloo's own scratch memory is allocated while an operation
+runs. So the memory of a rank is counted without the other ranks, and under ``FakeTensorMode``
+without any memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Silence:
     """An operation that is complete at once."""
 
     def __init__(self, tensor: Tensor | None = None) -> None:
-        self._tensor = tensor  # kept as long as the transport's own handle would keep it
+        self._tensor = tensor  # kept alive as long as the transport's own handle would
 
     def wait(self) -> None:
         """Returns at once."""
@@ -37,16 +37,16 @@ class SilentWire:
     def __init__(self, rank: int, shared_memory: bool) -> None:
         self.rank = rank
         self.on_receive: Callable[[Tensor], None] | None = None
-        """Is told of every tensor that a receive would fill."""
+        """Called with every tensor that a receive would fill."""
         self.memories: list[SilentMemory] = []
         self._shared_memory = shared_memory
 
     def get_rank(self) -> int:
-        """Returns the rank that is played."""
+        """Returns the rank that is rehearsed."""
         return self.rank
 
     def new_group(self, ranks: list[int]) -> Silence:
-        """Returns something that stands for a process group."""
+        """Returns a stand-in for a process group."""
         return Silence()
 
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Silence:
@@ -69,10 +69,10 @@ class SilentWire:
         self._allocate(sum(part.numel() * part.element_size() for part in parts))
 
     def barrier(self) -> None:
-        """Waits for nobody."""
+        """Returns at once."""
 
     def share_memory(self, num_ranks: int, mail: bool) -> SilentMemory | None:
-        """Returns what stands for the shared memory of a group, or None where there is none."""
+        """Returns a stand-in for the shared memory of a group, or None where there is none."""
         if num_ranks == 1 or not self._shared_memory or not shared.supported():
             return None
         self.memories.append(SilentMemory(num_ranks, mail))
@@ -84,12 +84,12 @@ class SilentWire:
 
     @staticmethod
     def _allocate(num_bytes: int) -> None:
-        """Allocates and forgets some bytes, so that whoever counts sees them."""
+        """Allocates and frees some bytes, so that they are counted."""
         torch.empty(num_bytes, dtype=torch.uint8)
 
 
 class SilentMemory:
-    """What :class:`hires.comm.shared.SharedMemory` is to a rank, without the other ranks."""
+    """Stands for :class:`hires.comm.shared.SharedMemory` without the other ranks."""
 
     def __init__(self, num_ranks: int, mail: bool) -> None:
         self.mail_bytes = shared.mail_bytes(num_ranks, mail)
@@ -106,7 +106,7 @@ class SilentMemory:
         self._note("send", target, tensor)
 
     def expect(self, buffer: Tensor, source: int) -> Callable[[], None]:
-        """Notes the message's size; what comes back does nothing."""
+        """Notes the message's size; returns a function that does nothing."""
         self._note("receive", source, buffer)
         return lambda: None
 
@@ -124,7 +124,7 @@ class SilentMemory:
 
 
 class SilentPeers:
-    """What :class:`hires.comm.attach.PeerMemory` is to a rank, without the other ranks."""
+    """Stands for :class:`hires.comm.attach.PeerMemory` without the other ranks."""
 
     works = True
 
@@ -132,5 +132,5 @@ class SilentPeers:
         self._num_ranks = num_ranks
 
     def sum(self, tensors: list[Tensor]) -> None:
-        """Leaves the tensors as they are; a piece of every other rank is held while they add up."""
+        """Leaves the tensors as they are; allocates the piece of each other rank for a moment."""
         torch.empty((self._num_ranks - 1) * CHUNK_BYTES, dtype=torch.uint8)

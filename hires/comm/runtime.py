@@ -20,7 +20,7 @@ from hires.core.ranks.timeline import COLLECTIVE, HALO, Recorder
 
 DIRECT_BYTES = shared.GATHER_BYTES
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""
-Told = tuple[()] | tuple[int, int] | tuple[int, int, tuple[int, ...]]
+OtherSide = tuple[()] | tuple[int, int] | tuple[int, int, tuple[int, ...]]
 """Other rank and tag of a message, or -1 and the ranks of a collective."""
 
 
@@ -32,16 +32,16 @@ class Handle:
         finish: Callable[[], Any] | None,
         what: str,
         group: Group | None = None,
-        told: Told = (),
+        other: OtherSide = (),
     ) -> None:
         """``finish`` returns when it is complete; None: it is complete already.
 
-        A wait inside an action is noted as one of the group's; ``told`` is what ``activity`` is
-        told about the other side.
+        A wait inside an action is recorded for the group; ``other`` is what ``activity`` records
+        of the other side.
         """
         self._finish = finish
         self._what = what
-        self._told = told
+        self._other = other
         self._recorder = group.recorder if group is not None else None
 
     def wait(self) -> None:
@@ -53,7 +53,7 @@ class Handle:
         if self._finish is None:
             return
         begin_s = time.perf_counter()
-        waiting(self._finish, self._what, *self._told)
+        waiting(self._finish, self._what, *self._other)
         _note(self._recorder, HALO, begin_s, self._what)
 
 
@@ -65,7 +65,7 @@ def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
     Args:
         tensor: what is sent.
         peer: rank that receives it.
-        tag: a number that both sides know it by.
+        tag: the same number on both sides.
         group: ranks in lockstep, which both sides name alike: small messages between them go
             through shared memory where there is some, in order and without a tag.
     """
@@ -103,7 +103,7 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
     work = guard(
         lambda: transport.carrier.all_reduce(tensor, group=group.process_group, async_op=True), what
     )
-    handle = Handle(work.wait, what, told=(-1, -1, tuple(group.ranks)))
+    handle = Handle(work.wait, what, other=(-1, -1, tuple(group.ranks)))
     if not wait:
         return handle
     begin_s = time.perf_counter()
@@ -169,26 +169,26 @@ def barrier() -> None:
 
 
 def max_all(number: int, patient: bool = False) -> int:
-    """Returns the largest of the numbers that all ranks of the world give; a barrier, too.
+    """Returns the maximum of the numbers that all ranks of the world give; also a barrier.
 
     Args:
         number: this rank's.
         patient: whether the others may take as long as they need to read or write files.
     """
-    told = torch.tensor([number])
+    largest = torch.tensor([number])
     group = patient_group() if patient else None
     what = "an agreement of all ranks"
     waiting(
-        functools.partial(transport.carrier.all_reduce, told, op=dist.ReduceOp.MAX, group=group),
+        functools.partial(transport.carrier.all_reduce, largest, op=dist.ReduceOp.MAX, group=group),
         what,
     )
-    return int(told)
+    return int(largest)
 
 
 def broadcast_text(text: str) -> str:
-    """Returns the text that rank 0 gives, on all ranks of the world."""
+    """Returns the text that rank 0 gives, on every rank of the world."""
     data = text.encode()
-    what = "a word of rank 0"
+    what = "a broadcast of rank 0"
     size = torch.tensor([len(data)])
     guard(lambda: transport.carrier.broadcast(size, 0), what)
     letters = torch.zeros(int(size), dtype=torch.uint8)

@@ -1,10 +1,23 @@
-"""How do ranks of one machine exchange small messages in microseconds? Through shared memory.
+"""Exchanges small messages between ranks of one machine through shared memory, in microseconds.
 
 Tiles exchange statistics and borders hundreds of times a step, and wait for each other every time.
-Over TCP a busy machine answers in a millisecond, since the transport's thread must first get a
-core. Here a rank writes into memory that all members see, and looks at counters until others have.
-Two slots for each way, used in turns, are enough: a third message waits until the first is read.
-``hires.plan.proof.mailboxes`` proves for every plan that no rank waits so for ever.
+Over TCP a busy machine takes a millisecond for each, since the transport's thread must first get a
+core. Here the members of a group map one file of ``/dev/shm``:
+
+    arrived[r]       number of the last gather that rank r has written        written by r only
+    written[s][t]    messages that s has written for t                        written by s only
+    read[s][t]       messages from s that t has read                          written by t only
+    gathers[2][r]    tensor that rank r gives to gather k, in slot k % 2
+    mail[s][t][2]    message k from s to t, in slot k % 2
+
+Each counter has a cache line of its own and one writer, so no lock is needed. The data is written
+before its counter, and x86 shows other cores the writes in this order:
+
+    s:  wait until read[s][t] >= k - 2     mail[s][t][k % 2] = data     written[s][t] = k
+    t:  wait until written[s][t] >= k      buffer = mail[s][t][k % 2]   read[s][t] = k
+
+Two slots are enough for a sender to run ahead by two messages; the third waits until the first was
+read. ``hires.plan.proof.mailboxes`` proves for every plan that this wait ends.
 """
 
 from __future__ import annotations
@@ -29,9 +42,9 @@ from hires.core.ranks.mailbox_limits import LINE, SLOTS
 GATHER_BYTES = 65536
 """Largest tensor that a rank gives to a gather."""
 SPINS = 2000
-"""Looks before a waiting rank begins to give its core away between them."""
+"""Polls of a counter before a waiting rank yields its core between them."""
 FOLDER = Path("/dev/shm")
-"""Memory in the guise of a folder."""
+"""A file system in memory."""
 
 
 class SharedMemory:
@@ -53,7 +66,7 @@ class SharedMemory:
         self.mail_bytes = mail_bytes(num_ranks, mail)
         num_counters = num_ranks * (1 + 2 * num_ranks)
         counters = np.frombuffer(memory, np.int64, num_counters * LINE // 8)[:: LINE // 8]
-        self._came = counters[:num_ranks]
+        self._arrived = counters[:num_ranks]
         pairs = counters[num_ranks:].reshape(2, num_ranks, num_ranks)
         self._written, self._read = pairs[0], pairs[1]  # [source, target]
         rest = torch.frombuffer(memory, dtype=torch.uint8, offset=num_counters * LINE)
@@ -70,22 +83,22 @@ class SharedMemory:
         """Returns the tensors of all ranks, stacked in their order.
 
         A rank is never more than one gather ahead of another, so no slot is overwritten unread:
-        who writes gather k + 2 has seen everybody in gather k + 1, hence finished with k.
+        a rank that writes gather k + 2 has seen all members in gather k + 1, so all have read k.
 
         Raises:
-            CommError: a member did not come in time.
+            CommError: a member did not arrive in time.
         """
         self._num_gathers = number = self._num_gathers + 1
         slots = self._gathers[number % 2]
         flat = tensor.contiguous().view(-1).view(torch.uint8)
         slots[self._index, : flat.numel()] = flat
-        self._came[self._index] = number
-        self._wait(lambda: self._came.min() >= number, "a gather")
+        self._arrived[self._index] = number
+        self._wait(lambda: self._arrived.min() >= number, "a gather")
         gathered = slots[:, : flat.numel()].contiguous()
-        return gathered.view(tensor.dtype).view(len(self._came), *tensor.shape)
+        return gathered.view(tensor.dtype).view(len(self._arrived), *tensor.shape)
 
     def send(self, tensor: Tensor, target: int) -> None:
-        """Writes a message for a member; waits only while two older ones lie unread.
+        """Writes a message for a member; waits only while two earlier ones are unread.
 
         Raises:
             CommError: the member did not read them in time.
@@ -97,9 +110,13 @@ class SharedMemory:
         self._written[self._index, target] = number
 
     def expect(self, buffer: Tensor, source: int) -> Callable[[], None]:
-        """Returns what waits for the next message of a member and puts it into ``buffer``.
+        """Returns a function that waits for the next message of a member and copies it.
 
-        Messages are to be waited for in the order in which they were expected.
+        Messages must be awaited in the order in which they were expected.
+
+        Args:
+            buffer: takes the message.
+            source: position of the member that sends it.
         """
         self._expected[source] = number = self._expected[source] + 1
 
@@ -118,26 +135,26 @@ class SharedMemory:
         return self._mail[source, target, number % SLOTS, :size].view(like.dtype).view(like.shape)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
-        """Returns when something has happened."""
-        looks, begin_s = 0, 0.0
+        """Returns when ``done`` is true; raises CommError after ``timeout_s``."""
+        polls, begin_s = 0, 0.0
         while not done():
-            looks += 1
-            if looks < SPINS:
+            polls += 1
+            if polls < SPINS:
                 continue
-            # Somebody is late: perhaps because this rank keeps the core that the other one needs.
+            # The other member is late, perhaps because this rank occupies the core that it needs.
             os.sched_yield()
-            if looks == SPINS:
+            if polls == SPINS:
                 begin_s = time.monotonic()
-            elif looks > 4 * SPINS:
+            elif polls > 4 * SPINS:
                 time.sleep(1e-4)
             if time.monotonic() - begin_s > self._timeout_s:
-                late = [i for i, count in enumerate(self._came) if count < self._num_gathers]
+                late = [i for i, count in enumerate(self._arrived) if count < self._num_gathers]
                 behind = f"; members {late} are behind" if late else ""
                 raise CommError(f"waiting for {what} took over {self._timeout_s:g} s{behind}")
 
 
 def supported() -> bool:
-    """Whether this machine keeps the order of writes as other cores see them."""
+    """Whether other cores of this machine see writes in the order in which they were made."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
@@ -149,8 +166,8 @@ def mail_bytes(num_ranks: int, mail: bool = True) -> int:
 def num_bytes(num_ranks: int, mail: bool = True) -> int:
     """Returns the size of a group's memory: counters, slots of gathers, slots of messages."""
     counters = num_ranks * (1 + 2 * num_ranks) * LINE
-    letters = SLOTS * num_ranks * num_ranks * mail_bytes(num_ranks, mail)
-    return counters + 2 * num_ranks * GATHER_BYTES + letters
+    mail_slots = SLOTS * num_ranks * num_ranks * mail_bytes(num_ranks, mail)
+    return counters + 2 * num_ranks * GATHER_BYTES + mail_slots
 
 
 def create(num_ranks: int, mail: bool = True) -> Path | None:
@@ -161,7 +178,7 @@ def create(num_ranks: int, mail: bool = True) -> Path | None:
         handle, name = tempfile.mkstemp(prefix="hires-", dir=folder)
         os.close(handle)
         path = Path(name)
-        # Written, not only sized: a full memory disk says so here and not by a signal later.
+        # Written, not only sized: a full file system raises here, instead of SIGBUS later.
         path.write_bytes(bytes(num_bytes(num_ranks, mail)))
     except OSError:
         if path is not None:

@@ -1,13 +1,24 @@
-"""How much memory will every rank need? Each runs one step of its own program without memory.
+"""Predicts the memory of every rank by rehearsing one step of its program without memory.
 
-The very objects that a run uses (executor, stages, gradient sums, optimiser) are built for one rank
-at a time under ``FakeTensorMode``, where tensors have shapes and no memory, over a wire without
-other ends; all storages are counted as they come and go. So activations in flight follow the
-schedule, and halos, receive buffers and recomputation are what they are in a run.
+The objects of a run are built for one rank at a time, and run one step:
 
-``python -m hires.engine.footprint`` answers the front end, one line of JSON for one: ``{"trace":
+    executor, stages, gradient sums, optimiser      the classes of a run, from config and plan
+      |- tensors    FakeTensorMode                  shapes and no memory
+      |- messages   comm.rehearsal.SilentWire       complete at once, keep their tensors alive
+      '- storages   LiveBytes                       counted until the last tensor on them is gone
+
+    bytes |            .--F2--.
+          |     .--F1--'      '--B1--.              the fullest moment is the prediction: what is
+          |--F0-'                    '--B2--        alive then, by what it is for
+          |  parameters, optimiser
+          +---------------------------------> step
+
+So activations in flight follow the schedule, and halos, receive buffers and recomputation are those
+of a run. What no operator allocates (shared memory, the process) is added.
+
+``python -m hires.engine.footprint`` answers the front end, one line of JSON for each: ``{"trace":
 config}`` with ``{"graph": ...}``, ``{"memory": {"config": ..., "plan": ...}}`` with ``{"memory":
-[...]}``, and both with ``{"error": ...}`` where that is the answer.
+[...]}``, and both with ``{"error": ...}`` on failure.
 """
 
 from __future__ import annotations
@@ -45,7 +56,7 @@ from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 
 PROCESS_BYTES = {"train": 8 * 2**20, "infer": 2 * 2**20}
-"""What a rank takes beside its tensors once it runs: oneDNN's compiled kernels and their caches,
+"""What a rank needs beside its tensors once it runs: oneDNN's compiled kernels and their caches,
 the plan as Python objects, threads of the transport. Between the imports and the second step of
 ResNet-50 and -101, 224 to 512 pixels, a rank grew by 7 to 9 MiB more than its tensors in training
 and by 1 MiB in inference."""
@@ -54,7 +65,7 @@ and by 1 MiB in inference."""
 def _batch_statistics(
     x: Tensor, mean: Tensor | None, var: Tensor | None, momentum: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns what stands for the two statistics of each channel."""
+    """Returns tensors of the shapes of the two statistics of each channel."""
     return x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
 
 
@@ -68,12 +79,12 @@ _META.impl("batch_norm_update_stats", _batch_statistics)  # type: ignore[no-unty
 def footprint(config: RunConfig, plan: Plan) -> list[RankMemory]:
     """Returns the memory of every rank of one replica in a step of a run.
 
-    Ranks that do alike are rehearsed once.
+    Of similar ranks one is rehearsed (:mod:`hires.plan.rank_kinds`).
     """
     model = build_model(config.model, config.seed)
-    stand_in = representatives(plan)
-    found = {rank: rehearse(config, plan, rank, model) for rank in sorted(set(stand_in))}
-    return [found[rank] for rank in stand_in]
+    chosen = representatives(plan)
+    memory = {rank: rehearse(config, plan, rank, model) for rank in sorted(set(chosen))}
+    return [memory[rank] for rank in chosen]
 
 
 def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> RankMemory:
@@ -83,7 +94,7 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
         config: the run.
         plan: its plan, without errors.
         rank: a rank of the plan.
-        model: the network; its parameters' values are not looked at.
+        model: the network; the values of its parameters are not used.
     """
     live = LiveBytes()
     silent = rehearsal(rank, config.comm.shared_memory)
@@ -102,7 +113,7 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
 
 
 def main() -> int:
-    """Answers the front end; returns the exit code."""
+    """Answers the front end until its input ends; returns the exit code."""
     return trace.main({"trace": trace.answer, "memory": _answer})
 
 
@@ -173,7 +184,7 @@ def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def _fill_optimizer(engine: RankEngine, live: LiveBytes) -> None:
-    """Lets the optimiser make its state, as the first step of a run does, and marks gradients."""
+    """Runs a first step of the optimiser, which allocates its state, and marks gradients."""
     parameters = [p for p in engine.parameters.values() if p.requires_grad]
     if engine.optimizer is None:
         return
@@ -188,18 +199,18 @@ def _fill_optimizer(engine: RankEngine, live: LiveBytes) -> None:
 
 
 def _memory(live: LiveBytes, wire: SilentWire, task: str) -> RankMemory:
-    """Returns the parts of the fullest moment, with what no operator makes."""
+    """Returns the parts of the fullest moment, with what no operator allocates."""
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
     parts["buffers_bytes"] += wire.shared_bytes() + PROCESS_BYTES[task]
     return RankMemory(**parts)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns the memory of a plan's ranks; whatever goes wrong is an answer too."""
+    """Returns the memory of a plan's ranks, or the error of the rehearsal."""
     try:
         plan = Plan.from_dict(request["plan"])
         ranks = footprint(from_dict(request["config"]), plan)
-    except Exception as error:  # a user's network and FakeTensorMode raise whatever they like
+    except Exception as error:  # a user's network and FakeTensorMode raise any type
         lines = str(error).strip().splitlines() or [""]
         return {"error": {"type": "RunError", "text": f"{type(error).__name__}: {lines[0]}"}}
     return {"memory": [memory.to_dict() for memory in ranks]}

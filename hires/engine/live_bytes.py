@@ -1,8 +1,8 @@
-"""How many bytes are alive at once while some code runs, and what are they for?
+"""Counts the bytes that are alive at once while some code runs, by what they are for.
 
-A mode of torch's dispatcher sees every tensor that an operator makes and counts its storage until
-the last tensor that uses it is gone. It counts real tensors and those of ``FakeTensorMode`` alike,
-so a program can be measured that would not fit into any memory.
+A mode of torch's dispatcher sees every tensor that an operator returns and counts its storage until
+the last tensor that uses it is gone. Real tensors count like those of ``FakeTensorMode``, so a
+program can be measured that fits into no memory.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_iter
 from hires.plan.operators.operator_facts import facts_of
 
 PARTS = ("params", "grads", "optimizer", "activations", "buffers")
-"""What memory is for. Everything is an activation until somebody says otherwise."""
+"""What memory is for. Every storage is an activation until it is assigned to another part."""
 
 SMALL_ELEMENTS = 20480
-"""Numbers in one image up to which ATen (``use_mkldnn`` in Convolution.cpp) does without oneDNN."""
+"""Largest input of one image that ATen computes without oneDNN (``use_mkldnn``)."""
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -46,18 +46,18 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Runs an operator and counts what it made."""
-        made = func(*args, **(kwargs or {}))
-        for item in tree_iter(made):
+        """Runs an operator and counts the storages of its results."""
+        results = func(*args, **(kwargs or {}))
+        for item in tree_iter(results):
             if isinstance(item, Tensor):
                 self._count(item)
-        scratch = _scratch_bytes(func, args, made)
+        scratch = _scratch_bytes(func, args, results)
         if scratch:
-            self._notice_peak(scratch)
-        return made
+            self._update_peak(scratch)
+        return results
 
     def assign(self, tensors: Iterable[Tensor | None], part: str) -> None:
-        """Says what tensors are for; those that were never counted are counted now."""
+        """Moves the storages of tensors to a part; new ones are counted now."""
         for tensor in tensors:
             if tensor is not None:
                 self._count(tensor)
@@ -69,9 +69,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.now[part] += size
 
     def forget_peak(self) -> None:
-        """Looks for the largest sum from now on."""
+        """Begins a new search for the largest sum."""
         self._peak = 0
-        self._notice_peak(0)
+        self._update_peak(0)
 
     def _count(self, tensor: Tensor) -> None:
         """Counts a tensor's storage, once."""
@@ -84,27 +84,27 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._part[key] = "activations", size
         self.now["activations"] += size
         weakref.finalize(storage, self._forget, key).atexit = False
-        self._notice_peak(0)
+        self._update_peak(0)
 
     def _forget(self, key: int) -> None:
-        """A storage is gone."""
+        """Subtracts a storage that is gone."""
         part, size = self._part.pop(key)
         self.now[part] -= size
 
-    def _notice_peak(self, scratch: int) -> None:
-        """Remembers the moment if it is the fullest so far."""
+    def _update_peak(self, scratch: int) -> None:
+        """Keeps the parts of this moment if it is the fullest so far."""
         total = sum(self.now.values()) + scratch
         if total > self._peak:
             self._peak = total
             self.at_peak = {**self.now, "buffers": self.now["buffers"] + scratch}
 
 
-def _scratch_bytes(func: Any, args: tuple[Any, ...], made: Any) -> int:
-    """Returns what a convolution allocates beside the operators' values while it runs."""
+def _scratch_bytes(func: Any, args: tuple[Any, ...], result: Any) -> int:
+    """Returns what a convolution allocates beside its result while it runs."""
     if not facts_of(func._opname).copies_weight:
         return 0
     backward = func is torch.ops.aten.convolution_backward.default
-    weight, output = (args[2], args[0]) if backward else (args[1], made)
+    weight, output = (args[2], args[0]) if backward else (args[1], result)
     if not _uses_onednn(args[1] if backward else args[0], weight):
         if tuple(weight.shape[2:]) == (1, 1):
             return 0
@@ -114,7 +114,7 @@ def _scratch_bytes(func: Any, args: tuple[Any, ...], made: Any) -> int:
 
 
 def _uses_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether ATen gives a convolution to oneDNN: not in float64, nor one small image alone."""
+    """Whether ATen computes a convolution with oneDNN: not in float64, nor of one small image."""
     if weight.dtype == torch.float64:
         return False
     large = x.shape[0] > 1 or x.numel() > SMALL_ELEMENTS

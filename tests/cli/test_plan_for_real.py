@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,13 @@ LARGE = [
     "parallel.stages=33", "parallel.replicas=85", "launcher.max_ranks=4080",
 ]  # fmt: skip
 CHILD = """
-import json, resource, sys
+import resource, sys
 from hires.cli.main import main
 code = main(sys.argv[1:])
 kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-print("peak", max(resource.getrusage(kind).ru_maxrss for kind in kinds), file=sys.stderr)
+used = [resource.getrusage(kind) for kind in kinds]
+cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
+print("used", max(one.ru_maxrss for one in used), cpu_s, file=sys.stderr)
 sys.exit(code)
 """
 
@@ -29,7 +30,6 @@ sys.exit(code)
 @pytest.mark.parametrize(("limit", "code"), [("16GiB", 0), ("4GiB", 3), ("null", 3)])
 def test_plan_of_4080_ranks_takes_seconds_and_little_memory(tmp_path, limit, code):
     # It took 512 s and 21.6 GiB where it did not fit.
-    began_s = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", CHILD, "plan", *LARGE, f"memory.limit={limit}"],
         cwd=tmp_path,
@@ -42,11 +42,10 @@ def test_plan_of_4080_ranks_takes_seconds_and_little_memory(tmp_path, limit, cod
         text=True,
         check=False,
     )
-    took_s = time.monotonic() - began_s
     assert done.returncode == code, done.stdout + done.stderr
     assert "deadlock-free" in done.stdout
     if code:
         assert "tried" in done.stdout or "would fit" in done.stdout
-    [peak] = [line.split()[1] for line in done.stderr.splitlines() if line.startswith("peak ")]
-    assert int(peak) < 2**20  # KiB
-    assert took_s < 60  # 15 s with nothing else running
+    [used] = [line.split()[1:] for line in done.stderr.splitlines() if line.startswith("used ")]
+    assert int(used[0]) < 2**20  # KiB
+    assert float(used[1]) < 40  # 12 to 17 s of a core, more where several processes share it
