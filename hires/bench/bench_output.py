@@ -23,6 +23,7 @@ from hires.core import log as logs
 from hires.core.errors import HiresError
 from hires.core.store import provenance
 from hires.core.store.files import make_folder, write_atomically
+from hires.core.text_table import aligned
 from hires.core.units import gib
 
 SCHEMA = 1
@@ -69,7 +70,7 @@ class Form:
         """Returns the tables for the screen."""
         parts = ["\n".join(self.facts(result))]
         for table in self.tables(result):
-            lines = [table.title, *columns([table.headings, *table.rows], table.sides)]
+            lines = [table.title, *aligned([table.headings, *table.rows], table.sides)]
             parts.append("\n".join([*lines, *filter(None, ["", table.fact])]))
         return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -203,23 +204,6 @@ def header(title: str, result: Result) -> list[str]:
         f"* commit: {result['git'] or 'no checkout'}; {versions}",
         f"* time: {result['time']}",
         *stopped,
-    ]
-
-
-def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Returns rows of cells, headings first, as lines with columns of equal width.
-
-    Args:
-        rows: of one length.
-        align: ``l`` or ``r`` for each column.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if side == "r" else cell.ljust(width)
-            for cell, width, side in zip(cells, widths, align, strict=True)
-        ).rstrip()
-        for cells in rows
     ]
 
 

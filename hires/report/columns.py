@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.store.reading import text
+from hires.core.text_table import aligned
 from hires.core.units import MIB
 from hires.report.load.plain_values import count, dicts, dig, number, spoken
 
@@ -83,24 +84,18 @@ class Table:
         return data.getvalue()
 
     def to_markdown(self) -> str:
-        """Returns the table as Markdown, aligned so that it is readable as plain text.
-
-        By hand, since ``DataFrame.to_markdown`` needs tabulate, and a run writes its tables in less
-        time than pandas takes to be imported.
-        """
+        """Returns the table as Markdown, aligned so that it is readable as plain text."""
         heads = [column.heading for column in self.columns]
         rows = [[cell.replace("|", "\\|") for cell in row] for row in self.text_rows()]
         widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
-        aligned = [str.rjust if column.numeric else str.ljust for column in self.columns]
         rule = [
             "-" * (width - 1) + (":" if column.numeric else "-")
             for column, width in zip(self.columns, widths, strict=True)
         ]
-        lines = [
-            " | ".join(pad(c, w) for pad, c, w in zip(aligned, cells, widths, strict=True))
-            for cells in (heads, rule, *rows)
-        ]
-        return f"## {self.title}\n\n" + "".join(f"| {line} |\n" for line in lines)
+        sides = "".join("r" if column.numeric else "l" for column in self.columns)
+        cells = [(*row, "") for row in (heads, rule, *rows)]  # the last one ends each line in |
+        lines = aligned(cells, f"{sides}l", " | ")
+        return f"## {self.title}\n\n" + "".join(f"| {line}\n" for line in lines)
 
 
 def table_of(name: str, title: str, columns: Sequence[Column], rows: Iterable[Row]) -> Table:

@@ -13,7 +13,6 @@ from hires.bench.bench_output import (
     BenchTable,
     Form,
     add_output,
-    columns,
     header,
     keep,
     markdown,
@@ -21,6 +20,7 @@ from hires.bench.bench_output import (
     run_benchmark,
 )
 from hires.core.errors import ConfigError, RunError
+from hires.core.text_table import aligned
 
 
 def tables(result: dict) -> list[BenchTable]:
@@ -148,7 +148,7 @@ def test_header_names_command_machine_commit_and_time():
 
 def test_cells_are_aligned_on_the_screen_and_in_markdown():
     rows = [("row", "ms", "what"), ("a", "12.5", "x"), ("longer", "3", "yz")]
-    assert columns(rows, "lrl") == [
+    assert aligned(rows, "lrl") == [
         "row       ms  what",
         "a       12.5  x",
         "longer     3  yz",

@@ -1,21 +1,20 @@
-"""How do configs and tables reach the screen?"""
+"""Prints configs, records and tables."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.store.reading import text
+from hires.core.text_table import aligned
 from hires.report.columns import Column
 from hires.report.load.plain_values import count, dig
 from hires.report.tables.run_tables import tables
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _PLAIN_WIDTH = 200
 """Columns when the output is no terminal, so that no table is cut in a file."""
@@ -50,61 +49,41 @@ def print_record(record: dict[str, Any]) -> None:
 
 
 def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table through rich, numbers flush right.
+    """Prints a table, numbers flush right.
 
     A single row that is wider than the terminal is printed as one line a column instead, several
     rows as tables below each other, each of which begins with the first column.
     """
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
-    console = Console(file=sys.stdout, width=width, markup=False, highlight=False)
-    if len(rows) == 1 and _natural_width(columns, rows) > console.width:
-        _print_upright(title, columns, rows[0])
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
+    if len(rows) == 1 and _natural_width(columns, rows[0]) > width:
+        heads = [f"  {column.title}" for column in columns]
+        cells = [f"{c} {column.unit}" for c, column in zip(rows[0], columns, strict=True)]
+        print("\n".join([title, *aligned(list(zip(heads, cells, strict=True)), "ll"), ""]))
         return
-    for part in _parts(columns, rows, console.width):
-        _print_part(
-            console, title, [columns[i] for i in part], [[r[i] for i in part] for r in rows]
-        )
-        title = ""
+    if title:
+        print(f"{title}\n")
+    for part in _parts(columns, rows, width):
+        heads = [_two_lines(columns[i]) for i in part]
+        below = max(head.count("\n") for head in heads)
+        heads = ["\n" * (below - head.count("\n")) + head for head in heads]
+        sides = "".join("r" if columns[i].numeric else "l" for i in part)
+        lines = aligned([heads, *([row[i] for i in part] for row in rows)], sides)
+        lines.insert(below + 1, "─" * max(map(len, lines)))
+        print("\n".join([*(f" {line}".rstrip() for line in lines), ""]))
 
 
-def _print_part(
-    console: Console, title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]
-) -> None:
-    """Prints a table that is not too wide."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    shown = Table(
-        title=title or None,
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+def _natural_width(columns: Sequence[Column], row: Sequence[str]) -> int:
+    """Returns how many characters a row takes with its headings on one line."""
+    return sum(
+        max(len(c.title), len(c.unit) + 2, len(cell)) + 3
+        for c, cell in zip(columns, row, strict=True)
     )
-    for column in columns:
-        shown.add_column(_two_lines(column), justify="right" if column.numeric else "left")
-    for row in rows:
-        shown.add_row(*row)
-    with console.capture() as captured:
-        console.print(shown)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-def _natural_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """Returns how many characters a table wants, its headings on one line."""
-    cells = zip(*rows, strict=True)
-    return sum(_width(c, held, len(c.title)) + 3 for c, held in zip(columns, cells, strict=True))
 
 
 def _parts(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
     """Returns which columns stand in each of the tables below each other: the first in all."""
-    cells = list(zip(*rows, strict=True)) if rows else [() for _ in columns]
-    widths = [
-        _width(c, held, max(map(len, _two_lines(c).split("\n")))) + 2
-        for c, held in zip(columns, cells, strict=True)
-    ]
+    cells = [[*_two_lines(c).split("\n"), *(row[i] for row in rows)] for i, c in enumerate(columns)]
+    widths = [max(map(len, held)) + 2 for held in cells]
     parts = [[0]]
     for index in range(1, len(columns)):
         if sum(widths[i] for i in parts[-1]) + widths[index] > width + 2 and len(parts[-1]) > 1:
@@ -113,22 +92,7 @@ def _parts(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
     return parts
 
 
-def _width(column: Column, cells: Sequence[str], heading: int) -> int:
-    """Returns how many characters a column takes without the gap to the next."""
-    return max(heading, len(column.unit) + 2, *map(len, cells), 0)
-
-
-def _print_upright(title: str, columns: Sequence[Column], row: Sequence[str]) -> None:
-    """Prints one row with its columns below each other."""
-    width = max(len(column.title) for column in columns)
-    print(title)
-    for column, cell in zip(columns, row, strict=True):
-        print(f"  {column.title:<{width}}  {cell} {column.unit}".rstrip())
-    print()
-
-
 def _two_lines(column: Column) -> str:
-    """Returns the heading with its unit, or else its second word, below: narrow columns."""
-    if column.unit:
-        return f"{column.title}\n[{column.unit}]"
-    return column.title.replace(" ", "\n")
+    """Returns the heading with its unit, or else its further words, below: narrow columns."""
+    unit = f"\n[{column.unit}]" if column.unit else ""
+    return column.title + unit if unit else column.title.replace(" ", "\n")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from hires.core.text_table import aligned
 from hires.core.units import MIB, size
 from hires.plan.memory import Room
 from hires.plan.plan import Plan
@@ -37,14 +38,7 @@ def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> 
     for ranks, entry in _alike(memory):
         parts = [f"{entry[key] / MIB:.1f}" for key, _, _ in _PARTS]
         rows.append((ranks, bar(entry, full), f"{entry['peak_bytes'] / MIB:.1f}", *parts))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    lines = aligned(rows, "llrrrrrr")
     scale = f"memory.limit, {size(full)}" if limit else size(full)
     names = ", ".join(f"{letter} {name}" for _, letter, name in _PARTS)
     return [*lines, names, f"MiB, predicted; a full bar is {scale}"]

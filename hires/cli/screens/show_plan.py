@@ -6,10 +6,10 @@ the dict that ``plan.json`` holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from hires.cli.screens.show_memory import memory_lines
+from hires.core.text_table import aligned
 from hires.core.units import count, seconds, size
 from hires.plan.proof.machine import MAILBOXES
 
@@ -86,7 +86,7 @@ def message_lines(totals: Facts) -> list[str]:
     if not rows:
         return ["none"]
     rows.append(("all", f"{totals['messages']}", size(totals["bytes"])))
-    return _aligned([("kind", "messages", "bytes"), *rows])
+    return aligned([("kind", "messages", "bytes"), *rows])
 
 
 def proof_lines(proofs: list[Facts]) -> list[str]:
@@ -104,7 +104,7 @@ def proof_lines(proofs: list[Facts]) -> list[str]:
         counted = (str(proof["messages"]), str(proof["collectives"]), seconds(proof["seconds"]))
         backends = ", ".join(proof["backends"]) or "-"
         rows.append((proof["semantics"], backends, posted, right, *counted))
-    lines = _aligned(rows)
+    lines = aligned(rows)
     shown = [lines[0]]
     for line, proof in zip(lines[1:], proofs, strict=True):
         problems = [part for text in proof["problems"][:_MOST] for part in _parts(text)]
@@ -178,7 +178,7 @@ def _stage_lines(plan: Facts) -> list[str]:
                 count(stage["params"]),
             )
         )
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _timed(timeline: list[str], who: str) -> list[str]:
@@ -189,16 +189,3 @@ def _timed(timeline: list[str], who: str) -> list[str]:
 def _verdict(plan: Facts) -> list[str]:
     """Returns the proof's answer, if there is one."""
     return [plan["verdict"]] if plan.get("verdict") else []
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Returns rows of cells as lines with columns of equal width, numbers to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    numeric = [all(row[i][:1].isdigit() for row in rows[1:]) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            f"{cell:>{width}}" if right else f"{cell:<{width}}"
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        ).rstrip()
-        for row in rows
-    ]

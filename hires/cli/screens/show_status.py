@@ -1,4 +1,4 @@
-"""How do the states of many runs look on the screen?
+"""Shows the states of many runs as a table.
 
 Plain text in columns: a table of 1,500 rows is ready at once, and can be searched with grep.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
+from hires.cli.screens.notes import plural
 from hires.core import units
+from hires.core.text_table import aligned
 from hires.launcher.status.run_state import DONE, STATES, RunState
 
 TITLES = ("run", "state", "step", "img/s", "peak", "attempt", "")
-_RIGHT = (2, 3, 4)
 _NOTE_MIN = 30
 """Characters that the last column gets even where the screen is narrower."""
 
@@ -26,19 +27,20 @@ def lines(states: Sequence[RunState], width: int | None, height: int | None = No
         height: lines of the screen; where there are more runs, those that are done go first.
     """
     shown, left_out = _that_fit(states, height)
-    rows = [TITLES, *map(_cells, shown)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(TITLES))]
-    found = [_line(row, widths, width) for row in rows]
+    table = aligned([TITLES, *map(_cells, shown)], "llrrrll")
+    if width is not None:  # the note, which is last, takes what is left of the screen
+        most = max(width, len(table[0]) + 2 + _NOTE_MIN)
+        table = [line if len(line) <= most else f"{line[: most - 3]}..." for line in table]
     if left_out:
-        found.append(f"... and {left_out} more")
-    return [*found, count(states)]
+        table.append(f"... and {left_out} more")
+    return [*table, count(states)]
 
 
 def count(states: Sequence[RunState]) -> str:
     """Returns how many runs are in which state."""
     counts = collections.Counter(state.state for state in states)
-    told = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
-    return f"{len(states)} run{'' if len(states) == 1 else 's'}: {told}"
+    parts = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
+    return f"{plural(len(states), 'run')}: {parts}"
 
 
 def _that_fit(states: Sequence[RunState], height: int | None) -> tuple[Sequence[RunState], int]:
@@ -80,17 +82,3 @@ def _note(state: RunState) -> str:
     if state.expected is not None:
         parts.append(f"expected to start {state.expected}")
     return ", ".join(parts)
-
-
-def _line(row: tuple[str, ...], widths: Sequence[int], width: int | None) -> str:
-    """Returns one line; the last column takes what is left of the screen."""
-    *cells, note = row
-    set_out = [
-        cell.rjust(widths[i]) if i in _RIGHT else cell.ljust(widths[i])
-        for i, cell in enumerate(cells)
-    ]
-    text = "  ".join(set_out)
-    if width is not None:
-        room = max(_NOTE_MIN, width - len(text) - 2)
-        note = note if len(note) <= room else note[: room - 3] + "..."
-    return f"{text}  {note}".rstrip()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from hires.cli.screens.screen import print_table
 from hires.cli.sweep.sweep_points import Point, Points, varied_words
+from hires.core.text_table import aligned
 from hires.core.units import MIB
 from hires.launcher.local.queue_tasks import Ended
 from hires.report.columns import Cell, Column, Table
@@ -107,24 +110,16 @@ def _valid_table(points: Points, repeat: int) -> Table:
 
 def _print_excluded(points: Points) -> None:
     """Prints a table whose reasons are wrapped, since they are sentences."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table as Drawn
-
-    width = None if sys.stdout.isatty() else _WIDTH
-    console = Console(file=sys.stdout, width=width, markup=False, highlight=False)
-    shown = Drawn(title="Excluded", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("point", justify="right")
-    shown.add_column("overrides", ratio=1, overflow="fold")
-    shown.add_column("reason", ratio=2, overflow="fold")
-    shown.add_column("nearest that can run", ratio=1, overflow="fold")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+    rest = max(width - 14, 40)
+    rows = [("point", "overrides", "reason", "nearest that can run")]
     for number, point in enumerate(points.held, start=1):
         if point.reason:
             words = "\n".join(varied_words(points, point)) or " ".join(point.words)
-            shown.add_row(str(number), words, point.reason, point.nearest or "-")
-    with console.capture() as captured:
-        console.print(shown)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+            reason = textwrap.fill(point.reason, rest // 2)
+            nearest = textwrap.fill(point.nearest or "-", rest // 4)
+            rows.append((str(number), words, reason, nearest))
+    print("\n".join(["Excluded", "", *aligned(rows), ""]))
 
 
 def _warnings(points: Points) -> list[str]:

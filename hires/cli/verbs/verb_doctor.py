@@ -16,6 +16,7 @@ from hires.cli.options import Parser, positive
 from hires.cli.screens.screen import print_config
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
+from hires.core.text_table import aligned
 
 PATIENCE_S = 600
 _EXAMPLES = (
@@ -75,15 +76,12 @@ def all_checks(config: RunConfig, argv: Sequence[str], patience_s: float) -> lis
 
 def lines(checks: Sequence[Check]) -> list[str]:
     """Returns a table of checks; below each that is not ok stands what would help."""
-    rows = [(check.where, check.name, check.state) for check in checks]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    found = []
-    for row, check in zip(rows, checks, strict=True):
-        head = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        found.append(f"{head}  {' '.join(check.text.split())}")
+    rows: list[tuple[str, str, str, str]] = []
+    for check in checks:
+        rows.append((check.where, check.name, check.state, " ".join(check.text.split())))
         if check.remedy and check.state != OK:
-            found.append(f"{'':<{len(head)}}  -> {' '.join(check.remedy.split())}")
-    return found
+            rows.append(("", "", "", f"-> {' '.join(check.remedy.split())}"))
+    return aligned(rows, "llll")
 
 
 def _config(args: argparse.Namespace) -> RunConfig:

@@ -16,6 +16,7 @@ from hires.cli.compose.nearest import offer
 from hires.cli.options import Parser, campaign_names
 from hires.cli.verb_table import VERBS
 from hires.core.errors import ConfigError
+from hires.core.text_table import aligned
 
 Listing = dict[str, dict[str, str]]
 """Section -> name -> one line about it."""
@@ -150,6 +151,5 @@ def _facts(key: ConfigKey) -> dict[str, str]:
 def _text(listing: Listing) -> str:
     lines: list[str] = []
     for section, entries in listing.items():
-        width = max((len(name) for name in entries), default=0)
-        lines += [section, *(f"  {name:<{width}}  {text}" for name, text in entries.items()), ""]
+        lines += [section, *(f"  {line}" for line in aligned(list(entries.items()), "ll")), ""]
     return "\n".join(lines).rstrip()
