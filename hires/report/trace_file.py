@@ -1,9 +1,9 @@
-"""How does a time line become a file that a trace viewer opens?
+"""Writes a time line as a file in Chrome's trace format (JSON).
 
-The file is Chrome's trace format (JSON), which https://ui.perfetto.dev and chrome://tracing show:
-a process for every rank, one thread of computation and one of communication in it, arrows for
-messages between stages. The planned time line, in which all passes take the same time, stands
-below as processes of its own, drawn to the length of the measured step.
+https://ui.perfetto.dev and chrome://tracing open it: a process for every rank, with a thread of
+computation and one of communication, and arrows for messages between stages. The planned time line,
+in which all passes take the same time, follows as processes of its own, scaled to the length of the
+measured step.
 
 Source:
     "Trace Event Format", the Chromium project: events ``X`` (a span), ``M`` (names), ``s`` and
@@ -49,10 +49,10 @@ def write_trace(path: StrPath, plan: Plan, steps: list[StepSpans]) -> int:
     Args:
         path: a file; it is replaced.
         plan: of the run.
-        steps: what its ranks kept.
+        steps: measured by its ranks.
 
     Returns:
-        How many spans were measured.
+        The number of measured spans.
 
     Raises:
         ConfigError: ``path`` is a folder, or cannot be written.
@@ -71,8 +71,7 @@ def chrome_events(plan: Plan, measured: dict[int, list[StepSpans]]) -> list[Even
 
     Args:
         plan: of the run.
-        measured: by number of the step its ranks, on one clock; steps are drawn one after the
-            other.
+        measured: the ranks of each step on one clock, by its number; steps follow each other.
     """
     events = [*_names(plan)]
     begin_s = 0.0
@@ -84,30 +83,25 @@ def chrome_events(plan: Plan, measured: dict[int, list[StepSpans]]) -> list[Even
         took_s = length_s(ranks)
         for planned in planned_steps(plan, took_s):
             pid = plan.world + planned.rank
-            drawn = [_span(plan, planned.rank, number, begin_s, span) for span in planned.spans]
-            events += [{**event, "pid": pid} for event in drawn]
+            spans = (_span(plan, planned.rank, number, begin_s, s) for s in planned.spans)
+            events += [{**event, "pid": pid} for event in spans]
         begin_s += took_s
     return events
 
 
 def planned_steps(plan: Plan, length: float) -> list[StepSpans]:
-    """Returns the planned time line of every rank, all passes equally long.
-
-    Args:
-        plan: whose schedule it is.
-        length: seconds that the whole step is drawn in.
-    """
+    """Returns the planned time line of every rank: all passes equally long, ``length`` s in all."""
     pipeline = plan.pipeline
     start = started(pipeline, plan.schedule)
     unit_s = length / (1 + max(start.values(), default=0))
-    found = [StepSpans(rank, 0, "", 0.0) for rank in range(plan.world)]
+    ranks = [StepSpans(rank, 0, "", 0.0) for rank in range(plan.world)]
     for task, time in sorted(start.items(), key=lambda item: item[1]):
         kind = BACKWARD if task.back else FORWARD
         span = Span(kind, task.action, time * unit_s, (time + 1) * unit_s)
         for local in pipeline.ranks_of(task):
             for rank in range(local, plan.world, plan.ranks_per_replica):
-                found[rank].spans.append(span)
-    return found
+                ranks[rank].spans.append(span)
+    return ranks
 
 
 def _names(plan: Plan) -> Iterator[Event]:
@@ -116,19 +110,16 @@ def _names(plan: Plan) -> Iterator[Event]:
         for rank in range(plan.world):
             pid = group * plan.world + rank
             places = " / ".join(_place(plan, slot) for slot in plan.slots_of(rank))
-            yield _name("process_name", pid, 0, {"name": f"{title} {rank}: {places}"})
-            yield _name("process_sort_index", pid, 0, {"sort_index": pid})
-            for tid, thread in enumerate(THREADS[: 1 if group else 2]):
-                yield _name("thread_name", pid, tid, {"name": thread})
-
-
-def _name(what: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
-    """Returns a metadata event."""
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+            names: list[tuple[str, int, Event]] = [
+                ("process_name", 0, {"name": f"{title} {rank}: {places}"}),
+                ("process_sort_index", 0, {"sort_index": pid}),
+                *(("thread_name", t, {"name": n}) for t, n in enumerate(THREADS[: 2 - group])),
+            ]
+            for name, tid, args in names:
+                yield {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
 
 def _place(plan: Plan, slot: Any) -> str:
-    """Returns a slot in words."""
     stage = plan.stages[slot.stage]
     part = "shard" if stage.shards > 1 else "tile"
     piece = f" {part} {slot.tile}" if stage.num_ranks > 1 else ""
@@ -138,7 +129,6 @@ def _place(plan: Plan, slot: Any) -> str:
 
 
 def _span(plan: Plan, rank: int, step: int, begin_s: float, span: Span) -> Event:
-    """Returns a span as an event."""
     args: dict[str, Any] = {"step": step}
     if span.action:
         direction = plan.direction_of(span.action)
@@ -162,10 +152,7 @@ def _span(plan: Plan, rank: int, step: int, begin_s: float, span: Span) -> Event
 def _arrows(
     plan: Plan, ranks: list[StepSpans], begin_s: float, numbers: Iterator[int]
 ) -> Iterator[Event]:
-    """Yields an arrow for every message between stages: from the pass that sent it to its reader.
-
-    A message goes from an action to the same one of another rank.
-    """
+    """Yields an arrow for every message between stages, from a pass to its reader's."""
     passes = {
         (rank.rank, span.action): span
         for rank in ranks

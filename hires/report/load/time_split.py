@@ -1,4 +1,4 @@
-"""Where does the time of a step go? The measured time line of a rank, divided by what it did."""
+"""Splits the time of a step by what a rank did, from its measured time line."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ LABELS = {
     BUBBLE: "bubble",
     OTHER: "between spans",
 }
-"""Names of parts that are not their own."""
+"""Labels of parts that differ from their names."""
 
-Passes = dict[tuple[int, str], float]
-"""When a pass of a rank ended, in seconds."""
+PassEnds = dict[tuple[int, str], float]
+"""When a pass ended, in seconds, by rank and action."""
 
 
 def split_steps(plan: Plan, steps: dict[int, list[StepSpans]]) -> list[dict[str, float]]:
@@ -57,14 +57,17 @@ def split_steps(plan: Plan, steps: dict[int, list[StepSpans]]) -> list[dict[str,
         for rank in ranks:
             for part, seconds in split_rank(plan, rank, ends, whole_s).items():
                 sums[rank.rank][part] += seconds / len(steps)
-    return [dict(found) for found in sums]
+    return [dict(parts) for parts in sums]
 
 
-def split_rank(plan: Plan, rank: StepSpans, ends: Passes, whole_s: float) -> dict[str, float]:
+def split_rank(plan: Plan, rank: StepSpans, ends: PassEnds, whole_s: float) -> dict[str, float]:
     """Returns seconds of each part of one rank's step.
 
-    A wait is bubble until the sender's pass has ended: there was nothing to send. What is left of
-    it is the message. Halos and batch statistics are taken out of the pass they lie in.
+    A wait is bubble until the sender's pass has ended, because nothing could be sent before; the
+    rest of it is the message. Halos and batch statistics are taken out of the pass around them.
+
+        sender    |  F0  |
+        this rank |bubble|message|  F0  |halo|  F0  |
     """
     parts = dict.fromkeys(PARTS, 0.0)
     inner = [span for span in rank.spans if span.kind in (HALO, COLLECTIVE)]
@@ -74,8 +77,8 @@ def split_rank(plan: Plan, rank: StepSpans, ends: Passes, whole_s: float) -> dic
             parts[BUBBLE] += idle_s
             parts[PIPELINE] += span.duration_s - idle_s
         elif span.kind in (FORWARD, BACKWARD):
-            talk_s = sum(_common_s(span, other) for other in inner)
-            parts[span.kind] += max(0.0, span.duration_s - talk_s)
+            inside = (min(span.end_s, o.end_s) - max(span.begin_s, o.begin_s) for o in inner)
+            parts[span.kind] += max(0.0, span.duration_s - sum(max(0.0, s) for s in inside))
         elif span.kind in parts:
             parts[span.kind] += span.duration_s
     parts[BUBBLE] += max(0.0, whole_s - max((span.end_s for span in rank.spans), default=whole_s))
@@ -83,15 +86,10 @@ def split_rank(plan: Plan, rank: StepSpans, ends: Passes, whole_s: float) -> dic
     return parts
 
 
-def _idle_s(plan: Plan, rank: int, span: Span, ends: Passes) -> float:
-    """Returns for how much of a wait the other side had nothing to send yet."""
+def _idle_s(plan: Plan, rank: int, span: Span, ends: PassEnds) -> float:
+    """Returns the seconds of a wait before the sender's pass had ended."""
     if not span.action:
         return 0.0
     messages = edge_messages(plan, rank, span.action, outgoing=False)
     sent = [ends[m.peer, span.action] for m in messages if (m.peer, span.action) in ends]
     return max(0.0, min(span.end_s, max(sent, default=span.begin_s)) - span.begin_s)
-
-
-def _common_s(a: Span, b: Span) -> float:
-    """Returns for how long two spans last at the same time."""
-    return max(0.0, min(a.end_s, b.end_s) - max(a.begin_s, b.begin_s))

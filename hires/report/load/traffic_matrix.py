@@ -1,8 +1,7 @@
-"""Which ranks say how much to each other in a step, and in messages of which size?
+"""Counts the messages of a step by sender, receiver and size, from the plan.
 
-The plan knows it exactly: nothing needs to be measured. Counts are those of
-``hires.plan.planner.totals``, found without walking every microbatch: all passes of a stage in one
-direction say the same.
+Counts equal those of ``hires.plan.planner.totals``, without walking every microbatch: all passes of
+a stage in one direction send the same.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ def flows(plan: Plan) -> Iterator[Flow]:
 def gradient_flows(plan: Plan) -> Iterator[Flow]:
     """Yields the sums of gradients over all holders of a stage, replicas included.
 
-    An all-reduce of b bytes sends at least 2 (n - 1) b / n from each of n ranks; it is drawn as if
-    each sent the same to every other.
+    An all-reduce of b bytes sends at least 2 (n - 1) b / n from each of n ranks; each is taken to
+    send the same to every other.
     """
     if not plan.training:
         return
@@ -110,7 +109,7 @@ def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def _inside(plan: Plan, stage: Stage, direction: int, back: bool) -> Iterator[Flow]:
-    """Yields what the ranks of a stage say to each other in one pass."""
+    """Yields what the ranks of a stage send to each other in one pass."""
     size = BYTES[plan.dtype]
     wide = max(size, BYTES["float32"])
     ranks = [plan.rank_of(0, direction, stage.index, i) for i in range(stage.num_ranks)]
@@ -134,7 +133,7 @@ def _between(plan: Plan, direction: int, back: bool) -> Iterator[Flow]:
         makers, readers = plan.stages[edge.source], plan.stages[edge.target]
         kind = "stage" if makers.num_ranks == readers.num_ranks else "join"
         shape = plan.graph.shape(edge.value)
-        # Those of the way back are named the same way round: the maker's tile first.
+        # Messages of the backward pass name the maker's tile first, too, though the reader sends.
         for maker, reader, n0, n1, r0, r1, c0, c1 in edge.back if back else edge.messages:
             rest = math.prod(shape[1:]) if edge.whole else shape[1] * (r1 - r0) * (c1 - c0)
             images = n1 - n0 if shape else 1

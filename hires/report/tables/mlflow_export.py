@@ -1,8 +1,8 @@
-"""How do runs get into an mlflow store? Through mlflow's own client, so that its layout is right.
+"""Exports runs into an mlflow file store, through mlflow's own client.
 
-A campaign becomes an experiment, and every complete attempt a run: the config its parameters, the
-numbers its metrics, step times with their steps, code and machine its tags. An attempt that is
-there already is left alone, so the same command can be given again.
+A campaign becomes an experiment, and every complete attempt a run: config as parameters, numbers as
+metrics, step times with their steps, code and machine as tags. An attempt that the store has is
+skipped, so the same command can be repeated.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from typing import Any
 
 from hires.core.errors import ConfigError
 from hires.core.store.attempts import Attempt
+from hires.report.columns import RATES, STEP_TIMES, values
 from hires.report.compare.differences import origin
 from hires.report.compare.metrics import METRICS
 from hires.report.load.plain_values import count, dicts, dig, number, spoken
 from hires.report.load.runs import Run
 
 TAG = "hires.attempt"
-"""Tag that says which attempt a run of mlflow is."""
-_BATCH = 1000
-"""Metrics that one call of mlflow takes; of parameters and tags it takes a hundred."""
-_FEW = 100
-_NO_NAME = re.compile(r"[^A-Za-z0-9_.-]|\.(?=\.)|^\.|\.$")
-"""What a name of mlflow, which becomes a file, may not hold."""
-_LONGEST = 500
+"""Tag that holds campaign, run and attempt."""
+_MAX_METRICS = 1000
+"""Per call of mlflow."""
+_MAX_PARAMS = 100
+"""Per call of mlflow; also the characters of a name that are kept."""
+_INVALID = re.compile(r"[^A-Za-z0-9_.-]|\.(?=\.)|^\.|\.$")
+"""What a name must not hold, because mlflow makes files of names."""
+_MAX_VALUE = 500
 """Characters of a parameter that every version of mlflow takes."""
 
 
@@ -41,34 +43,33 @@ def write_mlflow(runs: Sequence[Run], out: Path) -> tuple[int, int]:
         out: folder of the store.
 
     Returns:
-        How many were written, and how many were there already.
+        How many were written, and how many the store had already.
 
     Raises:
         ConfigError: mlflow is not installed, or cannot write.
     """
     client = _client(out)
-    written = there = 0
-    held: dict[str, dict[str, None]] = {}
+    written = skipped = 0
+    names: dict[str, set[str]] = {}
     try:
         for run in runs:
-            if run.complete and run.campaign not in held:
-                held[run.campaign] = _known(client, run.campaign)
+            if run.complete and run.campaign not in names:
+                names[run.campaign] = _names(client, run.campaign)
             for attempt in run.complete:
                 name = f"{run.campaign}/{run.name}/a{attempt.number}"
-                if name in held[run.campaign]:
-                    there += 1
+                if name in names[run.campaign]:
+                    skipped += 1
                     continue
                 _write(client, run, attempt, name)
-                held[run.campaign][name] = None
+                names[run.campaign].add(name)
                 written += 1
     except _errors() as error:
         raise ConfigError(f"mlflow cannot write into {out}: {error}") from error
-    return written, there
+    return written, skipped
 
 
 def _client(out: Path) -> Any:
-    """Returns mlflow's client of a file store."""
-    # Versions of mlflow that prefer a database refuse a folder unless they are told to keep to it.
+    # Versions of mlflow that prefer a database refuse a folder without this.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves this machine unasked
     try:
@@ -82,76 +83,64 @@ def _client(out: Path) -> Any:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """Returns what mlflow raises if it cannot write."""
-    exceptions = importlib.import_module("mlflow.exceptions")
-    return (exceptions.MlflowException, OSError)
+    return (importlib.import_module("mlflow.exceptions").MlflowException, OSError)
 
 
-def _known(client: Any, campaign: str) -> dict[str, None]:
+def _names(client: Any, campaign: str) -> set[str]:
     """Returns the attempts of a campaign that the store has."""
     experiment = client.get_experiment_by_name(campaign)
-    if experiment is None:
-        return {}
-    found: dict[str, None] = {}
+    names: set[str] = set()
     token = None
-    while True:
+    while experiment is not None:
         page = client.search_runs([experiment.experiment_id], page_token=token)
-        found.update(dict.fromkeys(run.data.tags.get(TAG, "") for run in page))
+        names |= {run.data.tags.get(TAG, "") for run in page}
         token = page.token
         if not token:
-            return found
+            break
+    return names
 
 
 def _write(client: Any, run: Run, attempt: Attempt, name: str) -> None:
-    """Writes one attempt."""
     entities = importlib.import_module("mlflow.entities")
     experiment = client.get_experiment_by_name(run.campaign)
-    number_of = experiment.experiment_id if experiment else client.create_experiment(run.campaign)
+    experiment_id = (
+        experiment.experiment_id if experiment else client.create_experiment(run.campaign)
+    )
     started, ended = (_milliseconds(attempt.record, key) for key in ("started", "ended"))
-    made = client.create_run(number_of, start_time=started, run_name=run.name)
+    run_id = client.create_run(experiment_id, start_time=started, run_name=run.name).info.run_id
     when = ended or started or 0
-    config = {_NO_NAME.sub("_", key)[:_FEW]: spoken(v) for key, v in run.flat_config.items()}
-    params = [entities.Param(key, value[:_LONGEST]) for key, value in config.items()]
-    tags = [entities.RunTag(key, value) for key, value in _tags(run, attempt, name).items()]
+    config = {_INVALID.sub("_", k)[:_MAX_PARAMS]: spoken(v) for k, v in run.flat_config.items()}
+    params = [entities.Param(key, value[:_MAX_VALUE]) for key, value in config.items()]
     metrics = [entities.Metric(key, v, when, step) for key, v, step in _metrics(attempt.record)]
-    for first in range(0, len(params), _FEW):
-        client.log_batch(made.info.run_id, params=params[first : first + _FEW])
-    for first in range(0, len(metrics), _BATCH):
-        client.log_batch(made.info.run_id, metrics=metrics[first : first + _BATCH])
-    # The tag by which an attempt is found again comes last: what was cut short is written again.
-    client.set_terminated(made.info.run_id, end_time=ended)
-    client.log_batch(made.info.run_id, tags=tags)
+    for first in range(0, len(params), _MAX_PARAMS):
+        client.log_batch(run_id, params=params[first : first + _MAX_PARAMS])
+    for first in range(0, len(metrics), _MAX_METRICS):
+        client.log_batch(run_id, metrics=metrics[first : first + _MAX_METRICS])
+    client.set_terminated(run_id, end_time=ended)
+    # The tag that marks an attempt as written comes last: an interrupted one is written again.
+    facts = origin(attempt.record.get("provenance"))
+    tags = {f"hires.{key}": value for key, value in facts.items() if value}
+    tags |= {"hires.reproduce": run.reproduce or "", TAG: name}
+    client.log_batch(run_id, tags=[entities.RunTag(key, value) for key, value in tags.items()])
 
 
 def _metrics(record: dict[str, Any]) -> list[tuple[str, float, int]]:
     """Returns name, value and step of every number; units end the names."""
-    found: list[tuple[str, float, int]] = []
-    for key in ("img_per_s", "step_s"):
-        for part in ("median", "p10", "p90"):
-            value = number(dig(record, "throughput", key, part))
-            found += [] if value is None else [(f"{key}_{part}", value, 0)]
-    found += [("peak_bytes_max", value, 0) for value in METRICS["memory"].values(record)]
-    for part in ("first", "last"):
-        value = number(dig(record, "loss", part))
-        found += [] if value is None else [(f"loss_{part}", value, 0)]
+    numbers = values((*RATES, *STEP_TIMES), record)
+    numbers |= {f"loss_{p}": number(dig(record, "loss", p)) for p in ("first", "last")}
+    metrics = [(key, value, 0) for key, value in numbers.items() if value is not None]
+    metrics += [("peak_bytes_max", value, 0) for value in METRICS["memory"].values(record)]
     for sample in dicts(record.get("samples")):
         step, took = count(sample.get("step")), number(sample.get("step_s"))
         if step is not None and took is not None:
-            found.append(("step_s", took, step))
-    return found
-
-
-def _tags(run: Run, attempt: Attempt, name: str) -> dict[str, str]:
-    """Returns where an attempt comes from, and what makes it again."""
-    facts = origin(attempt.record.get("provenance"))
-    tags = {f"hires.{key}": value for key, value in facts.items() if value}
-    return {**tags, "hires.reproduce": run.reproduce or "", TAG: name}
+            metrics.append(("step_s", took, step))
+    return metrics
 
 
 def _milliseconds(record: dict[str, Any], key: str) -> int | None:
     """Returns a time of the record in milliseconds since the epoch."""
-    said = dig(record, "provenance", key)
+    time = dig(record, "provenance", key)
     try:
-        return int(datetime.fromisoformat(said).timestamp() * 1000)
+        return int(datetime.fromisoformat(time).timestamp() * 1000)
     except (TypeError, ValueError, OverflowError):
         return None

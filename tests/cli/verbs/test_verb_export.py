@@ -69,7 +69,7 @@ def test_mlflow_is_asked_once_a_campaign_what_it_has(tmp_path, monkeypatch):
     monkeypatch.setattr(mlflow_export, "_client", lambda out: None)
     monkeypatch.setattr(mlflow_export, "_errors", lambda: (OSError,))
     monkeypatch.setattr(mlflow_export, "_write", lambda *words: None)
-    monkeypatch.setattr(mlflow_export, "_known", lambda _, name: asked.append(name) or {})
+    monkeypatch.setattr(mlflow_export, "_names", lambda _, name: asked.append(name) or set())
     runs = [
         compared_run(tmp_path, [[0.5]], campaign=name, batch=n) for name in "ab" for n in (1, 2)
     ]
