@@ -1,4 +1,4 @@
-"""Which errors does a user see, and with which exit code?
+"""Defines the errors that a user sees, each with its exit code.
 
 Every message names the value, why it fails and what would work (STYLE). Anything else that
 escapes is a bug of hires and keeps its traceback.

@@ -1,8 +1,7 @@
-"""Who says what in a log, and how does a line look?
+"""Formats the log: one line per event, with time, rank, level when it matters, and text.
 
-One line per event: time, rank, level when it matters, text. Rank 0 speaks at ``info``, the others
-at ``warning`` and above (STYLE, "Logging and records"). A module speaks through
-``log = logging.getLogger(__name__)``.
+Rank 0 logs at ``info``, the others at ``warning`` and above (STYLE, "Logging and records").
+A module logs through ``log = logging.getLogger(__name__)``.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ class RankFormatter(logging.Formatter):
     def __init__(self, rank: int | None = None) -> None:
         """Takes the rank, or None in a process that is no rank (front end, supervisor)."""
         super().__init__()
-        self.who = "hires" if rank is None else f"rank {rank}"
+        self.name = "hires" if rank is None else f"rank {rank}"
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line, with a traceback below it if there is one."""
         level = "" if record.levelno == logging.INFO else f" {record.levelname.lower()}"
         time = f"{self.formatTime(record, '%H:%M:%S')}.{int(record.msecs):03d}"
-        line = f"{time} {self.who}{level}: {record.getMessage()}"
+        line = f"{time} {self.name}{level}: {record.getMessage()}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
 
 
 def setup(rank: int | None = None, stream: TextIO | None = None) -> None:
-    """Lets this process log to ``stream`` (unset: stderr); ranks above 0 only warn."""
+    """Logs this process to ``stream`` (unset: stderr); ranks above 0 only warn."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(RankFormatter(rank))
     root = logging.getLogger()

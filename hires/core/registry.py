@@ -1,4 +1,4 @@
-"""Which implementation carries a name that a config may use?"""
+"""Registers implementations under the names that a config may use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Named choices of one kind; an unknown name is answered with the nearest ones."""
+    """Named choices of one kind; the error for an unknown name offers the nearest ones."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

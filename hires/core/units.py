@@ -1,4 +1,4 @@
-"""How is a number shown to a person, with its unit?
+"""Formats numbers for people, with their units, and parses sizes.
 
 Records hold plain numbers in bytes and seconds; only text for people goes through here.
 """
@@ -67,7 +67,6 @@ def count(value: float) -> str:
 
 
 def _short(value_s: float) -> str:
-    """Returns a duration below a minute."""
     if value_s >= 1:
         return f"{value_s:.2f} s"
     if value_s >= 1e-3:

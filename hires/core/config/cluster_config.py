@@ -1,7 +1,7 @@
-"""What can be configured about a site: what its nodes have, and what its scheduler wants to hear?
+"""Declares ``cluster.*``: what the nodes of a site have, and what its scheduler needs.
 
-``conf/cluster/NAME.yaml`` describes one, or a file ``cluster/NAME.yaml`` in the folder that
-``--config-dir`` or the variable HIRES_CONF names. What ``launcher.*`` says goes first.
+``conf/cluster/NAME.yaml`` describes a site, or a file ``cluster/NAME.yaml`` in the folder that
+``--config-dir`` or the variable HIRES_CONF names. Keys of ``launcher.*`` take precedence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hires.core.errors import ConfigError
 from hires.core.units import parse_size
 
 HERE = "workstation"
-"""Name of the cluster that is none: this machine, or one of which nothing is said."""
+"""Name of the cluster where none is configured: this machine."""
 MPIS = ("openmpi", "mpich", "mvapich", "srun")
 """What may start the ranks of several nodes."""
 OWN_OPTIONS = {
@@ -42,8 +42,8 @@ OWN_OPTIONS = {
 SPOILING_OPTIONS = {
     "test-only": "sbatch would submit nothing; `hires plan` asks when the job would start",
     "wait": "sbatch would return after the job only; `hires run --wait` waits and shows the steps",
-    "parsable": "hires itself says how sbatch is to answer",
-    "no-requeue": "a job that made way would not be started again; see launcher.requeues",
+    "parsable": "hires itself sets the format of sbatch's answer",
+    "no-requeue": "a job that was preempted would not be started again; see launcher.requeues",
 }
 """Options with which hires could not submit, or not look after a job -> why, and what would do."""
 
@@ -56,29 +56,28 @@ class ClusterConfig:
     """``cluster=NAME``: a site."""
 
     name: str = HERE
-    """What the site is called; ``workstation`` is this machine, of which nothing need be said."""
+    """What the site is called; ``workstation`` is this machine."""
     gpus: int | None = None
     """GPUs of a node, shared out to its ranks by their number on the node; unset: those that a
     node shows."""
     cores: int | None = None
-    """Cores of a node; a job that asks for more is refused. Unset: Slurm says it."""
+    """Cores of a node; a job that asks for more is refused. Unset: Slurm checks it."""
     memory: Any = None
     """Memory of a node for jobs, in bytes or as text such as 240GiB: a layout whose ranks on one
-    node need more is refused. Unset: nobody knows, except of this machine."""
+    node need more is refused. Unset: unknown, except for this machine."""
     partition: str | None = None
-    """Partition of its jobs, unless ``launcher.partition`` says another."""
+    """Partition of its jobs, unless ``launcher.partition`` is set."""
     account: str | None = None
-    """Account that pays, unless ``launcher.account`` says another."""
+    """Account that is charged, unless ``launcher.account`` is set."""
     modules: list[str] = field(default_factory=list)
     """Environment modules that a job loads first."""
     mpi: str | None = choice(None, MPIS)
-    """What starts the ranks, unless ``launcher.mpi`` says it: ``srun``, ``openmpi``, ``mpich`` or
+    """What starts the ranks, unless ``launcher.mpi`` is set: ``srun``, ``openmpi``, ``mpich`` or
     ``mvapich``."""
     srun_mpi: str | None = None
-    """TYPE of ``srun --mpi=TYPE``, as ``pmix``, unless ``launcher.srun_mpi`` says another."""
+    """TYPE of ``srun --mpi=TYPE``, as ``pmix``, unless ``launcher.srun_mpi`` is set."""
     interface: str | None = None
-    """Network interface over which ranks of several nodes talk, unless ``launcher.interface`` says
-    another."""
+    """Network interface between the nodes, unless ``launcher.interface`` is set."""
     environment: dict[str, Any] = field(default_factory=dict)
     """Variables of every rank, as settings of its network; those that are set already stay."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -106,7 +105,7 @@ class ClusterConfig:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Memory of a node; None if nobody said it."""
+        """Memory of a node; None if it is not configured."""
         return parse_size(self.memory)
 
 
@@ -121,7 +120,6 @@ def spread(num_ranks: int, num_nodes: int) -> list[int]:
 
 
 def _check_variable(name: str, value: Any) -> None:
-    """Refuses what is no variable of an environment."""
     if not _VARIABLE.fullmatch(name):
         raise ConfigError(f"cluster.environment has {name!r}, which is no name of a variable")
     if isinstance(value, (dict, list)) or value is None or "\0" in str(value):

@@ -1,4 +1,4 @@
-"""How do plain values become a config, with every mistake in them told at once?"""
+"""Builds config dataclasses from plain values, and reports all mistakes at once."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def build(cls: type[T], values: Any, prefix: str) -> T:
         )
     made, check = {}, Checks()
     for name, value in values.items():
-        hint, told = hints[name], len(check.problems)
+        hint, num_problems = hints[name], len(check.problems)
         if dataclasses.is_dataclass(hint):
-            found = check(build, hint, value, f"{prefix}{name}.")
+            checked = check(build, hint, value, f"{prefix}{name}.")
         else:
-            found = check(_checked, hint, value, prefix + name)
-        if len(check.problems) == told:
-            made[name] = found
+            checked = check(_checked, hint, value, prefix + name)
+        if len(check.problems) == num_problems:
+            made[name] = checked
     # With defaults in the place of what is wrong, the rest is checked too.
     built = check(functools.partial(cls, **made))
     check.done()
@@ -63,14 +63,13 @@ def _checked(hint: Any, value: Any, key: str) -> Any:
         return float(value)
     wrong_bool = isinstance(value, bool) and origin is not bool
     if not isinstance(value, origin) or wrong_bool:
-        raise ConfigError(f"{key}={value!r} must be {_spoken(hint)}")
+        raise ConfigError(f"{key}={value!r} must be {_type_words(hint)}")
     if origin is list:
         return [_checked(args[0], item, f"{key}[{i}]") for i, item in enumerate(value)]
     return value
 
 
-def _spoken(hint: Any) -> str:
-    """Returns a type as a user would say it."""
+def _type_words(hint: Any) -> str:
     names = {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}
     if "list[str]" in str(hint):
         return "a list of names, as [a,b]"

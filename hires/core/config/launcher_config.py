@@ -39,7 +39,7 @@ class LauncherConfig:
     ``slurm``: one Slurm job, whose ranks are spread evenly over ``nodes``, consecutive ranks
     together."""
     threads: int = 1
-    """Compute threads of every rank; as many cores a rank are asked of Slurm."""
+    """Compute threads of every rank; Slurm is asked for as many cores per rank."""
     max_ranks: int = 64
     """Most processes on this machine; a larger world is refused."""
     bind: str = choice("auto", BINDINGS)
@@ -67,19 +67,19 @@ class LauncherConfig:
     partition: str | None = None
     """``slurm``: partition; unset: the cluster's default."""
     account: str | None = None
-    """``slurm``: account that pays; unset: the user's default."""
+    """``slurm``: account that is charged; unset: the user's default."""
     qos: str | None = None
     """``slurm``: quality of service; unset: the cluster's default."""
     minutes: int = 60
-    """``slurm``: time limit of the job; with ``pack`` of all its points together."""
+    """``slurm``: time limit of the job in minutes; with ``pack`` of all its points together."""
     pack: int = 1
     """``slurm``: points of a sweep that share one job. They run one after the other, and side by
     side as far as their ranks times ``threads`` fit on the nodes. The job is sized for the largest
     of them, and points that differ only in their number of ranks may share one."""
     signal_s: int = 120
-    """``slurm``: seconds before the time limit at which the ranks are told to make way (SIGUSR2);
-    then the job is queued again and goes on as the run's next attempt. Slurm may tell them up to a
-    minute earlier. A preempted job does the same, as far as the cluster gives it the time."""
+    """``slurm``: seconds before the time limit at which the ranks are told to save and stop
+    (SIGUSR2); then the job is queued again and goes on as the run's next attempt. Slurm may signal
+    up to a minute earlier. A preempted job does the same if the cluster leaves it the time."""
     requeues: int = 3
     """``slurm``: how often a job that reached its time limit is queued again."""
     other_code: bool = False

@@ -1,4 +1,4 @@
-"""``parallel.*``: which layouts can be asked for? The keys, with every default."""
+"""Declares ``parallel.*``: the keys of a layout, with every default."""
 
 from __future__ import annotations
 
@@ -165,13 +165,11 @@ class ParallelConfig:
             )
 
     def _check_directions(self) -> None:
-        """Refuses more than two directions."""
         if self.directions > 2:
             raise ConfigError(f"parallel.directions={self.directions} must be 1 or 2")
 
 
 def _is_grid(grid: Any) -> bool:
-    """Whether a value is [rows, cols]."""
     if not isinstance(grid, list) or len(grid) != 2:
         return False
     return all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in grid)

@@ -1,10 +1,8 @@
-"""What can be configured, with which defaults?
+"""Declares the keys of a run's config, with every default.
 
-These dataclasses hold every default; the files under ``conf/`` hold differences only. Values are
-checked in ``__post_init__``, so a config that exists is a config whose values make sense one by
-one; what only makes sense together (does the batch divide?) is the plan's business.
-The worker reads a frozen ``config.yaml`` with :func:`from_dict` and needs neither hydra nor
-omegaconf.
+The files under ``conf/`` hold differences only. Values are checked one by one in ``__post_init__``;
+the plan checks what only makes sense together (does the batch divide?). The worker reads a frozen
+``config.yaml`` with :func:`from_dict` and needs neither hydra nor omegaconf.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ class ModelConfig:
     """Times larger an ``edsr`` makes the image: 2, 3 or 4. With ``task.loss=l1`` it is also how
     much smaller than its target the image of any other network is made; 1 leaves it as it is."""
     res_scale: float = 1.0
-    """By which an ``edsr`` multiplies what each of its blocks adds."""
+    """Factor by which an ``edsr`` multiplies the output of each residual block before the sum."""
     classes: int | None = None
     """Outputs of the classifier, or of a ``unet`` for every pixel; unset: as many as the data has
     (pairs have the channels of their images)."""
@@ -135,7 +133,7 @@ class CheckpointConfig:
     """``checkpoint.*``: when a run is saved, and where it goes on."""
 
     every: int = 0
-    """Steps from one checkpoint to the next; 0: only when SIGUSR2 asks for one."""
+    """Steps from one checkpoint to the next; 0: only when SIGUSR2 requests one."""
     keep: int = 2
     """Checkpoints of the run that are kept, the latest ones."""
     resume: str = "auto"
@@ -171,13 +169,13 @@ class PrecisionConfig:
 
 @dataclass
 class CommConfig:
-    """``comm=NAME``: how ranks talk."""
+    """``comm=NAME``: how ranks communicate."""
 
     backend: str = choice("gloo", ("gloo",))
-    """Transport of every message."""
+    """Transport of every message: ``gloo``."""
     timeout_s: float = 120.0
-    """A rank that waits for another one longer than this, or that neither moves nor computes for so
-    long, stops the run; ``hang.txt`` of the attempt says why."""
+    """Seconds that a rank may wait for another one, or neither move nor compute, before the run is
+    stopped; ``hang.txt`` of the attempt says why."""
     shared_memory: bool = True
     """Whether ranks on one machine exchange small messages through memory that they share, and sum
     gradients by reading each other's."""
@@ -192,16 +190,16 @@ class CommConfig:
 
 @dataclass
 class TaskConfig:
-    """``task=NAME``: what is done with the network."""
+    """``task=NAME``: training or inference."""
 
     name: str = choice("train", ("train", "infer"))
-    """``train`` or ``infer``."""
+    """``train`` (forward, backward, optimiser step) or ``infer`` (forward only)."""
     lr: float = 0.005
     """Learning rate of stochastic gradient descent."""
     momentum: float = 0.9
-    """Its momentum."""
+    """Momentum of stochastic gradient descent."""
     weight_decay: float = 1e-4
-    """Its L2 penalty, on every parameter."""
+    """L2 penalty of stochastic gradient descent, on every parameter."""
     loss: str = choice("auto", LOSSES)
     """``cross_entropy`` (classes), ``l1`` (images of ``model.scale`` times the size of the input)
     or ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, ``cross_entropy`` for all else."""
@@ -239,7 +237,7 @@ class RunConfig:
     steps: int = 12
     """Steps of the run, warm-up included."""
     seed: int = 0
-    """Decides weights, data and order."""
+    """Seed of the weights, the synthetic data and the order of images."""
     campaign: str = "default"
     """Name that groups runs: one folder under ``results``."""
     results: str = "results"
@@ -281,7 +279,7 @@ class RunConfig:
 
     @property
     def mpi(self) -> str:
-        """What starts the ranks where one command starts all: ``openmpi``, ..., or ``srun``."""
+        """Program that starts all ranks at once: ``openmpi``, ..., or ``srun``."""
         usual = "openmpi" if self.launcher.name == "mpirun" else "srun"
         return self.launcher.mpi or self.cluster.mpi or usual
 
@@ -297,7 +295,7 @@ class RunConfig:
 
     @property
     def interface(self) -> str | None:
-        """Network interface over which ranks of several nodes talk; None: it is found out."""
+        """Network interface between the nodes; None: it is detected."""
         return self.launcher.interface or self.cluster.interface
 
     @property
@@ -358,7 +356,6 @@ def _image_size(image: Any) -> list[int]:
 
 
 def _check_campaign(name: str) -> None:
-    """Refuses a campaign that would not be one plain folder."""
     if not name or name in (".", "..") or "/" in name or "\0" in name or name.startswith("."):
         raise ConfigError(
             f"campaign={name!r} names a folder under results/: use a plain name without '/' that "

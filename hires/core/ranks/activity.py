@@ -134,7 +134,6 @@ class Activity:
         return status
 
     def _collectives(self, action: str) -> int:
-        """Returns how many collectives of the present action have ended."""
         assert self.recorder is not None
         count = 0
         for span in reversed(self.recorder.steps[-1].spans):

@@ -1,9 +1,11 @@
-"""Which cores and devices does a rank keep to, with how many threads?
+"""Binds a rank to its share of the cores and devices of its machine.
 
-The rank asks itself, on its own machine, before its first thread starts: only there can be seen
-what Slurm or an outer command has left it. The cores of the machine are shared out evenly, all of
-them, so that two runs side by side on a machine do not crowd the first cores. Neighbouring ranks
-get neighbouring cores, and the hardware threads of one core stay together.
+    cores     0  4  1  5  2  6  3  7     hardware threads of one core side by side
+    ranks    |--- 0 ---|--- 1 ---| ...   neighbouring ranks on neighbouring cores
+
+The rank binds itself, on its own machine, before its first thread starts: only there is visible
+what Slurm or an outer command has left it. All cores are shared out evenly, so that two runs side
+by side on a machine do not crowd the first cores.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _DEV = Path("/dev")
 
 @dataclass(frozen=True)
 class Binding:
-    """What a rank keeps to."""
+    """The share of its machine that a rank is bound to."""
 
     host: str
     local_rank: int
@@ -35,7 +37,7 @@ class Binding:
     bound: bool
     """Whether those are its own share; else all that the machine or the job has."""
     devices: str | None
-    """CUDA_VISIBLE_DEVICES; None where nobody set it."""
+    """CUDA_VISIBLE_DEVICES; None where it is not set."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for an event."""
@@ -43,7 +45,7 @@ class Binding:
 
 
 def bind(world: World, config: RunConfig) -> Binding:
-    """Keeps this process, and all threads that it starts from now on, to its share.
+    """Binds this process, and all threads that it starts from now on, to its share.
 
     Args:
         world: which rank it is.
@@ -91,14 +93,14 @@ def devices_of(world: World, gpus: int | None, visible: str | None) -> str | Non
 
 
 def _usable() -> list[int]:
-    """Returns the cores that this process may use; none where the system does not tell."""
+    """Returns the cores that this process may use; none where the system does not show them."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return []
 
 
 def _keep_to(cores: list[int]) -> bool:
-    """Keeps this process to some cores; returns whether the system lets it."""
+    """Binds this process to some cores; returns whether the system allows it."""
     try:
         os.sched_setaffinity(0, cores)
     except OSError:
@@ -112,19 +114,17 @@ def _side_by_side(cores: list[int]) -> list[int]:
 
 
 def _place(core: int) -> tuple[int, int]:
-    """Returns which physical core of its processor a core is, and its own number."""
     return _fact(core, "core_id"), core
 
 
 def _fact(core: int, name: str) -> int:
-    """Returns what the system tells about a core; 0 if nothing."""
+    """Returns a fact of a core's topology; 0 if nothing."""
     with contextlib.suppress(OSError, ValueError):
         return int((_SYSTEM / f"cpu{core}" / "topology" / name).read_text(encoding="ascii"))
     return 0
 
 
 def _count() -> int:
-    """Returns the number of NVIDIA devices of this machine."""
     with contextlib.suppress(OSError):
         return sum(path.name.removeprefix("nvidia").isdigit() for path in _DEV.glob("nvidia*"))
     return 0

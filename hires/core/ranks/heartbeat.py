@@ -247,5 +247,4 @@ class HeartbeatThread:
 
 
 def _request(attempt: StrPath) -> Path:
-    """Returns the file that requests the status of all ranks."""
     return Path(attempt) / file_names.ALIVE / "asked"

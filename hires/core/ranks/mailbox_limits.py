@@ -1,4 +1,4 @@
-"""Which messages go through the memory of one machine, and how many may lie there unread?
+"""Limits the messages that ranks of one machine exchange through shared memory.
 
 ``hires.plan`` proves a plan with these numbers, and ``hires.comm.shared`` runs with them.
 """

@@ -1,8 +1,8 @@
-"""How do the programs that start many processes at once differ?
+"""Describes the programs that start many processes at once, as data.
 
-In words only, so a dialect is data: the program, how it is told the hosts and how many ranks each
-has, and which environment goes along. What every process of it runs is the agent of one rank
-(:mod:`hires.launcher.ranks.agent`); how it counts them is in
+A dialect is a program, how it takes the hosts and the number of ranks on each, and which part of
+the environment it forwards. Every process runs the agent of one rank
+(:mod:`hires.launcher.ranks.agent`); the variables that number the processes are in
 :data:`hires.core.ranks.world.NUMBERINGS`.
 """
 
@@ -43,7 +43,7 @@ class Dialect:
     """
 
     programs: Sequence[str]
-    """Names under which the program goes, the surest first."""
+    """Names under which the program goes, the most specific first."""
     words: Sequence[str]
     """What follows the program always. Ranks are bound by themselves, so nothing else may."""
     hosts: Sequence[str] = ()
@@ -52,7 +52,7 @@ class Dialect:
     forward: Sequence[str] = ()
     """What passes on one variable of the environment; empty: all of it goes along."""
     in_slurm: Sequence[str] = ()
-    """What it has to be told inside a Slurm job, so that it starts through ``srun``."""
+    """Options inside a Slurm job that make it start through ``srun``."""
     as_root: Mapping[str, str] | None = None
     """Variables without which it refuses to run as root."""
     many_hosts: bool = True
@@ -97,7 +97,7 @@ DIALECTS = {
         many_hosts=False,
     ),
 }
-"""``launcher.mpi``, or ``torchrun`` -> how it is told what to start."""
+"""``launcher.mpi``, or ``torchrun`` -> its dialect."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def require_program(starter: Starter) -> None:
     """Refuses a command whose program is not here.
 
     Raises:
-        RunError: says which was looked for, and what would help.
+        RunError: names the program and what would help.
     """
     program = starter.words[0]
     if shutil.which(program) is None:
@@ -182,7 +182,6 @@ def _program(name: str, given: str | None) -> str:
 
 
 def _host_words(dialect: Dialect, hosts: Sequence[Host]) -> list[str]:
-    """Returns the words that name the hosts and their ranks."""
     each = [host.name for host in hosts for _ in range(host.ranks)]
     facts = {"slots": ",".join(f"{h.name}:{h.ranks}" for h in hosts), "list": ",".join(each)}
     words: list[str] = []

@@ -1,8 +1,8 @@
-"""Which of this machine's addresses do other machines reach, and which interface has it?
+"""Finds the address of this machine that other machines reach, and its interface.
 
-Asked by the launcher, which tells the ranks where to meet, and by every rank of a world on several
-machines: the transport takes the interface of this host's own name otherwise, which is often the
-loopback.
+The launcher needs it for the place where ranks meet. Every rank of a world on several machines
+needs it because the transport otherwise takes the interface of the host's own name, which is often
+the loopback.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NO_MATTER = 9  # a port; no packet is sent
 
 
 def own_address_towards(host: str) -> str:
-    """Returns the address that this machine uses when it talks to ``host``.
+    """Returns the address that this machine uses towards ``host``.
 
     Raises:
         OSError: the name cannot be resolved, or no network leads there.
@@ -28,7 +28,7 @@ def own_address_towards(host: str) -> str:
 
 
 def interface_towards(host: str) -> str | None:
-    """Returns the interface of :func:`own_address_towards`, or None if that cannot be found out."""
+    """Returns the interface of :func:`own_address_towards`, or None if it cannot be determined."""
     with contextlib.suppress(OSError):
         address = own_address_towards(host)
         for _, name in socket.if_nameindex():
@@ -46,9 +46,9 @@ def address_of(interface: str) -> str:
     """
     import fcntl  # not everywhere, and only asked for where several machines work together
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("256s", interface.encode()[:15])
-        answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
     return socket.inet_ntoa(answer[20:24])
 
 

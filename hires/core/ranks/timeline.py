@@ -1,10 +1,10 @@
-"""When did a rank compute, and when did it wait? Spans of time, kept cheaply while a run goes on.
+"""Records when a rank computed and when it waited, cheaply while a run goes on.
 
 Every rank keeps the spans of its last few steps in memory and appends them to ``timeline.jsonl`` of
 the attempt when it ends: one line a step. Pure Python, so that the front end can read them back.
 
 Times of one machine have one clock. Machines are aligned where each step begins, behind a barrier
-of all ranks: between machines a span may be off by what the barrier takes to let them all go.
+of all ranks: between machines a span may be off by the time in which the barrier releases them all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WAIT, HALO, COLLECTIVE, GRADIENTS = "wait", "halo", "collective", "gradient sum"
 COMPUTE = (DATA, FORWARD, BACKWARD, OPTIMISER)
 """Kinds of spans in which a rank works; communication may lie inside them."""
 COMMUNICATION = (WAIT, HALO, COLLECTIVE, GRADIENTS)
-"""Kinds of spans in which it talks or waits."""
+"""Kinds of spans in which it communicates or waits."""
 
 
 class Span(NamedTuple):
@@ -50,7 +50,7 @@ class Span(NamedTuple):
     """Since the step began on the machine."""
     end_s: float
     what: str = ""
-    """With whom, in words."""
+    """The communication, in words."""
 
     @property
     def duration_s(self) -> float:
@@ -76,13 +76,13 @@ class StepSpans:
 class Recorder:
     """Keeps the spans of one rank's last steps.
 
-    A span costs two looks at the clock and one append, less than a microsecond, where a tile
+    A span costs two looks at the clock and one append, less than a microsecond, while a tile
     exchanges a few hundred messages in a step of a second.
     """
 
     def __init__(self, kept_steps: int = KEPT_STEPS) -> None:
         self.action = ""
-        """What the rank computes now; what it says meanwhile belongs to it."""
+        """What the rank computes now; communication meanwhile belongs to it."""
         self.steps: collections.deque[StepSpans] = collections.deque(maxlen=kept_steps)
         self.next_step = 0
         """Number of the step that begins next."""
@@ -107,7 +107,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def span(self, kind: str, action: str = "", what: str = "") -> Iterator[None]:
-        """Keeps what happens inside as one span, if it fails too."""
+        """Keeps what happens inside as one span, even if it fails."""
         self.action, before = action, self.action
         begin_s = time.perf_counter()
         try:
@@ -146,7 +146,7 @@ def aligned(steps: list[StepSpans]) -> list[StepSpans]:
     """Returns the ranks of one step on one clock, whose 0 is where the first of them began.
 
     Ranks of one machine keep their distances. The first rank of every machine begins at 0: that is
-    where a barrier of all ranks let them go.
+    where a barrier releases all ranks.
     """
     first: dict[str, float] = {}
     for step in steps:
@@ -197,7 +197,6 @@ def _to_line(step: StepSpans, rank: int) -> dict[str, Any]:
 
 
 def _from_line(line: dict[str, Any]) -> StepSpans:
-    """Returns the step that :func:`_to_line` described."""
     spans = [Span(*values) for values in line["spans"]]
     return StepSpans(
         line["rank"], line["step"], line["clock"], line["begin_s"], spans, line["dropped"]

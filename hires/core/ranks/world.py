@@ -1,8 +1,8 @@
-"""Which rank is this process, of how many, and where do they meet?
+"""Reads rank, world size and meeting place of this process from its environment.
 
-A launcher gives every rank seven environment variables; this file is the one place that knows
-their names. The same variables work with ``torch.distributed``'s ``env://``. Whatever else starts
-processes (an MPI, ``srun``) has words of its own for the four that count them: :data:`NUMBERINGS`.
+A launcher sets seven variables for every rank, named here only. The same variables work with
+``torch.distributed``'s ``env://``. Other programs that start processes (an MPI, ``srun``) have
+names of their own for the four that number them: :data:`NUMBERINGS`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class World:
             raise ConfigError(f"HIRES_ATTEMPT={self.attempt} must be 0 or more")
 
     def to_environment(self) -> dict[str, str]:
-        """Returns the variables that tell a process that it is this rank."""
+        """Returns the variables that make a process this rank."""
         return {name: str(getattr(self, field)) for field, name in _NAMES.items()}
 
 
 @dataclass(frozen=True)
 class Numbering:
-    """Names of the variables by which something that starts processes counts them."""
+    """Names of the variables in which a starter numbers its processes."""
 
     rank: str
     size: str
@@ -86,7 +86,7 @@ NUMBERINGS = {
         "SLURM_NODEID",
     ),
 }
-"""What counts processes -> the names of its variables."""
+"""Starter of processes -> the names of its variables."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Numbers:
 
 
 def numbers(starter: str, environ: Mapping[str, str] | None = None) -> Numbers:
-    """Returns which process this is by the variables of what started it.
+    """Returns which process this is by the variables of its starter.
 
     Args:
         starter: a key of :data:`NUMBERINGS`.
@@ -117,7 +117,7 @@ def numbers(starter: str, environ: Mapping[str, str] | None = None) -> Numbers:
         if not environ.get(name):
             raise ConfigError(
                 f"the environment variable {name} is not set, so this process was not started by "
-                f"{starter}; name what starts it with launcher.mpi"
+                f"{starter}; name its starter with launcher.mpi"
             )
         text = environ[name]
         if field.name == "local_size" and names.node is not None:
@@ -162,7 +162,6 @@ _NUMBERS = {field: name for field, name in _NAMES.items() if field != "address"}
 
 
 def _number(name: str, text: str) -> int:
-    """Returns a variable's value as a number."""
     try:
         return int(text)
     except ValueError:

@@ -216,7 +216,6 @@ def _done_attempt(run_dir: StrPath) -> int:
 
 
 def _folders(run_dir: StrPath) -> list[Path]:
-    """Returns the folders that have a checkpoint's name."""
     folder = Path(run_dir) / FOLDER
     try:
         return sorted(path for path in folder.iterdir() if re.fullmatch(r"step\d{6,}", path.name))
@@ -225,7 +224,6 @@ def _folders(run_dir: StrPath) -> list[Path]:
 
 
 def _size(path: Path) -> int | None:
-    """Returns a file's size; None if it is not there."""
     try:
         return path.stat().st_size
     except OSError:

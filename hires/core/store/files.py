@@ -1,4 +1,4 @@
-"""How is a file written so that nobody ever reads half of it?
+"""Writes files so that no reader ever sees half of one.
 
 Whole files appear by writing a temporary sibling and renaming it; logs of JSON lines grow by one
 ``write`` per line. A full disk or a folder without permission becomes a :class:`RunError` that
@@ -17,7 +17,7 @@ from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store.file_names import StrPath
 
 OPTION = "results=FOLDER"
-"""How a user chooses where runs are kept."""
+"""The option that chooses where runs are kept."""
 
 _REMEDIES = {
     errno.ENOENT: "there is no folder {folder}: choose another folder with {option}, or make it",
@@ -99,7 +99,7 @@ def make_folder(path: StrPath, option: str = OPTION) -> None:
 
 
 def cannot_write(path: StrPath, error: Exception, option: str = OPTION) -> HiresError:
-    """Returns the error that tells a user why ``path`` cannot be written and what would work.
+    """Returns the error for a ``path`` that cannot be written: why, and what would work.
 
     It is a RunError, or a ConfigError if an option of the verb says what to write: no run failed.
     """
@@ -113,7 +113,6 @@ def cannot_write(path: StrPath, error: Exception, option: str = OPTION) -> Hires
 
 
 def _umask() -> int:
-    """Returns the process's umask; asking for it means setting it for a moment."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

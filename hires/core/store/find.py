@@ -1,4 +1,4 @@
-"""Which run does a person mean by a path, a name or the beginning of a hash?"""
+"""Finds the run that a user names by a path, a name or the beginning of a hash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hires.core.store.rundir import RunDir, open_run
 
 
 def find(name: str, results: StrPath = "results") -> RunDir:
-    """Returns the run that a person means by a path, a folder name or the beginning of a hash.
+    """Returns the run that a user names by a path, a folder name or the beginning of a hash.
 
     Raises:
         ConfigError: no run, or more than one, goes by this name.

@@ -1,4 +1,4 @@
-"""Which line and which script start a run again?
+"""Renders the command line and the script that start a run again.
 
 ``launch.sh`` of a run folder is a file of ``launch/`` with this machine's values filled in, each
 quoted for the shell; ``launch/job.sh`` is what hires writes into the script of a Slurm job. The

@@ -1,4 +1,4 @@
-"""What is a run called, and when are two runs the same run?
+"""Names runs: two runs with one name are the same run.
 
 A run's folder is ``<slug>-<hash8>``: the slug is for people, the hash decides. The hash is of the
 resolved config without the keys that change nothing about what is computed or measured.
@@ -39,11 +39,11 @@ COSMETIC = (
     "checkpoint.every",
     "checkpoint.keep",
 )
-"""Keys that say where a run is kept, how it is started or whether, not what it is. So does
-``checkpoint.resume``, unless it names another run, whose parameters this one begins with."""
+"""Keys that decide where a run is kept, or how and whether it is started, not what it computes. So
+does ``checkpoint.resume``, unless it names another run, whose parameters this one begins with."""
 
 LATER: dict[str, Any] = {"launcher.bind": "auto", "launcher.mpi": None, "launcher.srun_mpi": None}
-"""Keys that came later, with the value at which they say nothing: runs keep their names."""
+"""Keys that came later, with the value that leaves the names of older runs as they are."""
 
 _MAX_PART = 48
 
@@ -85,15 +85,15 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = json.loads(json.dumps(values))
     for key in COSMETIC:
         _drop(kept, key)
-    for key, nothing in LATER.items():
-        _drop(kept, key, nothing)
-    # Of a cluster its name: what it has and wants says how a run is started, not what it is.
+    for key, default in LATER.items():
+        _drop(kept, key, default)
+    # Of a cluster its name: its other keys decide how a run is started, not what it computes.
     cluster = kept.pop("cluster", None)
     if isinstance(cluster, dict) and cluster.get("name", HERE) != HERE:
         kept["cluster"] = cluster["name"]
     saving = kept.get("checkpoint")
     if isinstance(saving, dict) and saving.get("resume", "auto") in ("auto", "never"):
-        del kept["checkpoint"]  # all of it: runs are called as before there were checkpoints
+        del kept["checkpoint"]  # all of it: names are as before there were checkpoints
     return kept
 
 

@@ -1,6 +1,6 @@
-"""Where does a number come from: which code, which versions, which machine?
+"""Collects where a number comes from: code, versions and machine.
 
-Nothing is imported to find a version, so the front end can ask without starting torch.
+No package is imported to find its version, so the front end need not start torch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _git_commit(package: Path) -> str | None:
 
 
 def _git(folder: Path, *args: str) -> str | None:
-    """Returns what git prints, or None if it fails or is not installed."""
+    """Returns the output of git, or None if it fails or is not installed."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(folder), *args]
     try:
@@ -68,7 +68,6 @@ def _git(folder: Path, *args: str) -> str | None:
 
 @functools.cache
 def _version(package: str) -> str | None:
-    """Returns the version of an installed package without importing it."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -77,7 +76,7 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def _cpu_name() -> str:
-    """Returns the processor's name, or its architecture where the system does not tell."""
+    """Returns the processor's name, or its architecture where the system does not show it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -86,14 +85,12 @@ def _cpu_name() -> str:
 
 
 def _cores() -> int:
-    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _memory_bytes() -> int | None:
-    """Returns the machine's memory."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):

@@ -190,7 +190,6 @@ def _damaged(path: StrPath, why: str, notes: Notes) -> Values:
 
 
 def _unusable(path: StrPath, why: str, notes: Notes) -> None:
-    """Notes that a file cannot be read, or raises."""
     if notes is None:
         raise RunError(f"cannot read {path}: {why}; is {Path(path).parent} a run folder?")
     notes.append(note(path, why))

@@ -1,9 +1,9 @@
-"""How do ranks and launcher write down what happened, and how is it read back?
+"""Appends what happens in an attempt, and builds its record at the end.
 
-``metrics.jsonl`` and ``events.jsonl`` of an attempt grow line by line, appended by all processes
-at once; ``record.json`` is the one summary of a run, built from them when an attempt ends
-(DESIGN section 9). Pure Python: rank 0 calls :func:`finish` when all went well, the launcher
-when ranks died.
+    ranks, launcher --append--> metrics.jsonl, events.jsonl --finish--> a<k>/record.json
+                                                                        record.json of the run
+
+Pure Python: rank 0 calls :func:`finish` when all went well, the launcher when ranks died.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def append(path: StrPath, line: dict[str, Any]) -> None:
 def event(run_dir: StrPath, attempt: int, name: str, **fields: Any) -> None:
     """Appends an event with its time to the attempt's ``events.jsonl``.
 
-    A rank that fails says ``event(..., "rank_failed", rank=r, type="CommError", text="...")``
-    before it ends: the launcher tells causes from consequences by it.
+    A rank that fails records ``event(..., "rank_failed", rank=r, type="CommError", text="...")``
+    before it ends: the launcher separates causes from consequences by it.
     """
     line = {"time": provenance.now(), "event": name, **fields}
     append(attempt_dir(run_dir, attempt) / file_names.EVENTS, line)
@@ -72,7 +72,7 @@ def read_config(run_dir: StrPath) -> RunConfig:
 
     Raises:
         RunError: there is none, or it cannot be read.
-        ConfigError: its values make no sense to this hires.
+        ConfigError: its values are of another hires, or wrong.
     """
     path = Path(run_dir) / file_names.CONFIG
     values = reading.read_yaml(path)
@@ -107,7 +107,7 @@ def read_record(run_dir: StrPath) -> dict[str, Any] | None:
 
 
 def other_schema(record: dict[str, Any]) -> str:
-    """Returns what to say of a record that another version of hires wrote."""
+    """Returns why a record of another version of hires is not read."""
     return (
         f"it has schema {record.get('schema')!r} and this hires reads {SCHEMA}: read it with the "
         f"hires that made it, or run the experiment again"
@@ -117,11 +117,11 @@ def other_schema(record: dict[str, Any]) -> str:
 def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None) -> dict[str, Any]:
     """Builds the record of an attempt that ended and writes ``record.json``, twice.
 
-    The attempt's own folder keeps it whatever later attempts do; that of the run is of the last
-    attempt that completed the run, or else of the last one.
+    The attempt's own folder keeps it whatever later attempts do; the run's record is that of the
+    last attempt that completed the run, or else of the last one.
     ``done`` is checked: if a rank lacks a step the record says ``failed`` and why. A record that
     is ``done`` stays when a later attempt fails or is cancelled; the attempt's own
-    ``exit.json`` tells about that one.
+    ``exit.json`` describes that one.
 
     Returns:
         The record of this attempt, whether or not it became ``record.json``.

@@ -1,9 +1,11 @@
-"""Which attempts have ended under a folder of results? One line each in ``results/index.jsonl``.
+"""Keeps ``results/index.jsonl``: one line for each attempt that has ended.
 
-The index makes listing thousands of runs quick and nothing else: run folders hold the truth, so a
-line that is missing or torn costs time and no result. Whoever ends an attempt appends a line with
-one ``write``; :func:`replace` writes the file anew. Both hold a lock, which the system takes back
-from a process that dies.
+    append (end of an attempt)   lock | torn end? add a line break | one write | unlock
+    replace (hires index)        mark the size; read all folders; lock | keep lines that were
+                                 appended behind the mark | rename the new file | unlock
+
+The index makes lists of thousands of runs quick and holds no truth: a line that is missing or torn
+costs time and no result.
 """
 
 from __future__ import annotations
@@ -25,11 +27,10 @@ Values = dict[str, Any]
 FILE = file_names.INDEX
 SCHEMA = 1
 PATIENCE_S = 5.0
-"""How long one waits for the lock: the end of a run must not hang on somebody who was stopped."""
-_LOCK = file_names.INDEX_LOCK
+"""How long a writer waits for the lock: a stopped process must not delay the end of a run."""
 _POLL_S = 0.01
 _MAX_LINE = 2**17
-"""Characters of a line; an attempt with more to say is read in its folder."""
+"""Characters of a line; a longer one is cut, and the attempt read in its folder."""
 _MAX_TEXT = 2000
 _FACTS = ("git", "hires", "torch", "python", "hardware", "host", "started", "ended")
 
@@ -44,16 +45,16 @@ def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) 
         record: the attempt's record; without numbers if it has none.
         end: the attempt's ``exit.json``.
     """
-    told = {key: end.get(key) for key in ("state", "reason", "cause", "started", "ended")}
-    if isinstance(told["cause"], str):
-        told["cause"] = told["cause"][:_MAX_TEXT]
+    brief_end = {key: end.get(key) for key in ("state", "reason", "cause", "started", "ended")}
+    if isinstance(brief_end["cause"], str):
+        brief_end["cause"] = brief_end["cause"][:_MAX_TEXT]
     line: Values = {
         "schema": SCHEMA,
         "campaign": run.parent.name,
         "run": run.name,
         "attempt": attempt,
     }
-    line |= {"exit": told, "config": config, "record": _brief(record)}
+    line |= {"exit": brief_end, "config": config, "record": _brief(record)}
     if len(json.dumps(line)) > _MAX_LINE:
         line |= {"config": None, "record": {}}
     return line
@@ -63,7 +64,7 @@ def append(results: Path, line: Values) -> None:
     """Adds a line; any number of processes may do so at once.
 
     Raises:
-        RunError: it cannot be written, or somebody holds the lock for longer than ``PATIENCE_S``.
+        RunError: it cannot be written, or the lock is held for longer than ``PATIENCE_S``.
     """
     path = results / FILE
     data = json.dumps(line).encode() + b"\n"
@@ -71,7 +72,7 @@ def append(results: Path, line: Values) -> None:
         with _locked(results):
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                # Somebody who died in the middle of a line, or a full disk, left no line break.
+                # A writer that died in the middle of a line, or a full disk, left no line break.
                 if _is_torn(fd):
                     data = b"\n" + data
                 written = os.write(fd, data)
@@ -124,7 +125,6 @@ def replace(results: Path, lines: Iterable[Values], since: IndexMark) -> None:
 
 
 def _about(line: Values) -> str:
-    """Returns which attempt a line is of."""
     return json.dumps([line.get("campaign"), line.get("run"), line.get("attempt")])
 
 
@@ -140,7 +140,6 @@ def _added(path: Path, since: IndexMark) -> list[str]:
 
 
 def _is_torn(fd: int) -> bool:
-    """Whether a file ends in the middle of a line."""
     size = os.fstat(fd).st_size
     return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
 
@@ -182,12 +181,12 @@ def _brief(record: Values) -> Values:
 
 
 def _largest(ranks: Any, key: str) -> int | None:
-    """Returns the largest number of bytes of all ranks; None if nobody knows one."""
+    """Returns the largest number of bytes of all ranks; None if there is none."""
     entries = ranks if isinstance(ranks, list) else []
     known = [_dict(rank).get(key) for rank in entries]
     return max((n for n in known if isinstance(n, int)), default=None)
 
 
 def _dict(value: Any) -> Values:
-    """Returns what holds keys; nothing of what does not."""
+    """Returns a dict as it is, and an empty one for anything else."""
     return value if isinstance(value, dict) else {}

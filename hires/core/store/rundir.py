@@ -193,13 +193,11 @@ def refreeze(path: StrPath, config: RunConfig) -> None:
 
 
 def _config_text(config: RunConfig) -> str:
-    """Returns the text of ``config.yaml``."""
     # Only ASCII: PyYAML writes some other characters (U+0085) so that they read back changed.
     return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=False)
 
 
 def _frozen_files(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> dict[str, str]:
-    """Returns name and text of the files that are frozen in a run folder."""
     return {
         file_names.CONFIG: _config_text(config),
         file_names.PLAN: json.dumps(plan, indent=1) + "\n",
@@ -236,7 +234,6 @@ def _build(path: Path, files: dict[str, str], argv: Sequence[str] | None) -> boo
 
 
 def _is_filled(path: Path) -> bool:
-    """Returns whether there is a folder with something in it."""
     try:
         return any(path.iterdir())
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -246,7 +243,6 @@ def _is_filled(path: Path) -> bool:
 
 
 def _write_files(folder: Path, files: dict[str, str]) -> None:
-    """Writes the frozen files."""
     for name, text in files.items():
         write_atomically(folder / name, text, executable=name.endswith(".sh"))
 

@@ -1,7 +1,6 @@
-"""What do the lines of one attempt say about the run?
+"""Computes the record of an attempt from the lines that its ranks appended.
 
-Turns the lines that all ranks appended into the record: the slowest rank is the sample, warm-up
-is left out, and a run is done only if no rank lacks a step.
+The slowest rank is the sample, warm-up is left out, and a run is done only if no rank lacks a step.
 """
 
 from __future__ import annotations
@@ -112,13 +111,11 @@ def quantile(values: Sequence[float], fraction: float) -> float:
 
 
 def _resumed(attempt: RecordInputs) -> dict[str, Any] | None:
-    """Returns at which step and from which checkpoint the attempt began; None at step 0."""
     line = begin_of(attempt.lines)
     return {key: line[key] for key in ("step", "checkpoint", "attempt")} if line else None
 
 
 def _steps(lines: Sequence[Line]) -> dict[int, dict[int, Line]]:
-    """Returns the step lines by step and rank."""
     steps: dict[int, dict[int, Line]] = {}
     for line in lines:
         if line.get("kind") == "step":
@@ -204,7 +201,6 @@ def confidence(values: Sequence[float]) -> list[float] | None:
 
 
 def _log_choose(n: int, k: int) -> float:
-    """Returns the logarithm of the number of ways to choose k of n."""
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
@@ -262,7 +258,6 @@ _MEMORY_KEYS = (
 
 
 def _bindings(attempt: RecordInputs) -> list[Line]:
-    """Returns on which host, cores and devices each rank ran, as far as it told, by rank."""
     told = {line["rank"]: line for line in attempt.events if line.get("event") == "rank_bound"}
     keys = ("rank", "host", "local_rank", "threads", "cores", "bound", "devices")
     return [{key: told[rank].get(key) for key in keys} for rank in sorted(told)]

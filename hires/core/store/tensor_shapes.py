@@ -64,12 +64,10 @@ def refuse_other_network(
 
 
 def _difference(name: str, there: Shape | None, here: Shape) -> str:
-    """Says what is wrong with one tensor."""
     return f"{name} is {there} there and {here} here" if there else f"it has no {name}"
 
 
 def _header(path: Path) -> dict[str, Shape]:
-    """Returns the shapes of the tensors in a file."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
