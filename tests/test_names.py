@@ -26,6 +26,7 @@ DUPLICATE_CLASSES = {
     "Node",
     "Options",
     "Place",
+    "Progress",
     "Result",
     "Row",
     "Shown",
@@ -39,7 +40,7 @@ CYCLES: set[frozenset[str]] = set()
 OTHER_MEANING = {
     "cli/compose/choices.py": "config.yaml",  # of conf/, which is Hydra's
     "cli/sweep/configs.py": "config.yaml",
-    "bench/plan_table.py": "plan.json",  # the heading of a column
+    "bench/plan_bench.py": "plan.json",  # the heading of a column
 }
 
 
