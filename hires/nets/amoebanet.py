@@ -1,8 +1,9 @@
-"""AmoebaNet-D: the classifier that evolution found, as a row of cells.
+"""AmoebaNet-D, a classifier found by evolutionary search, as a sequence of cells.
 
-Every cell takes and returns two tensors, the state and the state before it (the skip), so two
-tensors cross every cut between cells. Maps are halved rounding up everywhere, so images may have
-any size.
+    skip  ---> +------+  ---> next skip = state       two tensors cross every cut between cells
+    state ---> | cell |  ---> next state
+
+Maps are halved rounding up, so images may have any size.
 
 Source:
     Real et al., "Regularized evolution for image classifier architecture search", AAAI 2019; the
@@ -41,10 +42,7 @@ class ReluConvBN(nn.Sequential):
 
 
 class FactorizedReduction(nn.Module):
-    """Halves the map without losing three of four pixels.
-
-    Half of the channels come from the pixels of even rows and columns, half from those of odd ones.
-    """
+    """Halves the map: half of the channels from even rows and columns, half from odd ones."""
 
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()
@@ -55,7 +53,7 @@ class FactorizedReduction(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, width_in, h, w) -> (n, width, ceil(h / 2), ceil(w / 2))."""
         x = F.relu(x)
-        # One row and column up and left; zeros come in behind, which only odd sizes ever see.
+        # Shifted up and left by one; only maps of odd size read the zeros that are padded behind.
         shifted = F.pad(x, (-1, 1, -1, 1))
         return self.bn(torch.cat([self.conv1(x), self.conv2(shifted)], 1))  # type: ignore[no-any-return]
 
@@ -83,13 +81,13 @@ class Cell(nn.Module):
             self.reduce_skip = FactorizedReduction(width_skip, width)
         elif width_skip != width:
             self.reduce_skip = _conv1x1(width_skip, width)
-        # The two inputs are as large as before; sums are as large as the cell's output.
+        # A reduction halves the two inputs; the sums already have the size of the output.
         self.operations = nn.ModuleList(
             make(width, 2 if reduces and index < 2 else 1) for index, make in chosen
         )
 
     def forward(self, skip: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the next skip, which is the state that came, and the next state."""
+        """Returns the next skip, which is this state, and the next state."""
         made = [self.reduce_state(state), self.reduce_skip(skip)]
         for k in range(0, len(self.reads), 2):
             left = self.operations[k](made[self.reads[k]])
@@ -138,7 +136,6 @@ def amoebanet(layers: int, filters: int, classes: int, channels: int) -> AmoebaN
 
 
 def _check_layers(layers: int) -> None:
-    """Refuses a number of normal cells that is not three equal parts."""
     if layers < 3 or layers % 3:
         low = max(3, layers // 3 * 3)
         raise ConfigError(
@@ -148,7 +145,6 @@ def _check_layers(layers: int) -> None:
 
 
 def _check_filters(filters: int) -> None:
-    """Refuses filters that the cells cannot quarter, or whose quarter cannot be halved."""
     if filters < 8 or filters % 4:
         low = max(8, filters // 4 * 4)
         raise ConfigError(
@@ -158,13 +154,12 @@ def _check_filters(filters: int) -> None:
 
 
 def _body(repeats: int) -> list[bool]:
-    """Returns whether each cell after the stem reduces."""
-    normal = [False] * repeats
-    return [*normal, True, *normal, True, *normal]
+    """Returns for each cell after the stem whether it reduces."""
+    return [*[False] * repeats, True] * 2 + [False] * repeats
 
 
 def _cells(width: int, reduces: list[bool]) -> Iterator[tuple[Cell, int]]:
-    """Yields every cell with the channels of its state; a reduction doubles the width."""
+    """Yields every cell and the channels of its state; a reduction doubles the width."""
     width_skip = width_state = width
     reduced = False
     for reducing in reduces:
@@ -176,22 +171,18 @@ def _cells(width: int, reduces: list[bool]) -> Iterator[tuple[Cell, int]]:
 
 
 def _conv1x1(width_in: int, width: int, stride: int = 1) -> nn.Module:
-    """Returns a 1x1 convolution between ReLU and norm."""
     return ReluConvBN(width_in, width, (1, 1), (stride, stride))
 
 
 def _same(width: int, stride: int) -> nn.Module:
-    """Returns the operation that does nothing but halve the map."""
     return nn.Identity() if stride == 1 else FactorizedReduction(width, width)
 
 
 def _conv1x1_same(width: int, stride: int) -> nn.Module:
-    """Returns a 1x1 convolution that keeps its channels."""
     return _conv1x1(width, width, stride)
 
 
 def _conv3x3(width: int, stride: int) -> nn.Module:
-    """Returns a 3x3 convolution of a quarter of the channels."""
     quarter = width // 4
     return nn.Sequential(
         _conv1x1(width, quarter),
@@ -201,7 +192,6 @@ def _conv3x3(width: int, stride: int) -> nn.Module:
 
 
 def _conv7x7(width: int, stride: int) -> nn.Module:
-    """Returns a 7x7 convolution of a quarter of the channels, as a row and a column."""
     quarter = width // 4
     return nn.Sequential(
         _conv1x1(width, quarter),
@@ -212,17 +202,14 @@ def _conv7x7(width: int, stride: int) -> nn.Module:
 
 
 def _max_pool2x2(width: int, stride: int) -> nn.Module:
-    """Returns a 2x2 maximum; an odd last row or column is a window of its own."""
-    return nn.MaxPool2d(2, stride, ceil_mode=True)
+    return nn.MaxPool2d(2, stride, ceil_mode=True)  # an odd last row has a window of its own
 
 
 def _max_pool3x3(width: int, stride: int) -> nn.Module:
-    """Returns a 3x3 maximum."""
     return nn.MaxPool2d(3, stride, 1)
 
 
 def _avg_pool3x3(width: int, stride: int) -> nn.Module:
-    """Returns a 3x3 mean of the pixels inside the image."""
     return nn.AvgPool2d(3, stride, 1, count_include_pad=False)
 
 
@@ -236,10 +223,10 @@ NORMAL: tuple[list[tuple[int, MakeOperation]], list[int]] = (
     ],
     [0, 3, 4, 6],
 )
-"""(what each operation reads, the operation), a line a sum; what the cell joins.
+"""One line for each sum: (index of its operand, operation) twice; then what the output joins.
 
-0 is the reduced state, 1 the reduced skip, 2 and more are the sums. The paper joins 4, 5 and 6; the
-authors' code, and all counts of parameters, join these.
+Operand 0 is the reduced state, 1 the reduced skip, 2 and more are the sums. The paper joins 4, 5
+and 6; the authors' code, and all published parameter counts, join these.
 """
 
 REDUCTION: tuple[list[tuple[int, MakeOperation]], list[int]] = (
@@ -252,4 +239,4 @@ REDUCTION: tuple[list[tuple[int, MakeOperation]], list[int]] = (
     ],
     [4, 5, 6],
 )
-"""The same for the cells that halve the map."""
+"""As ``NORMAL``, for the cells that halve the map."""

@@ -1,7 +1,7 @@
-"""How is the network made, and where do its first weights come from?
+"""Builds networks and initialises the layers that a rank holds.
 
-The weights of a layer depend on the seed and the layer's name only, so every layout starts equal
-and a rank makes the layers that it holds and no others.
+The weights of a layer depend only on the seed and the name of the layer, so every layout starts
+with equal weights and each rank fills only its own layers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 def build_model(config: ModelConfig, seed: int) -> nn.Module:
     """Returns the network that ``model`` describes.
 
-    The networks of hires come without memory, on the meta device: :func:`materialise` fills what
-    a rank holds. A user's network comes as its function makes it, under the seed, on the CPU.
+    The networks of hires come without memory, on the meta device; :func:`materialise` fills what
+    a rank holds. A user's network comes from its function, under the seed, on the CPU.
 
     Raises:
         ConfigError: the network's name or target is unknown, or a key has no such value.
@@ -44,12 +44,12 @@ def build_model(config: ModelConfig, seed: int) -> nn.Module:
 
 
 def materialise(model: nn.Module, names: Collection[str], seed: int) -> None:
-    """Gives memory and first values to the named parameters and buffers that have none.
+    """Allocates and initialises the named parameters and buffers that are on the meta device.
 
     Args:
-        model: a network, on the meta device where nothing has been filled.
+        model: a network.
         names: qualified names, as ``layer1.0.conv1.weight``.
-        seed: decides the values together with each layer's name.
+        seed: of the values, together with the name of each layer.
     """
     wanted = set(names)
     for path, module in model.named_modules():
@@ -61,7 +61,7 @@ def materialise(model: nn.Module, names: Collection[str], seed: int) -> None:
 
 
 def release(model: nn.Module, names: Collection[str]) -> None:
-    """Frees every parameter and buffer that is not named: other ranks hold it."""
+    """Frees the parameters and buffers that are not named, which other ranks hold."""
     kept = set(names)
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""

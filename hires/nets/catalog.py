@@ -1,4 +1,4 @@
-"""Where do networks file their names?"""
+"""Holds the networks by their names in ``model.name``."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from torch import nn
 from hires.core.registry import Registry
 
 NETS: Registry[Callable[..., nn.Module]] = Registry("network")
-"""``model.name`` -> function whose parameters are named after the config keys that it takes."""
+"""Name -> function that makes the network; its parameters are named after config keys."""

@@ -1,4 +1,4 @@
-"""How does a network that hires did not write come in? By its name, ``package.module:function``."""
+"""Imports networks of the user by name, as ``model.target=package.module:function``."""
 
 from __future__ import annotations
 
@@ -33,29 +33,27 @@ def custom(target: str, args: dict[str, Any]) -> nn.Module:
         raise ConfigError(
             f"model.target={target!r} returned {type(net).__name__}, not a torch.nn.Module"
         )
-    unmade = [name for name, tensor in net.state_dict().items() if tensor.is_meta]
-    if unmade:
+    on_meta = [name for name, tensor in net.state_dict().items() if tensor.is_meta]
+    if on_meta:
         raise ConfigError(
-            f"model.target={target!r} leaves {unmade[0]} on the meta device; make it on the CPU"
+            f"model.target={target!r} leaves {on_meta[0]} on the meta device; make it on the CPU"
         )
     return net
 
 
 def _module(name: str, target: str) -> ModuleType:
-    """Returns the user's Python module."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # importing runs whatever stands in the user's file
+    except (Exception, SystemExit) as error:  # importing executes the user's file
         raise ConfigError(
-            f"model.target={target!r} cannot be imported: {_said(error)}; use "
+            f"model.target={target!r} cannot be imported: {_error_line(error)}; use "
             f"package.module:function of a module on the Python path or below {Path.cwd()}"
         ) from error
 
 
 def _function(module: ModuleType, name: str, target: str) -> Callable[..., Any]:
-    """Returns the user's function or class."""
     function = getattr(module, name, None)
     if callable(function):
         return function  # type: ignore[no-any-return]
@@ -79,18 +77,18 @@ def _call(function: Callable[..., Any], target: str, args: dict[str, Any]) -> An
             f"model.args={args} do not fit {target}{inspect.signature(function)}: {error}"
         ) from error
     except ValueError:
-        pass  # a function without a signature: the call itself will tell
+        pass  # a function without a signature: the call itself checks the arguments
     try:
         return function(**args)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
-            f"model.target={target!r} failed with model.args={args}: {_said(error)} "
+            f"model.target={target!r} failed with model.args={args}: {_error_line(error)} "
             f"({place.filename}:{place.lineno})"
         ) from error
 
 
-def _said(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     """Returns an error of the user's code in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

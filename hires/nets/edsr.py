@@ -1,6 +1,6 @@
-"""EDSR: residual blocks without norms, and pixels that come out of channels; a larger image.
+"""EDSR: residual blocks without norms, then channels become the pixels of a larger image.
 
-Images are normalised before they come in, so there is no shift of the mean.
+The data is normalised already, so the network does not shift the mean.
 
 Source:
     Lim et al., "Enhanced deep residual networks for single image super-resolution", CVPR Workshops
@@ -23,12 +23,13 @@ FACTORS = {2: (2,), 3: (3,), 4: (2, 2)}
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions, scaled and added to what came in.
+    """Two 3x3 convolutions, scaled and added to the input.
 
     Args:
         width: channels.
-        res_scale: by which the sum of the convolutions is multiplied.
-        blocks: how many blocks there are: together they begin by adding about as much as came in.
+        res_scale: factor of the convolutions' result.
+        blocks: of the network; their first weights are so small that together they add about as
+            much as their input.
     """
 
     def __init__(self, width: int, res_scale: float, blocks: int) -> None:
@@ -59,8 +60,8 @@ class EDSR(nn.Module):
     ) -> None:
         super().__init__()
         if scale not in FACTORS:
-            known = ", ".join(map(str, FACTORS))
-            raise ConfigError(f"model.scale={scale} is no scale of edsr; choose one of {known}")
+            scales = ", ".join(map(str, FACTORS))
+            raise ConfigError(f"model.scale={scale} is no scale of edsr; choose one of {scales}")
         self.head = ScaledConv2d(channels, width, 3)
         self.body = nn.Sequential(*(ResidualBlock(width, res_scale, blocks) for _ in range(blocks)))
         self.after = ScaledConv2d(width, width, 3, gain=math.sqrt(0.5))
@@ -68,7 +69,7 @@ class EDSR(nn.Module):
         for factor in FACTORS[scale]:
             steps += [ScaledConv2d(width, width * factor**2, 3), nn.PixelShuffle(factor)]
         self.upsample = nn.Sequential(*steps)
-        # The usual gain of a convolution is for its outputs; here they are few, its inputs many.
+        # The usual gain counts the outputs of a convolution; this one has few, but many inputs.
         self.tail = ScaledConv2d(width, channels, 3, gain=math.sqrt(channels / (2 * width)))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,7 +1,10 @@
-"""How does an exported program become a graph of plain facts?
+"""Turns an exported program into a graph of plain data.
 
-An exported program writes into tensors as the user's code did. A graph has no writes: an in-place
-operation becomes the ordinary one, which is the same as long as nothing else reads its memory.
+The user's code may write into tensors; a graph has no writes. An in-place operation becomes the
+ordinary one, which computes the same if no other value lies in the memory that was overwritten:
+
+    y = x.view(-1)      x and y share memory
+    y.add_(1)           refused if x is read later: it would read the old numbers
 """
 
 from __future__ import annotations
@@ -34,9 +37,9 @@ def graph_of(
         shape: of the images, (n, C, H, W).
 
     Raises:
-        ConfigError: the network does something that a graph cannot say.
+        ConfigError: the network does something that a graph cannot hold.
     """
-    return _Writer(exported, tensors, names, shape).write()
+    return _GraphWriter(exported, tensors, names, shape).write()
 
 
 def written(name: str) -> ConfigError:
@@ -47,9 +50,7 @@ def written(name: str) -> ConfigError:
     )
 
 
-class _Writer:
-    """Turns the nodes of an exported program into ours, one by one."""
-
+class _GraphWriter:
     def __init__(
         self,
         exported: ExportedProgram,
@@ -63,7 +64,7 @@ class _Writer:
         self.tensors = tensors
         self.shape = shape
         self.refs: dict[str, dict[str, str]] = _inputs(exported, names)
-        self.memory: dict[torch.fx.Node, set[torch.fx.Node]] = {}  # all that share a node's memory
+        self.memory: dict[torch.fx.Node, set[torch.fx.Node]] = {}  # all nodes in a node's memory
         self.shapes: dict[str, list[int] | None] = {INPUT: shape}
         self.written: list[Node] = []
 
@@ -87,7 +88,7 @@ class _Writer:
         return graph
 
     def _call(self, node: torch.fx.Node) -> None:
-        """Writes one operation, or skips it if it changes no value."""
+        """Adds the node of one operation, unless its value equals its input."""
         name, overload = _operator(node)
         source = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
         first = self.refs.get(source.name) if source is not None else None
@@ -105,7 +106,6 @@ class _Writer:
         self.written.append(made)
 
     def _node(self, node: torch.fx.Node, name: str, overload: str) -> Node:
-        """Returns our node of an operation."""
         value = node.meta.get("val")
         shape, dtype = None, None
         if isinstance(value, Tensor):
@@ -129,14 +129,13 @@ class _Writer:
         return next((shape for shape in shapes if len(shape) > 1), None)
 
     def _note_memory(self, node: torch.fx.Node, source: torch.fx.Node | None, name: str) -> None:
-        """Notes which values lie in the same memory as a node's value."""
         shares = source is not None and (facts_of(name).may_share or _aliases(node))
         family = self.memory.setdefault(source, {source}) if shares and source else set()
         family.add(node)
         self.memory[node] = family
 
     def _refuse_write(self, node: torch.fx.Node, source: torch.fx.Node, name: str) -> None:
-        """Refuses a write whose memory is a parameter's, or is read later by another name."""
+        """Refuses a write to the memory of a parameter, or of a value that is read later."""
         plain = hasattr(torch.ops.aten, name.removesuffix("_"))
         for other in self.memory[source] - {node}:
             if param := self.refs[other.name].get("param"):
@@ -151,7 +150,6 @@ class _Writer:
             )
 
     def _encode(self, arg: Any) -> Any:
-        """Returns an argument as JSON can hold it."""
         if isinstance(arg, torch.fx.Node):
             return self.refs[arg.name]
         if isinstance(arg, (list, tuple)):
@@ -187,7 +185,7 @@ class _Writer:
         )
 
     def _unique(self, node: torch.fx.Node) -> str:
-        """Returns a name for the value: its module's path, with the operation's where needed."""
+        """Returns a name for a value: the path of its module, with the operation if it is taken."""
         path = _layer(node)
         plain = node.name.removesuffix("_")
         name = path if path and path not in self.shapes else (f"{path}.{plain}" if path else plain)
@@ -197,7 +195,7 @@ class _Writer:
 
 
 def _inputs(exported: ExportedProgram, names: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Returns what the program's inputs are: parameters, buffers or the images."""
+    """Returns for each input of a program the parameter, buffer or value that it stands for."""
     refs = {}
     for spec in exported.graph_signature.input_specs:
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -214,7 +212,6 @@ def _inputs(exported: ExportedProgram, names: dict[str, str]) -> dict[str, dict[
 
 
 def _operator(node: torch.fx.Node) -> tuple[str, str]:
-    """Returns an operation's name and overload."""
     target = node.target
     if target is operator.getitem:
         return "getitem", "default"
@@ -226,14 +223,14 @@ def _operator(node: torch.fx.Node) -> tuple[str, str]:
 
 
 def _aliases(node: torch.fx.Node) -> bool:
-    """Whether an operation returns its input's memory, as a view or after writing to it."""
+    """Whether the schema of an operation returns its input's memory, as a view or after a write."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     return any(returned.alias_info is not None for returned in node.target._schema.returns)
 
 
 def _writes(node: torch.fx.Node) -> bool:
-    """Whether an operation writes into its first argument; into another one is refused."""
+    """Whether an operation writes into its first argument; writes into others are refused."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     arguments = node.target._schema.arguments
@@ -244,7 +241,7 @@ def _writes(node: torch.fx.Node) -> bool:
 
 
 def _arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """Returns all arguments by name, with the operator's defaults where none was given."""
+    """Returns all arguments by name, with the defaults of the operator."""
     if node.target is operator.getitem:
         return dict(zip(("list", "index"), node.args, strict=True))
     assert isinstance(node.target, torch._ops.OpOverload)
@@ -258,18 +255,16 @@ def _arguments(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def _layer(node: torch.fx.Node) -> str:
-    """Returns the path of the innermost module that made a node."""
+    """Returns the path of the innermost module that computes a node."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]).removeprefix("L['self'].") if stack else ""
 
 
 def _name_of(dtype: torch.dtype) -> str:
-    """Returns ``float32`` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def _live(nodes: list[Node], output: str) -> list[Node]:
-    """Returns the nodes that the output depends on, in order."""
     wanted = {output}
     kept = []
     for node in reversed(nodes):
@@ -280,7 +275,6 @@ def _live(nodes: list[Node], output: str) -> list[Node]:
 
 
 def _mark_gradients(graph: Graph) -> None:
-    """Marks the values into which a gradient flows."""
     for node in graph.nodes:
         trainable = any(graph.params[name].trainable for name in node.params)
         above = any(graph.needs_grad(name) for name in node.inputs)

@@ -1,4 +1,4 @@
-"""Which layers do several networks share?"""
+"""Layers that several networks share."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from torch import nn
 
 
 class ScaledConv2d(nn.Conv2d):
-    """A convolution of odd kernel that keeps the image's size, and says how small it begins.
+    """A convolution of odd kernel that keeps the size of the map, with a gain of its first weights.
 
-    Where no norm follows, the usual first values would let the signal grow from layer to layer.
+    Where no norm follows, the usual first weights would let the signal grow from layer to layer.
 
     Args:
         width_in: channels of its input.
         width_out: channels of its output.
         kernel: rows and columns of its kernel.
-        gain: by which :mod:`hires.nets.build_network` multiplies the usual first weights.
+        gain: factor of the usual first weights, applied by :mod:`hires.nets.build_network`.
     """
 
     def __init__(self, width_in: int, width_out: int, kernel: int, gain: float = 1.0) -> None:

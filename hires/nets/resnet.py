@@ -75,8 +75,8 @@ class ResNet(nn.Module):
     def __init__(self, depth: int, classes: int, channels: int = 3) -> None:
         super().__init__()
         if depth not in LAYOUTS:
-            known = ", ".join(map(str, LAYOUTS))
-            raise ConfigError(f"model.depth={depth} is no ResNet; choose one of {known}")
+            depths = ", ".join(map(str, LAYOUTS))
+            raise ConfigError(f"model.depth={depth} is no ResNet; choose one of {depths}")
         bottleneck, counts = LAYOUTS[depth]
         block = Bottleneck if bottleneck else BasicBlock
         self.conv1 = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
@@ -177,7 +177,7 @@ def preact_resnet(n: int, classes: int, channels: int) -> PreactResNet:
 
 
 def _projection(width_in: int, width_out: int, stride: int) -> nn.Module:
-    """Returns what brings the shortcut to the block's output shape."""
+    """Returns the layers that bring the shortcut to the output shape of a block."""
     if stride == 1 and width_in == width_out:
         return nn.Identity()
     return nn.Sequential(

@@ -1,10 +1,12 @@
-"""What does a network compute? ``python -m hires.nets.trace`` turns any network into a graph.
+"""Traces any network to a graph of ATen operations.
 
-``torch.export`` runs the forward pass once without data and writes down the ATen operations, so
-modules and functional calls look alike, sizes computed from other tensors become numbers, and
-Python control flow that depends on shapes is resolved. Nothing is allocated.
-The front end, which imports no torch, calls this file as a process: ``{"trace": config}`` as a line
-of JSON on standard input, ``{"graph": ...}`` or ``{"error": ...}`` on standard output.
+``torch.export`` runs the forward pass once without data and records the operations, so modules and
+functional calls look alike, sizes computed from other tensors become numbers, and Python control
+flow that depends on shapes is resolved. Nothing is allocated.
+
+The front end, which imports no torch, runs ``python -m hires.nets.trace`` as a process: a request
+``{"trace": config}`` is one line of JSON on standard input, the reply ``{"graph": ...}`` or
+``{"error": ...}`` one line on standard output.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from hires.nets.network_sources import noting_imports, source_hashes
 from hires.plan.graph import Graph
 
 LARGER = (2, 4)
-"""By how much an image is enlarged to learn whether its size is what a network refuses."""
+"""Factors by which an image is enlarged to find out whether a network refuses only its size."""
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
-"""Answers one question of the front end."""
+"""Answers one request of the front end."""
 
 
 def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
@@ -83,7 +85,7 @@ def trace_config(config: RunConfig) -> Graph:
 
 
 def _larger_image(model: nn.Module, shape: list[int], training: bool) -> str:
-    """Returns a size of image that a network takes which refuses a smaller one, or nothing."""
+    """Returns a larger size of image that the network accepts, or nothing."""
     samples, channels, *size = shape
     for factor in LARGER:
         height, width = (factor * length for length in size)
@@ -96,20 +98,19 @@ def _larger_image(model: nn.Module, shape: list[int], training: bool) -> str:
 
 
 def main(answers: dict[str, Answer] | None = None) -> int:
-    """Answers the front end until its input ends; one line of JSON is a question or an answer.
+    """Answers the front end until its input ends; requests and replies are one line of JSON each.
 
-    Whatever else wants to write there, a user's network or a library below Python, writes to
-    standard error instead.
+    All other output, of a user's network or of a library below Python, goes to standard error.
 
     Args:
-        answers: what answers a question ``{name: value}`` by its name; unset: ``trace`` only.
+        answers: by the name of the request, as ``{name: value}``; unset: ``trace`` only.
     """
-    known = answers or {"trace": answer}
+    functions = answers or {"trace": answer}
     with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)
         for line in sys.stdin:
             [(name, values)] = json.loads(line).items()
-            output.write(json.dumps(known[name](values)) + "\n")
+            output.write(json.dumps(functions[name](values)) + "\n")
             output.flush()
     return 0
 
@@ -127,7 +128,7 @@ def answer(values: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _refused_assignments(model: nn.Module) -> Iterator[None]:
-    """Refuses a forward pass that assigns to a buffer, which torch.export may drop in silence."""
+    """Refuses a forward pass that assigns to a buffer, which torch.export may silently drop."""
     paths = {module: path for path, module in model.named_modules()}
 
     def refuse(module: nn.Module, name: str, buffer: Tensor | None) -> None:
@@ -142,16 +143,16 @@ def _refused_assignments(model: nn.Module) -> Iterator[None]:
 
 
 def _first_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """Returns for every name of a tensor the first one, under which torch lists it.
+    """Returns for every name of a tensor its first name, under which torch lists it.
 
-    The copy on the meta device no longer knows that two names are one tensor.
+    On the meta device two names of one tensor become two tensors.
     """
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
 def _reason(error: Exception) -> str:
-    """Returns in one line why a forward pass could not be traced."""
+    """Returns the reason why a forward pass could not be traced, in one line."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     if "same device" in text:

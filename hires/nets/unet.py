@@ -1,7 +1,11 @@
 """U-Net: an encoder, a decoder, and skips between maps of equal size; logits for every pixel.
 
-Every level halves the map rounding up, and the way back cuts what is too much, so images may have
-any size and no pixel is made up.
+    HxW   double conv ------------- skip ------------- join -> logits
+    /2       double conv --------- skip --------- join
+    /4          double conv ----- up -----------^
+
+Every level halves the map rounding up, and the decoder crops to the size of the skip, so images may
+have any size.
 
 Source:
     Ronneberger et al., "U-Net: convolutional networks for biomedical image segmentation", MICCAI
@@ -18,7 +22,7 @@ from hires.nets.catalog import NETS
 from hires.nets.layers import ScaledConv2d
 
 HEAD_GAIN = 0.1
-"""The last convolution begins small, so that every class begins about as likely."""
+"""Gain of the last convolution: its first logits are small, so classes are about equally likely."""
 
 
 class DoubleConv(nn.Sequential):
@@ -36,7 +40,7 @@ class DoubleConv(nn.Sequential):
 
 
 class TransposedUp(nn.Module):
-    """A transposed convolution doubles the map; what is beyond the skip's size is cut."""
+    """A transposed convolution doubles the map, which is cropped to the size of the skip."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -50,7 +54,7 @@ class TransposedUp(nn.Module):
 
 
 class InterpolatedUp(nn.Module):
-    """Interpolation to the skip's size, then a 3x3 convolution: no chequered patterns."""
+    """Interpolation to the skip's size, then a 3x3 convolution: no checkerboard artefacts."""
 
     def __init__(self, width: int, mode: str) -> None:
         super().__init__()

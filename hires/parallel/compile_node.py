@@ -81,7 +81,7 @@ def _comm_of(node: Node, context: Context, kind: str) -> list[CommOp]:
 
 
 def _windowed(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
-    """Returns the callable of a node that reads a window of the one value that it reads."""
+    """Returns the callable of a node that reads a window of its one input."""
     bind, [source] = _binder(node, tensors), node.inputs
     exchanges = {op.value: exchange_of(context, op) for op in _comm_of(node, context, "halo")}
     window = Window(node, context, exchanges.get(source))
@@ -94,57 +94,42 @@ def _windowed(node: Node, context: Context, tensors: dict[str, Tensor]) -> Opera
 
 
 def _with_operands(run: Operator, node: Node, context: Context) -> Operator:
-    """Returns the callable that first fits the operands of a node to the pixels that it makes."""
+    """Returns the callable that first fits the operands of a node to the pixels that it makes.
+
+    A tile may hold more pixels of an operand than the node makes, where halos are fused: they are
+    cropped. It may hold fewer: the others are borrowed. An operand that all tiles hold whole is
+    shared: its gradient is the sum over the tiles. Lists of tensors are made of own pixels.
+    """
+    graph, layout = context.plan.graph, context.stage.layout
     exchanges = {op.value: exchange_of(context, op) for op in _comm_of(node, context, "halo")}
     shared = [op.value for op in _comm_of(node, context, "share")]
-    fitted = _fitted(node, context, exchanges)
-    if not shared and not fitted:
+    fits: dict[str, Callable[[Values], Tensor]] = {}
+    for name in node.inputs:
+        if layout[name] != TILED or is_list(graph, name):
+            continue
+        held, makes_map = context.extent(name), not is_list(graph, node.name)
+        wanted = context.extent(node.name) if makes_map else context.own(graph.shape(name)[2:])
+        if name in exchanges:
+            # The gradient of an operand may be another operand's too: nothing is added to it.
+            frame = Frame(held, wanted, exchanges[name].size, private=False)
+            fits[name] = functools.partial(_gathered, exchanges[name], node.name, frame)
+        elif wanted != held:
+            fits[name] = functools.partial(_cropped, name, held, wanted)
+    if not shared and not fits:
         return run
 
     def run_on(values: Values) -> Any:
         changed = {name: share(values[name], context.cursor, node.name) for name in shared}
-        return run({**values, **changed, **{name: fit(values) for name, fit in fitted.items()}})
+        return run({**values, **changed, **{name: fit(values) for name, fit in fits.items()}})
 
     return run_on
 
 
-def _fitted(
-    node: Node, context: Context, exchanges: dict[str, Exchange]
-) -> dict[str, Callable[[Values], Tensor]]:
-    """Returns, for operands of which a tile holds more or less than the node wants, what fits them.
-
-    A node that is no window wants of its operands the pixels that it makes; a list of tensors, and
-    what is reduced over the image, are made of own pixels.
-    """
-    graph, layout, fits = context.plan.graph, context.stage.layout, {}
-    for name in node.inputs:
-        if layout[name] != TILED or is_list(graph, name):
-            continue
-        size, held = graph.shape(name)[2:], context.extent(name)
-        maps = layout[node.name] == TILED and not is_list(graph, node.name)
-        wanted = context.extent(node.name) if maps else context.own(size)
-        if name in exchanges:
-            fits[name] = _borrowing(node.name, exchanges[name], held, wanted)
-        elif wanted != held:
-            fits[name] = functools.partial(_cropped, name, held, wanted)
-    return fits
-
-
-def _borrowing(
-    reader: str, exchange: Exchange, held: Rect, wanted: Rect
-) -> Callable[[Values], Tensor]:
-    """Returns what puts together the pixels of a value that a tile holds, and those it borrows."""
-    frame = Frame(held, wanted, exchange.size, private=False)
-
-    def fit(values: Values) -> Tensor:
-        x = values[exchange.value]
-        return gather_window(x, exchange.borrow(values, reader), frame)
-
-    return fit
+def _gathered(exchange: Exchange, reader: str, frame: Frame, values: Values) -> Tensor:
+    return gather_window(values[exchange.value], exchange.borrow(values, reader), frame)
 
 
 def _cropped(name: str, held: Rect, wanted: Rect, values: Values) -> Tensor:
-    """Returns the wanted part of a value that a tile holds."""
     return part(values[name], held, wanted)
 
 
@@ -203,7 +188,7 @@ def _global_mean(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
 
 
 def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
-    """Returns the callable of a node that needs no other tile: the ATen operator itself."""
+    """Returns the callable of a node that needs nothing of other ranks: the ATen operator."""
     if node.kind == "getitem":
         [source], index = node.inputs, node.args["index"]
         return lambda values: operator.getitem(values[source], index)
@@ -222,7 +207,7 @@ def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
 
 
 def _binder(node: Node, tensors: dict[str, Tensor]) -> Callable[[Values], dict[str, Any]]:
-    """Returns what puts a node's arguments together, all that is constant decided beforehand."""
+    """Returns the callable that collects a node's arguments; constants are decoded only once."""
     fixed: dict[str, Any] = {}
     from_values: list[tuple[str, Any]] = []
     for key, arg in node.args.items():
@@ -231,8 +216,6 @@ def _binder(node: Node, tensors: dict[str, Tensor]) -> Callable[[Values], dict[s
             from_values.append((key, arg))
         else:
             fixed[key] = _decode(arg, {}, tensors)
-    if node.op == "conv2d.default" and _gains_from_onednn(fixed["weight"]):
-        fixed["dilation"] = [2, 2]
 
     def bind(values: Values) -> dict[str, Any]:
         bound = dict(fixed)
@@ -243,26 +226,14 @@ def _binder(node: Node, tensors: dict[str, Tensor]) -> Callable[[Values], dict[s
     return bind
 
 
-def _gains_from_onednn(weight: Tensor | None) -> bool:
-    """Whether a convolution is 1x1 in fp32 on a CPU.
-
-    There ATen picks a matrix product at half oneDNN's speed; a dilation, which a 1x1 kernel does
-    not feel, makes it pick oneDNN.
-    """
-    if weight is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
-        return False
-    return tuple(weight.shape[2:]) == (1, 1)
-
-
 def _has_value(arg: Any) -> bool:
-    """Whether an argument refers to a value."""
     if isinstance(arg, list):
         return any(_has_value(item) for item in arg)
     return isinstance(arg, dict) and "value" in arg
 
 
 def _decode(arg: Any, values: Values, tensors: dict[str, Tensor]) -> Any:
-    """Returns an argument as the operator takes it."""
+    """Returns an argument of a graph as torch takes it."""
     if isinstance(arg, list):
         return [_decode(item, values, tensors) for item in arg]
     if not isinstance(arg, dict):

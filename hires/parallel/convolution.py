@@ -1,4 +1,4 @@
-"""Computes convolutions as torch does, but for two faults of oneDNN, which are avoided.
+"""Computes convolutions as torch does, without two faults of oneDNN, and 1x1 kernels faster.
 
 One output column in half precision: on processors with AMX, a convolution whose stride and kernel
 are two or more columns and whose output is one column reads memory that it never wrote. Outputs and
@@ -51,7 +51,7 @@ def convolve(
 
     Under autocast the arithmetic and the result are of autocast's type.
     """
-    dtype = _type_of(x)
+    dtype, dilation = _type_of(x), _dilation(weight, dilation)
     zeros = 0 if isinstance(padding, str) else pair(padding)[1]  # "same" takes no stride
     reach = pair(dilation)[1] * (weight.shape[3] - 1) + 1
     columns = (x.shape[3] + 2 * zeros - reach) // pair(stride)[1] + 1
@@ -104,7 +104,7 @@ def convolve_backward(
         mask: whether the gradients of input, weight and bias are wanted.
     """
     stride, dilation, groups = how
-    dtype = x.dtype
+    dtype, dilation = x.dtype, _dilation(weight, dilation)
     if _overruns(dtype, weight, stride, padding):
         picked = _picked(x, stride).contiguous(memory_format=torch.channels_last)
         once = ([1, 1], dilation, groups)
@@ -127,6 +127,16 @@ def convolve_backward(
         return grads
     grad_x, grad_weight, grad_bias = (None if g is None else g.to(dtype) for g in grads)
     return grad_x, grad_weight, grad_bias
+
+
+def _dilation(weight: Tensor, dilation: Size) -> Any:
+    """Returns the dilation with which ATen chooses oneDNN.
+
+    For 1x1 kernels in fp32 it chooses a matrix product at half the speed, unless they are dilated,
+    which changes nothing in a 1x1 kernel.
+    """
+    small = tuple(weight.shape[2:]) == (1, 1) and weight.dtype == torch.float32
+    return [2, 2] if small and weight.device.type == "cpu" else dilation
 
 
 def _type_of(x: Tensor) -> torch.dtype:
