@@ -99,7 +99,6 @@ def _prune(folder: Path) -> None:
 
 @functools.cache
 def _torch_version() -> str:
-    """Returns the version of the torch that is installed, without importing it."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -60,8 +60,8 @@ def from_elsewhere(config: RunConfig) -> list[Checkpoint]:
         ConfigError: ``checkpoint.resume`` names nothing that the run can go on with.
     """
     run = Path(config.results) / config.campaign / run_name(config)
-    found, _ = checkpoints.candidates(run, config)
-    return [one for one in found if one.path.parent != run / checkpoints.FOLDER]
+    candidates, _ = checkpoints.candidates(run, config)
+    return [one for one in candidates if one.path.parent != run / checkpoints.FOLDER]
 
 
 def shapes_of(graph: Graph) -> dict[str, list[int]]:
@@ -96,17 +96,17 @@ def classes_of_data(config: RunConfig) -> int:
     return open_data(config).num_classes
 
 
-def with_classes(config: RunConfig, found: int | None = None) -> RunConfig:
+def with_classes(config: RunConfig, classes_in_data: int | None = None) -> RunConfig:
     """Returns the config with ``model.classes`` as many as the data has, unless it is set.
 
     Args:
         config: as composed.
-        found: what :func:`classes_of_data` says, if that is known.
+        classes_in_data: what :func:`classes_of_data` returned; None: it is called.
 
     Raises:
         ConfigError: the data folder is missing or unusable, or has more classes than the network.
     """
-    num_classes = classes_of_data(config) if found is None else found
+    num_classes = classes_of_data(config) if classes_in_data is None else classes_in_data
     classes = config.model.classes or num_classes
     if classes < num_classes and config.loss == "cross_entropy":
         raise ConfigError(

@@ -90,7 +90,7 @@ class TorchProcess:
 
         Raises:
             HiresError: the answer is an error.
-            RunError: there was no answer; the message holds the process's last words.
+            RunError: there was no answer; the message holds its last output.
         """
         if self._process is None:
             self._start()
@@ -105,7 +105,7 @@ class TorchProcess:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise RunError(f"{what} failed {self._last_words()}")
+            raise RunError(f"{what} failed {self._last_output()}")
         if "error" in answer:
             error = answer["error"]
             raise _KINDS.get(error["type"], RunError)(error["text"])
@@ -126,8 +126,8 @@ class TorchProcess:
             os.close(stdin)
             os.close(stdout)
 
-    def _last_words(self) -> str:
-        """Returns the exit code of a process that gave no answer, and what it wrote last."""
+    def _last_output(self) -> str:
+        """Returns the exit code of a process that gave no answer, and its last output."""
         assert self._process is not None
         self._pipes[0].close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -136,9 +136,9 @@ class TorchProcess:
         code = self._process.wait()
         errors = self._pipes[2]
         errors.seek(0)
-        words = " | ".join(errors.read().strip().splitlines()[-3:]) or "it said nothing"
+        output = " | ".join(errors.read().strip().splitlines()[-3:]) or "it wrote nothing"
         self._end()
-        return f"(exit code {code}): {words}"
+        return f"(exit code {code}): {output}"
 
     def _end(self) -> None:
         """Waits for the process to end; the next question starts another one."""

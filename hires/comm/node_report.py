@@ -97,7 +97,6 @@ def _node() -> str:
 
 
 def _disk_rate(folder: Path) -> float:
-    """Returns how many bytes per second reach the disk."""
     probe = folder / f".probe-{_node()}-{os.getpid()}"
     data = secrets.token_bytes(DISK_BYTES)
     began_s = time.perf_counter()

@@ -1,6 +1,7 @@
-"""What carries the messages: ``torch.distributed``, or in a rehearsal nothing.
+"""Joins and leaves the world, and holds the transport of all messages.
 
-A rank joins the world here and leaves it. A failure names the operation and the other side.
+The transport is ``torch.distributed``, or in a rehearsal one that sends nothing. A failure names
+the operation and the other side.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PATIENCE_S = 3600.0
 
 @dataclass
 class Transport:
-    """How this rank talks to the others."""
+    """The transport of this rank."""
 
     carrier: Any = dist
     """torch.distributed, or in a rehearsal what sends nothing."""

@@ -74,7 +74,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._update_peak(0)
 
     def _count(self, tensor: Tensor) -> None:
-        """Counts a tensor's storage, once."""
         if tensor.device.type == "meta":
             return
         storage = tensor.untyped_storage()

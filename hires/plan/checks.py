@@ -1,4 +1,4 @@
-"""What is wrong with a layout, whatever its messages? Numbers, shared parameters, the loss."""
+"""Finds what is wrong with a layout whatever its messages: numbers, shared parameters, the loss."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_batch(config: RunConfig) -> list[Finding]:
 
 
 def _indivisible(config: RunConfig) -> str:
-    """Says why a batch does not divide, and which values near it would."""
+    """Returns why a batch does not divide, and which values near it would, in words."""
     parallel = config.parallel
     keys = ("replicas", "directions", "pairs", "microbatches")
     counts = {key: getattr(parallel, key) for key in keys}
@@ -125,8 +125,8 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
     if config.task.name != "train":
         return []
     problem = ""
-    if config.target_size is not None and (found := _check_image(config, shape)):
-        return found
+    if config.target_size is not None and (problems := _check_image(config, shape)):
+        return problems
     if len(shape) not in (2, 4) or shape[0] != graph.input_shape[0]:
         problem = f"the network returns {shape} for {graph.input_shape[0]} images"
     elif "float" not in (made.dtype or "") or not made.needs_grad:

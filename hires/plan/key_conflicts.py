@@ -1,7 +1,7 @@
-"""Which keys of a layout do not go together, whatever the network?
+"""Finds keys of a layout that do not go together, whatever the network.
 
-Each key alone makes sense (:mod:`hires.core.config.parallel_config`). What is told here is told
-beside all that the plan finds, so that a layout is mended in one go.
+Each key alone makes sense (:mod:`hires.core.config.parallel_config`). These findings are shown with
+those of the plan, so that a layout is corrected in one go.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def _check_mirror(parallel: ParallelConfig) -> list[Finding]:
 
 
 def _check_pairs(config: RunConfig) -> list[Finding]:
-    """Returns an error if there are pairs of one direction."""
     parallel = config.parallel
     if parallel.directions > 1 or parallel.pairs == 1:
         return []
@@ -78,10 +77,9 @@ def _check_local_dp(parallel: ParallelConfig) -> list[Finding]:
 
 
 def _is_mirrored(schedule: str) -> bool:
-    """Whether a schedule is one of two directions."""
     return schedule.startswith("gems")
 
 
 def _freed(parallel: ParallelConfig) -> str:
-    """Returns what another number of stages needs besides: layers per stage fit no other."""
+    """Returns the key that another number of stages needs too, or nothing."""
     return " with parallel.balance=null" if parallel.balance is not None else ""

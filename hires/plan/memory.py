@@ -1,7 +1,7 @@
-"""How much memory does every rank need, and does it fit?
+"""Compares the memory that every rank needs with what there is.
 
-The bytes come from a rehearsal of the plan (``hires.engine.footprint``) and stand in
-``plan.memory``, one entry for each rank of a replica. Here they are compared with what there is.
+The bytes come from a rehearsal of the plan (``hires.engine.footprint``): ``plan.memory`` holds one
+entry for each rank of a replica.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Room:
     rank_bytes: int | None
     """For each rank: ``memory.limit``; None if it is not set."""
     machine_bytes: int | None
-    """For all ranks of one machine together; None if nobody knows."""
+    """For all ranks of one machine together; None if it is unknown."""
     nodes: int = 1
     """Machines over which the ranks are spread evenly, consecutive ranks together."""
     source: str | None = None
-    """The key that says ``machine_bytes``; None: this machine does."""
+    """The key that sets ``machine_bytes``; None: it is that of this machine."""
 
     @property
     def shared(self) -> bool:
@@ -69,7 +69,7 @@ class Room:
 
     @property
     def counts_nodes(self) -> bool:
-        """Whether there is more to say of the machines than of this one."""
+        """Whether the machines are shown apart: several, or with memory that a key sets."""
         return self.nodes > 1 or self.source is not None
 
     def needed(self, plan: Plan) -> int:
@@ -81,14 +81,14 @@ class Room:
     def per_node(self, plan: Plan) -> list[NodeNeed]:
         """Returns what the ranks of each machine need together, with their libraries."""
         peaks = [entry["peak_bytes"] for entry in plan.memory]
-        found, first = [], 0
+        needs, first = [], 0
         for count in spread(plan.world, self.nodes):
             ranks = range(first, first + count)
             # Replicas are equal, so the plan holds the ranks of one.
             need = sum(peaks[rank % len(peaks)] for rank in ranks) + LIBRARIES_BYTES * count
-            found.append(NodeNeed(ranks, need))
+            needs.append(NodeNeed(ranks, need))
             first += count
-        return found
+        return needs
 
     def shortage(self, config: RunConfig, plan: Plan) -> str | None:
         """Returns what does not fit, in words, or None if everything does."""
@@ -123,12 +123,12 @@ class NodeNeed:
 def room_of(config: RunConfig) -> Room:
     """Returns how much memory the ranks of a run may need."""
     own, nodes = parse_size(config.memory.limit), config.launcher.num_nodes
-    told = config.cluster.memory_bytes
+    of_site = config.cluster.memory_bytes
     if own is not None:  # a node of a site is no larger for that
-        return Room(own, told, nodes, None if told is None else "cluster.memory")
+        return Room(own, of_site, nodes, None if of_site is None else "cluster.memory")
     here = machine_bytes() if config.launcher.is_here else None
-    if told is not None and (here is None or told <= here):
-        return Room(None, told, nodes, "cluster.memory")
+    if of_site is not None and (here is None or of_site <= here):
+        return Room(None, of_site, nodes, "cluster.memory")
     # This machine's memory says nothing about another's.
     return Room(None, here, nodes)
 

@@ -1,4 +1,4 @@
-"""Which messages does a layout need? Inside each stage between its tiles, and between stages."""
+"""Lists the messages of a layout: inside each stage between its tiles, and between stages."""
 
 from __future__ import annotations
 
@@ -100,7 +100,6 @@ def _reads(graph: Graph, stage: Stage) -> list[str]:
 
 
 def _maker(graph: Graph, stages: list[Stage], value: str) -> Stage:
-    """Returns the stage that makes a value."""
     return next(s for s in stages if s.first <= graph.position[value] < s.last)
 
 
@@ -121,7 +120,7 @@ def _incoming(graph: Graph, stages: list[Stage], stage: Stage, value: str) -> st
 
 
 def _stage_comm(graph: Graph, stage: Stage, rules: dict[str, Rule]) -> list[CommOp]:
-    """Returns what the tiles of a stage say to each other in a forward pass, in order."""
+    """Returns the communication between the tiles of a stage in a forward pass, in order."""
     if stage.num_ranks == 1:
         return []
     backward = ran_back(graph, stage)
@@ -171,7 +170,6 @@ def _norm_comm(graph: Graph, node: Node, rule: Rule, back: bool) -> CommOp:
 
 
 def _elements(graph: Graph, value: str) -> int:
-    """Returns how many numbers a value holds."""
     return math.prod(graph.shape(value))
 
 

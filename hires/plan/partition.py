@@ -1,4 +1,4 @@
-"""Where is the network cut into stages?
+"""Cuts the network into stages.
 
 A layer is a run of nodes with one operation that has a weight matrix (convolution, linear); cuts
 fall between layers. Of the places between two such operations a layer begins where the least

@@ -1,4 +1,4 @@
-"""What is decided before anything starts? The plan: plain data that is proved, stored and executed.
+"""The plan: everything that is decided before a run, as data that is proved, stored and executed.
 
 Replicas are equal, so stages, messages and schedules are stored once, in terms of (stage, tile);
 ``rank_of`` turns a slot into a rank. In two directions every rank has a slot in each.
@@ -34,7 +34,7 @@ class Slot(NamedTuple):
 
 @dataclass
 class Finding:
-    """One thing that verification has to say."""
+    """An error, warning or note of the verification."""
 
     severity: str
     """``error`` (nothing is started), ``warning`` or ``note``."""
@@ -125,7 +125,7 @@ class Stage:
 
 @dataclass
 class Plan:
-    """Everything that decides a step."""
+    """What decides a step, as ``plan.json`` holds it."""
 
     graph: Graph
     stages: list[Stage]
@@ -153,7 +153,7 @@ class Plan:
     totals: dict[str, Any] = field(default_factory=dict)
     memory: list[dict[str, int]] = field(default_factory=list)
     """Predicted bytes of each rank of a replica at the fullest moment of a step, by what they are
-    for, as ``plan.memory`` describes; empty if nobody has asked."""
+    for, as ``plan.memory`` describes; empty if it was not predicted."""
 
     @property
     def ok(self) -> bool:
@@ -307,5 +307,4 @@ class Plan:
 
 
 def _stage(values: dict[str, Any]) -> Stage:
-    """Returns a stage from plain values."""
     return Stage(**{**values, "comm": [CommOp(**op) for op in values["comm"]]})

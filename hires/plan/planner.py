@@ -1,4 +1,4 @@
-"""How does a config become a plan? Each decision once: cut, tile, schedule, connect, prove."""
+"""Turns a config into a plan, each decision once: cut, tile, schedule, connect, prove."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from hires.plan.sums import gradient_mode, sums_of
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 
 
-def make_plan(config: RunConfig, graph: Graph, told: Sequence[Finding] = ()) -> Plan:
+def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) -> Plan:
     """Returns the plan of a run; what forbids to start it is in ``plan.findings``.
 
     Args:
         config: the run.
         graph: the network of ``config``, traced for one microbatch.
-        told: what is known of the layout already; with an error nothing is connected or proved,
-            which takes minutes for thousands of ranks.
+        known: findings about the layout that others made; with an error nothing is connected or
+            proved, which takes long for thousands of ranks.
     """
     plan = Plan(
         graph=graph,
@@ -59,9 +59,9 @@ def make_plan(config: RunConfig, graph: Graph, told: Sequence[Finding] = ()) -> 
             *check_output(config, graph),
         ],
     )
-    possible = plan.ok and all(finding.severity != "error" for finding in told)
+    possible = plan.ok and all(finding.severity != "error" for finding in known)
     uncut = check_cuts(config.parallel, graph)
-    plan.findings += [*(uncut or _divide(config, plan, possible)), *told]
+    plan.findings += [*(uncut or _divide(config, plan, possible)), *known]
     if plan.ok:
         _connect(config, plan)
     return plan
@@ -166,6 +166,5 @@ def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
 
 
 def _schedule(config: RunConfig, plan: Plan) -> list[list[str]]:
-    """Returns the order of every rank's actions."""
     make = SCHEDULES[config.parallel.schedule] if plan.training else forward_only
     return make(plan.pipeline)

@@ -136,7 +136,6 @@ def _work(plan: Plan, rank: int) -> int:
 
 
 def _boxes(plan: Plan, stage: Stage, value: str) -> list[Box]:
-    """Returns what each rank of a stage holds of a value."""
     key = "held", stage.index, value
     return plan.remember(key, lambda: held_by(plan.graph, stage, value))
 

@@ -1,1 +1,1 @@
-"""Searches for layouts that would fit where the one that was asked for does not."""
+"""Searches for layouts near to the one that was asked for, and words the advice."""

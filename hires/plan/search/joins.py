@@ -166,5 +166,4 @@ def _spatial(stages: list[Stage]) -> int:
 
 
 def _layer_of(graph: Graph, node: Node) -> int:
-    """Returns the index of the layer that a node belongs to."""
     return sum(start <= graph.position[node.name] for start in layer_starts(graph)) - 1

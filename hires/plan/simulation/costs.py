@@ -1,4 +1,4 @@
-"""How long does a rank compute? Seconds of every node in a pass, measured or estimated.
+"""Estimates how long a rank computes: seconds of every node in a pass, measured or modelled.
 
 A pass of a stage is a row of steps, each a node forward or backward; communication happens between
 them.
@@ -90,12 +90,12 @@ class ActionCosts:
         measured = self.seconds[rank % plan.ranks_per_replica, action]
         if len(measured) != len(pieces):
             pieces, measured = [steps_of(plan, stage, back)], [sum(measured)]
-        found: list[float] = []
+        each: list[float] = []
         for steps, seconds in zip(pieces, measured, strict=True):
-            found += _divided(steps, seconds)
-            if found and not steps:  # what follows the last collective belongs to the node before
-                found[-1] += seconds
-        return found
+            each += _divided(steps, seconds)
+            if each and not steps:  # what follows the last collective belongs to the node before
+                each[-1] += seconds
+        return each
 
     def optimiser_s(self, rank: int) -> float:
         """Returns the seconds of a rank's update."""
@@ -170,7 +170,6 @@ class Roofline:
         return [self._step_s(stage, tile, step) for step in steps_of(self.plan, stage, back)]
 
     def _step_s(self, stage: Stage, tile: int, step: Step) -> float:
-        """Returns the seconds of a node on one tile or shard."""
         node = step.node
         if facts_of(node.kind).view or node.shape is None:
             return 0.0
@@ -193,7 +192,6 @@ class Roofline:
 
 
 def _steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
-    """Returns the list of :func:`steps_of`."""
     nodes = plan.graph.nodes
     if not back:
         return [Step(node, False) for node in nodes[stage.first : stage.last]]
@@ -207,7 +205,6 @@ def _steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
 
 
 def _pieces_of(plan: Plan, stage: Stage, back: bool) -> list[list[Step]]:
-    """Returns the list of :func:`pieces_of`."""
     left = [(op.node, way) for op, way in inside(plan, stage, back) if op.kind != "halo"]
     pieces: list[list[Step]] = [[]]
     for step in steps_of(plan, stage, back):

@@ -1,4 +1,4 @@
-"""How long does a message take? Latency and bandwidth, within a node of the machine and between."""
+"""Models how long messages take: latency and bandwidth, within a node and between nodes."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ class Network:
 
 
 def _rounds(num_ranks: int) -> int:
-    """Returns the rounds in which ranks that talk in pairs all hear of each other."""
+    """Returns the rounds of pairwise exchanges after which every rank has the data of all."""
     return (num_ranks - 1).bit_length()

@@ -46,7 +46,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Simulation:
-    """What one step of one replica would be like."""
+    """The predicted time line of one step of one replica."""
 
     step_s: float
     ranks: list[StepSpans]
@@ -98,14 +98,14 @@ class _Transfer:
 
     @property
     def matched_s(self) -> float:
-        """When both sides were there, or nan."""
+        """When both sides were posted, or nan."""
         both = not (math.isnan(self.sent_s) or math.isnan(self.awaited_s))
         return max(self.sent_s, self.awaited_s) if both else math.nan
 
 
 @dataclass
 class _Rank:
-    """How far a rank is."""
+    """The state of a rank."""
 
     items: list[Item]
     at: int = 0
@@ -186,7 +186,7 @@ class _Machine:
         )
 
     def _step(self, rank: int, state: _Rank, item: Item) -> Iterable[int] | None:
-        """Lets a rank do one thing; returns who may go on, or None if it must wait."""
+        """Advances a rank by an item; returns the ranks that may go on, or None if it waits."""
         event = item.event
         woken: Iterable[int] = ()
         if event is None:
@@ -210,7 +210,6 @@ class _Machine:
         return woken
 
     def _compute(self, state: _Rank, item: Item) -> None:
-        """Lets a rank compute."""
         begin_s = state.now_s
         state.now_s += item.seconds
         state.busy_s[item.kind] += item.seconds
@@ -220,7 +219,7 @@ class _Machine:
             state.spans.append(Span(item.kind, "", begin_s, state.now_s))
 
     def _wait(self, state: _Rank, item: Item, until_s: float) -> None:
-        """Lets a rank wait until a time, which may be past."""
+        """Advances a rank to a time, which may be past."""
         begin_s, state.now_s = state.now_s, max(state.now_s, until_s)
         if item.kind in (HALO, COLLECTIVE):
             state.passes.setdefault(item.action, [begin_s, begin_s])[1] = state.now_s
@@ -247,7 +246,7 @@ class _Machine:
         return self._set_out(key)
 
     def _set_out(self, key: Key) -> list[int]:
-        """Lets a message go if it is its turn, and then those behind it."""
+        """Sends a message if it is its turn, and then those behind it."""
         woken: list[int] = []
         todo = [key]
         while todo:

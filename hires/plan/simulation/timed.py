@@ -147,5 +147,4 @@ def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:
 
 
 def _area(rect: Rect) -> int:
-    """Returns how many pixels a rectangle holds."""
     return max(0, rect[1] - rect[0]) * max(0, rect[3] - rect[2])
