@@ -10,7 +10,7 @@ PAGE = """no progress: rank 1 does not answer
 
 unmatched: norm of bn3 in B0: rank 1 has not come to it
 
-what every rank is at
+where every rank stands
   rank 1 does not answer
 
 last communications of each rank

@@ -92,7 +92,7 @@ def test_stopped_rank_is_named_with_the_message_that_is_missing(run):
     page = page_of(run)
     assert page.startswith("no progress: rank 1 does not answer")
     assert "rank 0 waits for" in page
-    assert "what every rank is at" in page
+    assert "where every rank stands" in page
     assert "hires/comm/" in page.split("Python stacks")[1]
     assert not alive(rank_pids(run))
 
@@ -116,7 +116,7 @@ def test_rank_that_sleeps_in_a_hook_is_found_with_the_line_where_it_sleeps(run, 
     outcome = local_launcher.launch(run, run.attempt, module="tests.helpers.sleepy_rank")
     assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "hang", 0)
     page = page_of(run)
-    assert "rank 0 is in B0 of step 2 and waits for nobody" in page
+    assert "rank 0 is in B0 of step 2 and waits for no rank" in page
     assert "sleepy_rank.py" in page.split("Python stacks")[1]
     assert "in doze" in page
     assert "rank 1 waits for" in page

@@ -9,7 +9,7 @@ import pytest
 
 from hires.core.store import attempts, run_index, rundir
 from hires.launcher.local import local_launcher
-from hires.launcher.supervision.exit_record import leave_word
+from hires.launcher.supervision.exit_record import write_exit
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -60,13 +60,13 @@ def test_folder_that_was_copied_writes_nothing_beside_it(fake_world, launch, tmp
 def test_end_that_the_queue_or_cancel_writes_has_a_line_too(fake_world):
     run = fake_world("ok")
     (run.attempt_dir / "record.json").write_text('{"state": "done", "loss": {"last": 2.0}}')
-    leave_word(run.path, 0, {"state": "lost", "cause": "its launcher was killed"}, {})
+    write_exit(run.path, 0, {"state": "lost", "cause": "its launcher was killed"}, {})
     [line] = lines(run)
     assert (line["exit"]["state"], line["record"]["loss"]) == ("lost", {"last": 2.0})
 
 
 def test_attempt_that_measured_nothing_has_none(fake_world):
     run = fake_world("ok")
-    leave_word(run.path, 0, {"state": "done"}, None)
+    write_exit(run.path, 0, {"state": "done"}, None)
     assert (run.attempt_dir / "exit.json").exists()
     assert not list(run.path.parents[1].glob("index.jsonl"))

@@ -154,7 +154,7 @@ def test_sweep_that_waits_for_another_begins_when_that_has_ended(runs):
 def test_job_that_slurm_does_not_know_is_no_dependency(runs):
     # Slurm itself would take it for one that has ended well.
     _, err = runs.hires("sweep", *TINY, *FIVE, "seed=0,1", "--after", "99999999", code=2)
-    assert "--after 99999999: Slurm knows no such job" in err
+    assert "--after 99999999: Slurm lists no such job" in err
     assert not (runs.folder / "results").exists()
 
 

@@ -25,7 +25,7 @@ from hires.launcher.ranks import hosts, ports
 from hires.launcher.ranks.places import RankPlaces, here
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import Progress
-from hires.launcher.supervision.exit_record import leave_word
+from hires.launcher.supervision.exit_record import write_exit
 from hires.launcher.supervision.interrupts import Interrupts
 from hires.launcher.supervision.supervisor import Launch, Supervisor, WorldEnd
 
@@ -167,7 +167,7 @@ def _leave(job: Launch, end: WorldEnd, started: str) -> WorldEnd:
         end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
     try:
         told = None if job.args else record
-        leave_word(job.run_dir, job.attempt, _exit_values(end, started), told)
+        write_exit(job.run_dir, job.attempt, _exit_values(end, started), told)
     except RunError as error:
         end = _failed_too(end, str(error))
     return _blame_disk(job, end)

@@ -26,7 +26,7 @@ from hires.launcher.local.queue_tasks import Ended, Limits, Result, Task, Watche
 from hires.launcher.ranks import spawn
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import MetricsTail
-from hires.launcher.supervision.exit_record import leave_word
+from hires.launcher.supervision.exit_record import write_exit
 from hires.launcher.supervision.interrupts import Interrupts
 
 POLL_S = 0.1
@@ -100,7 +100,7 @@ class Queue:
             while self.running or (self.waiting and why is None):
                 self._collect()
                 if not interrupts.count and cancelled():
-                    interrupts.hear(signal.SIGTERM, "hires cancel")
+                    interrupts.count_signal(signal.SIGTERM, "hires cancel")
                 if interrupts.count:
                     why = f"stopped by {interrupts.name}"
                     self._pass_on(interrupts)
@@ -238,7 +238,7 @@ def _end_of(run: _Running, code: int) -> Ended:
     values: dict[str, Any] = {"state": state, "cause": cause, "exit_codes": {}, "reason": None}
     values |= {"started": run.started, "ended": provenance.now()}
     with contextlib.suppress(RunError):  # on a full disk the end is still told on screen
-        leave_word(run.task.path, run.attempt, values, {})
+        write_exit(run.task.path, run.attempt, values, {})
     return Ended(run.task, run.attempt, state, cause, run.wall_s)
 
 

@@ -1,4 +1,4 @@
-"""Which command starts the ranks of a run that is no Slurm job, and where do they meet?"""
+"""Places the ranks of a run that is no Slurm job, and chooses the command that starts them."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def _in_job(num_ranks: int, config: RunConfig) -> RankPlaces:
 def _on_hosts(num_ranks: int, config: RunConfig) -> RankPlaces:
     """Returns the places on this machine, or on the hosts that the config names."""
     names = config.launcher.hosts
-    found = here(num_ranks, config.launcher.port)
+    on_this = here(num_ranks, config.launcher.port)
     if not names:
-        return found
+        return on_this
     _require_here(names[0])
     if len(names) == 1:
-        return found
+        return on_this
     address, interface = _meeting(config, names[1])
     sizes = spread(num_ranks, len(names))
     ranks = [
@@ -75,7 +75,7 @@ def _on_hosts(num_ranks: int, config: RunConfig) -> RankPlaces:
         for name, size in zip(names, sizes, strict=False)
         for local in range(size)
     ]
-    return dataclasses.replace(found, ranks=ranks, address=address, interface=interface)
+    return dataclasses.replace(on_this, ranks=ranks, address=address, interface=interface)
 
 
 def _require_here(name: str) -> None:

@@ -1,10 +1,11 @@
-"""Which port do the ranks of a run meet at?
+"""Reserves the port at which the ranks of a run meet.
 
 Rank 0 listens there, seconds after the port was chosen. Until then the launcher keeps the port
-bound without listening: nobody is given it by chance, but a socket that allows reuse, as that of
-torch's store does, may listen at it. Another launcher that asks for this very port could bind it in
-the same way, and its ranks would join a run that is not theirs; so each also takes a name that only
-one may have. If somebody else gets the port first, the launcher starts again with another one.
+bound without listening: the system gives it to no other process, but a socket that allows reuse, as
+that of torch's store does, may listen at it. Another launcher that wants this very port could bind
+it in the same way, and its ranks would join a run that is not theirs; so each launcher also takes a
+name that only one process may have. If another process gets the port first, the launcher starts
+again with the next port.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _TAKEN = (b"EADDRINUSE", b"ddress already in use")
 
 
 class PortTakenError(ConfigError):
-    """Nobody can listen at a port."""
+    """A port cannot be listened at."""
 
 
 @contextlib.contextmanager
@@ -37,7 +38,7 @@ def reserve(port: int) -> Iterator[int]:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             if port:
-                # Before the trial, which would keep out the rank 0 of who has the port.
+                # Before the trial, which would keep out the rank 0 of the port's owner.
                 stack.enter_context(_claim(port))
                 _try_to_listen(port)
             kept.bind(("", port))
@@ -82,7 +83,7 @@ def _claim(port: int) -> Iterator[None]:
 
 
 def _try_to_listen(port: int) -> None:
-    """Raises OSError if nobody could listen at the port, on either kind of address."""
+    """Raises OSError if the port cannot be listened at, on either kind of address."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.ExitStack() as stack:
             try:

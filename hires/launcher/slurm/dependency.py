@@ -1,4 +1,4 @@
-"""What must have ended before a job may start? Jobs by their number, campaigns and runs by name."""
+"""Turns the names of jobs, campaigns and runs into the value of sbatch's ``--dependency``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SHOWN = 3
 def dependency(
     after: Sequence[str], after_any: Sequence[str], results: StrPath = "results"
 ) -> str | None:
-    """Returns what sbatch's ``--dependency`` is to say; None if there is nothing to wait for.
+    """Returns the value of sbatch's ``--dependency``; None if there is nothing to wait for.
 
     Args:
         after: numbers of jobs, or names of campaigns and runs, that must have ended well.
-        after_any: the same of such that must have ended, however they did.
+        after_any: those that must have ended, in whatever state.
         results: folder of all campaigns.
 
     Raises:
@@ -39,10 +39,10 @@ def _condition(kind: str, name: str, results: StrPath) -> str:
     """Returns one condition; nothing if it holds already."""
     option = "--after" if kind == "afterok" else "--after-any"
     if _JOB.fullmatch(name):
-        # Slurm itself takes a job that it does not know for one that has ended well.
+        # Slurm treats a job that it does not list as one that has ended well.
         if is_unknown(name):
             raise ConfigError(
-                f"{option} {name}: Slurm knows no such job, or not any more; if it has ended as it "
+                f"{option} {name}: Slurm lists no such job, or no longer; if it has ended as it "
                 f"should, leave the option out"
             )
         return f"{kind}:{name}"

@@ -1,9 +1,7 @@
-"""The batch step of ``hires doctor launcher=slurm``.
+"""Runs one rank of :mod:`hires.comm.node_report` on every node of a job, for ``hires doctor``.
 
-``python -m hires.launcher.slurm.doctor_job FOLDER``
-
-It starts one rank of :mod:`hires.comm.node_report` on every node, exactly as a run's ranks are
-started, and leaves ``exit.json``.
+``python -m hires.launcher.slurm.doctor_job FOLDER`` is the batch step of that job. It starts the
+ranks exactly as those of a run, and writes ``exit.json``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""On which nodes should a run not be tried again? On those that failed under it.
+"""Finds the nodes that failed under runs, so that the next attempts avoid them.
 
 An attempt whose end has the reason ``node`` ran on nodes that its events name. If Slurm says which
-of them are down, those are meant; else all of them, as long as enough others are left.
+of them are down, those are avoided; else all of them, as long as enough others are left.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ _BAD = ("down", "drain", "fail", "error", "unknown", "reboot", "maint")
 
 
 def to_exclude(states: Sequence[RunState], num_nodes: int, partition: str | None) -> list[str]:
-    """Returns the nodes that the next attempts of runs should stay away from, sorted.
+    """Returns the nodes that the next attempts of runs should avoid, sorted.
 
     Args:
         states: how the runs ended.
         num_nodes: most nodes that one of them needs.
-        partition: from which they come; None: any.
+        partition: of the nodes; None: any.
     """
     suspects = {node for state in states for node in _nodes_of(state)}
     if not suspects:
         return []
-    known = _known(partition)
-    bad = {node for node in suspects if _is_bad(known.get(node, ""))}
-    others = [node for node, word in known.items() if node not in suspects and not _is_bad(word)]
+    node_states = _node_states(partition)
+    bad = {node for node in suspects if _is_bad(node_states.get(node, ""))}
+    others = [
+        node for node, word in node_states.items() if node not in suspects and not _is_bad(word)
+    ]
     return sorted(suspects if not bad and len(others) >= num_nodes else bad)
 
 
@@ -48,7 +50,7 @@ def _nodes_of(state: RunState) -> Iterable[str]:
                     yield str(line["node"])
 
 
-def _known(partition: str | None) -> dict[str, str]:
+def _node_states(partition: str | None) -> dict[str, str]:
     """Returns the state of every node in Slurm's words; nothing if it does not answer."""
     only = [f"--partition={partition}"] if partition else []
     try:

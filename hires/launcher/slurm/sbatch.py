@@ -1,7 +1,7 @@
-"""What does sbatch answer, and what is said to a user whose job it refuses?
+"""Submits scripts with sbatch, and explains a refusal by the config keys that may have caused it.
 
 A site may have put a command of its own in sbatch's place, that greets and advises; only the line
-that names the job counts. Of a refusal the lines of the script that may have caused it are shown,
+that names the job counts. For a refusal, the lines of the script that may have caused it are shown,
 with the keys of the config that they follow from.
 """
 
@@ -22,7 +22,7 @@ _TIMEOUT_S = 120
 
 
 class RefusedError(ConfigError):
-    """sbatch refuses a job, and an option of its script is to blame."""
+    """sbatch refuses a job because of an option of its script."""
 
     def __init__(self, why: str, keys: Sequence[str] = (), advice: str = "") -> None:
         """Takes why, and the keys to change, or else what to do."""
@@ -65,12 +65,12 @@ def start_estimate(script: Path) -> str:
         RunError: Slurm is not here, or does not answer.
     """
     lines = _sbatch("--test-only", str(script), script=script).splitlines()
-    told = [line for line in lines if " to start at " in line] or lines
-    return " ".join(told).removeprefix("sbatch: ").strip()
+    estimates = [line for line in lines if " to start at " in line] or lines
+    return " ".join(estimates).removeprefix("sbatch: ").strip()
 
 
 def _number_in(answer: str) -> str:
-    r"""Returns the number of the job that sbatch names, whatever a site's wrapper says besides.
+    r"""Returns the number of the job that sbatch names, whatever a site's wrapper prints besides.
 
     Raises:
         RunError: it names none.
@@ -78,11 +78,10 @@ def _number_in(answer: str) -> str:
     >>> _number_in("Welcome to our site\n41;cluster\n"), _number_in("Submitted batch job 42\n")
     ('41', '42')
     """
-    found = [
-        match for match in map(_NUMBER.fullmatch, map(str.strip, answer.splitlines())) if match
-    ]
-    if found:
-        return str(found[-1][1])
+    lines = map(str.strip, answer.splitlines())
+    numbers = [match[1] for match in map(_NUMBER.fullmatch, lines) if match]
+    if numbers:
+        return str(numbers[-1])
     said = " ".join(answer.split()) or "nothing"
     raise RunError(
         f"sbatch took the job, but names no number; it said: {said}; `squeue --me` shows whether "
@@ -113,7 +112,7 @@ def _sbatch(*words: str, script: Path) -> str:
 
 
 def _refusal(message: str, script: Path) -> ConfigError | RunError:
-    """Returns what to tell a user of whose script sbatch thinks ``message``."""
+    """Returns the error for a script that sbatch refuses with a message."""
     said = "; ".join(line.removeprefix("sbatch: error: ") for line in message.splitlines() if line)
     option = next((o for pattern, o in _CAUSES if re.search(pattern, message, re.IGNORECASE)), None)
     if option is None:
@@ -135,7 +134,7 @@ _NODES = "nodes|ntasks-per-node|cpus-per-task"
 _OF_SITE = "exclude|nodelist|nodefile|constraint|gres|gpus[a-z-]*|mem[a-z-]*|reservation"
 """Options of ``cluster.options`` that leave fewer nodes to choose from."""
 
-# What sbatch says, and the options that it may mean; the first that matches counts.
+# Words of sbatch's message, and the options that they may mean; the first match counts.
 _CAUSES = (
     ("dependency", "after"),
     ("node name", "exclude"),
@@ -164,7 +163,6 @@ _ADVICE = {
 
 
 def _advice(option: str) -> str:
-    """Returns what could be chosen instead, as far as Slurm tells."""
     if option == "partition":
         return _choices("partition", "sinfo", "--noheader", "--format=%R (%a)")
     if option == "account":

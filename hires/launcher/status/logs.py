@@ -1,7 +1,7 @@
-"""What did the ranks of a run say, in the order of time, and what do they say now?
+"""Merges the logs of all ranks in the order of time, once or as they grow.
 
-Every rank has a log of its own. A line that begins with a time begins an entry; what follows
-without one, as a traceback, belongs to it, so that entries of several ranks never mix.
+Every rank has a log of its own. A line that begins with a time begins an entry; lines without one,
+as a traceback, belong to it, so that entries of several ranks never mix.
 """
 
 from __future__ import annotations

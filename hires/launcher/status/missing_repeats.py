@@ -1,7 +1,7 @@
-"""How many complete attempts does each point of a campaign lack? Its ``campaign.json`` says.
+"""Counts the complete attempts that each point of a campaign lacks, by its ``campaign.json``.
 
 A sweep with ``--repeat 3`` wants three of every point. A repeat that failed leaves the run done, so
-its state alone does not tell that one is missing.
+the state alone does not show that one is missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How far is an attempt, from the two ends of its ``metrics.jsonl`` alone?
+"""Reads the progress of an attempt from the two ends of its ``metrics.jsonl``.
 
-The file of a long run holds millions of lines. What counts now stands at its end; how much memory
-the ranks need is written after the warm-up, near its beginning.
+The file of a long run holds millions of lines. The latest steps stand at its end; the memory of the
+ranks is written after the warm-up, near its beginning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RECENT_STEPS = 5
 
 @dataclass(frozen=True)
 class ProgressEnds:
-    """What the ends of the file say."""
+    """Numbers from both ends of the file."""
 
     steps: int = 0
     """Steps that every rank has finished."""
@@ -37,11 +37,11 @@ class ProgressEnds:
 
 
 def read_ends(path: Path, num_ranks: int) -> ProgressEnds:
-    """Returns what is known without reading the middle.
+    """Returns the numbers, without reading the middle of the file.
 
     Args:
         path: ``metrics.jsonl``; it need not exist.
-        num_ranks: how many ranks there seem to be; a wrong number costs precision only.
+        num_ranks: an estimate of the number of ranks; a wrong one costs precision only.
     """
     more = RANK_BYTES * num_ranks
     try:
@@ -75,8 +75,8 @@ def _lines(data: bytes) -> Iterator[dict[str, Any]]:
 
 def _is_whole(line: dict[str, Any]) -> bool:
     """Whether a step says which it is, of which rank, and how long it took."""
-    known = type(line.get("step")) is int and type(line.get("rank")) is int
-    return known and type(line.get("step_s")) in (int, float)
+    named = type(line.get("step")) is int and type(line.get("rank")) is int
+    return named and type(line.get("step_s")) in (int, float)
 
 
 def _steps(lines: list[dict[str, Any]], num_ranks: int) -> tuple[int, list[float]]:

@@ -1,7 +1,6 @@
-"""How far is a run, while it runs?
+"""Follows the progress of a run while it runs, from what the ranks append to ``metrics.jsonl``.
 
-Reads what the ranks append to ``metrics.jsonl`` as it grows, and puts the ranks' lines together to
-steps: a step is over when every rank has reported it, and took as long as its slowest rank.
+A step is over when every rank has reported it, and took as long as its slowest rank.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class FinishedStep:
     img_per_s: float
     """Images of the whole world per second."""
     loss: float | None
-    """Mean over the ranks that know it; None if none does."""
+    """Mean over the ranks that report one; None if none does."""
 
 
 class Progress:

@@ -1,7 +1,7 @@
-"""Which runs does a person mean by the name of a campaign, a run, or nothing at all?
+"""Resolves the names of campaigns and runs on a command line to run folders.
 
 A campaign is a folder of runs; what a sweep planned there is in its ``campaign.json``. Points that
-cannot run, and those that nobody has begun, have no run folder and still belong to it.
+cannot run, and those that were not begun, have no run folder and still belong to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of a run: which there are, what one tells, and the numbers of its progress."""
+"""Defines the state of a run, and the numbers of its progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"^(?:(steps|batch)|  (requeues)): (\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class RunState:
-    """How one point is doing."""
+    """The state of one point."""
 
     path: Path | None
     """The run folder; None: the point cannot run, so it has none."""

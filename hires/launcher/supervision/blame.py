@@ -1,7 +1,7 @@
-"""Which rank failed first, and why, when several are down?
+"""Finds the rank that failed first, and why, when several have ended.
 
 One rank that dies takes the others with it: within milliseconds they report that a neighbour is
-gone. What a person needs to read is the one that began it.
+gone. What a person needs to read is the first cause.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 
 from hires.launcher.ranks.processes import RankProcess, last_lines
 from hires.launcher.ranks.rank_group import AgentRank
+
+_Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,37 +40,40 @@ _TOO_LATE = ("timed out", "took over", "timeout")
 def first_failure(
     ranks: Sequence[AgentRank | RankProcess],
     failed: Iterable[int],
-    events: Iterable[dict[str, Any]],
+    events: Iterable[_Event],
     oom: str | None = None,
 ) -> Failure:
-    """Returns the rank to blame.
+    """Returns the rank that failed first.
 
     Args:
         ranks: all ranks.
         failed: those that ended with an error before the supervisor stopped the rest.
-        events: lines of ``events.jsonl``; a rank that could still speak said ``rank_failed`` there.
+        events: lines of ``events.jsonl``; a rank that could still write noted ``rank_failed``.
         oom: evidence that the kernel killed a process for lack of memory meanwhile, in words.
     """
-    told: dict[int, dict[str, Any]] = {}
+    reports: dict[int, _Event] = {}
     for line in events:
         if line.get("event") == "rank_failed":
-            told.setdefault(line["rank"], line)
-    suspects = [ranks[rank] for rank in sorted({*failed, *told})]
-    first = min(suspects, key=lambda rank: _order(rank, told.get(rank.rank)))
+            reports.setdefault(line["rank"], line)
+    suspects = [ranks[rank] for rank in sorted({*failed, *reports})]
+    first = min(suspects, key=lambda rank: _order(rank, reports.get(rank.rank)))
     tail = last_lines(first.log)
-    said = told.get(first.rank)
-    reason = _reason(first, said, tail, oom)
-    return Failure(first.rank, _cause(first, said, tail, oom), tail, reason)
+    report = reports.get(first.rank)
+    reason = _reason(first, report, tail, oom)
+    return Failure(first.rank, _cause(first, report, tail, oom), tail, reason)
 
 
 def _reason(
-    rank: AgentRank | RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
+    rank: AgentRank | RankProcess,
+    report: _Event | None,
+    tail: Sequence[str],
+    oom: str | None,
 ) -> str | None:
     """Returns the kind of failure, if something proves it."""
-    if told is None and rank.code == -signal.SIGKILL:
+    if report is None and rank.code == -signal.SIGKILL:
         return "oom" if oom else None
-    kind = "" if told is None else str(told.get("type"))
-    text = " ".join(tail[-3:]) if told is None else f"{kind}: {told.get('text')}"
+    kind = "" if report is None else str(report.get("type"))
+    text = " ".join(tail[-3:]) if report is None else f"{kind}: {report.get('text')}"
     if kind in _KINDS:
         return _KINDS[kind]
     if any(words in text for words in _NO_MEMORY):
@@ -78,27 +83,29 @@ def _reason(
     return None
 
 
-def _order(rank: AgentRank | RankProcess, told: dict[str, Any] | None) -> tuple[int, float, float]:
+def _order(rank: AgentRank | RankProcess, report: _Event | None) -> tuple[int, float, float]:
     """Returns what sorts causes before consequences, then earlier before later."""
-    if told is not None:
-        when = datetime.fromisoformat(told["time"]).timestamp()
-        # To lose a neighbour is a consequence, as long as any rank has another reason.
-        return (2 if told.get("type") == "CommError" else 1, when, 0.0)
-    # Nobody kills a rank because its neighbour failed, and it cannot tell when it happened.
-    murdered = rank.code == -signal.SIGKILL
-    try:  # of two that were found dead at once, the one that spoke last failed last
-        spoke = rank.log.stat().st_mtime
+    if report is not None:
+        when = datetime.fromisoformat(report["time"]).timestamp()
+        # The loss of a neighbour is a consequence, as long as any rank has another reason.
+        return (2 if report.get("type") == "CommError" else 1, when, 0.0)
+    # No rank is killed because its neighbour failed, and a killed one cannot report the time.
+    killed = rank.code == -signal.SIGKILL
+    try:  # of two that had ended at the same poll, the last to write failed last
+        written_s = rank.log.stat().st_mtime
     except OSError:
-        spoke = 0.0
-    return (0 if murdered else 1, rank.ended_s, spoke)
+        written_s = 0.0
+    return (0 if killed else 1, rank.ended_s, written_s)
 
 
 def _cause(
-    rank: AgentRank | RankProcess, told: dict[str, Any] | None, tail: Sequence[str], oom: str | None
+    rank: AgentRank | RankProcess,
+    report: _Event | None,
+    tail: Sequence[str],
+    oom: str | None,
 ) -> str:
-    """Returns why a rank failed, in words."""
-    if told is not None and told.get("text"):
-        return f"rank {rank.rank} failed: {told['text']}"
+    if report is not None and report.get("text"):
+        return f"rank {rank.rank} failed: {report['text']}"
     if rank.code is not None and rank.code < 0:
         name = _signal_name(-rank.code)
         hint = f" (memory was exhausted: {oom})" if oom else _SIGKILL
@@ -110,7 +117,6 @@ def _cause(
 
 
 def _signal_name(number: int) -> str:
-    """Returns a signal's name."""
     try:
         return signal.Signals(number).name
     except ValueError:

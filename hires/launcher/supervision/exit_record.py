@@ -1,4 +1,4 @@
-"""How is it written down that an attempt has ended? In its folder first, then in the index."""
+"""Writes how an attempt ended: in its folder first, then in the index of all results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hires.core.store.naming import plain
 log = logging.getLogger(__name__)
 
 
-def leave_word(run: Path, attempt: int, end: dict[str, Any], record: dict[str, Any] | None) -> None:
+def write_exit(run: Path, attempt: int, end: dict[str, Any], record: dict[str, Any] | None) -> None:
     """Writes ``exit.json`` of an attempt, and its line in the index of all results.
 
     Args:
@@ -24,7 +24,7 @@ def leave_word(run: Path, attempt: int, end: dict[str, Any], record: dict[str, A
         attempt: which of its attempts.
         end: what ``exit.json`` holds.
         record: of the attempt, empty if it has none; None: the attempt measured nothing that
-            belongs into a list of runs.
+            belongs in a list of runs.
 
     Raises:
         RunError: ``exit.json`` cannot be written.
@@ -36,15 +36,15 @@ def leave_word(run: Path, attempt: int, end: dict[str, Any], record: dict[str, A
 
 
 def leave_cancelled(run: Path, attempt: int, cause: str) -> None:
-    """Writes that an attempt was cancelled which nobody supervises: it waits, or its job is gone.
+    """Writes that an attempt was cancelled that has no supervisor: it waits, or its job is gone.
 
-    If it made way and waits to go on, what it said then stays. If it begins in this very moment,
-    its launcher writes its own end over this one.
+    The earlier cause of an attempt that was preempted and waits to go on is kept. If the attempt
+    begins at this very moment, its launcher writes its own end over this one.
 
     Args:
         run: the run folder.
         attempt: which of its attempts.
-        cause: who or what cancelled it.
+        cause: what cancelled it.
 
     Raises:
         RunError: ``exit.json`` cannot be written.
@@ -58,11 +58,11 @@ def leave_cancelled(run: Path, attempt: int, cause: str) -> None:
         "started": said.get("started"),
         "ended": said.get("ended") or provenance.now(),
     }
-    leave_word(run, attempt, end, {})
+    write_exit(run, attempt, end, {})
 
 
 def _add_to_index(run: Path, attempt: int, end: dict[str, Any], record: dict[str, Any]) -> None:
-    """Adds the line of an attempt; a list finds the run without it, so no error stops anybody."""
+    """Adds the line of an attempt; lists work without it, so an error is only logged."""
     try:
         config = records.read_config(run)
         if run.parent.name != config.campaign:

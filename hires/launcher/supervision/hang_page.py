@@ -1,4 +1,4 @@
-"""How is a world that does not move explained on one page?"""
+"""Writes the page that explains why a world of ranks does not move."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hires.plan.proof.stalled import Stall
 AFTER_HEAD = "\n\nlast communications"
 """What comes before it is shown on the screen."""
 SHOWN_RANKS = 16
-"""Ranks of which the page tells more than one line."""
+"""Ranks that get more than one line each."""
 SHOWN_WAITS = 6
 SHOWN_OPS = 4
 SHOWN_FRAMES = 6
@@ -21,11 +21,11 @@ SHOWN_FRAMES = 6
 
 @dataclass
 class HangFindings:
-    """What was found out."""
+    """Where the ranks stand, and who waits for whom."""
 
     attempt: Path
-    told: Mapping[int, RankStatus]
-    """Where each rank stands that answered."""
+    answers: Mapping[int, RankStatus]
+    """Status of each rank that answered."""
     silent: Mapping[int, str]
     """Why each rank on this machine cannot answer; empty: it can."""
     world: int
@@ -41,8 +41,8 @@ class HangFindings:
             return self.stall.culprits
         if self.stall is not None and self.stall.circle:
             return self.stall.circle
-        dumb = [rank for rank in range(self.world) if rank not in self.told]
-        return dumb or [rank for rank, where in self.told.items() if not where.what]
+        mute = [rank for rank in range(self.world) if rank not in self.answers]
+        return mute or [rank for rank, where in self.answers.items() if not where.what]
 
 
 def cause(found: HangFindings) -> str:
@@ -66,32 +66,32 @@ def page(found: HangFindings) -> str:
         others = len(found.stall.waits) - SHOWN_WAITS
         lines += [wait.text for wait in found.stall.waits[:SHOWN_WAITS]]
         lines += [f"and {others} more ranks wait"] if others > 0 else []
-    lines += ["", "what every rank is at"]
-    told = list(_shown(found))
-    lines += [f"  {_state_of(found, rank)}" for rank in told]
-    lines += [f"  {text}" for text in _alike(found, told)]
+    lines += ["", "where every rank stands"]
+    detailed = list(_shown(found))
+    lines += [f"  {_state_of(found, rank)}" for rank in detailed]
+    lines += [f"  {text}" for text in _alike(found, detailed)]
     lines += ["", "last communications of each rank"]
-    for rank in told:
-        if rank in found.told and found.told[rank].last:
-            ops = ", ".join(found.told[rank].last[-SHOWN_OPS:])
+    for rank in detailed:
+        if rank in found.answers and found.answers[rank].last:
+            ops = ", ".join(found.answers[rank].last[-SHOWN_OPS:])
             lines.append(f"  rank {rank}: {ops}")
     lines += ["", f"Python stacks, innermost first (whole: {found.attempt / 'logs'}/stacks-*.txt)"]
-    for rank in told:
+    for rank in detailed:
         lines += [f"  rank {rank}", *(f"    {frame}" for frame in _frames(found.attempt, rank))]
     return "\n".join(lines) + "\n"
 
 
 def _shown(found: HangFindings) -> Iterator[int]:
-    """Yields the ranks of which more is told, those to blame first."""
+    """Yields the ranks that get several lines, those to blame first."""
     blamed = list(dict.fromkeys([*found.culprits, *range(found.world)]))
     yield from sorted(blamed[:SHOWN_RANKS])
 
 
-def _alike(found: HangFindings, told: Collection[int]) -> Iterator[str]:
+def _alike(found: HangFindings, detailed: Collection[int]) -> Iterator[str]:
     """Yields how many of the other ranks are at the same place."""
     places: dict[str, list[int]] = {}
     for rank in range(found.world):
-        if rank not in told:
+        if rank not in detailed:
             places.setdefault(_place(found, rank), []).append(rank)
     for place, ranks in places.items():
         yield f"{len(ranks)} more, as rank {ranks[0]}: {place}"
@@ -99,7 +99,7 @@ def _alike(found: HangFindings, told: Collection[int]) -> Iterator[str]:
 
 def _place(found: HangFindings, rank: int) -> str:
     """Returns where a rank is, without its number and its times."""
-    status = found.told.get(rank)
+    status = found.answers.get(rank)
     if status is None:
         return f"does not answer: {found.silent.get(rank) or 'no reason is known'}"
     where = f"{status.action} of " if status.action else ""
@@ -107,10 +107,10 @@ def _place(found: HangFindings, rank: int) -> str:
 
 
 def _state_of(found: HangFindings, rank: int) -> str:
-    """Returns what a rank is at, in one line."""
+    """Returns where a rank stands, in one line."""
     age = found.ages_s.get(rank)
     beat = "" if age is None else f" (last heartbeat {age:.0f} s ago)"
-    status = found.told.get(rank)
+    status = found.answers.get(rank)
     if status is None:
         why = found.silent.get(rank) or ("no sign of life" if age is None else "no reason is known")
         return f"rank {rank} does not answer: {why}{beat}"
@@ -120,7 +120,7 @@ def _state_of(found: HangFindings, rank: int) -> str:
     if status.what:
         return f"rank {rank} is in {where} and waits in {status.what}, {status.since_s:.1f} s"
     still = f"nothing moved for {status.since_s:.1f} s"
-    return f"rank {rank} is in {where} and waits for nobody; {still}"
+    return f"rank {rank} is in {where} and waits for no rank; {still}"
 
 
 def _frames(attempt: Path, rank: int) -> list[str]:

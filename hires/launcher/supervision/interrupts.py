@@ -1,8 +1,7 @@
-"""How does the supervisor hear Ctrl-C without being torn out of what it does?
+"""Counts signals, so that the supervisor handles them between its steps, not inside one.
 
-Signals are only counted here; the supervisor looks at the count, stops the ranks and writes down
-how the run ended. SIGUSR2, by which a scheduler asks a run to save its state and make way, has a
-count of its own.
+The supervisor reads the counts, stops the ranks and writes how the run ended. SIGUSR2, by which a
+scheduler asks a run to save its state and end, has a count of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
-_SPOKEN = {"SIGINT": "Ctrl-C"}
+_NAMES = {"SIGINT": "Ctrl-C"}
 
 
 class Interrupts:
@@ -29,7 +28,7 @@ class Interrupts:
         self.requests = 0
         """How often SIGUSR2 came; it is not in ``count``."""
         self.name = ""
-        """The first signal, as a person would call it."""
+        """The first signal, as it is shown."""
         self.number = signal.SIGINT
         """The last signal."""
         self._former: dict[signal.Signals, object] = {}
@@ -38,7 +37,7 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._former[number] = signal.signal(number, self._hear)
+                    self._former[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -50,21 +49,20 @@ class Interrupts:
         for number, handler in self._former.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        """Counts one signal."""
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGUSR2:
             self.requests += 1
             return
-        self.hear(signal.Signals(number))
+        self.count_signal(signal.Signals(number))
 
-    def hear(self, number: signal.Signals, name: str | None = None) -> None:
+    def count_signal(self, number: signal.Signals, name: str | None = None) -> None:
         """Counts a signal that ends a run.
 
         Args:
             number: the signal.
-            name: as a person would call it; unset: its own name.
+            name: as it is shown; unset: its own name.
         """
-        name = name or _SPOKEN.get(number.name, number.name)
+        name = name or _NAMES.get(number.name, number.name)
         self.name = self.name or name
         self.number = number
         self.count += 1

@@ -1,6 +1,6 @@
-"""Was a rank killed because memory was exhausted? Only the kernel's own count is evidence.
+"""Finds out whether a rank was killed because memory was exhausted, by the kernel's own count.
 
-SIGKILL alone says nothing: a person, a scheduler or a container can send it too.
+SIGKILL alone is no evidence: a person, a scheduler or a container can send it, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class OomCount:
         return f"oom_kill in {self._counter} rose from {before} to {now}"
 
     def _read(self) -> int | None:
-        """Returns the count so far."""
         return None if self._counter is None else _count(self._counter)
 
 

@@ -1,8 +1,12 @@
-"""Does a world of ranks still move? And if it does not: what is everybody at?
+"""Detects that a world of ranks has stopped moving, and finds out where each rank stands.
 
-A rank that is stuck for longer than ``comm.timeout_s`` says so itself, in ``events.jsonl``; one
-whose heart stands still cannot. Both are files of the attempt, so this works for ranks on other
-machines too. :func:`investigate` then asks all ranks, and leaves one page, ``hang.txt``.
+    rank stuck > comm.timeout_s ── rank_stuck in events.jsonl ──┐
+    heartbeat file unchanged > comm.timeout_s + SILENT_S ───────┴▶ Watchdog.look() is True
+    investigate():  SIGUSR1 to ranks here, a request file for ranks elsewhere
+                    ◀── every rank writes its status and its Python stacks (up to ANSWER_S)
+                    hang.txt: who waits for whom, by the plan
+
+All of it goes through files of the attempt, so it works for ranks on other machines, too.
 """
 
 from __future__ import annotations
@@ -29,11 +33,11 @@ from hires.plan.proof.stalled import stall
 
 FILE = file_names.HANG
 LOOK_S = 0.5
-"""How often the files are looked at."""
+"""How often the files are read."""
 SILENT_S = 2 * heartbeat.BEAT_S
 """A heartbeat may be later than ``comm.timeout_s`` by two beats before it counts as stopped."""
 ANSWER_S = 5.0
-"""How long the ranks may take to tell what they are at."""
+"""How long the ranks may take to write their status."""
 _POLL_S = 0.05
 
 
@@ -70,7 +74,7 @@ class Watchdog:
         return self._is_silent(now_s, ended)
 
     def _is_silent(self, now_s: float, ended: Container[int]) -> bool:
-        """Whether a heart stands still, as long as this process has watched it.
+        """Whether a heartbeat has stopped for as long as this process has watched it.
 
         Only this process's own clock counts: after a laptop has slept all beats are old, and all
         clocks of machines differ.
@@ -88,13 +92,13 @@ class Watchdog:
 def investigate(
     run_dir: Path, attempt: int, pids: Mapping[int, int], hurry: Callable[[], bool]
 ) -> Hang:
-    """Asks all ranks what they are at, and writes ``hang.txt`` into the attempt.
+    """Finds out where all ranks stand, and writes ``hang.txt`` into the attempt.
 
     Args:
         run_dir: the run folder.
         attempt: its attempt.
         pids: the processes of the ranks that run on this machine and have not ended.
-        hurry: asked again and again; the answers so far have to do when it says True.
+        hurry: called again and again; True ends the wait for answers.
     """
     folder = file_names.attempt_dir(run_dir, attempt)
     beats = heartbeat.heartbeats(folder)
@@ -105,8 +109,8 @@ def investigate(
     with contextlib.suppress(RunError):
         heartbeat.request_status(folder)
     silent = {rank: _why_silent(rank, pid, beats) for rank, pid in pids.items()}
-    deaf = {rank for rank, why in silent.items() if why is not None}
-    told = _answers(folder, set(beats) - deaf, hurry)
+    unable = {rank for rank, why in silent.items() if why is not None}
+    told = _answers(folder, set(beats) - unable, hurry)
     plan, world = _plan(run_dir)
     found = hang_page.HangFindings(folder, told, {r: w or "" for r, w in silent.items()}, world)
     found.ages_s = _ages(folder)

@@ -41,9 +41,9 @@ def test_job_is_waited_for_by_its_number(results):
 
 @pytest.mark.parametrize("name", ["9", "9_1", "7_3"])
 def test_job_that_slurm_does_not_know_is_refused(results, name):
-    with pytest.raises(ConfigError, match=f"--after {name}: Slurm knows no such job"):
+    with pytest.raises(ConfigError, match=f"--after {name}: Slurm lists no such job"):
         dependency([name], [])
-    with pytest.raises(ConfigError, match=f"--after-any {name}: Slurm knows no such job"):
+    with pytest.raises(ConfigError, match=f"--after-any {name}: Slurm lists no such job"):
         dependency([], [name])
 
 
