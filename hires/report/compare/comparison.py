@@ -24,13 +24,15 @@ from hires.report.compare.verdicts import (
     judge,
     overall,
 )
-from hires.report.load.plain_values import dicts
+from hires.report.load.plain_values import dicts, listed
 from hires.report.load.runs import Run
 
 _FEW = 3
 """Repeats from which on their spread is known at least roughly."""
 _MAX_NOTES = 5
 """Notes about unreadable files that are listed."""
+_MAX_LABELS = 4
+"""Points that a note names."""
 _MAX_MISFITS = 300
 """Characters of the differences between a run and a reference."""
 _MANY = 20
@@ -108,7 +110,7 @@ def compare_runs(
     comparison.origin = origin_differences(a, b)
     for side, labels in zip(names, (pairing.only_a, pairing.only_b), strict=True):
         if labels:
-            comparison.notes.append(f"only in {side}: {_listed(labels)}")
+            comparison.notes.append(f"only in {side}: {listed(labels, _MAX_LABELS, '; ')}")
     compared = [point for _, *both in pairing.points for point in both]
     comparison.notes += [
         *_about_attempts(comparison, compared),
@@ -161,7 +163,7 @@ def compare_references(
             f"{_nearest(references, measured)}"
         )
     if without:
-        comparison.notes.append(f"no reference for {_listed(without)}")
+        comparison.notes.append(f"no reference for {listed(without, _MAX_LABELS, '; ')}")
     comparison.notes += _about_attempts(comparison, [point for _, point in measured])
     comparison.notes += _about_files(runs)
     return comparison
@@ -205,7 +207,7 @@ def _about_repeats(comparison: Comparison) -> list[str]:
             alone.setdefault(words, []).append(verdict.point)
     notes = [
         f"{words} left out, because only one side has {'them' if ',' in words else 'it'}: "
-        f"{_listed(list(dict.fromkeys(labels)))}"
+        f"{listed(list(dict.fromkeys(labels)), _MAX_LABELS, '; ')}"
         for words, labels in alone.items()
     ]
     if any(1 < min(verdict.repeats) < _FEW for verdict in comparison.results):
@@ -227,8 +229,3 @@ def _about_files(runs: Sequence[Run]) -> list[str]:
     notes = list(dict.fromkeys(f"{n.where}: {n.text}" for run in runs for n in run.notes))
     left = len(notes) - _MAX_NOTES
     return notes[:_MAX_NOTES] + ([f"and {left} more"] if left > 0 else [])
-
-
-def _listed(labels: Sequence[str], most: int = 4) -> str:
-    left = len(labels) - most
-    return "; ".join(labels[:most]) + (f"; and {left} more" if left > 0 else "")

@@ -12,7 +12,7 @@ from hires.core.units import size
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import ComparedPoint
 from hires.report.compare.repeated_points import of_run
-from hires.report.load.plain_values import count, dig, spoken
+from hires.report.load.plain_values import count, dig, listed, spoken
 from hires.report.load.rows import run_row
 from hires.report.load.runs import Run
 
@@ -121,9 +121,8 @@ def _differing(
     keys: Sequence[str], a: Mapping[str, list[str]], b: Mapping[str, list[str]]
 ) -> list[Difference]:
     rows = [(key, a.get(key, []), b.get(key, [])) for key in keys]
-    return [Difference(key, _listed(x), _listed(y)) for key, x, y in rows if set(x) != set(y)]
-
-
-def _listed(values: Sequence[str]) -> str:
-    left = len(values) - _MAX_VALUES
-    return ", ".join(values[:_MAX_VALUES]) + (f" and {left} more" if left > 0 else "") or "-"
+    return [
+        Difference(key, listed(x, _MAX_VALUES) or "-", listed(y, _MAX_VALUES) or "-")
+        for key, x, y in rows
+        if set(x) != set(y)
+    ]

@@ -35,8 +35,8 @@ COLUMNS = (
     "git", "host", "run",
 )  # fmt: skip
 SPREAD = (
-    "Medians are over the attempts of a point that the latest commit and machine made, bars reach "
-    "from p10 to p90 of all their counted steps"
+    "Medians are over the attempts of a point by its latest commit and machine; bars reach from "
+    "p10 to p90 of all their counted steps"
 )
 """How a point of several attempts is drawn, for captions."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from hires.core.store.reading import text
@@ -86,6 +87,13 @@ def spoken(value: Any) -> str:
     if isinstance(value, list) and len(value) <= 16:
         return f"[{','.join('...' if _is_deep(inner) else spoken(inner) for inner in value)}]"
     return f"({type(value).__name__})"
+
+
+def listed(words: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Returns the first words of a list, and how many more there are."""
+    left = len(words) - most
+    more = f"{separator.rstrip(' ,')} and {left} more" if left > 0 else ""
+    return separator.join(words[:most]) + more
 
 
 def alike(held: Any, said: str) -> bool:

@@ -22,7 +22,7 @@ from hires.report.load.measured_points import (
     group_key,
     median_speed,
 )
-from hires.report.load.plain_values import count, dicts, dig, spoken
+from hires.report.load.plain_values import count, dicts, dig, listed, spoken
 from hires.report.load.rows import largest
 from hires.report.load.runs import Run
 
@@ -31,14 +31,14 @@ _MAX_VALUES = 6
 _MAX_ATTEMPTS = 20
 _MAX_KEYS = 80
 _MAX_RANKS = 64
-_TITLE = "The layouts beside each other, each the median over its attempts of the latest code"
+_TITLE = "Layouts side by side, each the median over its attempts by the latest commit"
 HEADLINE = (
     Column("campaign", "campaign"),
     Column("layout", "layout"),
     Column("point", "point"),
     Column("ranks", "ranks", digits=0),
     Column("img_per_s_median", "median", "img/s", digits=2),
-    Column("speedup", "beside single", "x", digits=2),
+    Column("speedup", "over single", "x", digits=2),
     Column("peak_bytes_max", "fullest rank", "MiB", 1 / MIB, 1),
     Column("attempts", "attempts", digits=0),
 )
@@ -72,17 +72,17 @@ def origins(frames: Frames) -> list[tuple[str, str]]:
     every = [a.record.get("provenance") for run in frames.held for a in run.attempts]
     origin = [run.provenance for run in frames.held] + [o for o in every if isinstance(o, dict)]
     lines = [
-        ("networks", _listed(runs["model"])),
-        ("images", _listed(runs["image"])),
-        ("layouts", _listed(runs["layout"])),
-        ("precisions", _listed(runs["precision"])),
-        ("tasks", _listed(runs["task"])),
-        ("campaigns", _listed(runs["campaign"])),
-        ("machines", _listed(text(one.get("host"), 60) for one in origin)),
-        ("processors", _listed(_processor(dig(one, "hardware")) for one in origin)),
-        ("hires", _listed(_version(one) for one in origin)),
-        ("torch", _listed(text(one.get("torch"), 40) for one in origin)),
-        ("Python", _listed(text(one.get("python"), 40) for one in origin)),
+        ("networks", _different(runs["model"])),
+        ("images", _different(runs["image"])),
+        ("layouts", _different(runs["layout"])),
+        ("precisions", _different(runs["precision"])),
+        ("tasks", _different(runs["task"])),
+        ("campaigns", _different(runs["campaign"])),
+        ("machines", _different(text(one.get("host"), 60) for one in origin)),
+        ("processors", _different(_processor(dig(one, "hardware")) for one in origin)),
+        ("hires", _different(_version(one) for one in origin)),
+        ("torch", _different(text(one.get("torch"), 40) for one in origin)),
+        ("Python", _different(text(one.get("python"), 40) for one in origin)),
         ("started", _between(runs["started"].dropna())),
     ]
     return [(name, words) for name, words in lines if words]
@@ -179,13 +179,11 @@ def _placement(ranks: list[Row]) -> list[tuple[str, str]]:
     return [*lines, ("...", f"{left} more ranks")] if left > 0 else lines
 
 
-def _listed(values: Iterable[Any]) -> str:
+def _different(values: Iterable[Any]) -> str:
     """Returns the different values, in the order of the first of each."""
-    words = (None if value is None else str(value) for value in values)
-    different = list(dict.fromkeys(w for w in words if w not in (None, "<NA>", "nan", "None")))
-    left = len(different) - _MAX_VALUES
-    more = f" and {left} more" if left > 0 else ""
-    return ", ".join(str(word) for word in different[:_MAX_VALUES]) + more
+    words = map(str, values)
+    known = (word for word in words if word not in ("<NA>", "nan", "None"))
+    return listed(list(dict.fromkeys(known)), _MAX_VALUES)
 
 
 def _between(times: Iterable[Any]) -> str:

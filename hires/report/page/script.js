@@ -48,7 +48,7 @@
     heading.setAttribute("aria-sort", down ? "descending" : "ascending");
     const body = table.tBodies[0];
     const rows = Array.from(body.rows, (row) => ({ row, key: keyOf(row, index) }));
-    // What is not known comes last, whichever way the rest is sorted.
+    // Missing values come last in either order.
     rows.sort((a, b) => {
       const gone = unknown(a.key) - unknown(b.key);
       return gone || (unknown(a.key) ? 0 : (down ? -1 : 1) * compare(a.key, b.key));

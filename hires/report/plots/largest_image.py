@@ -54,7 +54,7 @@ def largest_image(data: PlotData) -> Drawing:
     if not refused.any():
         caption += " Memory refused none, so larger images may fit."
     if len(groups) > len(shown):
-        caption += f" {len(groups) - len(shown)} more combinations are in the tables."
+        caption += f" The tables have {len(groups) - len(shown)} more of such combinations."
     return Drawing(fig, caption)
 
 

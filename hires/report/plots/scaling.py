@@ -34,7 +34,7 @@ def by_ranks(data: PlotData) -> Drawing:
     if frame["campaign"].nunique() > 1:
         words.insert(0, f"campaign {row['campaign']}")
     if len(works) > 1:
-        caption += f" {len(works) - 1} more combinations are in the table of throughput."
+        caption += f" The table of throughput has {len(works) - 1} more of such combinations."
     return Drawing(fig, f"{', '.join(words)}: {caption}")
 
 

@@ -16,16 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hires.core.ranks.timeline import (
-    BACKWARD,
-    COLLECTIVE,
-    DATA,
-    FORWARD,
-    GRADIENTS,
-    HALO,
-    OPTIMISER,
-    WAIT,
-)
+from hires.core.ranks import timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,15 +61,15 @@ _REPLICATED = {"local_dp": ("p", (0, (1, 1.5))), "dp": ("*", (0, (5, 2)))}
 """Marker and dashes of a layout that is also data-parallel."""
 
 KINDS = {
-    FORWARD: (BLUE, ""),
-    BACKWARD: (SKY, "//"),
-    HALO: (GREEN, "xx"),
-    COLLECTIVE: (YELLOW, "++"),
+    timeline.FORWARD: (BLUE, ""),
+    timeline.BACKWARD: (SKY, "//"),
+    timeline.HALO: (GREEN, "xx"),
+    timeline.COLLECTIVE: (YELLOW, "++"),
     "pipeline": (PURPLE, "\\\\"),
-    GRADIENTS: (VERMILION, "||"),
-    OPTIMISER: (ORANGE, "--"),
-    DATA: (BLACK, ""),
-    WAIT: (PURPLE, "\\\\"),
+    timeline.GRADIENTS: (VERMILION, "||"),
+    timeline.OPTIMISER: (ORANGE, "--"),
+    timeline.DATA: (BLACK, ""),
+    timeline.WAIT: (PURPLE, "\\\\"),
     "bubble": ("#c9c9c8", ""),
     "other": ("#9a9a99", ""),
 }
