@@ -97,20 +97,23 @@ class Executor:
         self.optimiser = optimiser
         self.recorder = recorder or Recorder()
         self.methods: dict[str, Callable[[Event], None]] = {
-            "begin": self._begin,
             "read": self._read,
             "forward": self._forward,
-            "backward": self._backward,
             "send": self._send,
             "recv": self._receive,
             "wait_recv": self._wait_receives,
             "wait_sends": self._wait_sends,
-            "collective": self._add_up,
-            "issue": self._issue,
-            "wait_issued": self._wait_issued,
-            "statistics": self._take_statistics,
-            "optimise": self._optimise,
         }
+        if sync is not None:
+            self.methods |= {
+                "begin": self._begin,
+                "backward": self._backward,
+                "issue": sync.start,
+                "collective": self._timed(sync.add_up),
+                "wait_issued": self._timed(sync.finish),
+                "statistics": self._timed(sync.take_statistics),
+                "optimise": self._optimise,
+            }
 
     def begin(self, agree: Callable[[], bool]) -> bool:
         """Executes the barrier before a step.
@@ -163,7 +166,6 @@ class Executor:
         self.sync.begin_step()
 
     def _read(self, event: Event) -> None:
-        """Takes the next microbatch from the feed."""
         with self.recorder.span(DATA, event.part.action):
             self.batch = self.feed.next_microbatch(self._slot(event).context.direction)
 
@@ -206,11 +208,9 @@ class Executor:
         self.made = {}
 
     def _receive(self, event: Event) -> None:
-        """Posts a receive."""
         self.cursor.post(event, self._slot(event).empty(event.shape))
 
     def _send(self, event: Event) -> None:
-        """Posts a send of what the pass has made."""
         self.cursor.post(event, self._slot(event).sent(event, self.made))
 
     def _wait_receives(self, event: Event) -> None:
@@ -226,39 +226,22 @@ class Executor:
             self.arrived.setdefault(action, []).extend(cursor.wait(wait) for wait in waits)
 
     def _wait_sends(self, event: Event) -> None:
-        """Waits until all sends have been taken."""
         with self.recorder.span(WAIT, what="its sends"):
             self.cursor.wait_sends()
 
-    def _add_up(self, event: Event) -> None:
-        """Sums gradients over all holders of a stage."""
-        assert self.sync is not None
-        with self.recorder.span(GRADIENTS):
-            self.sync.add_up(event)
+    def _timed(self, method: Callable[[Event], None]) -> Callable[[Event], None]:
+        """Returns a method of the gradient sums whose time the recorder keeps."""
 
-    def _issue(self, event: Event) -> None:
-        """Begins the sum of one large gradient."""
-        assert self.sync is not None
-        self.sync.start(event)
+        def call(event: Event) -> None:
+            with self.recorder.span(GRADIENTS):
+                method(event)
 
-    def _wait_issued(self, event: Event) -> None:
-        """Waits for the sum of a gradient."""
-        assert self.sync is not None
-        with self.recorder.span(GRADIENTS):
-            self.sync.finish(event)
-
-    def _take_statistics(self, event: Event) -> None:
-        """Takes over the running statistics of all copies."""
-        assert self.sync is not None
-        with self.recorder.span(GRADIENTS):
-            self.sync.take_statistics()
+        return call
 
     def _optimise(self, event: Event) -> None:
-        """Moves the parameters."""
         if self.optimiser is not None:
             with self.recorder.span(OPTIMISER):
                 self.optimiser.step()
 
     def _slot(self, event: Event) -> SlotPass:
-        """Returns the slot that an event belongs to."""
         return self.slots[self.plan.direction_of(event.part.action)]

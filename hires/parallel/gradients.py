@@ -46,20 +46,19 @@ class StageGradients:
         gradients = [flat(self._term(name)) for name in one.parameters]
         return [*gradients, *(self.running.statistics[name].terms for name in one.statistics)]
 
-    def fill(self) -> None:
-        """Gives zeros to the parameters without a gradient, as those of a tile without pixels."""
-        for parameter in self.parameters.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-
-    def _term(self, name: str) -> Tensor:
-        """Returns this rank's term of a gradient."""
+    def gradient(self, name: str) -> Tensor:
+        """Returns a parameter's gradient; zeros where a tile without pixels has made none."""
         parameter = self.parameters[name]
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        if self.num_tiles > 1 and name not in self.partial:
-            parameter.grad.div_(self.num_tiles)
         return parameter.grad
+
+    def _term(self, name: str) -> Tensor:
+        """Returns this rank's term of a gradient."""
+        gradient = self.gradient(name)
+        if self.num_tiles > 1 and name not in self.partial:
+            gradient.div_(self.num_tiles)
+        return gradient
 
 
 class GradientSync:
@@ -139,10 +138,12 @@ class GradientSync:
         all_reduce_coalesced(terms, self.cursor.groups[event.peer])
 
     @torch.no_grad()
-    def take_statistics(self) -> None:
+    def take_statistics(self, event: Event) -> None:
         """Makes running statistics and counters those of all microbatches of the step."""
+        del event  # there is one a step
         for stage in self.by_group.values():
-            stage.fill()
+            for name in stage.parameters:
+                stage.gradient(name)
             stage.running.end_step()
         for counter, uses in self.counters:
             counter.add_(self.pieces * uses)

@@ -1,4 +1,4 @@
-"""Which part of a value does each rank of one stage send to which rank of the next?
+"""Decides which part of a value each rank of one stage sends to which rank of the next.
 
 A value lies on the ranks of a stage in tiles, in shards, or complete on each of them. Whatever the
 two sides, every target rank gets each number that it needs once, and the gradient takes the way

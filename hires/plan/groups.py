@@ -1,4 +1,4 @@
-"""Which ranks talk to all of each other, and which index does each such group have?
+"""Lists the groups of ranks that call collectives together, each with its index.
 
 A stage's ranks in one replica and direction share an image; all ranks that hold a stage sum its
 gradients. Every rank lists the same groups in the same order, so that an index is enough to name

@@ -1,4 +1,4 @@
-"""Which pixels do the tiles of a stage borrow from each other, and when?
+"""Decides which pixels the tiles of a stage borrow from each other, and at which node.
 
 A value's pixels travel once: when the first node asks for more than the tiles hold, with the
 margins of all nodes that do. Their gradients travel back once, summed.
@@ -57,9 +57,9 @@ def halos_of(
 def companions(graph: Graph, stage: Stage) -> dict[str, CommOp]:
     """Returns the exchanges that set out together with the one before them, by that one's name.
 
-    Pixels of the next value travel already while those of this one are waited for, if the value is
-    there: so it is where branches of a cell read different values. No more than two are under way,
-    in one order, and none crosses from one segment that is computed again to the next.
+    If the next value is there already, as where the branches of a cell read different values, its
+    pixels travel while those of this one are waited for. No more than two are under way, in one
+    order, and none crosses from one segment that is computed again to the next.
     """
     position = graph.position
     bounds = stage.segments or [stage.first]

@@ -121,20 +121,22 @@ def _count_rank(plan: Plan, rank: int, add: Any) -> None:
     """Adds what one rank sends in one step; sums travel in single precision or better."""
     size = BYTES[plan.dtype]
     wide = max(size, BYTES["float32"])
+    alike: dict[tuple[str, int], list[str]] = {}  # passes that differ in their microbatch only
     for action in plan.actions_of(rank):
-        slot = plan.slot_of(rank, plan.direction_of(action))
-        stage = plan.stages[slot.stage]
-        for message in edge_messages(plan, rank, action, outgoing=True):
-            peer = plan.slot_of(message.peer, slot.direction)
+        alike.setdefault((action[0], plan.direction_of(action)), []).append(action)
+    for (letter, direction), actions in alike.items():
+        stage, times = plan.stages[plan.slot_of(rank, direction).stage], len(actions)
+        for message in edge_messages(plan, rank, actions[0], outgoing=True):
+            peer = plan.slot_of(message.peer, direction)
             kind = "stage" if plan.stages[peer.stage].num_ranks == stage.num_ranks else "join"
-            add(kind, 1, math.prod(message.shape) * size)
-        for op, back in inside(plan, stage, action[0] == "B"):
+            add(kind, times, times * math.prod(message.shape) * size)
+        for op, back in inside(plan, stage, letter == "B"):
             if op.kind == "halo":
-                for message in halo_messages(plan, rank, slot.direction, op, back)[0]:
-                    add("halo", 1, math.prod(message.shape) * size)
+                for message in halo_messages(plan, rank, direction, op, back)[0]:
+                    add("halo", times, times * math.prod(message.shape) * size)
             else:
                 # A gather: every rank hands what it has to all others of the stage.
-                add(op.kind, 1, (stage.num_ranks - 1) * op.elements * wide)
+                add(op.kind, times, times * (stage.num_ranks - 1) * op.elements * wide)
     for index in held_stages(plan, rank):
         holders = num_holders(plan, index)
         for one in sums_of(plan, index):

@@ -76,7 +76,20 @@ def inside(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
         (operation, whether it is its way back). A backward pass of a stage with segments begins
         each of them with its forward operations once more.
     """
-    return plan.remember(("inside", stage.index, back), lambda: _inside_of(plan, stage, back))
+
+    def make() -> list[tuple[CommOp, bool]]:
+        if not back:
+            return [(op, False) for op in stage.comm if op.kind != "share"]
+        bounds = stage.segments or [stage.first, stage.last]
+        found: list[tuple[CommOp, bool]] = []
+        for first, last in reversed([*itertools.pairwise(bounds)]):
+            own = [op for op in stage.comm if first <= plan.graph.position[op.node] < last]
+            if stage.segments:
+                found += [(op, False) for op in own if op.kind not in ("share", "loss")]
+            found += [(op, True) for op in reversed(own) if op.back]
+        return found
+
+    return plan.remember(("inside", stage.index, back), make)
 
 
 def _wait_for(post: Event) -> Event:
@@ -116,7 +129,8 @@ def _inside(
     stage = plan.stages[plan.slot_of(rank, direction).stage]
     with_next = plan.remember(("with", stage.index), lambda: companions(plan.graph, stage))
     posted: set[str] = set()
-    sums = deque(_issues(plan, stage, action) if is_last and action[0] == "B" else ())
+    early = _gradient_events(plan, stage.index, "issue", action) if is_last else ()
+    sums = deque(event for event in early if event.part.node and action[0] == "B")
     for op, back in inside(plan, stage, action[0] == "B"):
         if sums:
             done = _first_done(plan, stage, op, back)
@@ -167,29 +181,6 @@ def _halo(
         yield _wait_for(post)
 
 
-def _inside_of(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
-    """Returns the list of :func:`inside`."""
-    ahead = [op for op in stage.comm if op.kind != "share"]
-    if not back:
-        return [(op, False) for op in ahead]
-    bounds = stage.segments or [stage.first, stage.last]
-    found: list[tuple[CommOp, bool]] = []
-    for first, last in reversed([*itertools.pairwise(bounds)]):
-        held = range(first, last)
-        own = [op for op in stage.comm if plan.graph.position[op.node] in held]
-        if stage.segments:
-            found += [(op, False) for op in own if op.kind not in ("share", "loss")]
-        found += [(op, True) for op in reversed(own) if op.back]
-    return found
-
-
-def _issues(plan: Plan, stage: Stage, action: str) -> Iterator[Event]:
-    """Yields the sums that are begun during the last backward pass, the last layer's first."""
-    for event, node in _gradient_events(plan, stage.index, "issue"):
-        if node:
-            yield event._replace(part=event.part._replace(action=action, node=node, back=True))
-
-
 def _first_done(plan: Plan, stage: Stage, op: CommOp, back: bool) -> int:
     """Returns from which node on all gradients are complete when a pass comes to an operation.
 
@@ -202,26 +193,25 @@ def _first_done(plan: Plan, stage: Stage, op: CommOp, back: bool) -> int:
     return stage.segments[bisect.bisect_right(stage.segments, position)]
 
 
-def _gradient_events(plan: Plan, stage: int, kind: str) -> Iterator[tuple[Event, str]]:
-    """Yields (event, node) for each sum of a stage's gradients that has an event of this kind."""
+def _gradient_events(plan: Plan, stage: int, kind: str, action: str = "") -> Iterator[Event]:
+    """Yields the events of one kind for the sums of a stage's gradients, the last layer's first."""
     sums = sums_of(plan, stage)
     for index, one in enumerate(sums):
         if one.alone == (kind == "collective"):
             continue
         count = f", part {index + 1} of {len(sums)}" if len(sums) > 1 else ""
         what = f"gradients of stage {stage}{count}"
-        group, part = gradient_group(plan, stage), Part(number=index)
-        yield (
-            Event(kind, group, index, (one.elements,), wide_dtype(plan), what, part=part),
-            one.node,
-        )
+        early = bool(one.node) and kind == "issue"
+        part = Part(action, one.node if early else "", "", early, index)
+        group = gradient_group(plan, stage)
+        yield Event(kind, group, index, (one.elements,), wide_dtype(plan), what, part=part)
 
 
 def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:
     """Yields the sums of gradients that are not under way yet, and what follows them."""
     for stage in held_stages(plan, rank):
-        yield from (event for event, node in _gradient_events(plan, stage, "issue") if not node)
-        yield from (event for event, _ in _gradient_events(plan, stage, "collective"))
-        yield from (event for event, _ in _gradient_events(plan, stage, "wait_issued"))
+        yield from (e for e in _gradient_events(plan, stage, "issue") if not e.part.node)
+        yield from _gradient_events(plan, stage, "collective")
+        yield from _gradient_events(plan, stage, "wait_issued")
     yield Event("statistics", -1, 0, what="the running statistics")
     yield Event("optimise", -1, 0, what="the parameters")

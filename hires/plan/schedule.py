@@ -1,7 +1,7 @@
-"""In which order does each rank run its passes?
+"""Orders the passes of each rank: GPipe, 1F1B, GEMS, GEMS with 1F1B.
 
-A schedule is data: for every rank of a replica the list of its actions. Whether an order can run at
-all, and how long it takes, is told by simulating it.
+A schedule is data: for every rank of a replica the list of its actions. :func:`started` runs it
+with passes of equal length, which shows whether the order can run at all and how long it takes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What a schedule is made for: one replica.
+    """The replica that a schedule is made for.
 
     The batch runs through the network in ``num_passes`` model passes of ``num_microbatches`` each;
     pass p goes in direction p % num_directions. Microbatches are counted through all passes.

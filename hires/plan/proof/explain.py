@@ -1,4 +1,4 @@
-"""Why do ranks not come to their end? Who waits for whom, in words."""
+"""Explains why ranks do not come to their end: which rank waits for which, in words."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Would these programs of messages come to their end? An abstract machine runs them.
+"""Runs programs of messages on an abstract machine, which decides whether they end.
 
 No receive is a wildcard and no rank looks at a clock, so the machine has one outcome, and one pass
-over the programs decides. What begins when is told by the semantics:
+over the programs decides. The semantics say what begins when:
 
 * ``rendezvous`` (gloo, mpi): the least possible buffering. A send ends when its receive is posted;
   messages with one tag between two ranks keep their order, others pass each other. A posted

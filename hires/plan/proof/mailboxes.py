@@ -1,4 +1,4 @@
-"""What if small halos go through the memory of one machine, where few may lie unread?
+"""Semantics in which small halos go through the memory of one machine, where few may lie unread.
 
 That is what ``hires.comm.shared`` does between the tiles of a stage. It is no rendezvous: a message
 needs no receive to set out, but a send holds its rank up while ``SLOTS`` older ones lie unread, and

@@ -1,4 +1,4 @@
-"""Can this plan run? Its communications are run on the abstract machine before anything starts."""
+"""Proves a plan: its programs run on the abstract machine before any rank starts."""
 
 from __future__ import annotations
 

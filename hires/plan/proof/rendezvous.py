@@ -1,4 +1,4 @@
-"""What if nothing is buffered, and a send ends when its receive is posted?"""
+"""Semantics without buffers: a send ends when its receive is posted."""
 
 from __future__ import annotations
 

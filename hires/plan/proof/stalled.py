@@ -1,6 +1,6 @@
-"""Ranks tell where they stand, and nothing moves: who waits for whom, and for which message?
+"""Finds out why a run stands still, from the place that each rank reports.
 
-The plan knows every message of a step in words; a rank knows only the other rank and a number. Both
+The plan has every message of a step in words; a rank reports only the other rank and a number. Both
 together name the message that has one side only, and the rank that all others wait for.
 """
 

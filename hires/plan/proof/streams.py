@@ -1,4 +1,4 @@
-"""What if the messages between two ranks run in the order of posting, on a stream of each side?"""
+"""Semantics in which messages between two ranks run in the order of posting, on streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would ranks that cannot go on still come to, if they could?"""
+"""Looks ahead in the programs of stuck ranks: what they would come to if they went on."""
 
 from __future__ import annotations
 
