@@ -22,11 +22,11 @@ from hires.core.errors import RunError
 from hires.core.ranks import process_id
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt, latest
+from hires.core.store.exit_record import write_cancelled
 from hires.core.store.files import write_atomically
 from hires.launcher.interface import Job, cancel_jobs
 from hires.launcher.status.run_state import PENDING, RUNNING, RunState
 from hires.launcher.status.state import goes_on
-from hires.launcher.supervision.exit_record import leave_cancelled
 
 WAIT_S = 15.0
 """How long a launcher may take to stop its ranks and write its end."""
@@ -71,7 +71,7 @@ def cancel_all(
             else:
                 cause = f"job {attempt.job_name} was cancelled"
                 if waits:  # no supervisor will write its end
-                    leave_cancelled(attempt.run, attempt.number, f"{cause} while it waited")
+                    write_cancelled(attempt.run, attempt.number, f"{cause} while it waited")
                 yield state, cause, True
         except RunError as error:
             yield state, str(error), False
@@ -114,7 +114,7 @@ def _request(attempt: Attempt, waits: bool) -> str:
     others = f"the other runs of job {attempt.job_name} go on"
     if waits:
         cause = f"cancelled while it waited for its turn in job {attempt.job_name}"
-        leave_cancelled(attempt.run, attempt.number, cause)
+        write_cancelled(attempt.run, attempt.number, cause)
         return f"will not be begun; {others}"
     return f"was told to end; {others}"
 

@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from hires.core.store import attempts, run_index, rundir
+from hires.core.store.exit_record import write_exit
 from hires.launcher.local import local_launcher
-from hires.launcher.supervision.exit_record import write_exit
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -10,6 +10,7 @@ what happens to a file that cannot be used:
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -140,29 +141,37 @@ def read_bytes(
     Raises:
         RunError: the file cannot be used and ``notes`` is None.
     """
-    try:
-        # Without O_NONBLOCK, opening a pipe waits for its writer; fstat looks at what was opened.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        if notes is None or needed or not isinstance(error, FileNotFoundError):
-            _unusable(path, getattr(error, "strerror", None) or str(error), notes)
-        return None
     limit = MAX_BYTES.get(Path(path).name, MIB)
     try:
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode):
-            _unusable(path, "not a plain file, and left out", notes)
-        elif first is None and facts.st_size > limit:
-            size = f"{facts.st_size / MIB:.1f} MiB"
-            _unusable(path, f"{size}, more than the {limit // MIB} MiB that are read", notes)
-        else:
-            with os.fdopen(fd, "rb", closefd=False) as file:
+        with open_regular(path) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            if first is not None or num_bytes <= limit:
                 return file.read(limit if first is None else first)
-    except OSError as error:  # as of a file system that has gone away
-        _unusable(path, error.strerror or str(error), notes)
-    finally:
-        os.close(fd)
+        why = f"{num_bytes / MIB:.1f} MiB, more than the {limit // MIB} MiB that are read"
+    except FileNotFoundError as error:
+        if notes is not None and not needed:
+            return None
+        why = error.strerror or str(error)
+    except (OSError, ValueError) as error:  # ValueError: a path that holds a null byte
+        why = getattr(error, "strerror", None) or str(error)
+    if notes is None:
+        raise RunError(f"cannot read {path}: {why}; is {Path(path).parent} a run folder?")
+    notes.append(note(path, why))
     return None
+
+
+def open_regular(path: StrPath) -> BinaryIO:
+    """Returns a regular file opened for reading.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, a pipe or a device, which may never end.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for its writer; fstat looks at what was opened.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return os.fdopen(fd, "rb")
+    os.close(fd)
+    raise OSError(errno.EINVAL, "not a plain file, and left out")
 
 
 def text(value: Any, limit: int = MAX_TEXT) -> str | None:
@@ -187,12 +196,6 @@ def _damaged(path: StrPath, why: str, notes: Notes) -> Values:
         raise RunError(f"{path} is damaged ({why}); run the experiment again")
     notes.append(note(path, f"damaged: {why}"))
     return {}
-
-
-def _unusable(path: StrPath, why: str, notes: Notes) -> None:
-    if notes is None:
-        raise RunError(f"cannot read {path}: {why}; is {Path(path).parent} a run folder?")
-    notes.append(note(path, why))
 
 
 def _expands(value: Any) -> bool:

@@ -19,13 +19,13 @@ from hires.core import log, units
 from hires.core.errors import HiresError, RunError
 from hires.core.store import attempts, file_names, provenance, records, rundir
 from hires.core.store.attempts import Attempt
+from hires.core.store.exit_record import write_exit
 from hires.core.store.file_names import StrPath
 from hires.launcher.interface import OnLine, Outcome
 from hires.launcher.ranks import hosts, ports
 from hires.launcher.ranks.places import RankPlaces, here
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import Progress
-from hires.launcher.supervision.exit_record import write_exit
 from hires.launcher.supervision.interrupts import Interrupts
 from hires.launcher.supervision.supervisor import Launch, Supervisor, WorldEnd
 

@@ -21,12 +21,12 @@ from typing import Any
 from hires.core.errors import RunError
 from hires.core.store import file_names, provenance, rundir
 from hires.core.store.attempts import Attempt
+from hires.core.store.exit_record import write_exit
 from hires.core.store.files import cannot_write
 from hires.launcher.local.queue_tasks import Ended, Limits, Result, Task, Watcher
 from hires.launcher.ranks import spawn
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import MetricsTail
-from hires.launcher.supervision.exit_record import write_exit
 from hires.launcher.supervision.interrupts import Interrupts
 
 POLL_S = 0.1

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hires.core.store.reading import open_regular
+
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d\.\d+) ")
 _DAY_S = 86400.0
 
@@ -64,7 +66,7 @@ class RankLog:
             to_end: whether a last line without its end counts too; else it is still being written.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self._offset)
                 yield from self._entries(file, to_end)
         except OSError:

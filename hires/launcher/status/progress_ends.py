@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hires.core.store.reading import open_regular
+
 HEAD_BYTES = 2**14
 TAIL_BYTES = 2**14
 RANK_BYTES = 1024
@@ -45,7 +47,7 @@ def read_ends(path: Path, num_ranks: int) -> ProgressEnds:
     """
     more = RANK_BYTES * num_ranks
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(HEAD_BYTES + more)
             tail = b""

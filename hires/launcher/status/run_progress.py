@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core import units
-from hires.core.store.reading import parse_lines
+from hires.core.store.reading import open_regular, parse_lines
 
 
 class MetricsTail:
@@ -30,7 +30,7 @@ class MetricsTail:
     def read(self) -> list[dict[str, Any]]:
         """Returns the lines that were completed since the last call."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self._offset)
                 data = file.read()
         except OSError:

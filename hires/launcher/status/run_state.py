@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -114,7 +113,6 @@ def _damaged(state: RunState, *files: str) -> RunState:
 
 def config_numbers(path: Path) -> dict[str, int]:
     """Returns some numbers of a frozen config; to parse all of it would take milliseconds."""
-    with contextlib.suppress(OSError):
-        text = (path / file_names.CONFIG).read_text(encoding="utf-8", errors="replace")
-        return {key or other: int(value) for key, other, value in _NUMBER.findall(text)}
-    return {}
+    data = reading.read_bytes(path / file_names.CONFIG, []) or b""
+    found = _NUMBER.findall(data.decode(errors="replace"))
+    return {key or other: int(value) for key, other, value in found}

@@ -25,6 +25,7 @@ from hires.core.ranks import process_id
 from hires.core.ranks.heartbeat import FileClock, last_sign
 from hires.core.store import file_names, reading
 from hires.core.store.attempts import Attempt, latest
+from hires.core.store.exit_record import write_cancelled
 from hires.core.store.file_names import attempt_dir, attempt_numbers
 from hires.launcher import interface
 from hires.launcher.interface import ENDED, ENDS, GONE, RESTARTED, UNKNOWN, Job, JobStatus
@@ -42,7 +43,6 @@ from hires.launcher.status.run_state import (
     with_damage,
     with_progress,
 )
-from hires.launcher.supervision.exit_record import leave_cancelled
 
 OLD_S = 60.0
 """A heartbeat of this age has stopped: twelve beats."""
@@ -138,7 +138,7 @@ def _keep(state: RunState) -> None:
     assert state.path is not None
     assert state.attempt is not None
     with contextlib.suppress(RunError):  # the run of another user is only shown
-        leave_cancelled(state.path, state.attempt, str(state.cause))
+        write_cancelled(state.path, state.attempt, str(state.cause))
 
 
 def _judged(

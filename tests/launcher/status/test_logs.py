@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from hires.core.store.file_names import rank_logs
 from hires.launcher.status.logs import Follower, merged
+from hires.launcher.status.progress_ends import ProgressEnds, read_ends
+from hires.launcher.status.run_progress import MetricsTail
 
 
 @pytest.fixture
@@ -70,3 +73,11 @@ def test_bytes_that_are_no_text_are_no_crash(run):
 
 def test_attempt_without_logs_has_none(tmp_path):
     assert rank_logs(tmp_path / "a7") == {}
+
+
+def test_pipe_in_place_of_a_log_or_of_metrics_is_not_waited_for(tmp_path):
+    for name in ("rank0000.log", "metrics.jsonl"):
+        os.mkfifo(tmp_path / name)
+    assert list(merged({0: tmp_path / "rank0000.log"})) == []
+    assert MetricsTail(tmp_path / "metrics.jsonl").read() == []
+    assert read_ends(tmp_path / "metrics.jsonl", 1) == ProgressEnds()

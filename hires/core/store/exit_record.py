@@ -1,4 +1,4 @@
-"""Writes how an attempt ended: in its folder first, then in the index of all results."""
+"""Writes how an attempt ended: ``exit.json`` in its folder first, then its line in the index."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def write_exit(run: Path, attempt: int, end: dict[str, Any], record: dict[str, A
         _add_to_index(run, attempt, end, record)
 
 
-def leave_cancelled(run: Path, attempt: int, cause: str) -> None:
-    """Writes that an attempt was cancelled that has no supervisor: it waits, or its job is gone.
+def write_cancelled(run: Path, attempt: int, cause: str) -> None:
+    """Writes the end of a cancelled attempt without a supervisor: it waits, or its job is gone.
 
-    The earlier cause of an attempt that was preempted and waits to go on is kept. If the attempt
-    begins at this very moment, its launcher writes its own end over this one.
+    The cause of an earlier end, as of a preemption, is kept behind the new one. If the attempt
+    begins at this moment, its launcher writes its own end over this one.
 
     Args:
         run: the run folder.
@@ -49,24 +49,24 @@ def leave_cancelled(run: Path, attempt: int, cause: str) -> None:
     Raises:
         RunError: ``exit.json`` cannot be written.
     """
-    said = Attempt(run, attempt).exit
+    before = Attempt(run, attempt).exit
     end = {
         "state": "cancelled",
-        "cause": f"{cause}; before that: {said['cause']}" if said.get("cause") else cause,
+        "cause": f"{cause}; before that: {before['cause']}" if before.get("cause") else cause,
         "reason": None,
-        "exit_codes": said.get("exit_codes") or {},
-        "started": said.get("started"),
-        "ended": said.get("ended") or provenance.now(),
+        "exit_codes": before.get("exit_codes") or {},
+        "started": before.get("started"),
+        "ended": before.get("ended") or provenance.now(),
     }
     write_exit(run, attempt, end, {})
 
 
 def _add_to_index(run: Path, attempt: int, end: dict[str, Any], record: dict[str, Any]) -> None:
-    """Adds the line of an attempt; lists work without it, so an error is only logged."""
+    """Adds the line of an attempt; lists read the folder without it, so an error is logged only."""
     try:
         config = records.read_config(run)
         if run.parent.name != config.campaign:
-            return  # the folder was copied: what lies two folders above is not ours to write into
+            return  # the folder was copied: what lies two folders above belongs to other runs
         # Rank 0 may have written a record before the launcher that should have was killed.
         record = record or records.read_record(file_names.attempt_dir(run, attempt)) or {}
         run_index.append(
