@@ -1,4 +1,4 @@
-"""Which runs are there, as rows with a value for every name that a person may ask for?"""
+"""Lists runs as rows, with a value for every name that ``--where`` and ``--sort`` take."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RunRow:
     """By column, as ``rows.RUN_COLUMNS`` has them."""
 
     def value(self, name: str) -> Any:
-        """Returns what a name stands for; None if the run does not know it."""
+        """Returns what a name stands for; None if the run has no such value."""
         name = METRICS.get(name, _GROUPS.get(name, name))
         if name == "image":
             height, width = self.values.get("height"), self.values.get("width")
@@ -56,7 +56,7 @@ class RunRow:
 
 
 class Square(int):
-    """A square image, a number that equals all that an image may be said as."""
+    """The size of a square image: a number that equals each of its spellings, as ``512x512``."""
 
     __hash__ = int.__hash__
 
@@ -68,7 +68,7 @@ class Square(int):
 
 
 class Rectangle(list[int]):
-    """Height and width of an image, which equal all that it may be said as."""
+    """Height and width of an image, which equal each of their spellings."""
 
     __hash__ = None
 
@@ -91,22 +91,22 @@ class RunsWhere(Expression):
         super().__init__(text, {*names(), "model.args."}, gaps=True)
 
     def kept(self, rows: Sequence[RunRow]) -> tuple[list[RunRow], list[Note]]:
-        """Returns the rows of which it is true, and a note if it made no sense of some.
+        """Returns the rows of which it is true, and a note if it could not be evaluated for some.
 
         Raises:
-            ConfigError: it made no sense of any row.
+            ConfigError: it could not be evaluated for any row.
         """
-        found, wrong = [], []
+        kept, wrong = [], []
         for row in rows:
             try:
                 if self.truth(row.value):
-                    found.append(row)
+                    kept.append(row)
             except ConfigError as error:
                 wrong.append(error)
         if wrong and len(wrong) == len(rows):
             raise wrong[0]
-        told = f"{len(wrong)} runs left out, as the first: {wrong[0]}" if wrong else ""
-        return found, [Note("--where", told)] if told else []
+        message = f"{len(wrong)} runs left out, as the first: {wrong[0]}" if wrong else ""
+        return kept, [Note("--where", message)] if message else []
 
 
 def names() -> set[str]:
@@ -115,17 +115,17 @@ def names() -> set[str]:
     return {*keys(), *named, *METRICS, *RUN_COLUMNS}
 
 
-def run_rows(said: Sequence[str], results: str) -> tuple[list[RunRow], list[Note]]:
+def run_rows(chosen: Sequence[str], results: str) -> tuple[list[RunRow], list[Note]]:
     """Returns the rows of the runs that some names mean; all if there are none.
 
     Args:
-        said: names of campaigns and runs.
+        chosen: names of campaigns and runs.
         results: folder of all campaigns.
 
     Raises:
         ConfigError: a name is neither a campaign nor a run.
     """
-    paths = select(said, results).paths
+    paths = select(chosen, results).paths
     listed = runs_of(Path(results), paths)
     add_live_states(listed.runs)
     notes = [*listed.notes, *(note for run in listed.runs for note in run.notes)]
@@ -145,7 +145,7 @@ def add_live_states(runs: Iterable[Run]) -> None:
 
 
 def sorted_rows(rows: Sequence[RunRow], key: str) -> list[RunRow]:
-    """Returns rows in the order of a name, descending behind a ``-``; what is unknown comes last.
+    """Returns rows in the order of a name, descending behind a ``-``; missing values come last.
 
     Raises:
         ConfigError: no run has a value of this name.

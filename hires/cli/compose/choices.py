@@ -61,12 +61,12 @@ def groups(extra: Path | None = None) -> Groups:
     Raises:
         ConfigError: ``extra`` is not a folder.
     """
-    found: Groups = {}
+    choices: Groups = {}
     for base in _bases(extra):
         for path in sorted(base.glob("*/*.yaml"), key=_natural):
             if path.parent.name != EXPERIMENTS:
-                found.setdefault(path.parent.name, {}).setdefault(path.stem, _summary(path))
-    return found
+                choices.setdefault(path.parent.name, {}).setdefault(path.stem, _summary(path))
+    return choices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,11 +84,11 @@ def experiments(extra: Path | None = None) -> dict[str, Experiment]:
     Raises:
         ConfigError: ``extra`` is not a folder.
     """
-    found: dict[str, Experiment] = {}
+    stored: dict[str, Experiment] = {}
     for base in _bases(extra):
         for path in sorted(base.glob(f"{EXPERIMENTS}/*.yaml"), key=_natural):
-            found[path.stem] = Experiment(path, _summary(path))
-    return found
+            stored[path.stem] = Experiment(path, _summary(path))
+    return stored
 
 
 def _bases(extra: Path | None) -> list[Path]:

@@ -1,8 +1,8 @@
-"""Which config do the overrides on the command line describe?
+"""Composes the config that the overrides on the command line describe.
 
 Hydra merges ``conf/`` and the overrides onto the dataclasses of
-:mod:`hires.core.config.run_config`; what comes out are those dataclasses again, checked. What goes
-wrong is a ``ConfigError``.
+:mod:`hires.core.config.run_config`; the result is those dataclasses again, checked. Any
+mistake is a ``ConfigError``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def labelled(values: dict[str, Any]) -> RunConfig:
 
 
 def composed(overrides: list[str], config_dir: str | None = None) -> dict[str, Any]:
-    """Returns the plain values of one run's config; whether they make sense is not looked at.
+    """Returns the plain values of one run's config; they are not checked together.
 
     Args:
         overrides: as for :func:`compose`.
@@ -71,7 +71,6 @@ def composed(overrides: list[str], config_dir: str | None = None) -> dict[str, A
 
 
 def _composed(words: list[str], extra: Path | None) -> dict[str, Any]:
-    """Returns the plain values that Hydra makes of checked overrides."""
     # Imported here: the shell completion imports this module and cannot wait for Hydra.
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -89,8 +88,8 @@ def _composed(words: list[str], extra: Path | None) -> dict[str, Any]:
         raise ConfigError(yaml_words(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
         path = file_of(str(error), extra)
-        told = _explained(error, words)
-        raise ConfigError(f"{path}: {told}" if path is not None else told) from error
+        message = _explained(error, words)
+        raise ConfigError(f"{path}: {message}" if path is not None else message) from error
 
 
 def make_absolute(values: dict[str, Any]) -> None:
@@ -108,7 +107,7 @@ def make_absolute(values: dict[str, Any]) -> None:
 
 
 def _explained(error: Exception, words: list[str]) -> str:
-    """Returns what Hydra or OmegaConf complain about, in our words where they can be known."""
+    """Returns an error of Hydra or OmegaConf in the words of the config, where its key is known."""
     cause: BaseException = error.__cause__ or error
     named = re.search(r"full_key: (\S+)", str(cause))
     key = str(getattr(cause, "full_key", "") or (named[1] if named else ""))
@@ -121,7 +120,7 @@ def _explained(error: Exception, words: list[str]) -> str:
 
 
 def _plain(cause: BaseException, words: list[str]) -> str:
-    """Returns an error's own words as one line, with the place that it tells of."""
+    """Returns the text of an error on one line, with its key."""
     text, _, place = str(cause).partition("full_key:")
     key = (place.split() or [""])[0]
     word = next((w for w in words if key and w.startswith(f"{key}=")), None)

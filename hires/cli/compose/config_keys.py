@@ -64,17 +64,17 @@ def keys() -> dict[str, Any]:
 
 
 def _keys_of(section: type, prefix: str) -> list[ConfigKey]:
-    hints, found = typing.get_type_hints(section), []
+    hints, listed = typing.get_type_hints(section), []
     for field in dataclasses.fields(section):
         name, hint = prefix + field.name, hints[field.name]
         if dataclasses.is_dataclass(hint):
-            found += _keys_of(typing.cast(type, hint), f"{name}.")
+            listed += _keys_of(typing.cast(type, hint), f"{name}.")
             continue
         made = field.default_factory
         default = field.default if made is dataclasses.MISSING else made()
         choices = field.metadata.get("choices", ())
-        found.append(ConfigKey(name, hint, _typed(default), choices, section))
-    return found
+        listed.append(ConfigKey(name, hint, _typed(default), choices, section))
+    return listed
 
 
 def _typed(value: Any) -> str:

@@ -1,8 +1,9 @@
-"""What does an expression on the command line say? A small language, and its evaluator.
+"""Evaluates the expressions of ``--where``: arithmetic, comparisons and logic over names.
 
-Numbers, text, lists, arithmetic, comparisons, ``in``, ``and``, ``or`` and ``not`` over names. The
-text is parsed by Python's own parser; what is not on the list below is refused, so nothing can be
-called, assigned or looked into.
+Python's own parser reads the text; a node that is not on the list below is refused, so nothing can
+be called, assigned or looked into. ``simpleeval`` would not shorten this: unknown names must be
+refused even where a short circuit skips them, names have dots, values may be missing, and ``and``
+takes truths only, so that nearly all of its nodes would be replaced.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ Lookup = Callable[[str], Any]
 """Gives the value of a name."""
 
 CONSTANTS = {"true": True, "false": False, "null": None}
-_ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+_ARITHMETIC: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
 }
+"""Powers and shifts are missing: their results may be endless."""
 _COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -38,13 +42,14 @@ _COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
-_SIGNS: dict[type[ast.AST], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
-_LONGEST = 500
-"""Signs; what is longer could nest deeper than Python itself may."""
+_OPERATORS = {*_ARITHMETIC, *_COMPARISONS, ast.Not, ast.And, ast.Or}
+_ALLOWED = (ast.Constant, ast.List, ast.Tuple, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare)
+_MOST_CHARACTERS = 500
+"""Longer text could nest deeper than Python's parser can."""
 
 
 class Expression:
-    """An expression that is true or false of whatever its names stand for."""
+    """An expression that is true or false for given values of its names."""
 
     def __init__(self, text: str, known: Collection[str], *, gaps: bool = False) -> None:
         """Takes the expression and the names that it may hold.
@@ -52,8 +57,8 @@ class Expression:
         Args:
             text: as typed.
             known: names; one that ends in a dot stands for all that begin with it.
-            gaps: whether names may stand for nothing (None): arithmetic with nothing is nothing,
-                and a comparison of which is larger is false.
+            gaps: whether values may be missing (None): arithmetic with a missing value gives a
+                missing one, and a comparison of size with it is false.
 
         Raises:
             ConfigError: it is no expression, holds what is not allowed, or names an unknown key.
@@ -86,14 +91,13 @@ class Expression:
         return ConfigError(f"--where {self.text[:80]!r} {what}")
 
     def _parsed(self) -> ast.expr:
-        """Returns the tree of the expression."""
         if not self.text.strip():
             raise self.wrong("is empty; leave it out to keep all")
-        if len(self.text) > _LONGEST:
-            raise self.wrong(f"is longer than {_LONGEST} signs")
+        if len(self.text) > _MOST_CHARACTERS:
+            raise self.wrong(f"is longer than {_MOST_CHARACTERS} characters; use fewer conditions")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of strange text, which is refused below
+                warnings.simplefilter("ignore")  # of odd text, which is refused below
                 return ast.parse(self.text.strip(), mode="eval").body
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             why = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -102,34 +106,28 @@ class Expression:
             ) from None
 
     def _check(self, tree: ast.expr) -> None:
-        """Refuses what is not allowed and names that are unknown, used or not."""
+        """Refuses what is not allowed and unknown names, even where nothing would evaluate them."""
         name = _dotted(tree)
         if name is not None:
-            self._check_name(name)
-            return
+            return self._check_name(name)
+        signs = [getattr(tree, "op", None), *getattr(tree, "ops", ())]
+        odd = [type(sign).__name__ for sign in signs if sign and type(sign) not in _OPERATORS]
+        if odd:
+            raise self.wrong(f"holds an operator that is not allowed ({odd[0]})")
         if not isinstance(tree, _ALLOWED):
             raise self.wrong(
                 f"holds {ast.unparse(tree)!r}; only keys, numbers, text, lists, + - * / // %, "
                 f"comparisons, in, and, or, not may stand there"
             )
-        if isinstance(tree, ast.Constant) and not isinstance(
-            tree.value, (bool, int, float, str, type(None))
-        ):
+        plain = (bool, int, float, str, type(None))
+        if isinstance(tree, ast.Constant) and not isinstance(tree.value, plain):
             raise self.wrong(f"holds {tree.value!r}, which is no number or text")
         for child in ast.iter_child_nodes(tree):
             if isinstance(child, ast.expr):
                 self._check(child)
-            elif isinstance(child, (ast.operator, ast.unaryop, ast.cmpop)):
-                self._check_sign(child)
-
-    def _check_sign(self, sign: ast.AST) -> None:
-        """Refuses operators that are not allowed, as powers, which may be endless."""
-        known = {*_ARITHMETIC, *_COMPARISONS, *_SIGNS, ast.Not}
-        if type(sign) not in known:
-            raise self.wrong(f"holds an operator that is not allowed ({type(sign).__name__})")
+        return None
 
     def _check_name(self, name: str) -> None:
-        """Refuses a name that stands for nothing."""
         families = tuple(known for known in self._known if known.endswith("."))
         if name in self._known or name.startswith(families):
             return
@@ -138,8 +136,6 @@ class Expression:
         raise self.wrong(f"names the unknown key {name!r}; {meant}ext needs quotes, as 'sp'")
 
     def _value(self, tree: ast.expr, lookup: Lookup) -> Any:
-        """Returns the value of a part of the expression."""
-
         def of(part: ast.expr) -> Any:
             return self._value(part, lookup)
 
@@ -153,39 +149,35 @@ class Expression:
         if isinstance(tree, ast.BoolOp):
             stop = isinstance(tree.op, ast.Or)
             return next((stop for part in tree.values if self._truth(of(part)) == stop), not stop)
+        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not):
+            return not self._truth(of(tree.operand))
         if isinstance(tree, ast.UnaryOp):
-            inner = of(tree.operand)
-            if isinstance(tree.op, ast.Not):
-                return not self._truth(inner)
-            return self._computed(_SIGNS[type(tree.op)], inner)
+            return self._computed(tree.op, of(tree.operand))
         if isinstance(tree, ast.BinOp):
-            return self._computed(_ARITHMETIC[type(tree.op)], of(tree.left), of(tree.right))
+            return self._computed(tree.op, of(tree.left), of(tree.right))
         assert isinstance(tree, ast.Compare)
         parts = [of(part) for part in (tree.left, *tree.comparators)]
         pairs = zip(tree.ops, parts, parts[1:], strict=False)
         return all(self._compared(sign, left, right) for sign, left, right in pairs)
 
-    def _computed(self, how: Callable[..., Any], *values: Any) -> Any:
-        """Returns what arithmetic gives."""
+    def _computed(self, sign: ast.AST, *values: Any) -> Any:
         if self._gaps and None in values:
             return None
-        return how(*map(_number, values))
+        for value in values:  # text that is repeated could be endless
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{value!r} is no number")
+        return _ARITHMETIC[type(sign)](*values)
 
     def _compared(self, sign: ast.cmpop, left: Any, right: Any) -> bool:
-        """Returns whether a comparison is true."""
         equality = isinstance(sign, (ast.Eq, ast.NotEq))
         if self._gaps and not equality and not isinstance(right, list) and None in (left, right):
             return isinstance(sign, ast.NotIn)
         return _COMPARISONS[type(sign)](left, right)
 
     def _truth(self, value: Any) -> bool:
-        """Returns a value of ``and``, ``or`` and ``not``, which must be true or false."""
         if not isinstance(value, bool):
             raise self.wrong(f"joins {value!r}, which is neither true nor false; compare it")
         return value
-
-
-_ALLOWED = (ast.Constant, ast.List, ast.Tuple, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare)
 
 
 def _dotted(tree: ast.expr) -> str | None:
@@ -196,10 +188,3 @@ def _dotted(tree: ast.expr) -> str | None:
         before = _dotted(tree.value)
         return None if before is None else f"{before}.{tree.attr}"
     return None
-
-
-def _number(value: Any) -> Any:
-    """Returns a value that can be calculated with; text that is repeated could be endless."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{value!r} is no number")
-    return value

@@ -1,4 +1,4 @@
-"""What did the user probably mean?"""
+"""Finds the known words that are nearest to a misspelt one."""
 
 from __future__ import annotations
 
@@ -33,10 +33,8 @@ def offer(word: str, known: Iterable[str]) -> str:
 
 
 def _likeness(word: str, shape: str) -> float:
-    """Returns how similar a word is to a shape, from 0 to 1."""
     return difflib.SequenceMatcher(None, shape, _shape(word)).ratio()
 
 
 def _shape(word: str) -> str:
-    """Returns the word as it is compared."""
     return word.lower().replace("-", "_")

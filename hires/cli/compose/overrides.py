@@ -1,8 +1,8 @@
-"""Are the words on the command line overrides that can work?
+"""Checks the overrides on the command line.
 
-Hydra's own answers to a typo are misleading ("use +paralel=..."), so every word is looked at before
-Hydra sees it: is it ``key=value``, is the key known, is the choice there, is it one value?
-The answer names the word, says why it fails and what would work.
+Hydra's own answers to a typo are misleading ("use +paralel=..."), so every word is checked before
+Hydra reads it: its form, its key, its choice, and that it has one value. The error names the word,
+why it fails and what would work.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def checked(words: list[str], groups: Groups) -> list[str]:
     check = Checks()
     good: list[str] = []
     for word in words:
-        found = check(_checked_word, word, good, known, groups)
-        if found is not None:
-            good.append(found)
+        usable = check(_checked_word, word, good, known, groups)
+        if usable is not None:
+            good.append(usable)
     check.done()
     return good
 
@@ -83,12 +83,11 @@ _FREE = ("model.args", "cluster.options", "cluster.environment")
 
 
 def _is_free(key: str) -> bool:
-    """Whether the key belongs to the user's own network or cluster, which we cannot know."""
+    """Whether users choose the name of the key: of their own network or cluster."""
     return key.startswith(tuple(f"{free}." for free in _FREE))
 
 
 def _check_key(key: str, known: dict[str, Any], groups: Groups) -> None:
-    """Refuses a key that no config has."""
     if key in known:
         return
     if key == EXPERIMENTS:
@@ -179,7 +178,6 @@ def _refuse_torn_brackets(words: list[str]) -> None:
 
 
 def _depth(word: str) -> int:
-    """Returns how many brackets of the value are still open."""
     value = word.split("=", 1)[-1]
     if value[:1] in ("'", '"'):
         return 0

@@ -1,4 +1,4 @@
-"""Which keys of a config decide its plan? Runs that differ in the others share one."""
+"""Selects the keys of a config that decide its plan; runs that differ in others share it."""
 
 from __future__ import annotations
 

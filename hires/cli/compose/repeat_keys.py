@@ -1,10 +1,10 @@
-"""Which keys may a repeated run have changed? Only those that leave the point as it is."""
+"""Changes the keys of a repeated run that leave its point as it is."""
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 import yaml
 
@@ -39,7 +39,14 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
                 f"--set {change} would keep the run elsewhere; run it there with "
                 f"`{command} {shlex.quote(change)}`"
             )
-        _put(values, key, _parsed(text, change))
+        *sections, last = key.split(".")
+        section = functools.reduce(dict.__getitem__, sections, values)
+        try:
+            section[last] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(
+                f"--set {change}: the value cannot be read; put text in quotes"
+            ) from None
     changed = from_dict(values)
     if identity(plain(changed)) != identity(plain(config)):
         other = [c for c in changes if c.partition("=")[0] not in free_keys()]
@@ -53,19 +60,3 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
 def free_keys() -> list[str]:
     """Returns the keys that a retry may change."""
     return [key for key in COSMETIC if key not in _PLACES]
-
-
-def _put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key."""
-    *groups, last = key.split(".")
-    for group in groups:
-        values = values[group]
-    values[last] = value
-
-
-def _parsed(text: str, change: str) -> Any:
-    """Returns a value as YAML reads it."""
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {change}: the value cannot be read; put text in quotes") from None

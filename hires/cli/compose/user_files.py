@@ -1,7 +1,7 @@
-"""Do the config files that users write hold what a config can take?
+"""Checks the config files that users write.
 
-Hydra's answers name neither the file nor what was meant, so every chosen file of ``--config-dir``
-is looked at before Hydra reads it: is it YAML, does it hold keys, is each key known?
+Hydra's errors name neither the file nor a remedy, so every chosen file of ``--config-dir`` is
+checked before Hydra reads it: that it is YAML, holds keys, and that each key is known.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _check_choice(
         raise ConfigError(f"{path}: defaults goes in a circle: {' -> '.join([*seen, name])}")
     values = read_mapping(path)
     known = keys()
-    found = _PACKAGE.search(path.read_text(encoding="utf-8"))
-    package = found[1] if found else "_group_"
+    match = _PACKAGE.search(path.read_text(encoding="utf-8"))
+    package = match[1] if match else "_group_"
     check = Checks()
     if package in ("_group_", "_global_"):
         prefix = f"{group}." if package == "_group_" else ""
@@ -63,8 +63,8 @@ def _check_choice(
     for base in bases if isinstance(bases, list) else []:
         if isinstance(base, str) and "/" not in base and "@" not in base and base != "_self_":
             if base not in groups[group]:
-                told = f"{path}: defaults names {base!r}, which is no choice of {group}"
-                check.problems.append(f"{told}; {offer(base, groups[group])}")
+                problem = f"{path}: defaults names {base!r}, which is no choice of {group}"
+                check.problems.append(f"{problem}; {offer(base, groups[group])}")
                 continue
             check(_check_choice, extra, group, base, groups, (*seen, name))
     check.done()
@@ -120,13 +120,12 @@ def yaml_words(error: yaml.YAMLError, path: Path | None = None) -> str:
 
 def file_of(text: str, extra: Path | None) -> Path | None:
     """Returns the user's file that an error of Hydra is about: it says ``In 'GROUP/NAME'``."""
-    found = re.search(r"In '([^']+)'", text)
-    path = extra / f"{found[1]}.yaml" if extra is not None and found else None
+    match = re.search(r"In '([^']+)'", text)
+    path = extra / f"{match[1]}.yaml" if extra is not None and match else None
     return path if path is not None and path.is_file() else None
 
 
 def _check_keys(path: Path, values: Mapping[str, Any], prefix: str, known: dict[str, Any]) -> None:
-    """Refuses keys that no config has."""
     check = Checks()
     for name, value in values.items():
         key = f"{prefix}{name}"

@@ -1,4 +1,4 @@
-"""How does ``hires doctor`` ask the nodes of a cluster? By a small job, started as runs are."""
+"""Checks the nodes of a cluster by a small job, which is started as runs are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hires.launcher.supervision.interrupts import Interrupts
 LOOK_S = 0.5
 ASK_S = 3.0
 _EMPTY = 2
-"""Equal answers of Slurm in a row that make a verdict."""
+"""Queries in a row that must agree that the job has ended."""
 _MINUTES = 10
 _TAIL = 5
 
@@ -65,18 +65,18 @@ def _checks(
         return [Check("job", FAILED, error.why, error.remedy(besides=sbatch.RANKS), "job")]
     except HiresError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        return [Check("job", FAILED, str(error), "mend what Slurm says", "job")]
-    print(f"job {job} asks {launcher.nodes} nodes", file=sys.stderr)
+        return [Check("job", FAILED, str(error), "fix the cause that Slurm names", "job")]
+    print(f"job {job} checks {launcher.nodes} nodes", file=sys.stderr)
     why: str | None = "interrupted"
     try:
         why = _waited(folder, job, patience_s, interrupts)
     finally:
         if why is not None:
             _cancel(job)
-    found = _found(folder, config, job, why)
-    if all(check.state != FAILED for check in found):
+    checks = _job_checks(folder, config, job, why)
+    if all(check.state != FAILED for check in checks):
         shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return checks
 
 
 def _submitted(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
@@ -104,49 +104,48 @@ def _waited(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -
         if over >= _EMPTY:
             return None
         if now_s > until_s:
-            told = f" ({answer.reason})" if answer.reason else ""
-            return f"after {patience_s:g} s it is {answer.state}{told}; it was cancelled"
+            reason = f" ({answer.reason})" if answer.reason else ""
+            return f"after {patience_s:g} s it is {answer.state}{reason}; it was cancelled"
         time.sleep(LOOK_S)
     return None
 
 
 def _cancel(job: str) -> None:
-    """Cancels a job that nobody waits for any longer."""
     with contextlib.suppress(HiresError):
         scheduler.cancel([{"job": job}])
 
 
-def _found(folder: Path, config: RunConfig, job: str, why: str | None) -> list[Check]:
+def _job_checks(folder: Path, config: RunConfig, job: str, why: str | None) -> list[Check]:
     """Returns the checks of what the job has left."""
     end = Attempt(folder, 0).exit
-    facts, met = _told(folder, "facts"), _told(folder, "met")
+    facts, met = _reports(folder, "facts"), _reports(folder, "met")
     nodes = ", ".join(one["node"] for one in facts) or "no node"
     if end.get("state") == "done":
         head = Check("job", OK, f"{job} ran on {nodes}", where="job")
     else:
         if why is None and not end:
             why = (
-                f"it left no word in {folder}, as if its node did not see that folder or could not "
+                f"it left no result in {folder}, as if its node did not see it or could not "
                 f"start {sys.executable}"
             )
-        remedy = f"what it said: {folder}; {_tail(folder)}"
+        remedy = f"its files: {folder}; {_tail(folder)}"
         head = Check("job", FAILED, f"{job}: {why or end.get('cause')}", remedy, "job")
     here_s = heartbeat.file_clock(folder) - time.time()
     return [head, *node_checks(config, facts, met, here_s)]
 
 
-def _told(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Returns what the ranks wrote, in their order, with the file system's time of each file."""
-    found = []
+def _reports(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Returns the files of the ranks, in their order, with the file system's time of each."""
+    reports = []
     for path in sorted(folder.glob(f"{kind}-rank*.json")):
         values = reading.read_json(path, [])
         if values:
-            found.append({**values, "rank": int(path.stem[-4:]), "written": path.stat().st_mtime})
-    return found
+            reports.append({**values, "rank": int(path.stem[-4:]), "written": path.stat().st_mtime})
+    return reports
 
 
 def _tail(folder: Path) -> str:
-    """Returns the last words of the job and its ranks."""
+    """Returns the last lines of the logs of the job and its ranks."""
     lines: list[str] = []
     for path in (
         folder / job_script.LOG,
@@ -156,4 +155,4 @@ def _tail(folder: Path) -> str:
             lines += path.read_text(encoding="utf-8", errors="replace").split("\n")[-_TAIL:]
         except OSError:
             continue
-    return " | ".join(line.strip() for line in lines if line.strip()) or "it said nothing"
+    return " | ".join(line.strip() for line in lines if line.strip()) or "no output"

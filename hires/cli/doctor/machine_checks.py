@@ -1,7 +1,7 @@
-"""What does this machine have, and what would mend what is missing?
+"""Checks what this machine has.
 
-Each check returns one line. What might break the process that asks, as a torch that cannot be
-loaded, is asked in a process of its own, so it is a line of the answer and not the end of it.
+Each check returns one line. What might crash, as a torch that cannot be loaded, runs in a process
+of its own, so that it becomes a line of the answer and not the end of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OK, WARNING, FAILED = "ok", "warning", "failed"
 _TIMEOUT_S = 120
 _ROOM_BYTES = 2**30
 _PROBE_BYTES = 2**25
-"""What is written to find out how fast a folder takes it."""
+"""Bytes that are written to measure the speed of a folder."""
 _SLOW_BYTES_PER_S = 20e6
 _SKEW_S = 5.0
 _PACKAGES = (
@@ -47,25 +47,25 @@ _PACKAGES = (
 
 @dataclass
 class Check:
-    """What one check found."""
+    """The result of one check."""
 
     name: str
     state: str
     """``ok``, ``warning`` (works, with a limit) or ``failed`` (runs will fail)."""
     text: str
     remedy: str = ""
-    """What would mend it."""
+    """What would help."""
     where: str = "here"
     """Which machine it is about: ``here``, a node, or ``job``: all nodes together."""
 
 
 def guarded(name: str, ask: Callable[[], Check]) -> Check:
-    """Returns what a check found; one that breaks has failed, and the others go on."""
+    """Returns the result of a check; one that raises has failed, and the others go on."""
     try:
         return ask()
     except (OSError, ValueError, KeyError, HiresError, subprocess.SubprocessError) as error:
         why = f"the check itself failed: {type(error).__name__}: {error}"
-        return Check(name, FAILED, why, "mend what it says, or report it as a bug of hires")
+        return Check(name, FAILED, why, "fix the cause, or report it as a bug of hires")
 
 
 def machine_checks(results: Path, nodes: int) -> list[Check]:
@@ -93,7 +93,6 @@ def _python() -> Check:
 
 
 def _packages() -> Check:
-    """Whether everything that hires imports is installed."""
     missing = []
     for name in _PACKAGES:
         try:
@@ -106,7 +105,6 @@ def _packages() -> Check:
 
 
 def _config() -> Check:
-    """Whether the config files came along with the installation."""
     try:
         return Check("config", OK, str(conf_dir()))
     except HiresError as error:
@@ -114,7 +112,6 @@ def _config() -> Check:
 
 
 def _machine() -> Check:
-    """What there is to compute with."""
     facts = collect()["hardware"]
     memory = gib(facts["memory"]) if facts["memory"] else "memory unknown"
     text = f"{facts['cores']} cores, {memory}, {facts['cpu']}"
@@ -157,7 +154,7 @@ def _write_rate(folder: Path) -> float:
         OSError: nothing can be written there.
     """
     probe = folder / f".doctor-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    data = os.urandom(2**20)  # a disk that compresses would be praised for zeros
+    data = os.urandom(2**20)  # a disk may compress zeros
     began_s = time.perf_counter()
     try:
         with probe.open("xb") as file:
@@ -228,7 +225,7 @@ def ask(*command: str, most_s: float = _TIMEOUT_S) -> tuple[int, str]:
 
 def last(text: str) -> str:
     """Returns the last line of an output."""
-    return (text.strip().splitlines() or ["it said nothing"])[-1]
+    return (text.strip().splitlines() or ["no output"])[-1]
 
 
 python = functools.partial(ask, sys.executable, "-c")

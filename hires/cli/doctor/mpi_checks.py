@@ -1,7 +1,7 @@
-"""Which MPI is here, and does it speak with what starts its ranks?
+"""Checks which MPI is here, and whether it pairs with the launcher of its ranks.
 
 An MPI library learns from its launcher, over PMI or PMIx, which rank it is. If the two do not pair,
-every process believes that it is alone: rank 0 of 1.
+every process is rank 0 of 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FAMILIES = (
 )
 """The first that matches counts: MVAPICH and Intel MPI call themselves MPICH, too."""
 _PAIRS = {"Open MPI": ("pmix",), "MVAPICH": ("pmi2", "pmix"), "MPICH": ("pmi2", "pmix")}
-"""What srun must offer for each of them; the first one is the best."""
+"""Plug-ins of srun that serve each of them, the best first."""
 _PAIRS["Intel MPI"] = ("pmi2", "pmix")
 
 
@@ -66,7 +66,6 @@ def _library() -> str | None:
 
 
 def _mpirun(launcher: str) -> Check:
-    """Which mpirun there is."""
     where = shutil.which("mpirun")
     if where is None:
         return Check("mpirun", OK, "not here; launcher=mpirun needs one, nothing else does")
@@ -89,20 +88,19 @@ def _mpi4py(library: str | None, launcher: str) -> Check:
 
 
 def _pmi(mpi: str) -> list[Check]:
-    """Whether srun can start ranks of the MPI that is here."""
     code, text = ask("srun", "--mpi=list", most_s=30)
     if code == 127:
         return []
     offered = plugins(text)
-    told = f"srun offers {', '.join(offered) or 'nothing'}"
+    summary = f"srun offers {', '.join(offered) or 'nothing'}"
     kind = family(mpi)
     if kind is None:
-        return [Check("pmi", OK, f"{told}; there is no MPI here to pair with")]
+        return [Check("pmi", OK, f"{summary}; there is no MPI here to pair with")]
     wanted = _PAIRS[kind]
     match = next((o for w in wanted for o in offered if o.startswith(w)), None)
     if match is not None:
-        return [Check("pmi", OK, f"{told}; {kind} pairs with --mpi={match}")]
+        return [Check("pmi", OK, f"{summary}; {kind} pairs with --mpi={match}")]
     remedy = (
         f"start ranks with mpirun, or install Slurm's plug-in {wanted[0]} (then --mpi={wanted[0]})"
     )
-    return [Check("pmi", WARNING, f"{told}; {kind} needs {' or '.join(wanted)}", remedy)]
+    return [Check("pmi", WARNING, f"{summary}; {kind} needs {' or '.join(wanted)}", remedy)]

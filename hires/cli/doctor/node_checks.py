@@ -1,4 +1,4 @@
-"""What do the words of one rank on each node mean: do these machines fit together?"""
+"""Judges the reports of one rank on each node: whether these machines work together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hires.core.ranks import network
 from hires.core.store.provenance import collect
 from hires.core.units import seconds, size
 
-Told = dict[str, Any]
+Report = dict[str, Any]
 
 _SKEW_S = 1.0
 _SLOW_NET = 50e6
@@ -24,29 +24,28 @@ _SUM_BYTES = 2**22
 
 
 def node_checks(
-    config: RunConfig, facts: Sequence[Told], met: Sequence[Told], here_s: float
+    config: RunConfig, facts: Sequence[Report], met: Sequence[Report], here_s: float
 ) -> list[Check]:
-    """Returns what is to be said about nodes.
+    """Returns the checks of the nodes.
 
     Args:
-        config: what was asked for.
-        facts: what every rank found alone, see :mod:`hires.comm.node_report`.
-        met: what every rank found together with the others.
+        config: of the job.
+        facts: what every rank measured alone, see :mod:`hires.comm.node_report`.
+        met: what every rank measured together with the others.
         here_s: by how much the file system's clock is ahead of this machine's.
     """
     if not facts:
         return []
-    found = [_versions(facts), _gpus(facts), _disk(facts), _clock(facts, met, here_s)]
+    checks = [_versions(facts), _gpus(facts), _disk(facts), _clock(facts, met, here_s)]
     if len(met) < config.launcher.nodes:
         silent = config.launcher.nodes - len(met)
         text = f"{silent} of {config.launcher.nodes} ranks did not come to the end"
         remedy = "see the job's line; if they wait for each other, set launcher.interface=NAME"
-        return [*found, Check("network", FAILED, text, remedy, "job")]
-    return [*found, _shared(facts, met), _network(facts, met), _nccl(met)]
+        return [*checks, Check("network", FAILED, text, remedy, "job")]
+    return [*checks, _shared(facts, met), _network(facts, met), _nccl(met)]
 
 
-def _versions(facts: Sequence[Told]) -> Check:
-    """Whether all nodes run what is installed here."""
+def _versions(facts: Sequence[Report]) -> Check:
     here = collect()
     wanted = {"hires": hires.__version__, "git": here["git"], "python": here["python"]}
     if here["torch"] is not None:
@@ -61,7 +60,7 @@ def _versions(facts: Sequence[Told]) -> Check:
     return Check("versions", OK, f"{text} on all nodes and here", where="job")
 
 
-def _gpus(facts: Sequence[Told]) -> Check:
+def _gpus(facts: Sequence[Report]) -> Check:
     """Whether all nodes have the same GPUs, which read each other's memory."""
     counts = {one["node"]: len(one["gpus"]) for one in facts}
     if not any(counts.values()):
@@ -77,7 +76,7 @@ def _gpus(facts: Sequence[Told]) -> Check:
     return Check("gpus", OK, f"{text}, {facts[0]['gpus'][0]}", where="job")
 
 
-def _disk(facts: Sequence[Told]) -> Check:
+def _disk(facts: Sequence[Report]) -> Check:
     """How fast the nodes write where runs are kept."""
     slowest = min(facts, key=lambda one: one["bytes_per_s"])
     text = f"results take {size(slowest['bytes_per_s'])}/s from {slowest['node']}, the slowest"
@@ -87,7 +86,7 @@ def _disk(facts: Sequence[Told]) -> Check:
     return Check("disk", WARNING, text, remedy, "job")
 
 
-def _clock(facts: Sequence[Told], met: Sequence[Told], here_s: float) -> Check:
+def _clock(facts: Sequence[Report], met: Sequence[Report], here_s: float) -> Check:
     """Whether the clocks agree: of the nodes with each other, and with the file system."""
     ahead = {facts[0]["node"]: 0.0, **_ahead(facts, met)}
     first = facts[0]
@@ -106,14 +105,13 @@ def _clock(facts: Sequence[Told], met: Sequence[Told], here_s: float) -> Check:
     return Check("clock", WARNING, text, remedy, "job")
 
 
-def _ahead(facts: Sequence[Told], met: Sequence[Told]) -> dict[str, float]:
+def _ahead(facts: Sequence[Report], met: Sequence[Report]) -> dict[str, float]:
     """Returns by how much every node's clock is ahead of the first one's."""
     names = {one["rank"]: one["node"] for one in facts}
     return {names[one["rank"]]: one["ahead_s"] for one in met if one["rank"] in names}
 
 
-def _shared(facts: Sequence[Told], met: Sequence[Told]) -> Check:
-    """Whether every node sees what the others write."""
+def _shared(facts: Sequence[Report], met: Sequence[Report]) -> Check:
     names = {one["rank"]: one["node"] for one in facts}
     blind = [(names[one["rank"]], one["unseen"]) for one in met if one["unseen"]]
     if not blind:
@@ -124,7 +122,7 @@ def _shared(facts: Sequence[Told], met: Sequence[Told]) -> Check:
     return Check("shared", FAILED, f"{node} does not see files of {others}", remedy, "job")
 
 
-def _network(facts: Sequence[Told], met: Sequence[Told]) -> Check:
+def _network(facts: Sequence[Report], met: Sequence[Report]) -> Check:
     """Whether sums over the network are right, and go over a network that others reach."""
     first = met[0]
     where = f"met at {first['address']}:{first['port']}"
@@ -148,20 +146,18 @@ def _network(facts: Sequence[Told], met: Sequence[Told]) -> Check:
     return Check("network", WARNING, text, remedy, "job")
 
 
-def _nccl(met: Sequence[Told]) -> Check:
-    """Whether GPUs of all nodes sum over NCCL."""
-    told = [one["nccl"] for one in met if one["nccl"] is not None]
-    if not told:
+def _nccl(met: Sequence[Report]) -> Check:
+    reports = [one["nccl"] for one in met if one["nccl"] is not None]
+    if not reports:
         return Check("nccl", OK, "not tried: not every rank has a GPU", where="job")
-    wrong = [one for one in told if one.get("sum_s") is None]
+    wrong = [one for one in reports if one.get("sum_s") is None]
     if wrong:
         why = wrong[0].get("error") or "a sum came out wrong"
         remedy = "NCCL_DEBUG=INFO says more; NCCL_SOCKET_IFNAME names the network"
         return Check("nccl", FAILED, why, remedy, "job")
-    slowest = max(one["sum_s"] for one in told)
+    slowest = max(one["sum_s"] for one in reports)
     return Check("nccl", OK, f"a sum of {size(_SUM_BYTES)} takes {seconds(slowest)}", where="job")
 
 
 def _names(names: Iterable[str]) -> str:
-    """Returns names in words, each once."""
     return " and ".join(collections.Counter(names)) or "others"

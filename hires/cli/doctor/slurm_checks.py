@@ -1,4 +1,4 @@
-"""Is this a machine of a Slurm cluster, does Slurm answer, and does it keep accounts?"""
+"""Checks whether Slurm is here, answers, and keeps accounts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ def slurm_checks(config: RunConfig) -> list[Check]:
         remedy = "`scontrol ping` says more; is slurmctld up, is SLURM_CONF that of the cluster?"
         return [Check("slurm", state, f"{where}, but it does not answer: {last(text)}", remedy)]
     facts = {key.strip(): value.strip() for key, _, value in map(_parted, text.splitlines())}
-    told = f"{facts.get('SLURM_VERSION', 'of some version')}, cluster {facts.get('ClusterName')}"
-    told += f", arrays below {facts.get('MaxArraySize', '?')}"
-    return [Check("slurm", OK, told), _accounting(facts), _nodes(config)]
+    summary = f"{facts.get('SLURM_VERSION', 'of some version')}, cluster {facts.get('ClusterName')}"
+    summary += f", arrays below {facts.get('MaxArraySize', '?')}"
+    return [Check("slurm", OK, summary), _accounting(facts), _nodes(config)]
 
 
 def _parted(line: str) -> tuple[str, str, str]:
-    """Returns the two sides of a line of ``scontrol show config``."""
     return line.partition("=")
 
 
@@ -53,7 +52,6 @@ def _accounting(facts: dict[str, str]) -> Check:
 
 
 def _nodes(config: RunConfig) -> Check:
-    """Whether there are as many nodes as wanted."""
     wanted, words = config.launcher.nodes, []
     if config.partition is not None:
         words = [f"--partition={config.partition}"]
@@ -66,12 +64,12 @@ def _nodes(config: RunConfig) -> Check:
     partition = rows[0][1].rstrip("*") if rows else config.partition
     names = {row[0] for row in rows}
     up = {row[0] for row in rows if _UP.match(row[2])}
-    told = f"{len(up)} of {len(names)} nodes of partition {partition} are up"
+    summary = f"{len(up)} of {len(names)} nodes of partition {partition} are up"
     if wanted <= len(up):
-        return Check("nodes", OK, told)
+        return Check("nodes", OK, summary)
     if wanted > len(names):
-        told = f"partition {partition} has {len(names)} nodes in all, and {wanted} are wanted"
+        summary = f"partition {partition} has {len(names)} nodes in all, and {wanted} are wanted"
         fewer = f"--nodes {len(names)} (launcher.nodes) or less, or " if names else ""
-        return Check("nodes", FAILED, told, f"use {fewer}another launcher.partition")
+        return Check("nodes", FAILED, summary, f"use {fewer}another launcher.partition")
     remedy = "`sinfo -R` says why nodes are down; choose another launcher.partition or fewer nodes"
-    return Check("nodes", WARNING, f"{told}, {wanted} are wanted", remedy)
+    return Check("nodes", WARNING, f"{summary}, {wanted} are wanted", remedy)

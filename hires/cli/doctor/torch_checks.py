@@ -1,4 +1,4 @@
-"""What can torch do on this machine: CUDA, NCCL, memory of other GPUs, two processes over gloo?"""
+"""Checks torch on this machine: CUDA, NCCL, peer access, two processes over gloo."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ cuda, devices = torch.cuda, []
 if cuda.is_available():
     devices = [cuda.get_device_name(i) for i in range(cuda.device_count())]
 pairs = [(i, j) for i in range(len(devices)) for j in range(len(devices)) if i != j]
-told = {"version": torch.__version__, "threads": torch.get_num_threads(), "devices": devices}
-told["cuda"] = torch.version.cuda
-told["apart"] = [pair for pair in pairs if not cuda.can_device_access_peer(*pair)]
+facts = {"version": torch.__version__, "threads": torch.get_num_threads(), "devices": devices}
+facts["cuda"] = torch.version.cuda
+facts["apart"] = [pair for pair in pairs if not cuda.can_device_access_peer(*pair)]
 nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-told["nccl"] = ".".join(map(str, cuda.nccl.version())) if nccl and devices else None
-print(json.dumps(told))
+facts["nccl"] = ".".join(map(str, cuda.nccl.version())) if nccl and devices else None
+print(json.dumps(facts))
 """
 _GLOO = """\
 import sys, datetime, torch, torch.distributed as dist
@@ -41,33 +41,31 @@ def torch_checks() -> list[Check]:
     code, text = python(_TORCH)
     if code:
         return [Check("torch", FAILED, last(text), "pip install torch again, see constraints.txt")]
-    told = json.loads(last(text))
-    version = f"{told['version']}, {told['threads']} threads in one process"
-    return [Check("torch", OK, version), *_gpus(told), _tensorrt(), _gloo()]
+    facts = json.loads(last(text))
+    version = f"{facts['version']}, {facts['threads']} threads in one process"
+    return [Check("torch", OK, version), *_gpus(facts), _tensorrt(), _gloo()]
 
 
-def _gpus(told: dict[str, Any]) -> list[Check]:
-    """Returns the lines about CUDA, NCCL and peer access."""
-    devices = told["devices"]
+def _gpus(facts: dict[str, Any]) -> list[Check]:
+    devices = facts["devices"]
     if not devices:
-        if told["cuda"] is None:
+        if facts["cuda"] is None:
             return [Check("cuda", OK, "this torch is for CPUs; ranks compute there")]
         remedy = "fine without a GPU; with one, `nvidia-smi` must list it (driver, permissions)"
-        text = f"this torch is for CUDA {told['cuda']} and finds no GPU"
+        text = f"this torch is for CUDA {facts['cuda']} and finds no GPU"
         return [Check("cuda", WARNING, text, remedy)]
-    found = [Check("cuda", OK, f"CUDA {told['cuda']}: {len(devices)} x {devices[0]}")]
-    if told["nccl"] is None:
+    checks = [Check("cuda", OK, f"CUDA {facts['cuda']}: {len(devices)} x {devices[0]}")]
+    if facts["nccl"] is None:
         remedy = "install a torch with NCCL; until then GPUs talk over gloo"
-        found.append(Check("nccl", WARNING, "this torch has no NCCL", remedy))
+        checks.append(Check("nccl", WARNING, "this torch has no NCCL", remedy))
     else:
-        found.append(Check("nccl", OK, told["nccl"]))
+        checks.append(Check("nccl", OK, facts["nccl"]))
     if len(devices) > 1:
-        found.append(_peers(told["apart"], len(devices)))
-    return found
+        checks.append(_peers(facts["apart"], len(devices)))
+    return checks
 
 
 def _peers(apart: list[list[int]], count: int) -> Check:
-    """Whether GPUs read each other's memory."""
     if not apart:
         return Check("peers", OK, f"all {count} GPUs read each other's memory")
     first = " and ".join(map(str, apart[0]))
@@ -89,7 +87,6 @@ def _tensorrt() -> Check:
 
 
 def _gloo() -> Check:
-    """Whether two processes of this machine can talk."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", _GLOO, str(Path(folder) / "meet")]
         second = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""How does a comparison look on a screen?"""
+"""Prints a comparison."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def comparison_lines(made: Comparison) -> None:
         f"resamples, seed {settings.seed}\n"
     )
     for result in made.overall:
-        own = [found for found in made.results if found.metric is result.metric]
+        own = [one for one in made.results if one.metric is result.metric]
         _print_points(result.metric, own)
         if len(own) > 1:
             print(f"overall {result.metric.name}: {_overall(result)}\n")
@@ -36,7 +36,6 @@ def comparison_lines(made: Comparison) -> None:
 
 
 def _print_points(metric: Metric, results: Sequence[PointVerdict]) -> None:
-    """Prints one row a point."""
     better = "higher" if metric.higher_is_better else "lower"
     columns = [
         Column("point", "point"),
@@ -53,7 +52,6 @@ def _print_points(metric: Metric, results: Sequence[PointVerdict]) -> None:
 
 
 def _row(metric: Metric, result: PointVerdict) -> list[str]:
-    """Returns the cells of a point."""
     values = [None if v is None else metric.shown(v) for v in (result.a, result.b)]
     interval = change = "-"
     if result.ratio is not None:
@@ -72,12 +70,10 @@ def _row(metric: Metric, result: PointVerdict) -> list[str]:
 
 
 def _overall(result: PointVerdict) -> str:
-    """Returns the verdict on all points in words."""
     return f"{sentence(result)} (geometric mean of B/A)" if result.ratio else sentence(result)
 
 
 def _print_differences(title: str, differences: Sequence[Difference]) -> None:
-    """Prints what differs between A and B."""
     if not differences:
         return
     columns = [Column("what", "key"), Column("a", "A"), Column("b", "B")]

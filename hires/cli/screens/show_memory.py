@@ -1,4 +1,4 @@
-"""How does the memory of a plan's ranks look on a screen? A bar for each, and its parts in MiB."""
+"""Shows the memory of a plan's ranks: a bar for each, and its parts in MiB."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> 
 
 
 def node_lines(room: Room, plan: Plan) -> list[str]:
-    """Returns what the ranks of each machine need together; nothing where nobody asked.
+    """Returns what the ranks of each machine need together; nothing unless nodes are counted.
 
     Machines side by side that need the same share a line.
     """
@@ -78,9 +78,9 @@ def bar(entry: dict[str, Any], full: int) -> str:
 
 def _alike(memory: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     """Returns runs of ranks that need the same, as ``0-3``, with what they need."""
-    found = []
+    named = []
     for entry, run in groupby(enumerate(memory), key=lambda item: item[1]):
         ranks = [rank for rank, _ in run]
         name = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
-        found.append((name, entry))
-    return found
+        named.append((name, entry))
+    return named

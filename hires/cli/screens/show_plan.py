@@ -1,4 +1,4 @@
-"""How does a plan look on a screen?
+"""Shows a plan as text.
 
 Placement as a grid, the pipeline's time line, what travels in one step, and all findings, read from
 the dict that ``plan.json`` holds.
@@ -115,7 +115,7 @@ def proof_lines(proofs: list[Facts]) -> list[str]:
 
 
 def _proof_section(plan: Facts) -> list[tuple[str, list[str]]]:
-    """Returns the title and lines of the proofs, if they were asked for and could be made."""
+    """Returns the title and lines of the proofs, with ``--prove``."""
     if "proofs" not in plan:
         return []
     mailed = any(p["decides"] and p["semantics"] == MAILBOXES for p in plan["proofs"])
@@ -153,7 +153,6 @@ def _block(slots: list[Facts], stage: Facts) -> list[str]:
 
 
 def _beside(blocks: list[list[str]]) -> list[str]:
-    """Returns blocks of lines next to each other."""
     height = max(len(block) for block in blocks)
     columns = []
     for block in blocks:
@@ -187,5 +186,4 @@ def _timed(timeline: list[str], who: str) -> list[str]:
 
 
 def _verdict(plan: Facts) -> list[str]:
-    """Returns the proof's answer, if there is one."""
     return [plan["verdict"]] if plan.get("verdict") else []

@@ -1,4 +1,4 @@
-"""What would make a run again, and how does it differ from another or from here and now?"""
+"""Prints how to reproduce a run, and how it differs from another or from today's code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def reproduce(path: Path, as_json: bool) -> int:
     print(line or "no line is recorded that makes it again")
     if changed:
         print()
-        _print("What is not as it was", ("", "then", "now"), changed)
+        _print("What has changed", ("", "then", "now"), changed)
     elif run.provenance:
         print("commit, versions and machine are as they were")
     commit = origin(run.provenance)["commit"] or ""
@@ -60,8 +60,8 @@ def reproduce(path: Path, as_json: bool) -> int:
 
 def since(run: Run) -> list[Difference]:
     """Returns what of code, versions and machine differs between a run and now, here."""
-    then = {name: said for name, said in origin(run.provenance).items() if said is not None}
-    now = {name: said for name, said in origin(provenance.collect()).items() if name in then}
+    then = {name: value for name, value in origin(run.provenance).items() if value is not None}
+    now = {name: value for name, value in origin(provenance.collect()).items() if name in then}
     return named_differences([then], [now])
 
 
@@ -96,7 +96,6 @@ def diff(path: Path, other: Path, as_json: bool) -> int:
 
 
 def _print(title: str, heads: Sequence[str], differences: Sequence[Difference]) -> None:
-    """Prints differences as a table, or that there are none."""
     if not differences:
         print(f"{title}: no difference\n")
         return
@@ -108,11 +107,10 @@ def _number_row(what: str, a: Any, b: Any) -> list[str]:
     """Returns the cells of two numbers, and by how much the second one is larger."""
     old, new = number(a), number(b)
     change = f"{100 * (new / old - 1):+.1f}" if old and new is not None else "-"
-    return [what, *(_said(value) for value in (a, b)), change]
+    return [what, *(_shown(value) for value in (a, b)), change]
 
 
-def _said(value: Any) -> str:
-    """Returns a value as a person reads it."""
+def _shown(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.5g}" if isinstance(value, float) else str(value)

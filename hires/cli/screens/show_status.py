@@ -54,7 +54,6 @@ def _that_fit(states: Sequence[RunState], height: int | None) -> tuple[Sequence[
 
 
 def _cells(state: RunState) -> tuple[str, ...]:
-    """Returns one run's cells."""
     reason = f" ({state.reason})" if state.reason else ""
     speed = "-" if state.img_per_s is None else f"{state.img_per_s:.4g}"
     return (
@@ -69,13 +68,12 @@ def _cells(state: RunState) -> tuple[str, ...]:
 
 
 def repeats(state: RunState) -> str:
-    """Returns how many repeats of a run there are, if that is not all that were asked for."""
-    there = state.repeats - state.missing
-    return f", {there} of {state.repeats} repeats" if state.missing else ""
+    """Returns how many repeats of a run there are, if some are missing."""
+    complete = state.repeats - state.missing
+    return f", {complete} of {state.repeats} repeats" if state.missing else ""
 
 
 def _note(state: RunState) -> str:
-    """Returns what else there is to say, on one line."""
     parts = [" ".join(state.cause.split())] if state.cause else []
     if state.job is not None:
         parts.insert(0, f"job {state.job}")

@@ -1,4 +1,4 @@
-"""Which values does every key of a sweep take, and in which combinations?
+"""Reads the values of every key of a sweep, and forms their combinations.
 
 Words are Hydra's: commas separate values except inside brackets, braces and quotes, and
 ``choice()``, ``range()`` and ``glob()`` work too. What comes out are words with one value each.
@@ -20,15 +20,15 @@ from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
 
 MOST_POINTS = 100_000
-"""More than this is a slip of the pen: nobody waits for so many runs."""
+"""A sweep of more points is taken for a mistake."""
 ONE_FOR_ALL = ("campaign", "results")
-"""Keys that a sweep has one value of: it is written down in one folder."""
+"""Keys that have one value in a sweep, which is recorded in one folder."""
 
 _WORD = re.compile(r"(?P<sign>\+{0,2})(?P<key>[^=+~]+)=(?P<value>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweepAxis:
     """One key, or several that change together, and what they take one after the other."""
 
     keys: tuple[str, ...]
@@ -40,13 +40,13 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Grid:
+class SweepGrid:
     """The axes of a sweep, the first of which changes slowest."""
 
-    axes: tuple[Axis, ...]
+    axes: tuple[SweepAxis, ...]
 
     @property
-    def varied(self) -> list[Axis]:
+    def varied(self) -> list[SweepAxis]:
         """The axes with several values."""
         return [axis for axis in self.axes if len(axis) > 1]
 
@@ -60,7 +60,7 @@ class Grid:
         return [word for step in steps for word in step]
 
 
-def grid_of(words: Sequence[str], zipped: Sequence[str], groups: Groups) -> Grid:
+def grid_of(words: Sequence[str], zipped: Sequence[str], groups: Groups) -> SweepGrid:
     """Returns the axes that the words on a command line describe.
 
     Args:
@@ -73,17 +73,17 @@ def grid_of(words: Sequence[str], zipped: Sequence[str], groups: Groups) -> Grid
         ConfigError: a word is no override, or one of its values is unknown.
     """
     check = Checks()
-    found: dict[str, Axis] = {}
+    axes: dict[str, SweepAxis] = {}
     for word in words:
         axis = check(_axis, word, groups)
         if axis is not None:
-            found.pop(axis.keys[0], None)
-            found[axis.keys[0]] = axis
+            axes.pop(axis.keys[0], None)
+            axes[axis.keys[0]] = axis
     check.done()
     for keys in zipped:
-        check(_zip, keys, found)
+        check(_zip, keys, axes)
     check.done()
-    grid = Grid(tuple(found.values()))
+    grid = SweepGrid(tuple(axes.values()))
     count = math.prod(len(axis) for axis in grid.axes)
     if count > MOST_POINTS:
         raise ConfigError(
@@ -93,12 +93,11 @@ def grid_of(words: Sequence[str], zipped: Sequence[str], groups: Groups) -> Grid
     return grid
 
 
-def _axis(word: str, groups: Groups) -> Axis:
-    """Returns the axis of one word; all its values are known to be usable."""
+def _axis(word: str, groups: Groups) -> SweepAxis:
     match = _WORD.fullmatch(word)
     if match is None:  # a deletion, or no override at all
         checked([word], groups)
-        return Axis((word.lstrip("~").split("=")[0],), ((word,),))
+        return SweepAxis((word.lstrip("~").split("=")[0],), ((word,),))
     key = match["key"]
     values = _values(word, match["value"], groups.get(key, {}))
     if key in ONE_FOR_ALL and len(values) > 1:
@@ -109,7 +108,7 @@ def _axis(word: str, groups: Groups) -> Axis:
     check.done()
     if key in groups:  # in the order of its parts, as sp+gems for gems+sp
         made = [one[0] for one in usable if one]
-    return Axis((key,), tuple((one,) for one in made))
+    return SweepAxis((key,), tuple((one,) for one in made))
 
 
 def _values(word: str, text: str, choices: dict[str, str]) -> list[str]:
@@ -133,7 +132,6 @@ def _values(word: str, text: str, choices: dict[str, str]) -> list[str]:
 
 
 def _listed(word: str, override: Any, choices: dict[str, str]) -> list[str]:
-    """Returns the values of a parsed sweep."""
     from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
 
@@ -151,27 +149,27 @@ def _listed(word: str, override: Any, choices: dict[str, str]) -> list[str]:
         raise ConfigError(f"{word} holds no values: {error}") from None
 
 
-def _zip(keys: str, found: dict[str, Axis]) -> None:
+def _zip(keys: str, by_key: dict[str, SweepAxis]) -> None:
     """Joins the axes of some keys to one, in the place of the first."""
     names = [name.strip() for name in keys.split(",")]
     for name in names:
-        if name not in found:
+        if name not in by_key:
             raise ConfigError(
-                f"--zip {keys}: {name!r} is given no values; {offer(name, found)}"
-                if found
+                f"--zip {keys}: {name!r} is given no values; {offer(name, by_key)}"
+                if by_key
                 else f"--zip {keys}: no key is given values; write them as {name}=1,2"
             )
-    axes = [found[name] for name in names]
+    axes = [by_key[name] for name in names]
     if len(set(names)) < 2:
         raise ConfigError(f"--zip {keys} pairs keys; name two or more, as --zip image,batch")
     counts = {len(axis) for axis in axes}
     if len(counts) > 1:
-        told = ", ".join(f"{name} {len(axis)}" for name, axis in zip(names, axes, strict=True))
-        raise ConfigError(f"--zip {keys} pairs values, but there are as many of: {told}")
+        have = ", ".join(f"{name} {len(axis)}" for name, axis in zip(names, axes, strict=True))
+        raise ConfigError(f"--zip {keys} pairs values, but their numbers differ: {have}")
     joined = tuple(
         tuple(itertools.chain.from_iterable(parts))
         for parts in zip(*(axis.steps for axis in axes), strict=True)
     )
     for name in names[1:]:
-        del found[name]
-    found[names[0]] = Axis(tuple(names), joined)
+        del by_key[name]
+    by_key[names[0]] = SweepAxis(tuple(names), joined)

@@ -1,8 +1,8 @@
-"""How do thousands of points become configs in seconds?
+"""Composes the configs of thousands of points in seconds.
 
-To compose one config takes Hydra tens of milliseconds, nearly all of which goes into the groups.
-Points mostly differ in plain values, as ``image=512``: those are put into what the other words
-made, once. A value that Hydra would convert, or that may refer to others, takes Hydra's own way.
+Hydra takes tens of milliseconds for one config, nearly all of them for the groups. Points mostly
+differ in plain values, as ``image=512``: Hydra composes the other words once, and those values are
+set in its result. A value that Hydra would convert, or that may refer to others, is Hydra's.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ class Composer:
         """Returns the keys whose words all hold plain values of the declared type."""
         if self._refers or any(_REFERENCE in word for word in words):
             return {}
-        found: dict[str, Any] = {}
+        plain: dict[str, Any] = {}
         odd = set()
         for word in words:
             key = word.partition("=")[0]
             is_key = key in self._hints and key not in self._groups
             override = parsed(word) if is_key else None
             if override is not None and _is_exactly(self._hints[key], override.value()):
-                found[key] = override.value()
+                plain[key] = override.value()
             else:
                 odd.add(key.lstrip("+~"))
-        return {key: value for key, value in found.items() if not _touched(key, odd)}
+        return {key: value for key, value in plain.items() if not _touched(key, odd)}
 
 
 def _touched(key: str, others: set[str]) -> bool:
@@ -104,14 +104,13 @@ def _is_exactly(hint: Any, value: Any) -> bool:
 
 
 def _is_numbers(value: Any) -> bool:
-    """Whether a value is a whole number, or lists of such."""
     if isinstance(value, list):
         return all(_is_numbers(item) for item in value)
     return type(value) is int
 
 
 def _default_choices() -> dict[str, str]:
-    """Returns the choice that every group has when nothing is said."""
+    """Returns the default choice of every group."""
     held = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))
     return {
         group: choice

@@ -1,13 +1,14 @@
-"""What happens to a sweep between its plan and its tables?
+"""Runs a planned sweep and writes its tables.
 
-Every point that needs attempts is frozen in its run folder, ``campaign.json`` says what was
-planned, the launcher of the machine gets the list of folders, and the tables of the whole campaign
-follow.
+Every point that lacks attempts is frozen in its run folder, ``campaign.json`` records the plan of
+the sweep, the launcher gets the run folders, and the tables of the whole campaign follow.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -15,27 +16,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hires.cli.screens.notes import plural
 from hires.cli.screens.screen import print_table
-from hires.cli.sweep.submission import Freeze, has_jobs, refuse_beyond, submit_all
-from hires.cli.sweep.sweep_points import Point, Points, in_order
+from hires.cli.sweep.submission import refuse_beyond, submit
+from hires.cli.sweep.sweep_points import Points, SweepPoint, in_order
 from hires.cli.sweep.sweep_progress import SweepProgress
 from hires.cli.sweep.sweep_tables import as_json, print_points
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import PlanError, RunError
 from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
-from hires.launcher.interface import CANCELLED, SubmitOptions
+from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launcher_of
 from hires.launcher.local.local_queue import run_all
-from hires.launcher.local.queue_tasks import Ended, Limits, Result, Task
+from hires.launcher.local.queue_tasks import Limits, Result, Task
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
-from hires.report.tables import campaign_tables as report
+from hires.report.tables import campaign_tables
 from hires.report.tables.run_tables import write, write_tables
 
 
 @dataclass
 class Sweep:
-    """A sweep as it was asked for."""
+    """A sweep with its points and options."""
 
     points: Points
     argv: list[str]
@@ -45,177 +48,86 @@ class Sweep:
     options: argparse.Namespace
     """Options of the verb, those of an experiment included."""
     after: str | None = None
-    """What its jobs wait for, as sbatch's ``--dependency`` has it."""
+    """What its jobs wait for, in the scheduler's words."""
 
+    @functools.cached_property
+    def folder(self) -> Path:
+        """The folder of its campaign, which all points share."""
+        config = next(point.config for point in self.points.held if point.config is not None)
+        return campaign.folder_of(config)
 
-def run_sweep(sweep: Sweep) -> int:
-    """Runs the points of a planned sweep and prints its tables; returns the exit code.
+    @property
+    def has_jobs(self) -> bool:
+        """Whether its points are submitted to a scheduler."""
+        first = next((point for point in self.points.valid if point.config is not None), None)
+        return first is not None and launcher_of(first.ready).has_jobs
 
-    Its campaign is locked by the caller.
-    """
-    points, options = sweep.points, sweep.options
-    if not options.json:
-        print_points(points, options.repeat)
-    folder = campaign_folder(points)
-    held = _written(sweep, folder)
-    if not points.valid:
-        if options.json:
-            print(json.dumps(as_json(points), indent=2))
-        return PlanError.exit_code
-    tasks = tasks_of(sweep)
-    if tasks and _has_jobs(sweep):
-        return _submit(sweep, tasks, folder)
-    result = _run(sweep, freeze(sweep, tasks, folder))
-    for path in dict.fromkeys(end.task.path for end in result.ended if end.state == "done"):
-        record = read_record(path)
-        if record is not None:
-            write(path, record)
-    rows = report.rows_of(folder, held)
-    made = report.campaign_tables(rows)
-    write_tables(folder, made)
-    if options.json:
-        print(json.dumps(as_json(points, result.ended, options.repeat), indent=2))
-    else:
-        for table in made:
-            print_table(table.title, table.columns, table.text_rows())
-    _say_end(result, folder)
-    return exit_code(result)
+    def attempts(self) -> list[SweepPoint]:
+        """Returns each point once for every attempt that it lacks, in the order of their start."""
+        options = self.options
+        ready = [point for point in self.points.valid if point.planned is not None]
+        return list(in_order(ready, options.repeat, options.order, options.again))
 
+    def argv_of(self, point: SweepPoint) -> tuple[str, ...]:
+        """Returns the command line that makes one point alone."""
+        extra = ("--config-dir", self.config_dir) if self.config_dir else ()
+        return ("hires", "run", *point.words, *extra)
 
-def campaign_folder(points: Points) -> Path:
-    """Returns the folder of a sweep's campaign, which all its points share."""
-    config = next(point.config for point in points.held if point.config is not None)
-    return campaign.folder_of(config)
+    def freeze(self, point: SweepPoint) -> None:
+        """Freezes a point in its run folder.
 
-
-def tasks_of(sweep: Sweep) -> list[Task]:
-    """Returns the attempts that points need, in the order of their start.
-
-    This list is all that a launcher needs, once their folders are frozen.
-    """
-    order = _attempts(sweep)
-    tasks = {id(point): _task(point, sweep.config_dir) for point in order}
-    return [tasks[id(point)] for point in order]
-
-
-def freeze(sweep: Sweep, tasks: Sequence[Task], folder: Path) -> list[Task]:
-    """Freezes the points of attempts, and returns those attempts that nobody else makes already.
-
-    Args:
-        sweep: the planned sweep.
-        tasks: its attempts.
-        folder: of its campaign.
-
-    Raises:
-        RunError: a run folder cannot be written.
-    """
-    paths = list(dict.fromkeys(task.path for task in tasks))
-    frozen = _freezer(sweep, tasks)
-    with campaign.starting([folder]):
-        others = running_elsewhere.under_way(paths)
-        for path in paths:
-            if path in others:
-                print(f"{path.name} is left out: {others[path]}", file=sys.stderr)
-            else:
-                frozen(path)
-    return [task for task in tasks if task.path not in others]
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        assert point.planned is not None
+        rundir.freeze(point.ready, point.planned.facts(), self.argv_of(point))
 
 
 def refuse_costly(sweep: Sweep) -> None:
-    """Refuses points that jobs may spend more on than the budget; processes stop in time.
+    """Refuses jobs that may need more than the budget; local attempts are stopped in time.
 
     Raises:
         ConfigError: says how much it may be, and what would work.
     """
     budget = sweep.options.budget_gpu_hours
-    if budget is not None and _has_jobs(sweep):
-        planned = [(point.config, point.planned) for point in _attempts(sweep)]
-        refuse_beyond(budget, [(config, plan.ranks) for config, plan in planned if config and plan])
+    if budget is not None and sweep.has_jobs:
+        refuse_beyond(budget, [(p.ready, p.planned.ranks) for p in sweep.attempts() if p.planned])
 
 
-def _attempts(sweep: Sweep) -> list[Point]:
-    """Returns the points once for every attempt that they need, in the order of their start."""
-    options = sweep.options
-    ready = [point for point in sweep.points.valid if point.planned is not None]
-    return list(in_order(ready, options.repeat, options.order, options.again))
+def run_sweep(sweep: Sweep) -> int:
+    """Runs the points of a planned sweep and prints its tables; returns the exit code.
+
+    The caller holds the lock of its campaign.
+    """
+    points, options = sweep.points, sweep.options
+    if not options.json:
+        print_points(points, options.repeat)
+    held = _record(sweep)
+    if not points.valid:
+        if options.json:
+            print(json.dumps(as_json(points), indent=2))
+        return PlanError.exit_code
+    attempts = sweep.attempts()
+    if attempts and sweep.has_jobs:
+        return _submit(sweep, attempts)
+    result = _run_here(sweep, attempts)
+    for path in dict.fromkeys(end.task.path for end in result.ended if end.state == "done"):
+        record = read_record(path)
+        if record is not None:
+            write(path, record)
+    tables = campaign_tables.campaign_tables(campaign_tables.rows_of(sweep.folder, held))
+    write_tables(sweep.folder, tables)
+    if options.json:
+        print(json.dumps(as_json(points, result.ended, options.repeat), indent=2))
+    else:
+        for table in tables:
+            print_table(table.title, table.columns, table.text_rows())
+    return _explain(result, sweep.folder)
 
 
-def _has_jobs(sweep: Sweep) -> bool:
-    """Whether the points are to be submitted."""
-    configs = [point.config for point in sweep.points.valid if point.config]
-    return has_jobs(configs, sweep.options.repeat, sweep.options.order)
-
-
-def exit_code(result: Result) -> int:
-    """Returns 130 if it was interrupted, 1 if a point failed, else 0."""
-    if result.interrupted:
-        return CANCELLED
-    bad = any(end.state != "done" for end in result.ended)
-    return RunError.exit_code if bad else 0
-
-
-def _task(point: Point, config_dir: str | None) -> Task:
-    """Returns what a launcher needs to know about an attempt of a point."""
-    assert point.config is not None
-    assert point.planned is not None
-    assert point.path is not None
-    argv = ("hires", "run", *point.words)
-    argv += ("--config-dir", config_dir) if config_dir else ()
-    threads, planned = point.config.launcher.threads, point.planned
-    return Task(point.path, argv, planned.ranks, threads, planned.needs_bytes, len(point.done))
-
-
-def _freezer(sweep: Sweep, tasks: Sequence[Task]) -> Freeze:
-    """Returns what freezes a point, by its folder."""
-    points = {point.path: point for point in sweep.points.valid}
-    argvs = {task.path: task.argv for task in tasks}
-
-    def frozen(path: Path) -> None:
-        point = points[path]
-        assert point.config is not None
-        assert point.planned is not None
-        rundir.freeze(point.config, point.planned.facts(), argvs[path])
-
-    return frozen
-
-
-def _run(sweep: Sweep, tasks: Sequence[Task]) -> Result:
-    """Runs the attempts on this machine."""
-    options, cores = sweep.options, provenance.collect()["hardware"]["cores"]
-    most = max((task.cores for task in tasks), default=0)
-    if most > cores:
-        print(
-            f"warning: a point keeps {most} cores busy (ranks times launcher.threads) and this "
-            f"machine has {cores}: ranks take turns, and their times say little of other machines",
-            file=sys.stderr,
-        )
-    limits = Limits(options.max_parallel or 1, cores, machine_bytes(), options.budget_gpu_hours)
-    configs = {p.path: p.config for p in sweep.points.valid if p.path and p.config}
-    with SweepProgress(len(tasks), configs) as progress:
-        folder = campaign_folder(sweep.points)
-        return run_all(tasks, limits, progress, cancelled=lambda: campaign.is_stopped(folder))
-
-
-def _submit(sweep: Sweep, tasks: Sequence[Task], folder: Path) -> int:
-    """Submits the points to Slurm; returns the exit code."""
-    configs = {p.path: p.config for p in sweep.points.valid if p.path and p.config}
-    options = SubmitOptions(sweep.argv, sweep.options.max_parallel, sweep.after)
-    found = submit_all(tasks, configs, options, _freezer(sweep, tasks))
-    jobs = [one for one in found if one.job is not None]
-    if sweep.options.json:
-        points = as_json(sweep.points) | {
-            "submitted": [{"run": str(one.path), "job": one.job, "why": one.why} for one in found]
-        }
-        print(json.dumps(points, indent=2))
-    elif jobs:
-        print(f"{len(jobs)} of {len(found)} points submitted; `hires status {folder.name}` watches")
-    return 0 if len(jobs) == len(found) else RunError.exit_code
-
-
-def _written(sweep: Sweep, folder: Path) -> campaign.Campaign:
-    """Adds the sweep to its campaign's file and returns the campaign."""
-    options = sweep.options
-    held = campaign.read(folder)
+def _record(sweep: Sweep) -> campaign.Campaign:
+    """Adds the sweep to ``campaign.json`` and returns the campaign."""
+    options, held = sweep.options, campaign.read(sweep.folder)
     facts = {"argv": sweep.argv, "time": provenance.now(), "repeat": options.repeat}
     facts |= {"order": options.order, "max_parallel": options.max_parallel}
     points = [
@@ -224,17 +136,16 @@ def _written(sweep: Sweep, folder: Path) -> campaign.Campaign:
         if point.path is not None
     ]
     excluded = [
-        campaign.ExcludedPoint(point.words, point.reason, point.nearest, what=_what(point))
-        for point in sweep.points.excluded
+        campaign.ExcludedPoint(p.words, p.reason, p.nearest, what=_described(p.config))
+        for p in sweep.points.excluded
     ]
     held.add(facts, points, excluded)
-    campaign.write(folder, held)
+    campaign.write(sweep.folder, held)
     return held
 
 
-def _what(point: Point) -> dict[str, Any] | None:
-    """Returns what a point is, as its record would say it; None if its values make no sense."""
-    config = point.config
+def _described(config: RunConfig | None) -> dict[str, Any] | None:
+    """Returns an excluded point in the words of a record; None if its values make no sense."""
     if config is None:
         return None
     return {
@@ -248,18 +159,75 @@ def _what(point: Point) -> dict[str, Any] | None:
     }
 
 
-def _say_end(result: Result, folder: Path) -> None:
-    """Says what became of the attempts."""
-    bad: list[Ended] = [end for end in result.ended if end.state != "done"]
-    told = f"{len(result.ended) - len(bad)} of {len(result.ended) + len(result.pending)} attempts"
-    if result.ended or result.pending:
-        print(f"{told} done; tables and campaign.json: {folder}", file=sys.stderr)
+def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> Result:
+    """Runs the attempts on this machine, but those of runs that are under way elsewhere."""
+    points = {point.path: point for point in attempts if point.path is not None}
+    with campaign.starting([sweep.folder]):
+        elsewhere = running_elsewhere.under_way(list(points))
+        for path, point in points.items():
+            if path in elsewhere:
+                print(f"{path.name} is left out: {elsewhere[path]}", file=sys.stderr)
+            else:
+                sweep.freeze(point)
+    tasks = [_task(sweep, point) for point in attempts if point.path not in elsewhere]
+    options, cores = sweep.options, provenance.collect()["hardware"]["cores"]
+    most = max((task.cores for task in tasks), default=0)
+    if most > cores:
+        print(
+            f"warning: a point keeps {most} cores busy (ranks times launcher.threads) and this "
+            f"machine has {cores}: ranks take turns, and their times say little of other machines",
+            file=sys.stderr,
+        )
+    limits = Limits(options.max_parallel or 1, cores, machine_bytes(), options.budget_gpu_hours)
+    with SweepProgress(len(tasks), {path: p.ready for path, p in points.items()}) as progress:
+        stopped = functools.partial(campaign.is_stopped, sweep.folder)
+        return run_all(tasks, limits, progress, cancelled=stopped)
+
+
+def _task(sweep: Sweep, point: SweepPoint) -> Task:
+    planned = point.planned
+    assert planned is not None
+    assert point.path is not None
+    threads, done = point.ready.launcher.threads, len(point.done)
+    argv = sweep.argv_of(point)
+    return Task(point.path, argv, planned.ranks, threads, planned.needs_bytes, done)
+
+
+def _submit(sweep: Sweep, attempts: Sequence[SweepPoint]) -> int:
+    """Submits the points, each as one job that makes all its attempts; returns the exit code."""
+    points = {point.path: point for point in attempts if point.path is not None}
+    counts = collections.Counter(point.path for point in attempts)
+    runs = [
+        FrozenRun(path, sweep.argv_of(p), p.planned.ranks, p.ready, counts[path])
+        for path, p in points.items()
+        if p.planned is not None
+    ]
+    options = SubmitOptions(sweep.argv, sweep.options.max_parallel, sweep.after)
+    with campaign.starting([sweep.folder]):
+        submitted = submit(runs, options, lambda path: sweep.freeze(points[path]))
+    jobs = [one for one in submitted if one.job is not None]
+    if sweep.options.json:
+        lines = [{"run": str(one.path), "job": one.job, "why": one.why} for one in submitted]
+        print(json.dumps(as_json(sweep.points) | {"submitted": lines}, indent=2))
+    elif jobs:
+        watch = f"`hires status {sweep.folder.name}` watches"
+        print(f"{len(jobs)} of {len(submitted)} points submitted; {watch}")
+    return 0 if len(jobs) == len(submitted) else RunError.exit_code
+
+
+def _explain(result: Result, folder: Path) -> int:
+    """Prints how the attempts ended; returns 130 after Ctrl-C, 1 if a point failed, else 0."""
+    bad = [end for end in result.ended if end.state != "done"]
+    total = len(result.ended) + len(result.pending)
+    if total:
+        done = f"{len(result.ended) - len(bad)} of {total} attempts done"
+        print(f"{done}; tables and campaign.json: {folder}", file=sys.stderr)
     for end in bad:
         print(f"hires: {end.task.path.name} {end.state}: {end.cause}", file=sys.stderr)
     if result.pending:
-        count = len(result.pending)
-        print(
-            f"{count} attempt{'s are' if count > 1 else ' is'} pending ({result.why}); the same "
-            f"command goes on",
-            file=sys.stderr,
-        )
+        verb = "are" if len(result.pending) > 1 else "is"
+        pending = f"{plural(len(result.pending), 'attempt')} {verb} pending ({result.why})"
+        print(f"{pending}; the same command goes on", file=sys.stderr)
+    if result.interrupted:
+        return CANCELLED
+    return RunError.exit_code if bad else 0

@@ -1,4 +1,4 @@
-"""What does ``experiment=NAME`` stand for? A sweep in a file of ``conf/experiment``.
+"""Reads ``experiment=NAME``, a sweep stored in a file of ``conf/experiment``.
 
     # What it compares, on the first line
     overrides:            # words as one types them, each with one or several values
@@ -72,12 +72,10 @@ def taken_out(words: Sequence[str], extra: Path | None) -> tuple[list[str], Stor
 
 
 def _is_experiment(word: str) -> bool:
-    """Whether a word names an experiment."""
     return word.lstrip("+").startswith(f"{KEY}=")
 
 
 def _read(path: Path) -> Stored:
-    """Returns what an experiment's file holds."""
     try:
         held = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -99,7 +97,6 @@ def _read(path: Path) -> Stored:
 
 
 def _check(path: Path, name: str, value: Any) -> None:
-    """Refuses an option that does not exist or has the wrong type."""
     if name not in OPTIONS:
         raise ConfigError(f"{path}: unknown key {name!r}; {offer(name, ['overrides', *OPTIONS])}")
     if isinstance(value, bool) or not isinstance(value, OPTIONS[name]):

@@ -1,7 +1,7 @@
-"""How are many points planned without doing the same work twice?
+"""Plans many points without doing the same work twice.
 
 Points that differ only in keys that do not decide the plan share it, points of one network at one
-size share its trace, and one process has torch for all of them.
+size share its trace, and one process with torch serves all of them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Planned:
     warnings: tuple[str, ...]
     ranks: int
     peak_bytes: int | None
-    """Predicted memory of the rank that needs most; None if nobody knows."""
+    """Predicted memory of the rank that needs most; None if unknown."""
     needs_bytes: int
-    """Predicted memory of all ranks with their libraries; 0 if nobody knows."""
+    """Predicted memory of all ranks with their libraries; 0 if unknown."""
     packed: bytes = b""
     """``plan.json``, packed; nothing if it cannot run."""
 
@@ -95,7 +95,6 @@ class Planner:
         return self._plans[key]
 
     def _planned(self, config: RunConfig) -> Planned:
-        """Makes a plan and packs it."""
         graph = self._traced(config)
         plan = make_plan(config, graph, offered(config, len(layer_starts(graph))))
         shortage = self._predict(config, plan)

@@ -1,7 +1,7 @@
-"""Which runs does a sweep consist of, and can each of them run?
+"""Composes and plans the points of a sweep.
 
-Every combination of the axes is composed, asked whether ``--where`` keeps it, planned and proved
-before anything is started.
+Every combination of the axes is composed, filtered by ``--where``, planned and proved before
+anything is started.
 """
 
 from __future__ import annotations
@@ -11,25 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hires.cli.compose.compose_config import labelled
-from hires.cli.sweep.axes import Grid
+from hires.cli.sweep.axes import SweepGrid
 from hires.cli.sweep.configs import Composer
 from hires.cli.sweep.planning import Planned, Planner
 from hires.cli.sweep.where import Where
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
-from hires.core.store.campaign import folder_of
-from hires.core.store.naming import run_name
-from hires.core.store.rundir import done_attempts
+from hires.core.store.rundir import done_attempts, run_path
 
 _SHOWN = 3
 """Reasons that one error names."""
 
-Told = Callable[[int, int], None]
-"""Is told how many points are looked at, of how many."""
+Report = Callable[[int, int], None]
+"""Called with the number of points that are planned, and of all points."""
 
 
 @dataclass
-class Point:
+class SweepPoint:
     """One combination of values."""
 
     place: tuple[int, ...]
@@ -50,6 +48,12 @@ class Point:
     """What to change to come to the nearest point that can run."""
 
     @property
+    def ready(self) -> RunConfig:
+        """The config of a point whose values go together."""
+        assert self.config is not None
+        return self.config
+
+    @property
     def state(self) -> str:
         """``infeasible``, ``complete`` (it needs no plan) or ``ready``."""
         if self.reason:
@@ -61,8 +65,8 @@ class Point:
 class Points:
     """All points of a sweep."""
 
-    grid: Grid
-    held: list[Point] = field(default_factory=list)
+    grid: SweepGrid
+    held: list[SweepPoint] = field(default_factory=list)
     """In order, those that cannot run included."""
     left_out: int = 0
     """How many ``--where`` does not keep."""
@@ -70,17 +74,17 @@ class Points:
     """How many are the same run as an earlier one."""
 
     @property
-    def valid(self) -> list[Point]:
+    def valid(self) -> list[SweepPoint]:
         """Those that can run, or are complete."""
         return [point for point in self.held if not point.reason]
 
     @property
-    def excluded(self) -> list[Point]:
+    def excluded(self) -> list[SweepPoint]:
         """Those that cannot run."""
         return [point for point in self.held if point.reason]
 
 
-def compose_all(grid: Grid, composer: Composer, where: Where | None) -> Points:
+def compose_all(grid: SweepGrid, composer: Composer, where: Where | None) -> Points:
     """Returns the points of a grid with their configs; nothing is planned.
 
     Raises:
@@ -89,17 +93,14 @@ def compose_all(grid: Grid, composer: Composer, where: Where | None) -> Points:
     """
     points = Points(grid)
     for place in grid.places():
-        point = Point(place, grid.words(place))
+        point = SweepPoint(place, grid.words(place))
         values = composer.values(point.words)
         try:
             point.config = labelled(values)
         except ConfigError as error:  # values that make no sense together
             point.reason = str(error)
-        if (
-            where is None
-            or point.config is None
-            or where.keeps(point.config, composer.choices(point.words))
-        ):
+        choices = composer.choices(point.words)
+        if where is None or point.config is None or where.keeps(point.config, choices):
             points.held.append(point)
         else:
             points.left_out += 1
@@ -109,7 +110,7 @@ def compose_all(grid: Grid, composer: Composer, where: Where | None) -> Points:
     return points
 
 
-def plan_all(points: Points, planner: Planner, wanted: int | None, tell: Told) -> None:
+def plan_all(points: Points, planner: Planner, wanted: int | None, report: Report) -> None:
     """Plans all points that are not complete, and finds the nearest valid one of the others.
 
     Args:
@@ -117,12 +118,12 @@ def plan_all(points: Points, planner: Planner, wanted: int | None, tell: Told) -
             dropped.
         planner: plans them.
         wanted: complete attempts after which a point needs no plan; None: it always does.
-        tell: is told how far it is.
+        report: called before each point.
     """
     seen: set[str] = set()
-    held: list[Point] = []
+    held: list[SweepPoint] = []
     for number, point in enumerate(points.held):
-        tell(number, len(points.held))
+        report(number, len(points.held))
         if point.config is not None:
             _plan(point, planner, wanted)
         if point.path is not None and not point.reason:
@@ -137,29 +138,26 @@ def plan_all(points: Points, planner: Planner, wanted: int | None, tell: Told) -
         point.nearest = _nearest(point, valid)
 
 
-def _plan(point: Point, planner: Planner, wanted: int | None) -> None:
-    """Fills in what is known about one point after its plan was made."""
-    assert point.config is not None
+def _plan(point: SweepPoint, planner: Planner, wanted: int | None) -> None:
+    """Plans one point, unless it is complete."""
     try:
-        point.config = planner.with_classes(point.config)
-        point.path = folder_of(point.config) / run_name(point.config)
+        point.config = planner.with_classes(point.ready)
+        point.path = run_path(point.config)
         point.done = done_attempts(point.path)
-        if wanted is not None and len(point.done) >= wanted:
-            return
-        point.planned = planner.plan(point.config)
+        if wanted is None or len(point.done) < wanted:
+            point.planned = planner.plan(point.config)
+            point.reason = point.planned.refusal
     except HiresError as error:
         point.reason = str(error)
-        return
-    point.reason = point.planned.refusal
 
 
-def _nearest(point: Point, valid: list[Point]) -> str | None:
+def _nearest(point: SweepPoint, valid: list[SweepPoint]) -> str | None:
     """Returns the words that the nearest point that can run has instead; None if there is none.
 
     Near is what differs in few axes, and of those what stands close to it in the order of values.
     """
 
-    def distance(other: Point) -> tuple[int, int]:
+    def distance(other: SweepPoint) -> tuple[int, int]:
         steps = [abs(a - b) for a, b in zip(point.place, other.place, strict=True)]
         return sum(step > 0 for step in steps), sum(steps)
 
@@ -170,7 +168,7 @@ def _nearest(point: Point, valid: list[Point]) -> str | None:
     return " ".join(word for word in best.words if word not in mine)
 
 
-def varied_words(points: Points, point: Point) -> list[str]:
+def varied_words(points: Points, point: SweepPoint) -> list[str]:
     """Returns what sets a point apart: its words of the axes with several values."""
     return [
         word
@@ -179,7 +177,9 @@ def varied_words(points: Points, point: Point) -> list[str]:
     ]
 
 
-def in_order(points: Sequence[Point], repeat: int, order: str, again: bool) -> Iterator[Point]:
+def in_order(
+    points: Sequence[SweepPoint], repeat: int, order: str, again: bool
+) -> Iterator[SweepPoint]:
     """Yields the points once for every attempt that is missing, in the order of their start.
 
     Args:

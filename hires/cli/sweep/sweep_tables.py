@@ -1,4 +1,4 @@
-"""How do the points of a sweep look on a screen, and as JSON?"""
+"""Shows the points of a sweep on a screen, and as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hires.cli.screens.screen import print_table
-from hires.cli.sweep.sweep_points import Point, Points, varied_words
+from hires.cli.sweep.sweep_points import Points, SweepPoint, varied_words
 from hires.core.text_table import aligned
 from hires.core.units import MIB
 from hires.launcher.local.queue_tasks import Ended
@@ -34,13 +34,13 @@ def print_points(points: Points, repeat: int) -> None:
 def counts(points: Points) -> str:
     """Returns how many points there are of every state, in words."""
     states = [point.state for point in points.held]
-    told = [f"{states.count('ready')} to run", f"{states.count('complete')} complete"]
-    told.append(f"{states.count('infeasible')} excluded")
+    parts = [f"{states.count('ready')} to run", f"{states.count('complete')} complete"]
+    parts.append(f"{states.count('infeasible')} excluded")
     if points.left_out:
-        told.append(f"{points.left_out} left out by --where")
+        parts.append(f"{points.left_out} left out by --where")
     if points.alike:
-        told.append(f"{points.alike} the same run as another")
-    return f"{len(points.held)} points: {', '.join(told)}"
+        parts.append(f"{points.alike} the same run as another")
+    return f"{len(points.held)} points: {', '.join(parts)}"
 
 
 def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1
     """
     by_path: dict[str, list[dict[str, Any]]] = {}
     for end in ends or ():
-        told = {"attempt": end.attempt, "state": end.state, "cause": end.cause}
-        by_path.setdefault(str(end.task.path), []).append(told)
+        attempt = {"attempt": end.attempt, "state": end.state, "cause": end.cause}
+        by_path.setdefault(str(end.task.path), []).append(attempt)
     listed = []
     for point in points.valid:
         assert point.path is not None
@@ -76,11 +76,11 @@ def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1
         {"overrides": p.words, "state": p.state, "reason": p.reason, "nearest": p.nearest}
         for p in points.excluded
     ]
-    told = {"left_out": points.left_out, "alike": points.alike}
-    return {"points": listed, "excluded": excluded, **told}
+    counted = {"left_out": points.left_out, "alike": points.alike}
+    return {"points": listed, "excluded": excluded, **counted}
 
 
-def _end(point: Point, made: list[dict[str, Any]], repeat: int) -> str:
+def _end(point: SweepPoint, made: list[dict[str, Any]], repeat: int) -> str:
     """Returns the state of a point after its attempts: that of the last one if some is missing."""
     complete = len(point.done) + [end["state"] for end in made].count("done")
     if complete >= repeat and all(end["state"] == "done" for end in made):
@@ -89,7 +89,6 @@ def _end(point: Point, made: list[dict[str, Any]], repeat: int) -> str:
 
 
 def _valid_table(points: Points, repeat: int) -> Table:
-    """Returns a row for every point that can run."""
     keys = [key for axis in points.grid.varied for key in axis.keys]
     columns = [Column("point", "point", digits=0), *(Column(key, key) for key in keys)]
     columns += [Column("ranks", "ranks", digits=0), Column("peak", "memory", "MiB", 1 / MIB, 0)]
@@ -123,12 +122,11 @@ def _print_excluded(points: Points) -> None:
 
 
 def _warnings(points: Points) -> list[str]:
-    """Returns every warning once, with how many points have it."""
-    found: dict[str, list[Point]] = {}
+    by_text: dict[str, list[SweepPoint]] = {}
     for point in points.valid:
         for text in point.planned.warnings if point.planned else ():
-            found.setdefault(text, []).append(point)
+            by_text.setdefault(text, []).append(point)
     return [
         f"warning: {text} ({len(held)} point{'s' if len(held) > 1 else ''})"
-        for text, held in found.items()
+        for text, held in by_text.items()
     ]

@@ -1,4 +1,4 @@
-"""Which points does ``--where`` of a sweep keep? An expression over config keys."""
+"""Filters the points of a sweep by ``--where``, an expression over config keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ class Where(Expression):
         return self.truth(lambda name: self._looked_up(name, config, choices))
 
     def _looked_up(self, name: str, config: RunConfig, choices: dict[str, str]) -> Any:
-        """Returns what a name stands for at a point."""
         if name in DERIVED:
             return DERIVED[name](config)
         if name in self._groups:

@@ -53,8 +53,8 @@ def list_runs(args: Any) -> int:
     print_notes(notes)
     if args.json:
         values = [{**row.values, "path": str(row.run.path)} for row in rows]
-        told = [{"where": note.where, "text": note.text} for note in notes]
-        print(json.dumps({"runs": values, "notes": told}, indent=2))
+        remarks = [{"where": note.where, "text": note.text} for note in notes]
+        print(json.dumps({"runs": values, "notes": remarks}, indent=2))
     elif args.csv:
         print(safe_csv(_table(rows, [Column(key, key) for key in RUN_COLUMNS])), end="")
     else:
@@ -63,7 +63,6 @@ def list_runs(args: Any) -> int:
 
 
 def _print(rows: list[RunRow]) -> None:
-    """Prints the table for people."""
     if not rows:
         print("no runs")
         return
@@ -78,7 +77,6 @@ def _brief(cell: str) -> str:
 
 
 def _table(rows: list[RunRow], columns: list[Column]) -> Table:
-    """Returns rows with some of their columns."""
     columns = [dataclasses.replace(column) for column in columns]
     cells = [[row.values.get(column.key) for column in columns] for row in rows]
     return Table("runs", "Runs", columns, cells)

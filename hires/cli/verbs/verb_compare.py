@@ -11,8 +11,8 @@ from typing import Any
 from hires.cli.options import Parser, chosen
 from hires.core.errors import REGRESSION, ConfigError, RunError
 from hires.core.store.launch_file import reproduce_line
+from hires.report.compare.metrics import METRICS
 
-METRICS = ("throughput", "step_time", "memory", "loss")
 TOLERANCE = "5%"
 _FEWEST = 100
 """With fewer resamples the ends of an interval are themselves random."""
@@ -102,7 +102,6 @@ def _compare(args: Any) -> Any:
 
 
 def _check(args: Any, names: Sequence[str], file: str | None) -> None:
-    """Refuses options that make no sense together."""
     if len(names) != (1 if file is not None else 2):
         needs = "one run or campaign" if file else "two runs, campaigns or references: A and B"
         raise ConfigError(f"hires compare needs {needs}, and got {' '.join(names) or 'none'}")
@@ -117,12 +116,8 @@ def _check(args: Any, names: Sequence[str], file: str | None) -> None:
 
 
 def _metrics(names: str | None) -> list[Any]:
-    """Returns the metrics that ``--metric`` names, or the default one."""
-    from hires.report.compare.metrics import METRICS as KNOWN
-
-    return [
-        KNOWN[name] for name in chosen("--metric", "throughput" if names is None else names, KNOWN)
-    ]
+    known = chosen("--metric", "throughput" if names is None else names, METRICS)
+    return [METRICS[name] for name in known]
 
 
 def _runs(name: str, results: str) -> list[Any]:
@@ -143,7 +138,6 @@ def _runs(name: str, results: str) -> list[Any]:
 
 
 def _write_reference(args: Any, words: Sequence[str]) -> int:
-    """Writes the values of runs into a file of references; returns 0."""
     from hires.report.compare import references
     from hires.report.compare.pairing import points
     from hires.report.compare.repeated_points import middle

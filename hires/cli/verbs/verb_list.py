@@ -17,6 +17,7 @@ from hires.cli.options import Parser, campaign_names
 from hires.cli.verb_table import VERBS
 from hires.core.errors import ConfigError
 from hires.core.text_table import aligned
+from hires.report.compare.metrics import METRICS
 
 Listing = dict[str, dict[str, str]]
 """Section -> name -> one line about it."""
@@ -24,7 +25,6 @@ Listing = dict[str, dict[str, str]]
 RUNS = "runs"
 OPERATORS = "operators"
 _PAGES = ("keys", "verbs", OPERATORS)
-_SORTS = ("throughput", "step_time", "memory", "loss")  # and every column of a run
 _EXAMPLES = (
     "hires list                      everything",
     "hires list parallel             the layouts",
@@ -56,7 +56,7 @@ def parser() -> Parser:
     text = "runs: those of one campaign"
     parser.add("--campaign", metavar="NAME", complete=campaign_names, help=text)
     text = "runs: in the order of any of these; --sort=-NAME: descending"
-    columns = (*_SORTS, "state", "started", "model", "image", "layout", "precision")
+    columns = (*METRICS, "state", "started", "model", "image", "layout", "precision")
     parser.add("--sort", metavar="NAME", complete=columns, help=text)
     parser.add("--csv", action="store_true", help="runs: print all columns as CSV")
     parser.add_results()
@@ -111,7 +111,6 @@ def _chosen(what: str | None, config_dir: str | None) -> Listing:
 
 
 def _page(what: str | None) -> str:
-    """Returns the reference page of a section in Markdown."""
     from hires.cli.reference import keys_page, verbs_page
     from hires.plan.operators.operator_page import operators_page
 
@@ -122,7 +121,6 @@ def _page(what: str | None) -> str:
 
 
 def _print_operators(as_json: bool) -> int:
-    """Prints the table of operators, all but its bytes; returns 0."""
     from hires.cli.screens.screen import print_table
     from hires.plan.operators.operator_page import operator_rows
     from hires.report.columns import Column

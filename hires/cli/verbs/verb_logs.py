@@ -86,7 +86,6 @@ def main(words: Sequence[str]) -> int:
 
 
 def _attempt(run: Path, wanted: int | None, follow: bool) -> int:
-    """Returns the attempt to begin with."""
     last = last_number(run)
     if last is None and not follow:
         raise ConfigError(f"{run.name} has no attempt yet, so there are no logs")

@@ -52,15 +52,16 @@ def main(words: Sequence[str]) -> int:
         raise ConfigError(no_runs(args.results, "report"))
     # Only the launcher can tell the state of runs whose last attempt left no exit record.
     live = [path for path in paths if not _has_end(path)]
-    told = {s.path: (s.state, s.reason, s.cause) for s in (states(live) if live else ()) if s.path}
+    live_states = {
+        s.path: (s.state, s.reason, s.cause) for s in (states(live) if live else ()) if s.path
+    }
     folders = whole_campaigns(args.names, args.results, paths)
-    made = write_report(paths, folders, request, told)
+    made = write_report(paths, folders, request, live_states)
     print(json.dumps(made.to_dict(), indent=2) if args.json else "\n".join(made.lines()))
     return 0
 
 
 def _formats(lists: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the formats that ``--format`` names."""
     if not lists:
         return DEFAULT
     names = chosen("--format", ",".join(lists), [*FORMATS, "all"])

@@ -109,7 +109,6 @@ def main(words: Sequence[str]) -> int:
 
 
 def _wanted(text: str) -> list[str]:
-    """Returns the states that ``--state`` names."""
     names = chosen("--state", text, STATES)
     for name in names:
         if name in _NEVER:
@@ -163,8 +162,8 @@ def _run_here(runs: Sequence[_Repeat]) -> int:
             try:
                 run = _next_attempt(repeat, seen)
                 seen, state = run.attempt, repeat.state
-                told = f"{number} of {total}: {run.name}, attempt {run.attempt}"
-                print(f"{told}; it was {state.state}{repeats(state)}", file=sys.stderr)
+                progress = f"{number} of {total}: {run.name}, attempt {run.attempt}"
+                print(f"{progress}; it was {state.state}{repeats(state)}", file=sys.stderr)
                 outcome = wait_for(repeat.config, run, repeat.world)
             except RunError as error:
                 print(f"hires: {error}", file=sys.stderr)

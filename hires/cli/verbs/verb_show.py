@@ -1,4 +1,4 @@
-"""``hires show RUN``: what came out of a run, what did its ranks do, how does it come again?"""
+"""``hires show RUN``: prints the tables, the time line or the origin of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hires.cli.screens.screen import print_record
 from hires.cli.screens.show_plan import placement_lines
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks.timeline import StepSpans, read
-from hires.core.store import checkpoints
+from hires.core.store import checkpoints, file_names
 from hires.core.store.file_names import attempt_dir
 from hires.core.store.find import find, locate
 from hires.core.store.reading import text
@@ -32,7 +32,6 @@ _EXAMPLES = (
     "hires show 0123abcd --trace trace.json   the same for https://ui.perfetto.dev",
 )
 _INDENT = "  "
-_SEVERAL = 2
 
 
 def parser() -> Parser:
@@ -52,60 +51,56 @@ def parser() -> Parser:
 def main(words: Sequence[str]) -> int:
     """Prints the tables or the time line of a run; returns 0, however the run ended."""
     args = parser().read(words)
-    if args.reproduce or args.diff is not None:
-        return _show_other(args)
+    drawn = args.timeline or args.trace is not None
+    if sum((drawn, args.reproduce, args.diff is not None)) > 1:
+        raise ConfigError("--reproduce, --diff, --timeline and --trace exclude each other")
     if args.json and args.timeline:
         raise ConfigError(
             "--json prints the record and --timeline a drawing; for the time line as data use "
             "--trace FILE"
         )
+    if args.reproduce or args.diff is not None:
+        from hires.cli.screens import show_run
+
+        path = locate(args.run, args.results)
+        if args.reproduce:
+            return show_run.reproduce(path, args.json)
+        return show_run.diff(path, locate(args.diff, args.results), args.json)
     run = find(args.run, args.results)
-    if args.timeline or args.trace is not None:
+    if drawn:
         return _show_timeline(run, args.timeline, args.trace)
     record = read_record(run.path)
     if record is None:
         saved = "".join(f"; {line}" for line in _checkpoint_lines(run))
         raise RunError(
             f"{run.path} has no record: it is still running or was killed; see "
-            f"{run.attempt_dir / 'logs'}{saved}"
+            f"{run.attempt_dir / file_names.LOGS}{saved}"
         )
     if args.json:
         print(json.dumps(record, indent=2))
-    else:
-        state, cause = (text(record.get(key)) for key in ("state", "cause"))
-        where = f"{text(str(run.path))}, attempt a{spoken(record.get('attempt'))}"
-        print(f"{where}: {state or 'unknown'}{f': {cause}' if cause else ''}")
-        for line in [*_resumed_line(record), *_checkpoint_lines(run)]:
-            print(line)
-        print_record(record)
-        for line in _over_attempts(run.path):
-            print(line)
-        print()
-        _print_layout(run)
+        return 0
+    state, cause = (text(record.get(key)) for key in ("state", "cause"))
+    where = f"{text(str(run.path))}, attempt a{spoken(record.get('attempt'))}"
+    print(f"{where}: {state or 'unknown'}{f': {cause}' if cause else ''}")
+    for line in [*_resumed_line(record), *_checkpoint_lines(run)]:
+        print(line)
+    print_record(record)
+    for line in _over_attempts(run.path):
+        print(line)
+    print()
+    _print_layout(run)
     return 0
 
 
-def _show_other(args: Any) -> int:
-    """Prints what makes a run again, or in what another one differs."""
-    from hires.cli.screens import show_run
-
-    if args.timeline or args.trace is not None or (args.reproduce and args.diff is not None):
-        raise ConfigError("--reproduce, --diff, --timeline and --trace exclude each other")
-    path = locate(args.run, args.results)
-    if args.reproduce:
-        return show_run.reproduce(path, args.json)
-    return show_run.diff(path, locate(args.diff, args.results), args.json)
-
-
 def _over_attempts(path: Path) -> list[str]:
-    """Returns how fast a run is over all its attempts; nothing if the shown one is all there is."""
+    """Returns the throughput over all attempts of a run; nothing if it has one."""
     from hires.report.compare.metrics import METRICS
     from hires.report.compare.pairing import ComparedPoint
     from hires.report.compare.repeated_points import of_run
     from hires.report.load.runs import read_run
 
     repeats = ComparedPoint([read_run(path)]).repeats(METRICS["throughput"])
-    if len(repeats) < _SEVERAL:
+    if len(repeats) < 2:
         return []
     return [
         f"this is the last attempt; the median over {len(repeats)} complete attempts, which "
@@ -121,21 +116,18 @@ def _print_layout(run: RunDir) -> None:
     held = read_run(run.path)
     plan = held.plan()
     if plan is not None:
-        print("\n".join(["placement (ranks)", *_indented(placement_lines(plan.to_dict()))]))
+        print("placement (ranks)")
+        print("\n".join(f"{_INDENT}{line}" for line in placement_lines(plan.to_dict())))
         steps = held.timeline()
         if steps:
             width = shutil.get_terminal_size().columns
             lines = timeline_lines(plan, steps, width - len(_INDENT))
-            print("\n".join(["", "time line of a step", *_indented(lines)]))
+            print("\ntime line of a step")
+            print("\n".join(f"{_INDENT}{line}".rstrip() for line in lines))
         else:
             print("\nno time line was recorded")
     for note in held.notes:
         print(f"note: {note.where}: {note.text}")
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    """Returns lines that stand below a title."""
-    return [f"{_INDENT}{line}".rstrip() for line in lines]
 
 
 def _resumed_line(record: dict[str, Any]) -> list[str]:
@@ -151,8 +143,8 @@ def _resumed_line(record: dict[str, Any]) -> list[str]:
 def _checkpoint_lines(run: RunDir) -> list[str]:
     """Returns which checkpoints a run has, the latest first; nothing if it has none."""
     whole, damaged = checkpoints.found(run.path)
-    told = [f"{c.name} ({size(c.num_bytes)}, attempt a{c.attempt})" for c in whole]
-    lines = [f"checkpoints: {', '.join(told)}"] if told else []
+    names = [f"{c.name} ({size(c.num_bytes)}, attempt a{c.attempt})" for c in whole]
+    lines = [f"checkpoints: {', '.join(names)}"] if names else []
     return [text(line) or "" for line in lines + damaged]
 
 
@@ -165,8 +157,8 @@ def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> int:
     steps = _read_timeline(run)
     plan = Plan.from_dict(read_plan(run.path))
     if trace is not None:
-        count = write_trace(trace, plan, steps)
-        print(f"{trace}: {count} spans; open it in https://ui.perfetto.dev or chrome://tracing")
+        num_spans = write_trace(trace, plan, steps)
+        print(f"{trace}: {num_spans} spans; open it in https://ui.perfetto.dev or chrome://tracing")
     if drawn:
         print("\n".join(timeline_lines(plan, steps, shutil.get_terminal_size().columns)))
     return 0

@@ -1,4 +1,4 @@
-"""``hires sweep``: many runs from one command, planned before the first one starts."""
+"""``hires sweep``: plans many runs from one command, then runs them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hires.cli.options import Parser, overrides, positive
 from hires.cli.screens.screen import print_config
 from hires.cli.sweep.axes import grid_of
 from hires.cli.sweep.configs import Composer
-from hires.cli.sweep.execution import Sweep, campaign_folder, refuse_costly, run_sweep
+from hires.cli.sweep.execution import Sweep, refuse_costly, run_sweep
 from hires.cli.sweep.experiment import Stored, taken_out
 from hires.cli.sweep.planning import Planner
-from hires.cli.sweep.submission import has_jobs
+from hires.cli.sweep.submission import check_launcher
 from hires.cli.sweep.sweep_points import ORDERS, Points, compose_all, plan_all
 from hires.cli.sweep.sweep_progress import PlanningProgress
 from hires.cli.sweep.sweep_tables import as_json, print_points
@@ -84,13 +84,18 @@ def main(words: Sequence[str]) -> int:
     if args.cfg:
         return _print_configs(points)
     configs = [point.config for point in points.held if point.config]
-    has_jobs(configs, options.repeat, options.order)
+    check_launcher(configs, options.repeat, options.order)
     launcher = launcher_of(configs[0])
     after = launcher.dependency(options.after, options.after_any, configs[0].results)
     sweep = Sweep(points, ["hires", "sweep", *words], args.config_dir, options, after)
     if args.dry_run:
-        return _show(sweep)
-    with locked(campaign_folder(points)) as note:
+        _plan(sweep)
+        if options.json:
+            print(json.dumps(as_json(points), indent=2))
+        else:
+            print_points(points, options.repeat)
+        return 0 if points.valid else PlanError.exit_code
+    with locked(sweep.folder) as note:
         if note:
             print(f"note: {note}", file=sys.stderr)
         with spawn.warm(configs[0].launcher.threads, keep=True):
@@ -101,34 +106,19 @@ def main(words: Sequence[str]) -> int:
 def _merged(words: Sequence[str], args: argparse.Namespace, stored: Stored) -> argparse.Namespace:
     """Returns the options with those of the experiment in the place of defaults."""
     kept = {name: value for name, value in stored.options.items() if name != "zip" or not args.zip}
-    typed = [word for name, value in kept.items() for word in _as_typed(name, value)]
+    typed = [
+        f"--{name.replace('_', '-')}={one}"
+        for name, value in kept.items()
+        for one in (value if isinstance(value, list) else [value])
+    ]
     return parser().read([*typed, *words])
 
 
-def _as_typed(name: str, value: object) -> list[str]:
-    """Returns an option of an experiment as one would type it."""
-    values = value if isinstance(value, list) else [value]
-    return [f"--{name.replace('_', '-')}={one}" for one in values]
-
-
 def _plan(sweep: Sweep) -> None:
-    """Plans all points."""
-    tell = PlanningProgress()
     wanted = None if sweep.options.again else sweep.options.repeat
-    with TorchProcess() as process:
-        plan_all(sweep.points, Planner(process), wanted, tell)
-    tell.done()
+    with TorchProcess() as process, PlanningProgress() as progress:
+        plan_all(sweep.points, Planner(process), wanted, progress)
     refuse_costly(sweep)
-
-
-def _show(sweep: Sweep) -> int:
-    """Plans and shows the points; returns the exit code."""
-    _plan(sweep)
-    if sweep.options.json:
-        print(json.dumps(as_json(sweep.points), indent=2))
-    else:
-        print_points(sweep.points, sweep.options.repeat)
-    return 0 if sweep.points.valid else PlanError.exit_code
 
 
 def _print_configs(points: Points) -> int:
@@ -143,7 +133,6 @@ def _print_configs(points: Points) -> int:
 
 
 def _hours(text: str) -> float:
-    """Returns a number of hours above 0."""
     try:
         value = float(text)
     except ValueError:

@@ -112,7 +112,6 @@ def _refuse_random(plan: Plan) -> None:
 
 
 def _print(answer: dict[str, Any]) -> None:
-    """Prints the errors as a table."""
     rows = [
         (name.replace("_", " "), "-" if error is None else f"{error:.2e}", _mark(error))
         for name, error in answer["errors"].items()

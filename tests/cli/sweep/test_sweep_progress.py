@@ -29,7 +29,7 @@ def told(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> str:
     monkeypatch.setattr(sys, "stderr", screen)
     planning = PlanningProgress()
     planning(0, 2)
-    planning.done()
+    planning.__exit__()
     with SweepProgress(2, {TASK.path: RunConfig(steps=4)}) as progress:
         progress.started(TASK, 0)
         progress.line(TASK, STEP)
