@@ -10,10 +10,12 @@ import json
 import sys
 from pathlib import Path
 
-from hires.cli import prepare, start_run
+from hires.cli import prepare
 from hires.cli.main import main
 from hires.cli.sweep import execution
 from hires.cli.verbs import verb_sweep
+from hires.launcher.kinds import this_machine
+from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory
 
@@ -30,7 +32,8 @@ class Process(contextlib.nullcontext):
 
 
 if __name__ == "__main__":
+    spawn.MODULES[:] = ["hires.launcher.local.point_process", "tests.helpers.fake_rank"]
     prepare.TorchProcess = verb_sweep.TorchProcess = Process
-    start_run.launch = functools.partial(start_run.launch, module="tests.helpers.fake_rank")
+    this_machine.launch = functools.partial(this_machine.launch, module="tests.helpers.fake_rank")
     execution.run_all = functools.partial(execution.run_all, module="tests.helpers.fake_rank")
     sys.exit(main(sys.argv[2:]))
