@@ -17,7 +17,7 @@ from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import states
 from hires.report.columns import Row
 from hires.report.load.indexed import runs_of
-from hires.report.load.plain_values import alike, dig, spoken
+from hires.report.load.plain_values import dig, same_value, value_text
 from hires.report.load.rows import RUN_COLUMNS, run_row
 from hires.report.load.runs import Run
 
@@ -61,7 +61,7 @@ class Square(int):
     __hash__ = int.__hash__
 
     def __eq__(self, other: object) -> bool:
-        return alike(f"{int(self)}x{int(self)}", spoken(other))
+        return same_value(f"{int(self)}x{int(self)}", value_text(other))
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -73,7 +73,7 @@ class Rectangle(list[int]):
     __hash__ = None
 
     def __eq__(self, other: object) -> bool:
-        return alike("x".join(map(str, self)), spoken(other))
+        return same_value("x".join(map(str, self)), value_text(other))
 
     def __ne__(self, other: object) -> bool:
         return not self == other

@@ -17,7 +17,7 @@ from typing import Any
 from hires.core.store.reading import text
 from hires.core.text_table import aligned
 from hires.core.units import MIB
-from hires.report.load.plain_values import count, dicts, dig, number, spoken
+from hires.report.load.plain_values import count, dicts, dig, number, value_text
 
 Cell = str | int | float | None
 Row = dict[str, Any]
@@ -138,7 +138,7 @@ def _place(key: str) -> Callable[[Row], Cell]:
         places = places if isinstance(places, list) else [places]
         if all(place is None for place in places) or len(places) > 2:
             return None
-        return " / ".join(NOWHERE if p is None else spoken(p).strip("[]") for p in places)
+        return " / ".join(NOWHERE if p is None else value_text(p).strip("[]") for p in places)
 
     return place
 

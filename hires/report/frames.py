@@ -17,7 +17,7 @@ from hires.core.store import campaign
 from hires.core.store.reading import Note
 from hires.report.columns import MEMORY, POINT, Row
 from hires.report.load import measured_points, rows
-from hires.report.load.plain_values import spoken
+from hires.report.load.plain_values import value_text
 from hires.report.load.runs import End, Run, campaign_labels, read_runs
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Frames:
             {
                 "campaign": run.campaign,
                 "run": run.name,
-                **{key: spoken(value) for key, value in run.flat_config.items()},
+                **{key: value_text(value) for key, value in run.flat_config.items()},
             }
             for run in self.held
         ]

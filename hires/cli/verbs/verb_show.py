@@ -20,7 +20,7 @@ from hires.core.store.reading import text
 from hires.core.store.records import read_plan, read_record
 from hires.core.store.rundir import RunDir
 from hires.core.units import size
-from hires.report.load.plain_values import count, spoken
+from hires.report.load.plain_values import count, value_text
 
 _EXAMPLES = (
     "hires show results/default/resnet50-224x224-single-fp32-0123abcd",
@@ -80,7 +80,7 @@ def main(words: Sequence[str]) -> int:
         print(json.dumps(record, indent=2))
         return 0
     state, cause = (text(record.get(key)) for key in ("state", "cause"))
-    where = f"{text(str(run.path))}, attempt a{spoken(record.get('attempt'))}"
+    where = f"{text(str(run.path))}, attempt a{value_text(record.get('attempt'))}"
     print(f"{where}: {state or 'unknown'}{f': {cause}' if cause else ''}")
     for line in [*_resumed_line(record), *_checkpoint_lines(run)]:
         print(line)
@@ -135,7 +135,7 @@ def _resumed_line(record: dict[str, Any]) -> list[str]:
     began = record.get("resumed")
     if not isinstance(began, dict):
         return []
-    step, name, whose = (spoken(began.get(key)) for key in ("step", "checkpoint", "attempt"))
+    step, name, whose = (value_text(began.get(key)) for key in ("step", "checkpoint", "attempt"))
     of_whom = "" if began.get("attempt") is None else f" of attempt a{whose}"
     return [f"it went on at step {step} from {name}{of_whom}"]
 

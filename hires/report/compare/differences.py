@@ -12,7 +12,7 @@ from hires.core.units import size
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import ComparedPoint
 from hires.report.compare.repeated_points import of_run
-from hires.report.load.plain_values import count, dig, listed, spoken
+from hires.report.load.plain_values import count, dig, listed, value_text
 from hires.report.load.rows import run_row
 from hires.report.load.runs import Run
 
@@ -112,7 +112,7 @@ def _values(maps: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     texts: dict[str, dict[str, None]] = {}
     for values in maps:
         for key, value in values.items():
-            word = "not recorded" if value is None else spoken(value)
+            word = "not recorded" if value is None else value_text(value)
             texts.setdefault(key, {}).setdefault(word)
     return {key: list(words) for key, words in texts.items()}
 

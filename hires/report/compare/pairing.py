@@ -15,7 +15,7 @@ from hires.core.store.naming import COSMETIC
 from hires.core.store.reading import text
 from hires.report.compare.metrics import Metric
 from hires.report.compare.repeated_points import Repeat
-from hires.report.load.plain_values import dig, spoken
+from hires.report.load.plain_values import dig, value_text
 from hires.report.load.rows import what
 from hires.report.load.runs import Run, attempt_origin, repeat_latest
 
@@ -45,7 +45,7 @@ class ComparedPoint:
     def repeats(self, metric: Metric) -> list[Repeat]:
         """Returns the numbers of all attempts that have any."""
         repeats = [
-            Repeat(spoken(dig(run.config, SEED)), metric.values(attempt.record))
+            Repeat(value_text(dig(run.config, SEED)), metric.values(attempt.record))
             for run, attempt in self.attempts()
         ]
         return [repeat for repeat in repeats if repeat.values]
@@ -89,7 +89,7 @@ def points(runs: Sequence[Run]) -> list[tuple[str, ComparedPoint]]:
 def _identity(run: Run) -> dict[str, str]:
     """Returns the keys that say what a run computes and measures."""
     return {
-        key: spoken(value)
+        key: value_text(value)
         for key, value in run.flat_config.items()
         if key not in COSMETIC and key != SEED and not key.startswith("checkpoint.")
     }

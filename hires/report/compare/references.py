@@ -33,7 +33,7 @@ from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.pairing import SEED, ComparedPoint
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
 from hires.report.load.measured_points import defaults
-from hires.report.load.plain_values import alike, number, spoken
+from hires.report.load.plain_values import number, same_value, value_text
 from hires.report.load.rows import what
 from hires.report.load.runs import Run
 
@@ -73,8 +73,8 @@ class Reference:
             misfits.append(f"cluster {self.cluster} is not {host or 'known'}")
         row: Row = {**run.flat_config, **what(run)}
         for key, value in self.point.items():
-            if not alike(row.get(key), value):
-                misfits.append(f"{key} {value} is not {spoken(row.get(key))}")
+            if not same_value(row.get(key), value):
+                misfits.append(f"{key} {value} is not {value_text(row.get(key))}")
         for key, value in _identity(run, self.metric, ()).items() if self.strict else ():
             if key not in self.point:
                 misfits.append(f"{key} is {value}, not its default")
@@ -118,7 +118,7 @@ def read(path: Path) -> list[Reference]:
 
 def apart(runs: Sequence[Run]) -> set[str]:
     """Returns the relevant keys in which runs differ."""
-    configs = [{k: spoken(v) for k, v in run.flat_config.items() if _counts(k)} for run in runs]
+    configs = [{k: value_text(v) for k, v in run.flat_config.items() if _counts(k)} for run in runs]
     keys = {key for config in configs for key in config}
     return {key for key in keys if len({config.get(key) for config in configs}) > 1}
 
@@ -183,11 +183,11 @@ def _identity(run: Run, metric: Metric, keys: Collection[str]) -> dict[str, str]
     """Returns the columns of a run, the given keys, and the keys that differ from the defaults."""
     ignored = () if metric.name == "loss" else _MEASUREMENT
     row = what(run)
-    identity = {key: spoken(row[key]) for key in _COLUMNS if row.get(key) is not None}
+    identity = {key: value_text(row[key]) for key in _COLUMNS if row.get(key) is not None}
     for key, value in run.flat_config.items():
-        unusual = key not in ignored and defaults().get(key) != spoken(value)
+        unusual = key not in ignored and defaults().get(key) != value_text(value)
         if _counts(key) and (key in keys or unusual):
-            identity[key] = spoken(value)
+            identity[key] = value_text(value)
     return identity
 
 
@@ -226,7 +226,7 @@ def _reference(entry: Any, where: str) -> Reference:
         tolerance = parse_tolerance(words)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    texts = {str(key): spoken(value) for key, value in point.items()}
+    texts = {str(key): value_text(value) for key, value in point.items()}
     cluster = str(entry.get("cluster") or "*")
     base = value * metric.units[unit]
     return Reference(metric, base, tolerance, texts, cluster, others == _DEFAULT)
@@ -238,4 +238,4 @@ def _typed(word: str) -> Any:
         value = yaml.safe_load(word)
     except yaml.YAMLError:
         return word
-    return value if spoken(value) == word else word
+    return value if value_text(value) == word else word

@@ -15,7 +15,7 @@ from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.store.naming import COSMETIC
 from hires.report.columns import Row
 from hires.report.load import plain_values
-from hires.report.load.plain_values import dig, number, spoken
+from hires.report.load.plain_values import dig, number, value_text
 from hires.report.load.runs import repeat_latest
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _JOIN = "; "
 def defaults() -> Mapping[str, str]:
     """Returns every key of a config with its default as text."""
     values = plain_values.flat(to_dict(RunConfig()))
-    return {key: spoken(value) for key, value in values.items()}
+    return {key: value_text(value) for key, value in values.items()}
 
 
 def unusual_keys(run: Run) -> dict[str, str]:
@@ -71,7 +71,7 @@ def unusual_keys(run: Run) -> dict[str, str]:
             continue
         if key.startswith("cluster.") and key != "cluster.name":
             continue
-        text = spoken(value)
+        text = value_text(value)
         if defaults().get(key) != text:
             words["arranged" if key.startswith(_ARRANGED) else "settings"].append(f"{key}={text}")
     return {name: _JOIN.join(sorted(kept)) for name, kept in words.items()}

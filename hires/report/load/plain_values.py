@@ -10,7 +10,7 @@ from typing import Any
 from hires.core.store.reading import text
 
 MAX_KEYS = 2000
-"""Values of one config that are looked at: YAML can name the same ones a million times over."""
+"""Values of one config that are read: a small YAML file can repeat the same ones very often."""
 
 
 def dig(values: Any, *keys: str | int) -> Any:
@@ -32,16 +32,16 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
-        found = float(value)
+        converted = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return converted if math.isfinite(converted) else None
 
 
 def count(value: Any) -> int | None:
     """Returns a whole number of at least 0 that a table can hold, or None."""
-    found = number(value)
-    return int(found) if found is not None and 0 <= found < 2**63 and found == int(found) else None
+    whole = number(value)
+    return int(whole) if whole is not None and 0 <= whole < 2**63 and whole == int(whole) else None
 
 
 def dicts(value: Any) -> list[dict[str, Any]]:
@@ -55,16 +55,11 @@ def discarded_steps(record: Any) -> set[int]:
     return {step for step in steps if step is not None}
 
 
-def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns nested keys as ``parallel.tiles``: the leaves of a config, lists among them.
-
-    Args:
-        values: the config.
-        prefix: of its keys.
-    """
-    found: dict[str, Any] = {}
+def flat(values: Any) -> dict[str, Any]:
+    """Returns the leaves of a config, lists among them, by their keys: ``parallel.tiles``."""
+    leaves: dict[str, Any] = {}
     left = MAX_KEYS
-    stack = [(prefix, values)]
+    stack = [("", values)]
     while stack and left:
         left -= 1
         name, value = stack.pop()
@@ -72,12 +67,12 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
             inner = [(f"{name}.{key}" if name else str(key), v) for key, v in value.items()]
             stack += reversed(inner[:MAX_KEYS])
         else:
-            found[text(name, 200) or "?"] = value
-    return found
+            leaves[text(name, 200) or "?"] = value
+    return leaves
 
 
-def spoken(value: Any) -> str:
-    """Returns a config value in few words, as one would type it."""
+def value_text(value: Any) -> str:
+    """Returns a config value as short text, as one would type it."""
     if isinstance(value, str):
         return text(value, 200) or ""
     if value is None or isinstance(value, (bool, float)):
@@ -85,7 +80,7 @@ def spoken(value: Any) -> str:
     if isinstance(value, int):
         return str(value) if abs(value) < 10**30 else "(a huge number)"
     if isinstance(value, list) and len(value) <= 16:
-        return f"[{','.join('...' if _is_deep(inner) else spoken(inner) for inner in value)}]"
+        return f"[{','.join('...' if _is_deep(inner) else value_text(inner) for inner in value)}]"
     return f"({type(value).__name__})"
 
 
@@ -96,16 +91,16 @@ def listed(words: Sequence[str], most: int, separator: str = ", ") -> str:
     return separator.join(words[:most]) + more
 
 
-def alike(held: Any, said: str) -> bool:
-    """Whether a run has a value; an image may be said as 64, 64x64 or [64,64]."""
-    if held is None:
-        return said == "null"
-    words = spoken(held)
-    height, times, width = words.partition("x")
+def same_value(value: Any, words: str) -> bool:
+    """Whether words name a value; an image may be written as 64, 64x64 or [64,64]."""
+    if value is None:
+        return words == "null"
+    text_of = value_text(value)
+    height, times, width = text_of.partition("x")
     if times and height.isdigit() and width.isdigit():
         square = height == width
-        return said in (words, f"[{height},{width}]", *([height] if square else []))
-    return said == words
+        return words in (text_of, f"[{height},{width}]", *([height] if square else []))
+    return words == text_of
 
 
 def _is_deep(value: Any) -> bool:

@@ -17,7 +17,7 @@ from hires.core.store.naming import COSMETIC, model_label
 from hires.core.store.reading import Note, text
 from hires.report.columns import MEMORY, RATES, SPEED, Row, keys, memory_rows, values
 from hires.report.load import measured_points, traffic_matrix
-from hires.report.load.plain_values import count, dicts, dig, discarded_steps, number, spoken
+from hires.report.load.plain_values import count, dicts, dig, discarded_steps, number, value_text
 from hires.report.load.runs import Run, attempt_origin
 
 TrafficByClass = dict[tuple[str, int], tuple[int, int]]
@@ -93,7 +93,7 @@ def run_row(run: Run) -> Row:
         "loss_first": number(dig(record, "loss", "first")),
         "loss_last": number(dig(record, "loss", "last")),
         "cores": count(dig(origin, "hardware", "cores")),
-        "memory_limit": spoken(dig(run.config, "memory", "limit")),
+        "memory_limit": value_text(dig(run.config, "memory", "limit")),
         "git": text(origin.get("git"), 60),
         "host": text(origin.get("host"), 60),
         "started": text(origin.get("started"), 40),
@@ -248,7 +248,7 @@ def _planned_what(point: Any) -> Row:
     if not isinstance(point, dict) or size is None:
         return {}
     row: Row = {key: text(point.get(key), 60) for key in ("model", "layout", "precision", "task")}
-    batch, limit = count(point.get("batch")), spoken(point.get("limit"))
+    batch, limit = count(point.get("batch")), value_text(point.get("limit"))
     return {**row, **_size_columns(size), "batch": batch, "limit": limit}
 
 
@@ -276,7 +276,7 @@ def _size_columns(size: tuple[int, int] | None) -> Row:
 def _config_key(run: Run, *without: str) -> tuple[tuple[str, str], ...]:
     """Returns the keys of a config that change its results, without some more."""
     ignored = {*COSMETIC, *without}
-    return tuple(sorted((k, spoken(v)) for k, v in run.flat_config.items() if k not in ignored))
+    return tuple(sorted((k, value_text(v)) for k, v in run.flat_config.items() if k not in ignored))
 
 
 def _traffic(run: Run, counted: dict[tuple[Any, ...], TrafficByClass]) -> TrafficByClass:

@@ -19,7 +19,7 @@ from hires.core.store.attempts import Attempt
 from hires.core.store.naming import SCHEMA
 from hires.core.store.reading import Note, Values, text
 from hires.plan.plan import Plan
-from hires.report.load.plain_values import count, dig, flat, number, spoken
+from hires.report.load.plain_values import count, dig, flat, number, value_text
 
 End = tuple[str, str | None, str | None]
 """State, reason and cause."""
@@ -233,8 +233,8 @@ def _record(run: Path, folder: Path, notes: list[Note]) -> Values:
     record = reading.read_json(folder / file_names.RECORD, notes)
     schema = record.get("schema", SCHEMA)
     if schema != SCHEMA:
-        why = f"its schema is {spoken(schema)}, this hires knows {SCHEMA}: what it has in common is"
-        notes.append(Note(_where(run), f"{why} shown"))
+        why = f"its schema is {value_text(schema)}, this hires knows {SCHEMA}: "
+        notes.append(Note(_where(run), f"{why}what it has in common is shown"))
     return record
 
 

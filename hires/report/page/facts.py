@@ -22,7 +22,7 @@ from hires.report.load.measured_points import (
     group_key,
     median_speed,
 )
-from hires.report.load.plain_values import count, dicts, dig, listed, spoken
+from hires.report.load.plain_values import count, dicts, dig, listed, value_text
 from hires.report.load.rows import largest
 from hires.report.load.runs import Run
 
@@ -135,7 +135,7 @@ def run_card(run: Run, number: int) -> RunCard:
         summary = [f"{summary[0]}, median of {len(repeats)} attempts"]
     summary += [f"fullest rank {size(int(statistics.median(known)))}"] if known else []
     layout = text(record.get("layout"), 60) or text(dig(run.config, "parallel", "name"), 60)
-    settings = [(key, spoken(value)) for key, value in run.flat_config.items()]
+    settings = [(key, value_text(value)) for key, value in run.flat_config.items()]
     changed = [(key, word) for key, word in settings if defaults().get(key) != word]
     return RunCard(
         anchor=f"run-{number}",
@@ -172,7 +172,7 @@ def _placement(ranks: list[Row]) -> list[tuple[str, str]]:
             value = entry.get(key)
             places = value if isinstance(value, list) else [value]
             if any(place is not None for place in places[:4]):
-                where = " up ".join("-" if p is None else spoken(p) for p in places[:2])
+                where = " up ".join("-" if p is None else value_text(p) for p in places[:2])
                 words.append(f"{key} {where}")
         lines.append((f"rank {count(entry.get('rank'))}", ", ".join(words) or "not recorded"))
     left = len(ranks) - _MAX_RANKS

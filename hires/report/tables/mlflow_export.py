@@ -20,7 +20,7 @@ from hires.core.store.attempts import Attempt
 from hires.report.columns import RATES, STEP_TIMES, values
 from hires.report.compare.differences import origin
 from hires.report.compare.metrics import METRICS
-from hires.report.load.plain_values import count, dicts, dig, number, spoken
+from hires.report.load.plain_values import count, dicts, dig, number, value_text
 from hires.report.load.runs import Run
 
 TAG = "hires.attempt"
@@ -109,7 +109,7 @@ def _write(client: Any, run: Run, attempt: Attempt, name: str) -> None:
     started, ended = (_milliseconds(attempt.record, key) for key in ("started", "ended"))
     run_id = client.create_run(experiment_id, start_time=started, run_name=run.name).info.run_id
     when = ended or started or 0
-    config = {_INVALID.sub("_", k)[:_MAX_PARAMS]: spoken(v) for k, v in run.flat_config.items()}
+    config = {_INVALID.sub("_", k)[:_MAX_PARAMS]: value_text(v) for k, v in run.flat_config.items()}
     params = [entities.Param(key, value[:_MAX_VALUE]) for key, value in config.items()]
     metrics = [entities.Metric(key, v, when, step) for key, v, step in _metrics(attempt.record)]
     for first in range(0, len(params), _MAX_PARAMS):

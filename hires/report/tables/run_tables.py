@@ -17,7 +17,7 @@ from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.core.store.reading import text
 from hires.report.columns import MEMORY, POINT, SPEED, Column, Table, memory_rows, table_of, values
-from hires.report.load.plain_values import count, spoken
+from hires.report.load.plain_values import count, value_text
 
 _THROUGHPUT = (
     *POINT,
@@ -34,7 +34,7 @@ def throughput_table(record: dict[str, Any]) -> Table:
     """Returns one row: images per second and step time of the steps that count."""
     image = record.get("image")
     row = {key: text(record.get(key)) for key in ("model", "layout", "precision")}
-    row["image"] = "x".join(spoken(n) for n in image) if isinstance(image, list) else None
+    row["image"] = "x".join(value_text(n) for n in image) if isinstance(image, list) else None
     row |= values(_THROUGHPUT, record)
     return table_of("throughput", "Throughput", _THROUGHPUT, [row])
 

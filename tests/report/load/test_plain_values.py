@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hires.report.load.plain_values import MAX_KEYS, count, dig, flat, number, spoken
+from hires.report.load.plain_values import MAX_KEYS, count, dig, flat, number, value_text
 
 
 def test_values_that_hold_each_other_a_billion_times_are_walked_a_little():
@@ -26,7 +26,7 @@ def test_way_through_what_is_not_there_is_none():
 
 
 def test_values_are_spoken_as_one_types_them():
-    assert [spoken(v) for v in (True, None, 2, 1.5, "x", [2, [1, 1]], {"a": 1})] == [
+    assert [value_text(v) for v in (True, None, 2, 1.5, "x", [2, [1, 1]], {"a": 1})] == [
         "true", "null", "2", "1.5", "x", "[2,[1,1]]", "(dict)",
     ]  # fmt: skip
-    assert spoken([[[[]]]]) == "[...]"
+    assert value_text([[[[]]]]) == "[...]"
