@@ -14,8 +14,8 @@ LUMINANCE = (0.299, 0.587, 0.114)
 def to_channels(pixels: Pixels, colours: int, channels: int) -> Pixels:
     """Returns the samples that the network sees.
 
-    An image with exactly ``channels`` samples is taken as it is. Otherwise alpha and other extra
-    samples are dropped, colour becomes luminance if one channel is asked for, and grey stays one
+    An image with exactly ``channels`` samples is used as it is. Otherwise alpha and other extra
+    samples are dropped, colour becomes luminance for a network of one channel, and grey stays one
     sample, which ``normalised`` gives to every channel.
 
     Args:

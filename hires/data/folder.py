@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class FolderSource:
-    """Images of a folder; nothing is read before a window is wanted."""
+    """Images of a folder; a window is read when it is used."""
 
     def __init__(self, index: FolderIndex, size: Size, channels: int, fit: str) -> None:
         self.class_names = index.class_names
@@ -32,7 +32,6 @@ class FolderSource:
         self._warned = False
 
     def __len__(self) -> int:
-        """Returns the number of images."""
         return len(self._index.paths)
 
     def label(self, i: int) -> int:
@@ -71,7 +70,7 @@ class FolderSource:
         return image
 
     def _fitted(self, image: TiffImage | WholeImage, rows: Span, cols: Span) -> Pixels:
-        """Returns a window of the image at the size that the config asks for, (h, w, samples)."""
+        """Returns a window of the image at the size of the config, (h, w, samples)."""
 
         def read(rows: Span, cols: Span) -> Pixels:
             return to_channels(image.read(rows, cols), image.colours, self._channels)

@@ -82,7 +82,7 @@ def scan_images(path: str | None) -> FolderIndex:
 
 
 def _root(path: str | None, data: str, wanted: str) -> Path:
-    """Returns the folder ``data.path``, which must hold what ``data`` wants."""
+    """Returns the folder ``data.path``, which must hold images as ``data`` does."""
     if not path:
         raise ConfigError(f"data={data} needs data.path=FOLDER, a folder with {wanted}")
     root = Path(path).expanduser()
@@ -102,7 +102,7 @@ def _root(path: str | None, data: str, wanted: str) -> Path:
 
 
 def _images(folder: Path) -> tuple[list[str], int]:
-    """Returns the images below a folder by name, and how many files are none."""
+    """Returns the images below a folder in order of name, and the number of other files."""
     images, num_ignored = [], 0
     for parent, folders, files in os.walk(folder, onerror=_raise):
         folders[:] = sorted(filter(_visible, folders))  # the order in which os.walk goes on
@@ -115,7 +115,6 @@ def _images(folder: Path) -> tuple[list[str], int]:
 
 
 def _check_classes(root: Path, names: list[str], listed: list[tuple[list[str], int]]) -> None:
-    """Refuses a folder without classes, and a class without images."""
     if not names:
         loose = any(e.name.lower().endswith(SUFFIXES) for e in root.iterdir())
         raise ConfigError(

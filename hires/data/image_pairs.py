@@ -15,7 +15,7 @@ from hires.data.image_window import Pixels, Size, Source, Span, Window, check_wi
 
 
 class PairSource:
-    """Pairs of images, made when they are asked for.
+    """Pairs of images; a window is computed when it is used.
 
     Args:
         large: gives the targets.
@@ -32,7 +32,6 @@ class PairSource:
         self._scale = scale
 
     def __len__(self) -> int:
-        """Returns the number of pairs."""
         return len(self._large)
 
     def window(self, i: int, rows: Span, cols: Span) -> Window:

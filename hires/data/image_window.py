@@ -53,7 +53,7 @@ class Source(Protocol):
 
         Args:
             i: number of the image, from 0.
-            rows: rows [start, stop) of the image at the size that the config asks for.
+            rows: rows [start, stop) of the image at the size of the config.
             cols: columns likewise.
 
         Returns:

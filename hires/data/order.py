@@ -37,12 +37,12 @@ def step_indices(step: int, batch: int, length: int, seed: int, shuffle: bool) -
     end = position + batch
     while position < end:
         epoch, offset = divmod(position, length)
-        taken = min(length - offset, end - position)
+        count = min(length - offset, end - position)
         if shuffle:
-            indices += _permutation(seed, epoch, length)[offset : offset + taken].tolist()
+            indices += _permutation(seed, epoch, length)[offset : offset + count].tolist()
         else:
-            indices += range(offset, offset + taken)
-        position += taken
+            indices += range(offset, offset + count)
+        position += count
     return indices
 
 

@@ -129,5 +129,4 @@ def _noise(random: np.random.Generator, size: Size, rows: Span, cols: Span) -> N
 
 
 def _single(values: NDArray[np.float64]) -> Vector:
-    """Returns values in single precision."""
     return values.astype(np.float32)

@@ -18,7 +18,6 @@ class SyntheticSource:
         self._seed = seed
 
     def __len__(self) -> int:
-        """Returns the number of images."""
         return self._length
 
     def label(self, i: int) -> int:

@@ -128,7 +128,6 @@ def make_folder(
 
 
 def _make(root: Path, textures: Textures, progress: Progress | None) -> Made:
-    """Writes what is missing."""
     _check_usable(root, textures)
     missing = [i for i in range(textures.count) if not (root / textures.path(i)).exists()]
     num_present = textures.count - len(missing)
@@ -152,11 +151,11 @@ def _check_usable(root: Path, textures: Textures) -> None:
     wanted = asdict(textures)
     for note in (MANIFEST, UNFINISHED):
         if (root / note).exists():
-            found = _read_note(root / note)
-            if found == wanted:
+            present = _read_note(root / note)
+            if present == wanted:
                 return
             differing = [
-                f"{k}={found.get(k)}, not {v}" for k, v in wanted.items() if found.get(k) != v
+                f"{k}={present.get(k)}, not {v}" for k, v in wanted.items() if present.get(k) != v
             ]
             raise ConfigError(
                 f"{root} holds images made with {' and '.join(differing)}; choose another folder, "

@@ -140,7 +140,7 @@ def _check_readable(page: TiffPage) -> None:
     """Refuses pages that hires cannot convert to channels.
 
     Raises:
-        CodecError: the compression is not known to tifffile alone, but may be to Pillow.
+        CodecError: tifffile alone cannot decode the compression; Pillow may.
         ImageError: the kind of the pixels is not supported, or needs a package to be installed.
     """
     ycbcr = page.photometric == PHOTOMETRIC.YCBCR and page.compression not in JPEG
@@ -199,7 +199,6 @@ def _samples_last(pixels: Pixels) -> Pixels:
 
 
 def _name(kind: type[IntEnum], value: int) -> str:
-    """Returns the name of a number in a TIFF tag."""
     return kind(value).name if value in set(kind) else str(value)
 
 

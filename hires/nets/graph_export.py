@@ -25,23 +25,6 @@ COUNTER = "num_batches_tracked"
 """The one buffer that a network may write to; the engine counts once a step."""
 
 
-def graph_of(
-    exported: ExportedProgram, tensors: dict[str, Tensor], names: dict[str, str], shape: list[int]
-) -> Graph:
-    """Returns the graph of an exported program.
-
-    Args:
-        exported: the program of one forward pass.
-        tensors: parameters and buffers by their first name.
-        names: every name of a parameter or buffer -> its first name.
-        shape: of the images, (n, C, H, W).
-
-    Raises:
-        ConfigError: the network does something that a graph cannot hold.
-    """
-    return _GraphWriter(exported, tensors, names, shape).write()
-
-
 def written(name: str) -> ConfigError:
     """Returns the error of a forward pass that changes a parameter or buffer."""
     return ConfigError(
@@ -50,7 +33,16 @@ def written(name: str) -> ConfigError:
     )
 
 
-class _GraphWriter:
+class GraphWriter:
+    """Turns an exported program into a graph.
+
+    Args:
+        exported: the program of one forward pass.
+        tensors: parameters and buffers by their first name.
+        names: every name of a parameter or buffer -> its first name.
+        shape: of the images, (n, C, H, W).
+    """
+
     def __init__(
         self,
         exported: ExportedProgram,
@@ -69,7 +61,11 @@ class _GraphWriter:
         self.written: list[Node] = []
 
     def write(self) -> Graph:
-        """Returns the graph."""
+        """Returns the graph.
+
+        Raises:
+            ConfigError: the network does something that a graph cannot hold.
+        """
         for node in self.nodes:
             if node.op == "call_function":
                 self._call(node)

@@ -37,7 +37,7 @@ def noting_imports() -> Iterator[None]:
 def source_hashes() -> dict[str, str] | None:
     """Returns the SHA-256 of every source file, by its absolute path.
 
-    None if a file may have changed since it was imported, so that its hash says nothing.
+    None if a file may have changed since it was imported: its hash may be of other code.
     """
     hashes = {}
     for name, module in list(sys.modules.items()):

@@ -27,7 +27,7 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError
 from hires.nets.build_network import build_model
-from hires.nets.graph_export import COUNTER, graph_of, written
+from hires.nets.graph_export import COUNTER, GraphWriter, written
 from hires.nets.network_sources import noting_imports, source_hashes
 from hires.plan.graph import Graph
 
@@ -53,9 +53,9 @@ def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            twin = copy.deepcopy(model).to("meta").train(training)
-            with _refused_assignments(twin):
-                exported = torch.export.export(twin, (images,), strict=False)
+            copied = copy.deepcopy(model).to("meta").train(training)
+            with _refused_assignments(copied):
+                exported = torch.export.export(copied, (images,), strict=False)
     except ConfigError:
         raise
     except Exception as error:  # torch.export raises whatever the forward pass raises
@@ -66,7 +66,7 @@ def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
     names = _first_names(model.named_parameters(remove_duplicate=False))
     names |= _first_names(model.named_buffers(remove_duplicate=False))
     every: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return graph_of(exported, every, names, input_shape)
+    return GraphWriter(exported, every, names, input_shape).write()
 
 
 def trace_config(config: RunConfig) -> Graph:

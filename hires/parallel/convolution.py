@@ -93,7 +93,7 @@ def convolve_backward(
     how: tuple[list[int], list[int], int],
     mask: list[bool],
 ) -> tuple[Tensor | None, Any, Tensor | None]:
-    """Returns the gradients of input, weight and bias that the mask asks for, None for the others.
+    """Returns the gradients of input, weight and bias that the mask selects, None for the others.
 
     Args:
         grad: gradient of the convolution, (n, K, rows, cols).

@@ -82,7 +82,7 @@ def window_axes_of(node: Node, graph: Graph) -> Axes | None:
 
 def _pointwise(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
     """Tiled operands have the result's map size, others no rows or columns at all."""
-    if not _is_map(graph, tiled[0]) or node.shape is None:
+    if len(graph.shape(tiled[0])) != 4 or node.shape is None:
         return None
     if any(graph.shape(name)[2:] != node.shape[2:] for name in tiled):
         return None
@@ -95,7 +95,7 @@ def _pointwise(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
 
 def _channels(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
     """All operands are tiles, and the dims are the channels alone."""
-    if not _is_map(graph, tiled[0]) or tiled != node.inputs or node.params:
+    if len(graph.shape(tiled[0])) != 4 or tiled != node.inputs or node.params:
         return None
     dims = _dims(node)
     channels = bool(dims) and not set(dims) - {1, -3} and node.args.get("keepdim", True)
@@ -103,9 +103,7 @@ def _channels(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
 
 
 def _window(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
-    if not _reads_only(node, graph, tiled[0]):
-        return None
-    axes = window_axes_of(node, graph)
+    axes = window_axes_of(node, graph) if _reads_only(node, graph, tiled[0]) else None
     return None if axes is None else Rule("window", axes)
 
 
@@ -124,17 +122,13 @@ def _global_mean(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
     return Rule("reduce", elements=node.num_elements)
 
 
-def _element(node: Node, graph: Graph, tiled: list[str]) -> Rule:
-    return Rule("pointwise")
-
-
 _TILINGS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
     "pointwise": _pointwise,
     "channels": _channels,
     "window": _window,
     "statistics": _statistics,
     "global mean": _global_mean,
-    "element": _element,
+    "element": lambda node, graph, tiled: Rule("pointwise"),
 }
 """Way of the table -> (node, network, values that it reads in tiles) -> rule, None if not so."""
 
@@ -188,11 +182,6 @@ def _norm_rule(node: Node, graph: Graph, value: str) -> Rule:
     return Rule("norm", elements=elements) if elements else Rule("pointwise")
 
 
-def _is_map(graph: Graph, value: str) -> bool:
-    """Whether a value has the dims (n, C, H, W)."""
-    return len(graph.shape(value)) == 4
-
-
 def _reads_only(node: Node, graph: Graph, value: str) -> bool:
     """Whether a map is read as the first argument, and no other argument is a value.
 
@@ -200,7 +189,7 @@ def _reads_only(node: Node, graph: Graph, value: str) -> bool:
     """
     first, *others = node.args.values()
     alone = not any("value" in arg for arg in others if isinstance(arg, dict))
-    return first == {"value": value} and alone and _is_map(graph, value)
+    return first == {"value": value} and alone and len(graph.shape(value)) == 4
 
 
 def _dims(node: Node) -> list[int | None]:

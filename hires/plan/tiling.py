@@ -1,4 +1,4 @@
-"""Computes which rows and columns a tile owns, which it needs, and who sends them.
+"""Computes which rows and columns a tile owns, which it needs, and which tile sends them.
 
 A map of length L on P tiles is split the canonical way, ``L // P`` plus one for the first
 ``L % P``: a function of (L, P) alone, so the operands of an addition always align.
@@ -160,14 +160,14 @@ def need_rect(axes: Axes, grid: Sequence[int], tile: int) -> Rect:
 
 
 def halo_messages(axes: Axes, grid: Sequence[int]) -> list[list[int]]:
-    """Returns who sends which pixels to whom before one operation, as :func:`loans` does."""
+    """Returns the messages between tiles before one operation, as :func:`loans`."""
     tiles = range(grid[0] * grid[1])
     needs = [need_rect(axes, grid, tile) for tile in tiles]
     return loans([axis.size_in for axis in axes], grid, needs)
 
 
 def loans(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[list[int]]:
-    """Returns who sends which pixels to whom, so that every tile sees what it needs of a map.
+    """Returns the messages that give every tile what it needs of a map.
 
     Args:
         size: rows and columns of the map.
@@ -183,9 +183,9 @@ def loans(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> li
 def regrid_messages(
     size: Sequence[int], source_grid: Sequence[int], target_grid: Sequence[int]
 ) -> list[list[int]]:
-    """Returns who sends which pixels to whom so that one grid's tiles become another's.
+    """Returns the messages that turn the tiles of one grid into those of another.
 
-    As :func:`loans`, and each target also gets what the source tile of its own number holds.
+    As :func:`loans`, but with those from a tile to the tile of the same number.
     """
     tiles = range(target_grid[0] * target_grid[1])
     return _pieces(size, source_grid, [own_rect(size, target_grid, tile) for tile in tiles])

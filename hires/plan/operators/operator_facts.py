@@ -66,7 +66,7 @@ class OperatorFacts:
     view: bool = False
     """Whether it moves no bytes."""
     may_share: bool = False
-    """Whether its value may lie in its input's memory although its schema does not say so."""
+    """Whether its value may lie in its input's memory although its schema declares no alias."""
     same_value: bool = False
     """Whether its value equals its input, so that it is left out of the graph."""
     in_place: bool = False
