@@ -50,7 +50,7 @@ class Lent:
             if not is_empty(common):
                 crop_of(self.total, common).add_(part(grad, origin, common))
 
-    def give_back(self) -> None:
+    def reduce_halo_gradients(self) -> None:
         return None
 
 
