@@ -14,7 +14,7 @@ from typing import Any
 
 from hires.plan.edges import Box, held_by
 from hires.plan.plan import Plan, Stage
-from hires.plan.posts import edge_messages, halo_messages
+from hires.plan.posts import edge_messages
 
 KINDS_PER_STAGE = 4
 """Kinds of tiles up to which each is rehearsed; as many as a grid of 2 x 2 can make."""
@@ -96,34 +96,40 @@ def _size(plan: Plan, rank: int, kind: tuple[Any, ...]) -> list[int]:
     flight.
     """
     sizes = [0] * len(plan.stages)
-    for slot, (_, _, halos) in zip(plan.slots_of(rank), kind[1], strict=True):
+    for slot, (_, held, halos) in zip(plan.slots_of(rank), kind[1], strict=True):
         stage = plan.stages[slot.stage]
         flight = most = 0
         for action in plan.actions_of(rank):
             if plan.direction_of(action) == slot.direction:
                 flight += 1 if action[0] == "F" else -1
                 most = max(most, flight)
-        numbers = _numbers(plan, stage, slot.tile) + sum(map(sum, halos))
+        numbers = _numbers(plan, stage, held) + sum(map(sum, halos))
         sizes[stage.index] += 3 * stage.params + max(1, most) * numbers
     return sizes
 
 
-def _numbers(plan: Plan, stage: Stage, tile: int) -> int:
-    """Returns how many numbers a tile or shard of a stage holds of one microbatch."""
+def _numbers(plan: Plan, stage: Stage, held: tuple[tuple[int, ...], ...]) -> int:
+    """Returns how many numbers a rank of a stage holds of one microbatch.
 
-    def count() -> int:
-        graph, total = plan.graph, 0
-        for value in stage.layout or ():
-            shape = graph.by_name[value].shape if value in graph.by_name else graph.input_shape
-            if stage.num_ranks == 1 or shape is None:
-                total += math.prod(shape or ())
-                continue
-            box = _boxes(plan, stage, value)[tile]
-            pixels = (box.n1 - box.n0) * (box.r1 - box.r0) * (box.c1 - box.c0)
-            total += pixels * math.prod(shape[1:2])
-        return total
+    Args:
+        plan: of the stage.
+        stage: that the rank computes.
+        held: samples, rows and columns of each of its values; nothing if it holds all of them.
+    """
 
-    return plan.remember(("numbers", stage.index, tile), count)
+    def shapes() -> list[list[int]]:
+        graph = plan.graph
+        each = (graph.by_name[v].shape if v in graph.by_name else graph.input_shape for v in values)
+        return [shape or [0] for shape in each]
+
+    values = stage.layout
+    whole = plan.remember(("whole shapes", stage.index), shapes)
+    if stage.num_ranks == 1:
+        return sum(map(math.prod, whole))
+    return sum(
+        samples * rows * cols * math.prod(shape[1:2])
+        for (samples, rows, cols), shape in zip(held, whole, strict=True)
+    )
 
 
 def _work(plan: Plan, rank: int) -> int:
@@ -141,16 +147,36 @@ def _boxes(plan: Plan, stage: Stage, value: str) -> list[Box]:
 
 
 def _slot_likeness(plan: Plan, rank: int, direction: int) -> tuple[Any, ...]:
-    """Returns what decides the memory of one slot."""
+    """Returns what decides the memory of one slot: its stage, the shapes it holds, its halos."""
     slot = plan.slot_of(rank, direction)
     stage = plan.stages[slot.stage]
-    shapes = []
-    for value in stage.layout if stage.num_ranks > 1 else ():
-        box = _boxes(plan, stage, value)[slot.tile]
-        shapes.append((box.n1 - box.n0, box.r1 - box.r0, box.c1 - box.c0))
-    halos = []
+    shapes = plan.remember(("shapes", stage.index), lambda: _shapes(plan, stage))
+    halos = plan.remember(("halo sizes", stage.index), lambda: _halo_sizes(plan, stage))
+    return slot.stage, shapes[slot.tile], halos[slot.tile]
+
+
+def _shapes(plan: Plan, stage: Stage) -> list[tuple[tuple[int, ...], ...]]:
+    """Returns the samples, rows and columns of every value that each rank of a stage holds."""
+    if stage.num_ranks == 1:
+        return [()]
+    boxes = [_boxes(plan, stage, value) for value in stage.layout]
+    sizes = [[(b.n1 - b.n0, b.r1 - b.r0, b.c1 - b.c0) for b in each] for each in boxes]
+    return list(zip(*sizes, strict=True))
+
+
+def _halo_sizes(plan: Plan, stage: Stage) -> list[tuple[tuple[int, ...], ...]]:
+    """Returns how many numbers each tile of a stage sends and receives, by exchange."""
+    by_tile: list[list[tuple[int, ...]]] = [[] for _ in range(stage.num_ranks)]
     for op in stage.comm:
-        for back in (False, True) if op.kind == "halo" else ():
-            for messages in halo_messages(plan, rank, direction, op, back):
-                halos.append(tuple(sorted(math.prod(m.shape) for m in messages)))
-    return slot.stage, tuple(shapes), tuple(halos)
+        if op.kind != "halo":
+            continue
+        depth = math.prod(plan.graph.shape(op.value)[:2])
+        # Sent and received by tile; the gradient goes the other way and adds no difference.
+        sizes: list[tuple[list[int], list[int]]] = [([], []) for _ in by_tile]
+        for source, target, r0, r1, c0, c1 in op.messages:
+            numbers = depth * (r1 - r0) * (c1 - c0)
+            sizes[source][0].append(numbers)
+            sizes[target][1].append(numbers)
+        for tile, (sent, received) in enumerate(sizes):
+            by_tile[tile] += [tuple(sorted(sent)), tuple(sorted(received))]
+    return [tuple(sizes) for sizes in by_tile]
