@@ -7,6 +7,7 @@ stands in ``job.json`` of the attempt: ``{"launcher": "slurm", "job": "123", "in
     hires run     submit, wait                  hires status  job_states
     hires sweep   submit_many                   hires cancel  cancel
     hires retry   submit_many, avoided_nodes    hires plan    start_estimate
+    hires doctor  checks, node_checks
 
 To add one: a module in :mod:`hires.launcher.kinds` with a registered subclass of
 :class:`Launcher`, ``conf/launcher/NAME.yaml``, and a test. A scheduler needs ``submit``, ``wait``,
@@ -31,6 +32,7 @@ from hires.core.store import file_names, provenance, rundir
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.core.store.rundir import RunDir
+from hires.launcher.doctor_check import Check
 from hires.launcher.status.run_state import RunState
 
 Job = dict[str, Any]
@@ -276,6 +278,25 @@ class Launcher(ABC):
         Args:
             states: how the runs ended.
             configs: of these runs.
+        """
+        return []
+
+    # hires doctor
+
+    def checks(self, config: RunConfig) -> list[Check]:
+        """Returns the lines of ``hires doctor`` about what the launcher needs on this machine."""
+        return []
+
+    def node_checks(self, config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:
+        """Returns what a small job on the nodes finds, which starts as runs do.
+
+        Args:
+            config: where the job goes.
+            argv: the command line as typed.
+            patience_s: how long the job may wait and take; then it is cancelled.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came; the job is cancelled.
         """
         return []
 

@@ -15,7 +15,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -24,9 +23,8 @@ from hires.core.errors import HiresError
 from hires.core.ranks import heartbeat, network
 from hires.core.store.provenance import collect
 from hires.core.units import gib, size
+from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, ask
 
-OK, WARNING, FAILED = "ok", "warning", "failed"
-_TIMEOUT_S = 120
 _ROOM_BYTES = 2**30
 _PROBE_BYTES = 2**25
 """Bytes that are written to measure the speed of a folder."""
@@ -43,20 +41,6 @@ _PACKAGES = (
     "safetensors",
     "submitit",
 )
-
-
-@dataclass
-class Check:
-    """The result of one check."""
-
-    name: str
-    state: str
-    """``ok``, ``warning`` (works, with a limit) or ``failed`` (runs will fail)."""
-    text: str
-    remedy: str = ""
-    """What would help."""
-    where: str = "here"
-    """Which machine it is about: ``here``, a node, or ``job``: all nodes together."""
 
 
 def guarded(name: str, ask: Callable[[], Check]) -> Check:
@@ -197,35 +181,6 @@ def _address(nodes: int) -> Check:
         remedy = "let the name lead to the network's address, or set launcher.interface=NAME"
         return Check("address", WARNING, f"{text}; no other machine reaches that", remedy)
     return Check("address", OK, text)
-
-
-def ask(*command: str, most_s: float = _TIMEOUT_S) -> tuple[int, str]:
-    """Returns exit code and output of a process, of one that failed its errors.
-
-    Args:
-        command: its words.
-        most_s: how long it may take, in seconds.
-    """
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=most_s,
-            check=False,
-        )
-    except FileNotFoundError:
-        return 127, f"{command[0]} is not installed"
-    except subprocess.TimeoutExpired:
-        return 124, f"no answer within {most_s:g} s"
-    return done.returncode, done.stdout if done.returncode == 0 else done.stderr or done.stdout
-
-
-def last(text: str) -> str:
-    """Returns the last line of an output."""
-    return (text.strip().splitlines() or ["no output"])[-1]
 
 
 python = functools.partial(ask, sys.executable, "-c")

@@ -10,7 +10,8 @@ import re
 import shutil
 from importlib import util
 
-from hires.cli.doctor.machine_checks import OK, WARNING, Check, ask, last, python
+from hires.cli.doctor.machine_checks import python
+from hires.launcher.doctor_check import OK, WARNING, Check, ask, last
 
 _LIBRARY = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0].strip())"
 _FAMILIES = (

@@ -10,7 +10,8 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
-from hires.cli.doctor.machine_checks import FAILED, OK, WARNING, Check, ask, last, python
+from hires.cli.doctor.machine_checks import python
+from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, ask, last
 
 _TORCH = """\
 import json, torch

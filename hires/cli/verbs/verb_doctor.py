@@ -8,15 +8,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hires.cli.doctor.machine_checks import FAILED, OK, Check, machine_checks
+from hires.cli.doctor.machine_checks import machine_checks
 from hires.cli.doctor.mpi_checks import mpi_checks
-from hires.cli.doctor.slurm_checks import slurm_checks
 from hires.cli.doctor.torch_checks import torch_checks
 from hires.cli.options import Parser, positive
 from hires.cli.screens.screen import print_config
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.text_table import aligned
+from hires.launcher.doctor_check import FAILED, OK, Check
+from hires.launcher.interface import all_launchers, launcher_of
 
 PATIENCE_S = 600
 _EXAMPLES = (
@@ -56,7 +57,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def all_checks(config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:
-    """Returns all checks, those of the cluster's nodes if the launcher is Slurm.
+    """Returns all checks, those of the nodes if the launcher has jobs.
 
     Args:
         config: which launcher, how many nodes, and where results are kept.
@@ -65,12 +66,10 @@ def all_checks(config: RunConfig, argv: Sequence[str], patience_s: float) -> lis
     """
     checks = machine_checks(Path(config.results), config.launcher.nodes)
     checks += [*torch_checks(), *mpi_checks()]
-    slurm = slurm_checks(config)
-    checks += slurm
-    if config.launcher.name == "slurm" and all(check.state != FAILED for check in slurm):
-        from hires.cli.doctor.cluster_checks import cluster_checks
-
-        checks += cluster_checks(config, argv, patience_s)
+    of_launchers = [check for one in all_launchers() for check in one.checks(config)]
+    checks += of_launchers
+    if all(check.state != FAILED for check in of_launchers):
+        checks += launcher_of(config).node_checks(config, argv, patience_s)
     return checks
 
 

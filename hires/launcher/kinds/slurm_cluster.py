@@ -12,6 +12,7 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, launch_file
 from hires.core.store.file_names import StrPath
 from hires.core.store.rundir import RunDir
+from hires.launcher.doctor_check import Check
 from hires.launcher.interface import (
     LAUNCHERS,
     FrozenRun,
@@ -28,6 +29,7 @@ from hires.launcher.local.local_launcher import leave
 from hires.launcher.slurm import job_arrays, job_script, orphan_jobs, sbatch, scheduler
 from hires.launcher.slurm.dependency import dependency
 from hires.launcher.slurm.failed_nodes import to_exclude
+from hires.launcher.slurm.slurm_checks import cluster_checks, slurm_checks
 from hires.launcher.status.run_state import RunState
 
 
@@ -122,3 +124,11 @@ class SlurmLauncher(Launcher):
         partitions = {config.partition for config in configs}
         partition = partitions.pop() if len(partitions) == 1 else None
         return to_exclude(states, max(config.launcher.nodes for config in configs), partition)
+
+    def checks(self, config: RunConfig) -> list[Check]:
+        """Returns whether Slurm answers, keeps accounts, and has as many nodes as wanted."""
+        return slurm_checks(config)
+
+    def node_checks(self, config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:
+        """Returns what one rank on each node of a job finds."""
+        return cluster_checks(config, argv, patience_s)

@@ -29,7 +29,7 @@ def offered(config: RunConfig, layers: int | None = None) -> list[Finding]:
     most, ranks = config.launcher.offered_ranks, config.parallel.num_ranks
     nodes = config.launcher.num_nodes
     if nodes > ranks:
-        key = "launcher.nodes" if config.launcher.name == "slurm" else "launcher.hosts"
+        key = "launcher.nodes" if config.launcher.has_jobs else "launcher.hosts"
         given = f"{key}={nodes}" if key == "launcher.nodes" else f"{key} names {nodes}, which"
         text = f"{given} is more than the ranks of the layout; use at most {ranks}"
         return [Finding("error", key, text)]
@@ -113,7 +113,7 @@ def out_of_reach(config: RunConfig, room: Room, graph: Graph) -> str:
 def _cores(config: RunConfig) -> list[Finding]:
     """Returns an error if a job asks for more cores of a node than the cluster's nodes have."""
     cores, threads = config.cluster.cores, config.launcher.threads
-    if config.launcher.name != "slurm" or cores is None:
+    if not config.launcher.has_jobs or cores is None:
         return []
     ranks = config.parallel.num_ranks
     most = max(spread(ranks, config.launcher.nodes))

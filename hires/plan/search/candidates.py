@@ -130,7 +130,7 @@ def _more_stages(config: RunConfig, layers: int) -> Iterator[Change]:
 def _more_nodes(config: RunConfig) -> Iterator[Change]:
     """Yields twice as many nodes each time, up to one for each rank."""
     nodes, ranks = config.launcher.nodes, config.parallel.num_ranks
-    while config.launcher.name == "slurm" and nodes < ranks:
+    while config.launcher.has_jobs and nodes < ranks:
         nodes = min(2 * nodes, ranks)
         yield Change({"launcher.nodes": nodes})
 

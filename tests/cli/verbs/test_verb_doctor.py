@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.doctor import machine_checks, mpi_checks, slurm_checks, torch_checks
-from hires.cli.doctor.machine_checks import Check
+from hires.cli.doctor import machine_checks, mpi_checks, torch_checks
 from hires.cli.verbs import verb_doctor
 from hires.core.config.cluster_config import ClusterConfig
 from hires.core.config.run_config import LauncherConfig, RunConfig
+from hires.launcher.doctor_check import Check
+from hires.launcher.slurm import slurm_checks
 
 CHECKS = [Check("torch", "ok", "2.13"), Check("gloo", "failed", "no answer", "open the firewall")]
 

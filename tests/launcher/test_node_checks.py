@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import hires
-from hires.cli.doctor.node_checks import node_checks
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.store.provenance import collect
+from hires.launcher.node_checks import node_checks
 
 HERE = collect()
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import hires
-from hires.cli.doctor.machine_checks import FAILED, OK, WARNING, Check
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks import network
 from hires.core.store.provenance import collect
 from hires.core.units import seconds, size
+from hires.launcher.doctor_check import FAILED, OK, WARNING, Check
 
 Report = dict[str, Any]
 
