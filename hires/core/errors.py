@@ -5,7 +5,7 @@ escapes is a bug of hires and keeps its traceback.
 """
 
 PREEMPTED = 75
-"""Exit code of ranks and launchers that were asked to make way (SIGUSR2), once the state is saved:
+"""Exit code of ranks and launchers that were preempted (SIGUSR2), once the state is saved:
 start the same run again and it goes on. It is EX_TEMPFAIL of sysexits.h: try again later."""
 
 REGRESSION = 4

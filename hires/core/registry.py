@@ -44,7 +44,7 @@ class Registry(Generic[T]):
         return self._items[name]
 
     def __contains__(self, name: object) -> bool:
-        """Whether the name is known."""
+        """Whether an item of that name is registered."""
         return name in self._items
 
     def __iter__(self) -> Iterator[str]:

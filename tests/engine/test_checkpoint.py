@@ -113,7 +113,7 @@ def test_complete_run_that_is_repeated_begins_anew(tmp_path):
     attempt(run)
     assert losses(run, 1) == losses(run, 0)
     assert records.read_record(run)["resumed"] is None
-    there, damaged = checkpoints.found(run)
+    there, damaged = checkpoints.whole_checkpoints(run)
     assert [(c.attempt, c.step) for c in there] == [(1, 6), (1, 3)]
     assert not damaged
 
@@ -175,7 +175,7 @@ def test_crash_at_any_moment_of_a_save_leaves_a_whole_checkpoint(where, begin, t
     saved = {"parallel": {"stages": 2}, "checkpoint": {"every": 2, "keep": 1}}
     run = make(tmp_path, **saved)
     crashed_attempt(run, where)
-    there, damaged = checkpoints.found(run)
+    there, damaged = checkpoints.whole_checkpoints(run)
     assert there[0].step == begin
     assert not damaged
     assert set(attempt(run)) == {0}

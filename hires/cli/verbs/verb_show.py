@@ -142,7 +142,7 @@ def _resumed_line(record: dict[str, Any]) -> list[str]:
 
 def _checkpoint_lines(run: RunDir) -> list[str]:
     """Returns which checkpoints a run has, the latest first; nothing if it has none."""
-    whole, damaged = checkpoints.found(run.path)
+    whole, damaged = checkpoints.whole_checkpoints(run.path)
     names = [f"{c.name} ({size(c.num_bytes)}, attempt a{c.attempt})" for c in whole]
     lines = [f"checkpoints: {', '.join(names)}"] if names else []
     return [text(line) or "" for line in lines + damaged]

@@ -67,14 +67,14 @@ def request_status(attempt: StrPath) -> None:
 
 def heartbeats(attempt: StrPath) -> dict[int, float]:
     """Returns when every rank last touched its file, by the file system's clock, in seconds."""
-    found: dict[int, float] = {}
+    beats: dict[int, float] = {}
     with contextlib.suppress(OSError), os.scandir(Path(attempt) / file_names.ALIVE) as entries:
         for entry in entries:
             number = entry.name.removeprefix("rank")
             if number.isdigit():
                 with contextlib.suppress(OSError):
-                    found[int(number)] = entry.stat().st_mtime
-    return found
+                    beats[int(number)] = entry.stat().st_mtime
+    return beats
 
 
 def file_clock(folder: StrPath) -> float:

@@ -111,7 +111,7 @@ def numbers(starter: str, environ: Mapping[str, str] | None = None) -> Numbers:
     """
     environ = os.environ if environ is None else environ
     names = NUMBERINGS[starter]
-    found = {}
+    values = {}
     for field in fields(Numbers):
         name = getattr(names, field.name)
         if not environ.get(name):
@@ -123,8 +123,8 @@ def numbers(starter: str, environ: Mapping[str, str] | None = None) -> Numbers:
         if field.name == "local_size" and names.node is not None:
             node = _number(names.node, environ.get(names.node, ""))
             text = str(_of_node(name, text, node))
-        found[field.name] = _number(name, text)
-    return Numbers(**found)
+        values[field.name] = _number(name, text)
+    return Numbers(**values)
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> World:

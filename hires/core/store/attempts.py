@@ -1,6 +1,6 @@
 """Reads and begins attempts: every start of a run is a folder ``a0``, ``a1``, ... of its own.
 
-An exclusive mkdir takes the number. What is known before the ranks start stands in ``env.json``.
+An exclusive mkdir takes the number. ``env.json`` holds what is known before the ranks start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIRST_BYTES = 2**13
 class Attempt:
     """One attempt of a run: its folder and what its files say.
 
-    A file is read when it is first asked for, and kept: an Attempt is a snapshot; make another one
+    A file is read at its first use and kept: an Attempt is a snapshot; make another one
     to look again. A file that is missing or cannot be used is an empty dict.
     """
 
@@ -90,6 +90,12 @@ class Attempt:
         index = self.job.get("index")
         return str(self.job["job"]) if index is None else f"{self.job['job']}_{index}"
 
+    @property
+    def id(self) -> str | None:
+        """What tells it from all others, even of the same number; None if it is old."""
+        value = self.env.get("id")
+        return None if value is None else str(value)
+
     @cached_property
     def env(self) -> Values:
         """``env.json``: what was known before its ranks started."""
@@ -107,11 +113,11 @@ class Attempt:
         missing = self._report is None and not os.path.lexists(path)
         head = None if missing else reading.read_bytes(path, self._report, first=_FIRST_BYTES)
         head = head or b""
-        found: Values = {}
+        event: Values = {}
         for line in reading.parse_lines(head[: head.rfind(b"\n") + 1]):
             if line.get("event") == "launch_started":
-                found = line  # the last one: a start whose port was taken was repeated
-        return found
+                event = line  # the last one: a start whose port was taken was repeated
+        return event
 
     @property
     def events(self) -> list[Values]:
@@ -187,21 +193,13 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             raise cannot_write(folder, error) from error
     try:
-        _fill_attempt(folder, argv, reproduce)
+        make_folder(folder / file_names.LOGS)
+        values = {"id": uuid.uuid4().hex, **environment(argv, reproduce)}
+        write_atomically(folder / file_names.ENV, json.dumps(values, indent=1) + "\n")
     except RunError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return number
-
-
-def id_of(folder: Path) -> str | None:
-    """Returns what tells an attempt from all others, even of the same number; None if it is old.
-
-    Args:
-        folder: of the attempt.
-    """
-    value = reading.read_json(folder / file_names.ENV, []).get("id")
-    return None if value is None else str(value)
 
 
 def reproduce_line_of(path: StrPath) -> str | None:
@@ -214,18 +212,10 @@ def reproduce_line_of(path: StrPath) -> str | None:
 
 
 def environment(argv: Sequence[str] | None, reproduce: str | None) -> dict[str, Any]:
-    """Returns what is known of an attempt before anything starts, as ``env.json`` has it."""
+    """Returns what ``env.json`` holds of an attempt, known before anything starts."""
     return {
         "started": provenance.now(),
         "argv": None if argv is None else list(argv),
         "reproduce": reproduce,
         "provenance": provenance.collect(),
     }
-
-
-def _fill_attempt(folder: Path, argv: Sequence[str] | None, reproduce: str | None) -> None:
-    """Writes what an attempt knows before it starts."""
-    make_folder(folder / file_names.LOGS)
-    told = {"id": uuid.uuid4().hex, **environment(argv, reproduce)}
-    text = json.dumps(told, indent=1) + "\n"
-    write_atomically(folder / file_names.ENV, text)

@@ -61,7 +61,7 @@ class Checkpoint:
         return sum(self.files.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what its manifest says."""
+        """Returns the values of its manifest."""
         return {"schema": SCHEMA, **dataclasses.asdict(self), "path": None}
 
 
@@ -102,7 +102,7 @@ def read(path: StrPath) -> Checkpoint:
     return checkpoint
 
 
-def found(run_dir: StrPath) -> tuple[list[Checkpoint], list[str]]:
+def whole_checkpoints(run_dir: StrPath) -> tuple[list[Checkpoint], list[str]]:
     """Returns a run's checkpoints, the latest first, and what is wrong with those left out."""
     whole: list[Checkpoint] = []
     damaged: list[str] = []
@@ -137,7 +137,7 @@ def candidates(run_dir: StrPath, config: RunConfig) -> tuple[list[Checkpoint], l
     if config.checkpoint.resume == "never":
         return [], []
     done = _done_attempt(run_dir)
-    there, damaged = found(run_dir)
+    there, damaged = whole_checkpoints(run_dir)
     own = [checkpoint for checkpoint in there if checkpoint.attempt > done]
     return own or elsewhere(config), damaged
 
@@ -159,7 +159,7 @@ def elsewhere(config: RunConfig) -> list[Checkpoint]:
         except DamagedError as error:
             raise ConfigError(f"{key}: {error}; name another one") from None
     else:
-        there, damaged = found(source)
+        there, damaged = whole_checkpoints(source)
     if not there:
         why = "; ".join(damaged) or f"it is no checkpoint, and has none in a folder {FOLDER}"
         raise ConfigError(f"{key}: {why}; give the path of a run folder or checkpoint")
@@ -189,7 +189,7 @@ def tidy(run_dir: StrPath, keep: int | None = None) -> None:
     folder = Path(run_dir) / FOLDER
     for path in folder.glob(".step*"):
         shutil.rmtree(path)
-    for checkpoint in found(run_dir)[0][keep:] if keep else []:
+    for checkpoint in whole_checkpoints(run_dir)[0][keep:] if keep else []:
         remove(checkpoint.path)
 
 

@@ -110,7 +110,7 @@ def rank_logs(attempt: StrPath) -> dict[int, Path]:
     """Returns the logs that are there, by rank; ``attempt`` is the folder of an attempt."""
     try:
         with os.scandir(Path(attempt) / LOGS) as entries:
-            found = {Path(entry): _RANK_LOG.fullmatch(entry.name) for entry in entries}
+            logs = {Path(entry): _RANK_LOG.fullmatch(entry.name) for entry in entries}
     except OSError:
         return {}
-    return {int(match[1]): path for path, match in sorted(found.items()) if match}
+    return {int(match[1]): path for path, match in sorted(logs.items()) if match}

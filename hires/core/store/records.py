@@ -61,8 +61,8 @@ def event(run_dir: StrPath, attempt: int, name: str, **fields: Any) -> None:
 def read_lines(path: StrPath) -> list[dict[str, Any]]:
     """Returns the objects of a JSON-lines file, without lines that were only half written.
 
-    A file that is not there holds no lines. What a torn line would have said is missing, and
-    :func:`finish` counts what is missing.
+    A file that is not there holds no lines. The content of a torn line is missing; :func:`finish`
+    counts what is missing.
     """
     return list(reading.read_lines(path))
 
@@ -135,14 +135,11 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
     lines = own.metrics
     record = summary.build(
         summary.RecordInputs(
-            run=run_dir.name,
-            number=attempt,
-            config=read_config(run_dir),
-            plan=read_plan(run_dir),
-            env=own.env,
-            lines=lines,
-            events=own.events,
-            earlier=_steps_before(run_dir, attempt, lines),
+            own,
+            read_config(run_dir),
+            read_plan(run_dir),
+            lines,
+            _steps_before(run_dir, attempt, lines),
         ),
         state,
         cause,
@@ -154,16 +151,16 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
     return record
 
 
-def _steps_before(run_dir: Path, attempt: int, lines: list[dict[str, Any]]) -> summary.Earlier:
+def _steps_before(run_dir: Path, attempt: int, lines: list[dict[str, Any]]) -> summary.StepsBefore:
     """Returns the steps that an attempt did not repeat, from the attempts that it goes on with."""
-    found: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
     begin = summary.begin_of(lines)
     while begin is not None and begin["attempt"] is not None and begin["attempt"] < attempt:
         attempt = begin["attempt"]
         before = read_lines(attempt_dir(run_dir, attempt) / file_names.METRICS)
-        found += [s for s in before if s.get("kind") == "step" and s["step"] < begin["step"]]
+        steps += [s for s in before if s.get("kind") == "step" and s["step"] < begin["step"]]
         begin = summary.begin_of(before)
-    return summary.Earlier(found, begin["step"] if begin else 0)
+    return summary.StepsBefore(steps, begin["step"] if begin else 0)
 
 
 def _has_other_done(run_dir: Path, attempt: int) -> bool:

@@ -183,8 +183,8 @@ def _brief(record: Values) -> Values:
 def _largest(ranks: Any, key: str) -> int | None:
     """Returns the largest number of bytes of all ranks; None if there is none."""
     entries = ranks if isinstance(ranks, list) else []
-    known = [_dict(rank).get(key) for rank in entries]
-    return max((n for n in known if isinstance(n, int)), default=None)
+    sizes = [_dict(rank).get(key) for rank in entries]
+    return max((n for n in sizes if isinstance(n, int)), default=None)
 
 
 def _dict(value: Any) -> Values:

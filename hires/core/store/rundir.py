@@ -113,13 +113,13 @@ def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path
     """
     path = run_path(config)
     files = _frozen_files(config, plan, argv)
-    known = environment(argv, launch_file.reproduce_line(argv))
-    told = {file_names.PLANNED: json.dumps(known, indent=1) + "\n"}
-    if _build(path, files | told, None):
+    values = environment(argv, launch_file.reproduce_line(argv))
+    planned = {file_names.PLANNED: json.dumps(values, indent=1) + "\n"}
+    if _build(path, files | planned, None):
         return path
     _check_same_config(path, config)
     _refresh(path, files)
-    _write_files(path, told)
+    _write_files(path, planned)
     return path
 
 

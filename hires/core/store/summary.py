@@ -7,50 +7,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.store import provenance
+from hires.core.store.attempts import Attempt
 from hires.core.store.naming import SCHEMA, model_label
 
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """What was done before an attempt began, as far as the attempt goes on with it."""
+class StepsBefore:
+    """Steps that earlier attempts of the run made and that this attempt did not repeat."""
 
     lines: Sequence[Line]
-    """Step lines of earlier attempts of the run."""
+    """Their step lines."""
     first: int
     """Number of the run's first step: those before it are another run's."""
 
 
 @dataclass(frozen=True)
 class RecordInputs:
-    """What is known about one attempt, as read from its files."""
+    """What the record of an attempt is computed from."""
 
-    run: str
-    """Name of the run folder."""
-    number: int
-    """Which attempt of the run."""
+    attempt: Attempt
     config: RunConfig
     """The frozen config."""
     plan: dict[str, Any]
     """The frozen plan."""
-    env: dict[str, Any]
-    """The attempt's ``env.json``."""
     lines: Sequence[Line]
     """The attempt's ``metrics.jsonl``."""
-    events: Sequence[Line] = ()
-    """The attempt's ``events.jsonl``."""
-    earlier: Earlier = field(default_factory=lambda: Earlier([], 0))
-    """What it goes on with."""
+    before: StepsBefore
 
     @property
     def begin(self) -> int:
-        """Number of its first step."""
+        """Number of the attempt's first step."""
         line = begin_of(self.lines)
         return int(line["step"]) if line else 0
 
@@ -61,48 +54,51 @@ class RecordInputs:
 
 
 def begin_of(lines: Sequence[Line]) -> Line | None:
-    """Returns the line that says at which checkpoint an attempt began; None at step 0."""
+    """Returns the line of the checkpoint at which an attempt began; None at step 0."""
     return next((line for line in lines if line.get("kind") == "begin"), None)
 
 
-def build(attempt: RecordInputs, state: str, cause: str | None) -> dict[str, Any]:
+def build(inputs: RecordInputs, state: str, cause: str | None) -> dict[str, Any]:
     """Returns the record of an attempt that ended in ``state``, as ``record.json`` holds it.
 
     Durations are in seconds, memory in bytes, throughput in images per second.
     """
-    steps = _steps(attempt.lines)
-    every = _steps([*attempt.earlier.lines, *attempt.lines])
-    missing = _missing(attempt, every)
+    steps = _steps(inputs.lines)
+    every = _steps([*inputs.before.lines, *inputs.lines])
+    missing = _missing(inputs, every)
     if state == "done" and missing:
         state, cause = "failed", missing
-    config = attempt.config
-    samples, discarded = _samples(attempt, steps)
+    config = inputs.config
+    samples, discarded = _samples(inputs, steps)
     return {
         "schema": SCHEMA,
         "state": state,
         "cause": cause,
-        "attempt": attempt.number,
-        "run": attempt.run,
+        "attempt": inputs.attempt.number,
+        "run": inputs.attempt.run.name,
         "campaign": config.campaign,
         "throughput": _throughput(config, samples, discarded),
         "samples": samples,
-        "resumed": _resumed(attempt),
+        "resumed": _resumed(inputs),
         "loss": _loss(every),
-        "memory": _memory(attempt),
-        "messages": attempt.plan.get("totals", {}),
-        "world": attempt.world,
+        "memory": _memory(inputs),
+        "messages": inputs.plan.get("totals", {}),
+        "world": inputs.world,
         "images_per_step": config.batch,
         "precision": config.precision.name,
         "layout": config.parallel.name,
         "model": model_label(config.model),
         "image": list(config.image),
-        "provenance": {**_provenance(attempt.env), "ranks": _bindings(attempt)},
-        "reproduce": attempt.env.get("reproduce"),
+        "provenance": {**_provenance(inputs.attempt.env), "ranks": _bindings(inputs)},
+        "reproduce": inputs.attempt.env.get("reproduce"),
     }
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """Returns a quantile, interpolated linearly between the two values beside it."""
+    """Returns a quantile, interpolated linearly between the two values beside it.
+
+    numpy has the same; importing it would cost every supervisor a tenth of a second.
+    """
     ordered = sorted(values)
     place = fraction * (len(ordered) - 1)
     low = math.floor(place)
@@ -110,8 +106,8 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def _resumed(attempt: RecordInputs) -> dict[str, Any] | None:
-    line = begin_of(attempt.lines)
+def _resumed(inputs: RecordInputs) -> dict[str, Any] | None:
+    line = begin_of(inputs.lines)
     return {key: line[key] for key in ("step", "checkpoint", "attempt")} if line else None
 
 
@@ -123,10 +119,10 @@ def _steps(lines: Sequence[Line]) -> dict[int, dict[int, Line]]:
     return steps
 
 
-def _missing(attempt: RecordInputs, steps: dict[int, dict[int, Line]]) -> str | None:
+def _missing(inputs: RecordInputs, steps: dict[int, dict[int, Line]]) -> str | None:
     """Returns which rank lacks steps, in words, or None if every rank has all of them."""
-    wanted = range(attempt.earlier.first, attempt.config.steps)
-    for rank in range(attempt.world):
+    wanted = range(inputs.before.first, inputs.config.steps)
+    for rank in range(inputs.world):
         held = sum(rank in steps.get(step, {}) for step in wanted)
         if held < len(wanted):
             return f"rank {rank} recorded {held} of {len(wanted)} steps"
@@ -134,15 +130,15 @@ def _missing(attempt: RecordInputs, steps: dict[int, dict[int, Line]]) -> str | 
 
 
 def _samples(
-    attempt: RecordInputs, steps: dict[int, dict[int, Line]]
+    inputs: RecordInputs, steps: dict[int, dict[int, Line]]
 ) -> tuple[list[Line], list[Line]]:
     """Returns the slowest rank's time of every whole step, and which steps do not count and why.
 
     Every attempt warms up anew.
     """
-    config, world = attempt.config, attempt.world
+    config, world = inputs.config, inputs.world
     samples, discarded = [], []
-    first = attempt.begin + config.measure.warmup
+    first = inputs.begin + config.measure.warmup
     end = config.steps if config.measure.steps is None else first + config.measure.steps
     for step in sorted(steps):
         ranks = steps[step]
@@ -187,7 +183,8 @@ def confidence(values: Sequence[float]) -> list[float] | None:
     """Returns the 95 % confidence interval of the median, or None for fewer than six values.
 
     The k-th smallest and k-th largest value enclose the median unless fewer than k of the values
-    lie on one side of it, which a fair coin tells without any assumption on the distribution.
+    lie on one side of it, which a fair coin bounds without any assumption on the distribution
+    (scipy's ``quantile_test``, which a run does not need for twelve lines).
     """
     ordered, n = sorted(values), len(values)
     # P(fewer than k heads) for k = 1, 2, ...: in logarithms, since 2^-n is no double for long runs.
@@ -205,15 +202,15 @@ def _log_choose(n: int, k: int) -> float:
 
 
 def _loss(steps: dict[int, dict[int, Line]]) -> dict[str, Any]:
-    """Returns the first and last step's loss, averaged over the replicas that know it.
+    """Returns the first and last step's loss, averaged over the replicas that have it.
 
     JSON has no NaN: a loss that is no finite number is null, and ``finite`` says so.
     """
     losses = []
     for step in sorted(steps):
-        known = [line["loss"] for line in steps[step].values() if line.get("loss") is not None]
-        if known:
-            losses.append(math.fsum(known) / len(known) if all(map(math.isfinite, known)) else None)
+        own = [line["loss"] for line in steps[step].values() if line.get("loss") is not None]
+        if own:
+            losses.append(math.fsum(own) / len(own) if all(map(math.isfinite, own)) else None)
     return {
         "first": losses[0] if losses else None,
         "last": losses[-1] if losses else None,
@@ -221,25 +218,25 @@ def _loss(steps: dict[int, dict[int, Line]]) -> dict[str, Any]:
     }
 
 
-def _memory(attempt: RecordInputs) -> list[dict[str, Any]]:
-    """Returns one entry per rank: its place in each direction, and bytes as far as it told them."""
-    told: dict[int, Line] = {}
-    for line in attempt.lines:
+def _memory(inputs: RecordInputs) -> list[dict[str, Any]]:
+    """Returns one entry per rank: its place in each direction, and the bytes that it recorded."""
+    recorded: dict[int, Line] = {}
+    for line in inputs.lines:
         if line.get("kind") in ("ready", "memory"):
-            told.setdefault(line["rank"], {}).update(line)
+            recorded.setdefault(line["rank"], {}).update(line)
     places: dict[int, list[dict[str, Any]]] = {}
-    for place in attempt.plan.get("placement", []):
+    for place in inputs.plan.get("placement", []):
         places.setdefault(place["rank"], []).append(place)
-    predicted = [entry["peak_bytes"] for entry in attempt.plan.get("memory", [])]
+    predicted = [entry["peak_bytes"] for entry in inputs.plan.get("memory", [])]
     entries = []
-    for rank in range(attempt.world):
+    for rank in range(inputs.world):
         entry: dict[str, Any] = {"rank": rank}
         slots = places.get(rank, [{}])
         entry["replica"] = slots[0].get("replica")
         for key in ("direction", "stage", "tile", "shard"):
             entry[key] = [slot.get(key) for slot in slots]  # one a direction
         for key in _MEMORY_KEYS:
-            entry[key] = told.get(rank, {}).get(key)
+            entry[key] = recorded.get(rank, {}).get(key)
         # Replicas are equal, so the plan holds the ranks of one.
         entry["predicted_bytes"] = predicted[rank % len(predicted)] if predicted else None
         entries.append(entry)
@@ -257,10 +254,11 @@ _MEMORY_KEYS = (
 )
 
 
-def _bindings(attempt: RecordInputs) -> list[Line]:
-    told = {line["rank"]: line for line in attempt.events if line.get("event") == "rank_bound"}
+def _bindings(inputs: RecordInputs) -> list[Line]:
+    events = [e for e in inputs.attempt.events if e.get("event") == "rank_bound"]
+    bound = {event["rank"]: event for event in events}
     keys = ("rank", "host", "local_rank", "threads", "cores", "bound", "devices")
-    return [{key: told[rank].get(key) for key in keys} for rank in sorted(told)]
+    return [{key: bound[rank].get(key) for key in keys} for rank in sorted(bound)]
 
 
 def _provenance(env: dict[str, Any]) -> dict[str, Any]:

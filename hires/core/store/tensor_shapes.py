@@ -28,11 +28,11 @@ def shapes_in(checkpoint: Checkpoint) -> dict[str, Shape]:
     Raises:
         DamagedError: a file cannot be read, or is no safetensors file.
     """
-    found: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     for name in checkpoint.files:
         if name.startswith("stage"):
-            found |= _header(checkpoint.path / name)
-    return found
+            shapes |= _header(checkpoint.path / name)
+    return shapes
 
 
 def refuse_other_network(
@@ -75,8 +75,8 @@ def _header(path: Path) -> dict[str, Shape]:
                 raise DamagedError(f"{path} is damaged: its header would have {length} bytes")
             values = json.loads(file.read(length))
         return {
-            name: [int(size) for size in told["shape"]]
-            for name, told in values.items()
+            name: [int(size) for size in entry["shape"]]
+            for name, entry in values.items()
             if name != "__metadata__"
         }
     except OSError as error:

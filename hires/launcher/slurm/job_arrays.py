@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hires.core.errors import HiresError, RunError
-from hires.core.store import attempts, file_names, rundir
+from hires.core.store import file_names, rundir
+from hires.core.store.attempts import Attempt
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, job_name, note_job
 from hires.launcher.local.local_launcher import leave
@@ -216,7 +217,7 @@ def _sbatch(
 
 
 def _line_of(run: FrozenRun, attempt: int) -> dict[str, Any]:
-    identity = attempts.id_of(file_names.attempt_dir(run.path, attempt))
+    identity = Attempt.at(file_names.attempt_dir(run.path, attempt)).id
     line = {"run": run.path.name, "attempt": attempt, "id": identity}
     return line | ({"attempts": run.attempts} if run.attempts > 1 else {})
 

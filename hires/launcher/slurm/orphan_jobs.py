@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hires.core.errors import RunError
-from hires.core.store import attempts, file_names, reading
-from hires.core.store.attempts import latest
+from hires.core.store import file_names, reading
+from hires.core.store.attempts import Attempt, latest
 from hires.launcher.interface import job_of, note_job
 from hires.launcher.slurm import job_arrays, job_script, scheduler
 from hires.launcher.slurm.job_arrays import ArrayEntry
@@ -76,7 +76,7 @@ def repair(campaign: Path) -> Iterator[str]:
             for entry in entries:
                 folder = file_names.attempt_dir(campaign / entry.run, entry.attempt)
                 known = (folder / file_names.JOB).exists() or (folder / file_names.EXIT).exists()
-                same = entry.id is not None and attempts.id_of(folder) == entry.id
+                same = entry.id is not None and Attempt.at(folder).id == entry.id
                 if same and not known:
                     note_job(folder, job, index, len(entries))
 

@@ -117,7 +117,7 @@ def test_damaged_one_is_named_and_passed_over(tmp_path, harm, told):
 def test_folder_of_another_name_is_none(tmp_path):
     save(tmp_path, 4).rename(tmp_path / "checkpoints" / "best")
     save(tmp_path, 5).rename(tmp_path / "checkpoints" / ".step000005.tmp")
-    assert checkpoints.found(tmp_path) == ([], [])
+    assert checkpoints.whole_checkpoints(tmp_path) == ([], [])
 
 
 def test_tidying_removes_what_crashes_left_and_all_but_the_latest(tmp_path):
