@@ -65,7 +65,10 @@ def parsed(word: str) -> Any | None:
 def _checked_word(word: str, before: list[str], known: dict[str, Any], groups: Groups) -> str:
     """Returns one word as Hydra takes it; ``before`` are those that stand before it."""
     if word.startswith("~"):
-        return _checked_deletion(word, known, groups)
+        key = word[1:].split("=", 1)[0]
+        if key not in groups and not _is_free(key):
+            _check_key(key, known, groups)
+        return word  # back to the default
     match = _ASSIGNMENT.match(word)
     if match is None:
         raise ConfigError(_no_override(word, before, known, groups))
@@ -118,7 +121,9 @@ def _check_choice(group: str, value: str, groups: Groups) -> None:
     if len(parts) > 1 and "+".join(parts) != name:
         joined = _joined(group, parts, groups)
         raise ConfigError(f"{group}={value} names more than one choice; {joined}")
-    raise ConfigError(f"unknown {group} {name!r}; {offer(name, choices)}{_all(name, choices)}")
+    # An offer of the nearest choices is followed by all of them.
+    every = f" (all: {', '.join(choices)})" if nearest(name, choices) else ""
+    raise ConfigError(f"unknown {group} {name!r}; {offer(name, choices)}{every}")
 
 
 def _in_order(value: str, choices: dict[str, str]) -> str:
@@ -141,11 +146,6 @@ def _joined(group: str, parts: list[str], groups: Groups) -> str:
             f"available; choose one of {', '.join(groups[group])}"
         )
     return f"choose one of {', '.join(groups[group])}"
-
-
-def _all(name: str, choices: dict[str, str]) -> str:
-    """Returns the list of choices, unless the offer before it gave them already."""
-    return f" (all: {', '.join(choices)})" if nearest(name, choices) else ""
 
 
 def _no_override(word: str, before: list[str], known: dict[str, Any], groups: Groups) -> str:
@@ -182,14 +182,6 @@ def _depth(word: str) -> int:
     if value[:1] in ("'", '"'):
         return 0
     return sum(value.count(c) for c in _OPENING) - sum(value.count(c) for c in _CLOSING)
-
-
-def _checked_deletion(word: str, known: dict[str, Any], groups: Groups) -> str:
-    """Returns ``~key``, which goes back to the default, if there is such a key."""
-    key = word[1:].split("=", 1)[0]
-    if key not in groups and not _is_free(key):
-        _check_key(key, known, groups)
-    return word
 
 
 def _readable(word: str, known: dict[str, Any]) -> str:

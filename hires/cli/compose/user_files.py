@@ -70,8 +70,12 @@ def _check_choice(
     check.done()
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path, example: str = "name: mine") -> dict[str, Any]:
     """Returns the keys that a YAML file holds; none of an empty one.
+
+    Args:
+        path: the file.
+        example: a line that it may hold, for the error.
 
     Raises:
         ConfigError: it cannot be read, is no YAML, or holds something else.
@@ -85,7 +89,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(yaml_words(error, path)) from None
     if held is not None and not isinstance(held, dict):
-        raise ConfigError(f"{path} must hold keys, one a line, as `name: mine`, not {held!r}")
+        raise ConfigError(f"{path} must hold keys, one a line, as `{example}`, not {held!r}")
     return {str(key): value for key, value in (held or {}).items()}
 
 

@@ -29,7 +29,8 @@ def comparison_lines(made: Comparison) -> None:
         own = [one for one in made.results if one.metric is result.metric]
         _print_points(result.metric, own)
         if len(own) > 1:
-            print(f"overall {result.metric.name}: {_overall(result)}\n")
+            mean = " (geometric mean of B/A)" if result.ratio else ""
+            print(f"overall {result.metric.name}: {sentence(result)}{mean}\n")
     _print_differences("What differs", [*made.config, *made.origin])
     for note in made.notes:
         print(f"note: {note}")
@@ -67,10 +68,6 @@ def _row(metric: Metric, result: PointVerdict) -> list[str]:
         "-" if result.tolerance is None else str(result.tolerance),
         result.why,
     ]
-
-
-def _overall(result: PointVerdict) -> str:
-    return f"{sentence(result)} (geometric mean of B/A)" if result.ratio else sentence(result)
 
 
 def _print_differences(title: str, differences: Sequence[Difference]) -> None:

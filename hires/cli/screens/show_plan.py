@@ -39,11 +39,11 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
         ("stages", _stage_lines(plan)),
         (
             "time line of a step (F forward, B backward, one column an action)",
-            _timed(timeline, who),
+            [f"{who} {index}  {line}" for index, line in enumerate(timeline)],
         ),
         ("messages of a step, all ranks", message_lines(plan.get("totals", {}))),
         ("memory of a rank", memory_lines(plan.get("memory", []), limit)),
-        ("findings", findings + _verdict(plan)),
+        ("findings", findings + ([plan["verdict"]] if plan.get("verdict") else [])),
         *_proof_section(plan),
     ]
     lines: list[str] = []
@@ -178,12 +178,3 @@ def _stage_lines(plan: Facts) -> list[str]:
             )
         )
     return aligned(rows)
-
-
-def _timed(timeline: list[str], who: str) -> list[str]:
-    """Returns the time line with the stage, or in two directions the rank, before each line."""
-    return [f"{who} {index}  {line}" for index, line in enumerate(timeline)]
-
-
-def _verdict(plan: Facts) -> list[str]:
-    return [plan["verdict"]] if plan.get("verdict") else []

@@ -18,11 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hires.cli.compose.choices import experiments
 from hires.cli.compose.nearest import offer
-from hires.cli.compose.user_files import yaml_words
+from hires.cli.compose.user_files import read_mapping
 from hires.core.errors import ConfigError
 
 KEY = "experiment"
@@ -76,14 +74,10 @@ def _is_experiment(word: str) -> bool:
 
 
 def _read(path: Path) -> Stored:
-    try:
-        held = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(yaml_words(error, path)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(held, dict):
-        raise ConfigError(f"{path} must hold overrides: [model=resnet18, parallel=sp,pp]")
+    example = "overrides: [model=resnet18]"
+    held = read_mapping(path, example)
+    if not held:
+        raise ConfigError(f"{path} is empty; it must hold keys, as `{example}`")
     words = held.pop("overrides", [])
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ConfigError(f"{path}: overrides must be a list of words, as [model=resnet18]")

@@ -31,7 +31,7 @@ def test_without_an_experiment_nothing_is_stored():
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("- image=64\n", "must hold overrides"),
+        ("- image=64\n", "must hold keys, one a line, as `overrides: [model=resnet18]`"),
         ("overrides: image=64\n", "a list of words"),
         ("overrides: [1]\n", "a list of words"),
         ("overrides: [experiment=other]\n", "none may"),
