@@ -3,15 +3,14 @@
     values held by the rank -> crop, or borrow what is missing -> kernel -> its part of the value
 
 The rule of the node says what it needs of other ranks. Torch's own operator computes what needs
-nothing of them; norms and means of the image have a kernel here, windows have theirs in
-:mod:`hires.parallel.window`.
+nothing of them. The kernels of windows are in :mod:`hires.parallel.window`, those of norms and
+means of the image in :mod:`hires.parallel.image_kernels`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -19,26 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hires.core.registry import Registry
-from hires.parallel.collective import mean_over_image, share
+from hires.parallel.collective import share
 from hires.parallel.context import Context
 from hires.parallel.convolution import SUBSTITUTES
-from hires.parallel.halo import Exchange, Frame, crop, exchange_of, gather_window, part
-from hires.parallel.norm import NormTiles, tiled_batch_norm
+from hires.parallel.halo import Exchange, Frame, exchange_of, gather_window, part
+from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values
 from hires.parallel.window import Window
-from hires.plan.edges import held_by
 from hires.plan.graph import Node, Rect
 from hires.plan.halos import is_list
 from hires.plan.operators.reductions import uses_batch_statistics
 from hires.plan.plan import CommOp
 from hires.plan.rules import TILED, rule_in, shard_args
-
-Values = dict[str, Any]
-Operator = Callable[[Values], Any]
-Compile = Callable[[Node, Context, dict[str, Tensor]], Operator]
-
-IMAGE_KERNELS: Registry[Compile] = Registry("kernel of the whole image")
-"""ATen name -> compiles a node whose rule is ``norm`` or ``reduce``."""
 
 MEMORY_FORMATS = {
     "contiguous_format": torch.contiguous_format,
@@ -61,7 +51,7 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
     if rule.kind == "window":
         return _windowed(node, context, tensors)
     if rule.kind in ("norm", "reduce"):
-        run = IMAGE_KERNELS[node.kind](node, context, tensors)
+        run = IMAGE_KERNELS[node.kind](node, context, _binder(node, tensors))
     elif uses_batch_statistics(node):
         run = _local_norm(node, context, tensors)
     elif stage.shards > 1:
@@ -144,49 +134,6 @@ def _local_norm(node: Node, context: Context, tensors: dict[str, Tensor]) -> Ope
     return lambda values: again(values) if context.recomputing else track(values)
 
 
-@IMAGE_KERNELS.register("batch_norm")
-def _norm(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
-    """Returns the callable of batch normalisation in training, its statistics over all ranks."""
-    bind, source = _binder(node, tensors), node.inputs[0]
-    shape = context.plan.graph.shape(source)
-    boxes = held_by(context.plan.graph, context.stage, source)
-    counts = [(b.n1 - b.n0) * (b.r1 - b.r0) * (b.c1 - b.c0) for b in boxes]
-    if len(shape) != 4:  # shards of a vector or a sequence; tiles are of images
-        counts = [count * math.prod(shape[2:]) for count in counts]
-    counts = [counts[tile] for tile in context.tile_order]
-    rects = None
-    if context.stage.num_tiles > 1 and context.extent(node.name) != context.own(shape[2:]):
-        rects = context.extent(node.name), context.own(shape[2:])
-    tiles = NormTiles(context.cursor, node.name, counts, rects)
-
-    def run(values: Values) -> Tensor:
-        a = bind(values)
-        tracked = a["running_mean"] is not None and not context.recomputing
-        running = (a["running_mean"], a["running_var"]) if tracked else None
-        return tiled_batch_norm(
-            a["input"], a["weight"], a["bias"], running, tiles, a["momentum"], a["eps"]
-        )
-
-    return run
-
-
-@IMAGE_KERNELS.register("mean")
-@IMAGE_KERNELS.register("adaptive_avg_pool2d")
-def _global_mean(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
-    """Returns the callable of a mean over the whole image."""
-    [source] = node.inputs
-    _, _, height, width = context.plan.graph.shape(source)
-    flat = node.shape is not None and len(node.shape) == 2
-    held, own = context.extent(source), context.own([height, width])
-
-    def run(values: Values) -> Tensor:
-        x = crop(values[source], held, own)
-        mean = mean_over_image(x, context.cursor, node.name, height * width)
-        return mean.flatten(1) if flat else mean
-
-    return run
-
-
 def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
     """Returns the callable of a node that needs nothing of other ranks: the ATen operator."""
     if node.kind == "getitem":
@@ -206,7 +153,7 @@ def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
     return run
 
 
-def _binder(node: Node, tensors: dict[str, Tensor]) -> Callable[[Values], dict[str, Any]]:
+def _binder(node: Node, tensors: dict[str, Tensor]) -> Bind:
     """Returns the callable that collects a node's arguments; constants are decoded only once."""
     fixed: dict[str, Any] = {}
     from_values: list[tuple[str, Any]] = []

@@ -8,8 +8,9 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from hires.parallel.compile_node import Operator, Values, compile_node
+from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
+from hires.parallel.image_kernels import Operator, Values
 from hires.parallel.recompute import Segment, run_segment
 from hires.plan.graph import Node
 from hires.plan.operators.operator_facts import facts_of, is_random

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.parallel.compile_node import IMAGE_KERNELS
 from hires.parallel.convolution import SUBSTITUTES
+from hires.parallel.image_kernels import IMAGE_KERNELS
 from hires.parallel.window import WINDOW_KERNELS
 from hires.plan.operators.operator_facts import OPERATORS, UNKNOWN, facts_of, flops_of
 from hires.plan.operators.operator_page import operator_rows, operators_page
