@@ -20,7 +20,7 @@ from hires.cli.screens.screen import print_config, print_table
 from hires.cli.start_run import explain, wait_for
 from hires.core.config.run_config import PrecisionConfig, RunConfig
 from hires.core.errors import ConfigError, PlanError, RunError
-from hires.core.store import file_names
+from hires.core.store import file_names, reading
 from hires.core.store.rundir import create
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
@@ -89,8 +89,7 @@ def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
     outcome = wait_for(config, run, plan.world, args=("--verify",))
     file = run.attempt_dir / file_names.VERIFY
     if file.exists():
-        answer: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return answer
+        return reading.read_json(file)
     if outcome.exit_code == 0:
         raise RunError("the ranks ended without comparing anything")
     explain(outcome, run, keep=False)

@@ -2,6 +2,7 @@ import json
 import os
 import threading
 
+import numpy as np  # here, as its import would take longer than an example may
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -283,8 +284,6 @@ def test_missing_folder_is_named(tmp_path):
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9), st.sampled_from([0, 0.1, 0.5, 1]))
 def test_quantile_is_numpys(values, fraction):
-    import numpy as np
-
     wanted = np.quantile(values, fraction)
     assert summary.quantile(values, fraction) == pytest.approx(wanted, abs=1e-6)
 
