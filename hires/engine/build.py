@@ -1,4 +1,4 @@
-"""How do a frozen config and plan become what one rank runs? Its own slots, nothing else."""
+"""Builds what one rank runs, its own slots only, from the frozen config and plan."""
 
 from __future__ import annotations
 
@@ -257,15 +257,15 @@ def _autocast(config: RunConfig) -> torch.dtype | None:
 def _counters(plan: Plan, contexts: list[Context], model: nn.Module) -> dict[str, int]:
     """Returns the counters of the rank's norms that train, and their steps in one microbatch."""
     buffers = dict(model.named_buffers())
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for stage in {context.stage.index for context in contexts}:
         for node in plan.nodes(stage):
             if updates_statistics(node):
                 mean = node.args["running_mean"]["param"]
                 counter = mean.removesuffix("running_mean") + "num_batches_tracked"
                 if counter in buffers:
-                    found[counter] = found.get(counter, 0) + 1
-    return found
+                    counts[counter] = counts.get(counter, 0) + 1
+    return counts
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What does every rank write into a checkpoint, and how do all of them together make it whole?
+"""Writes checkpoints: each rank its part, and rank 0 completes them.
 
 ``stage00.safetensors`` holds parameters and running statistics of a stage by the names that they
 have in the network, ``momentum00.safetensors`` the momentum of its parameters by the same names:
@@ -6,8 +6,8 @@ the rank that is replica 0, direction down, tile 0 of the stage writes them, sin
 are equal. ``rank0000.safetensors`` holds the state of a rank's random numbers. Which images come
 next is a function of the step and the seed (``hires.data.order``).
 
-Ranks write into a hidden folder; when all have said that their files are on the disk, rank 0 names
-it as a checkpoint, so that a crash at any moment leaves the one before whole. What goes wrong on
+Ranks write into a hidden folder; once the files of all are on the disk, rank 0 renames the folder,
+so that a crash at any moment leaves the checkpoint before whole. What goes wrong on
 any rank ends the save on all of them, and the run goes on. Saving happens between steps, when no
 activation is alive, and adds a few MiB (:data:`hires.engine.tensorfile.PIECE_BYTES`) to what is
 kept, so the peak that is predicted and measured for a step stands.
@@ -73,7 +73,7 @@ class Saver:
         }
 
     def makes_way(self, step: int) -> bool:
-        """Whether the run ends before a step: somebody asked for it, and the state is saved.
+        """Whether the run is preempted before a step, once its state is saved.
 
         All ranks call it before every step; it is the barrier behind which the step begins.
         """
@@ -116,8 +116,8 @@ class Saver:
             taken_s = time.perf_counter() - began_s
             num_bytes = checkpoints.read(path).num_bytes
             log.info("saved %s, %s in %.2f s", path.name, size(num_bytes), taken_s)
-            told = {"step": step, "bytes": num_bytes, "save_s": taken_s}
-            self._note("checkpoint_saved", **told)
+            facts = {"step": step, "bytes": num_bytes, "save_s": taken_s}
+            self._note("checkpoint_saved", **facts)
         return True
 
     @property
@@ -165,10 +165,10 @@ class Saver:
             log.warning("an old checkpoint stays: %s", error)
 
     def _give_up(self, path: Path, step: int, problem: str | None) -> None:
-        """Leaves no rubbish after a save that failed, and says why it did."""
+        """Removes the files of a save that failed, and logs why it did."""
         if self._leads:
             shutil.rmtree(checkpoints.hidden(path, "tmp"), ignore_errors=True)
-        # Behind this nobody writes any more, and the disk may have room again for the word.
+        # No rank writes after this, and the disk may have room again for the event.
         comm.max_all(0, patient=True)
         if problem is not None:
             log.warning("there is no checkpoint of step %d: %s; the run goes on", step, problem)

@@ -1,4 +1,4 @@
-"""How do images reach a rank in time?
+"""Loads the microbatches of a rank.
 
 One background thread reads the next microbatches while the rank computes: only this rank's samples,
 and of these only its window. Tensors are filled in the layout and type that the network wants.
@@ -89,12 +89,14 @@ class Loader:
         """
         begin = time.perf_counter()
         try:
-            found = next(self._microbatches, None) if self._ahead is None else self._ahead.take()
+            microbatch = (
+                next(self._microbatches, None) if self._ahead is None else self._ahead.take()
+            )
         finally:
             self.wait_s += time.perf_counter() - begin
-        if found is None:
+        if microbatch is None:
             raise EOFError("there are no more microbatches")
-        return found
+        return microbatch
 
     def close(self) -> None:
         """Stops the thread and waits for it; happens at the latest when the process ends."""

@@ -1,6 +1,6 @@
-"""How much memory does this process use, and how much does a step of it need?
+"""Measures the memory of this process, and how much a step of it needs.
 
-The resident size of a process says less than it seems: it counts the libraries' pages, which all
+The resident size of a process is misleading: it counts the libraries' pages, which all
 ranks of a machine share, and what the allocator keeps of memory that was freed, a third of the peak
 for small tensors. :class:`PeakMeter` measures one step of the warm-up with an allocator that gives
 everything of 64 KiB and more back at once, and counts the process's own pages only, as a GPU's
@@ -56,7 +56,7 @@ class PeakMeter:
         self._own_import = own_bytes()
         self._peak_rss = 0
         self._own_peak: int | None = None
-        self._told = False
+        self._reported = False
         reset_peak()
 
     @contextlib.contextmanager
@@ -79,15 +79,15 @@ class PeakMeter:
     def news(self) -> dict[str, int | str] | None:
         """Returns :meth:`line` once, as soon as the chosen step was measured; else None.
 
-        Who looks at a run of days wants to know it before the end.
+        Long runs report their peak while they run.
         """
-        if self._own_peak is None or self._told:
+        if self._own_peak is None or self._reported:
             return None
-        self._told = True
+        self._reported = True
         return self.line()
 
     def line(self) -> dict[str, int | str]:
-        """Returns what the record says about the peak."""
+        """Returns the peak as the record holds it."""
         peak_rss = max(self._peak_rss, peak_rss_bytes())
         if torch.cuda.is_available():
             peak, source = int(torch.cuda.max_memory_allocated()), "device"

@@ -1,4 +1,4 @@
-"""How do parameters follow their gradients?
+"""Stochastic gradient descent by one fused kernel, without copies.
 
 ``torch.optim.SGD(fused=True)`` does it in one pass, but copies every channels-last weight, its
 gradient and its momentum into another order first and back afterwards: more work than the step

@@ -1,4 +1,4 @@
-"""At which checkpoint does an attempt begin, and how does a rank take it over?
+"""Chooses the checkpoint at which an attempt begins, and loads it.
 
 All ranks agree on the latest checkpoint in which every one of them finds what it needs unharmed.
 Layers are found by their names, whatever stage the run that wrote them had them in.
@@ -38,7 +38,7 @@ class Begin:
     """What it goes on with; None at the start of a run."""
 
     def line(self, run_dir: Path) -> dict[str, object]:
-        """Returns what ``metrics.jsonl`` says about it: ``attempt`` is None for another run's."""
+        """Returns its line of ``metrics.jsonl``: ``attempt`` is None for another run's."""
         assert self.checkpoint is not None
         ours = self.checkpoint.path.parent == run_dir / checkpoints.FOLDER
         return {
@@ -113,10 +113,10 @@ def _offered(run_dir: Path, config: RunConfig, world: World) -> list[str]:
         except HiresError as error:  # all ranks wait for the answer, also when there is none
             comm.broadcast_text(json.dumps({"error": str(error)}))
             raise
-    told = json.loads(comm.broadcast_text(json.dumps(answer)))
-    if "error" in told:
-        raise RunError(told["error"])
-    return list(told["paths"])
+    agreed = json.loads(comm.broadcast_text(json.dumps(answer)))
+    if "error" in agreed:
+        raise RunError(agreed["error"])
+    return list(agreed["paths"])
 
 
 def _warn(run_dir: Path, world: World, problem: str) -> None:

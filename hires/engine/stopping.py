@@ -1,7 +1,7 @@
-"""How does a rank hear that it shall save its state and make way?
+"""Notes SIGUSR2, the request to save the state and end.
 
-SIGUSR2 is only noted; ranks look where a step begins, and there they agree. A process has one such
-signal, so what was heard is kept here and not in an object.
+Ranks look where a step begins, and there they agree. A process has one handler of the signal, so
+the note is a variable of this module.
 """
 
 from __future__ import annotations

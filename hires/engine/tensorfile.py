@@ -1,4 +1,4 @@
-"""How do tensors get into a safetensors file and out of it, one at a time?
+"""Writes and reads safetensors files one tensor at a time.
 
 ``safetensors.torch.save_file`` wants contiguous tensors, so it would need a second copy of all
 convolution weights, which lie in channels-last order, and it maps the file into memory, where a
@@ -68,10 +68,10 @@ class TensorFile:
             DamagedError: it cannot be read.
         """
         try:
-            found: Tensor = self._file.get_tensor(name)
+            tensor: Tensor = self._file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise DamagedError(f"{self.path} is damaged: {name}: {error}") from None
-        return found
+        return tensor
 
     def check(self, names: Iterable[str]) -> None:
         """Compares tensors with the sums that were noted when they were written.

@@ -1,4 +1,4 @@
-"""Does the layout compute what one process computes? One step of both, compared in float64.
+"""Compares one step of a layout with one process, in float64.
 
 Every rank runs the layout's step. Then rank 0 runs the user's plain module, with none of hires'
 operators, over the microbatches of all replicas one after the other, and every rank compares what
@@ -85,8 +85,8 @@ def summary(lines: list[dict[str, Any]], wanted: list[str]) -> dict[str, Any]:
     """
     worst: dict[str, float | None] = {}
     for kind in KINDS:
-        found = [line["errors"][kind] for line in lines if kind in line["errors"]]
-        worst[kind] = max(found, default=None)
+        errors = [line["errors"][kind] for line in lines if kind in line["errors"]]
+        worst[kind] = max(errors, default=None)
     names = {name for line in lines for name in line["names"]}
     for name in wanted:
         if name not in names:
@@ -112,30 +112,30 @@ def reference_step(config: RunConfig) -> Tensors:
     training = config.task.name == "train"
     model.train(training)
     pieces = config.parallel.pieces
-    found: Tensors = {}
+    tensors: Tensors = {}
     with torch.set_grad_enabled(training):
         for index, (images, target) in enumerate(_microbatches(config)):
             output = model(images)
-            found[f"output/{index}"] = output.detach()
+            tensors[f"output/{index}"] = output.detach()
             if training:
                 loss = plain_loss(output, target)
                 torch.autograd.backward(loss / pieces)
-                found[f"loss/{index}"] = loss.detach()
+                tensors[f"loss/{index}"] = loss.detach()
     if training:
-        _finish_step(config, model, found)
-    found |= {f"running_stats/{name}": t for name, t in model.named_buffers()}
-    return found
+        _finish_step(config, model, tensors)
+    tensors |= {f"running_stats/{name}": t for name, t in model.named_buffers()}
+    return tensors
 
 
-def _finish_step(config: RunConfig, model: nn.Module, found: Tensors) -> None:
+def _finish_step(config: RunConfig, model: nn.Module, tensors: Tensors) -> None:
     """Takes the optimiser's step and notes gradients and parameters."""
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            found[f"gradients/{name}"] = parameter.grad.clone()
+            tensors[f"gradients/{name}"] = parameter.grad.clone()
     task, trainable = config.task, [p for p in model.parameters() if p.requires_grad]
     if trainable:
         torch.optim.SGD(trainable, task.lr, task.momentum, weight_decay=task.weight_decay).step()
-    found |= {f"parameters/{name}": p.detach() for name, p in model.named_parameters()}
+    tensors |= {f"parameters/{name}": p.detach() for name, p in model.named_parameters()}
 
 
 def _microbatches(config: RunConfig) -> list[tuple[Tensor, Tensor]]:

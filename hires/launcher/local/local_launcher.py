@@ -1,9 +1,9 @@
-"""How does a run start on this machine, and what is left of it when it ends?
+"""Launches a run on this machine.
 
 :func:`launch` starts one process per rank, waits, and leaves ``exit.json`` and ``record.json``
 behind, however it ends. ``python -m hires.launcher.local RUN_DIR`` does the same by
-hand with a new attempt; the ``launch.sh`` of every run folder calls it, and may say after ``--``
-which command is to start the ranks.
+hand with a new attempt; the ``launch.sh`` of every run folder calls it, and may name after ``--``
+the command that starts the ranks.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(job: Launch, interrupts: Interrupts) -> WorldEnd:
-    """Runs the ranks, with another port if somebody took it between choosing and listening."""
+    """Runs the ranks, with another port if one was taken between choosing and listening."""
     *others, last = job.places.ports
     for choice in others:
         try:
@@ -166,8 +166,9 @@ def _leave(job: Launch, end: WorldEnd, started: str) -> WorldEnd:
     except Exception as error:  # a bug in making the record must not hide how the ranks ended
         end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
     try:
-        told = None if job.args else record
-        write_exit(job.run_dir, job.attempt, _exit_values(end, started), told)
+        write_exit(
+            job.run_dir, job.attempt, _exit_values(end, started), None if job.args else record
+        )
     except RunError as error:
         end = _failed_too(end, str(error))
     return _blame_disk(job, end)

@@ -1,9 +1,9 @@
-"""How do many frozen runs share this machine?
+"""Runs many frozen runs on this machine, as many at once as fit.
 
 Each attempt has a process of its own (:mod:`hires.launcher.local.point_process`), so that a run
-which fails, or whose launcher is killed, takes no other along. As many run at once as were asked
-for, and as cores and memory allow; one alone always may. Ctrl-C goes on to all of them, and what
-was not started stays pending.
+which fails, or whose launcher is killed, does not stop the others.
+As many run at once as the options, cores and memory allow; one alone always may. Ctrl-C goes on to
+all of them, and what was not started stays pending.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_all(
     Args:
         tasks: one attempt each; two of the same run never run at once.
         limits: how much of the machine they may use.
-        watcher: is told what happens.
+        watcher: is called at every start and end, and with every line of metrics.
         module: the Python module that every rank runs, if it is not hires' own.
         cancelled: asked again and again; if it is true all ends, as after Ctrl-C.
     """
@@ -196,12 +196,12 @@ class Queue:
                 self._note(_end_of(run, code))
 
     def _leave(self, task: Task, why: str) -> None:
-        """Leaves a task to others, and tells of it."""
+        """Leaves a task to another command, and reports it."""
         self.left.append((task, why))
         self._watcher.left(task, why)
 
     def _note(self, end: Ended) -> None:
-        """Keeps how a task ended, and tells of it."""
+        """Keeps how a task ended, and reports it."""
         self._known[end.task.path] += end.state == "done"
         self.ended.append(end)
         self._watcher.ended(end)
@@ -237,7 +237,7 @@ def _end_of(run: _Running, code: int) -> Ended:
         state, cause = "lost" if code < 0 else "failed", _died(folder, code)
     values: dict[str, Any] = {"state": state, "cause": cause, "exit_codes": {}, "reason": None}
     values |= {"started": run.started, "ended": provenance.now()}
-    with contextlib.suppress(RunError):  # on a full disk the end is still told on screen
+    with contextlib.suppress(RunError):  # on a full disk the end is still shown on screen
         write_exit(run.task.path, run.attempt, values, {})
     return Ended(run.task, run.attempt, state, cause, run.wall_s)
 

@@ -1,8 +1,7 @@
-"""How does one point of a sweep run? In a process of its own, which waits for its ranks.
+"""Runs one point of a sweep: a process that waits for its ranks.
 
 ``python -m hires.launcher.local.point_process RUN_DIR ATTEMPT`` runs an attempt whose folder
-exists already. It says nothing: everything that it has to say is in the attempt's ``exit.json``
-and logs.
+exists already. It prints nothing: everything is in the attempt's ``exit.json`` and logs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is to be run on this machine, with how much of it, and what became of it."""
+"""Tasks of the local queue, the share of the machine that they may use, and how they ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Task:
     threads: int = 1
     """Compute threads of every rank."""
     needs_bytes: int = 0
-    """Predicted memory of all ranks with their libraries; 0: nobody knows."""
+    """Predicted memory of all ranks with their libraries; 0: unknown."""
     done: int = 0
     """Complete attempts of the run that were known when this one was planned."""
 
@@ -38,7 +38,7 @@ class Limits:
     cores: int = 1
     """Cores that attempts which run at the same time may keep busy together."""
     memory_bytes: int | None = None
-    """Memory that they may need together; None: nobody knows."""
+    """Memory that they may need together; None: unknown."""
     rank_hours: float | None = None
     """No attempt starts once ranks times hours, over all attempts, come to this; None: no limit."""
 
@@ -71,7 +71,7 @@ class Result:
 
 
 class Watcher(Protocol):
-    """Is told what happens."""
+    """Is called when something happens to a task."""
 
     def started(self, task: Task, attempt: int) -> None:
         """An attempt was started."""
@@ -83,4 +83,4 @@ class Watcher(Protocol):
         """An attempt ended, or could not be made."""
 
     def left(self, task: Task, why: str) -> None:
-        """A task is left to somebody else, or was completed by others."""
+        """A task is left to another command, or was completed by one."""

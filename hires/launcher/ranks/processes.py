@@ -1,4 +1,4 @@
-"""How is one process per rank started, watched and stopped, so that none ever stays behind?
+"""Starts, watches and stops one process per rank, and leaves none behind.
 
 Every rank leads a session and process group of its own: a signal reaches whatever it started too,
 and Ctrl-C in the terminal reaches only the supervisor, which decides. On Linux the kernel kills a
@@ -74,7 +74,7 @@ def poll(ranks: Iterable[RankProcess]) -> list[RankProcess]:
     ended = [rank for rank in ranks if rank.code is None and _has_ended(rank.process.pid)]
     seen_s = time.time()
     for rank in ended:
-        # It is not reaped yet, so its number still means this group and nobody else's.
+        # It is not reaped yet, so its number still means this group.
         _signal_group(rank, signal.SIGKILL)
         rank.code = _code(rank)
         rank.ended_s = seen_s
@@ -87,7 +87,7 @@ def stop(ranks: Sequence[RankProcess], grace_s: float, hurry: Callable[[], bool]
     Args:
         ranks: the ranks; those that ended already are left alone.
         grace_s: how long they may take to end by themselves.
-        hurry: asked again and again; SIGKILL follows at once when it says True.
+        hurry: SIGKILL follows at once when it returns True; called repeatedly.
     """
     for rank in ranks:
         if rank.code is None:
@@ -154,7 +154,7 @@ def _has_ended(pid: int) -> bool:
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     try:
         return os.waitid(os.P_PID, pid, options) is not None
-    except ChildProcessError:  # somebody else reaped it
+    except ChildProcessError:  # it was reaped elsewhere
         return True
 
 
