@@ -196,7 +196,7 @@ def _row(layout: ParallelConfig, samples: list[dict[str, Any]]) -> dict[str, Any
 
 
 def _missed(row: dict[str, Any]) -> list[str]:
-    """Returns what a row does not reach: it is no plan that runs, or it costs too much."""
+    """Returns the aims that a row misses: its verdict, its time or its memory."""
     missed = ["verdict"] if row["errors"] else []
     if row["ranks"] <= AIM_RANKS:
         missed += [key for key, most in AIMS.items() if row[key] > most]

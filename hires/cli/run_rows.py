@@ -16,18 +16,12 @@ from hires.core.store.reading import Note
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import states
 from hires.report.columns import Row
+from hires.report.compare.metrics import METRICS
 from hires.report.load.indexed import runs_of
 from hires.report.load.plain_values import dig, same_value, value_text
 from hires.report.load.rows import RUN_COLUMNS, run_row
 from hires.report.load.runs import Run
 
-METRICS = {
-    "throughput": "img_per_s_median",
-    "step_time": "step_s_median",
-    "memory": "peak_bytes_max",
-    "loss": "loss_last",
-}
-"""Short names of numbers: images per second, seconds, bytes of the fullest rank, last loss."""
 _GROUPS = {"parallel": "layout", "precision": "precision", "task": "task", "model": "model"}
 """Groups of the config whose choice is a column."""
 
@@ -42,7 +36,7 @@ class RunRow:
 
     def value(self, name: str) -> Any:
         """Returns what a name stands for; None if the run has no such value."""
-        name = METRICS.get(name, _GROUPS.get(name, name))
+        name = METRICS[name].column if name in METRICS else _GROUPS.get(name, name)
         if name == "image":
             height, width = self.values.get("height"), self.values.get("width")
             if height is None or width is None:

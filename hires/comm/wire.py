@@ -95,10 +95,10 @@ def shutdown() -> None:
 
 @contextlib.contextmanager
 def rehearsal(rank: int, shared_memory: bool) -> Iterator[SilentWire]:
-    """Lets this process do as one rank of a world that is not there, until the block ends.
+    """Runs this process as one rank without the other ranks, until the block ends.
 
-    Nothing is sent, and what is received stays as it was: only what a rank allocates, computes and
-    asks for is as in a real run.
+    Nothing is sent, and receive buffers keep their contents. Allocations, computations and calls
+    are those of a real run.
 
     Args:
         rank: the rank that this process plays.
@@ -114,7 +114,7 @@ def rehearsal(rank: int, shared_memory: bool) -> Iterator[SilentWire]:
 
 @functools.cache
 def patient_group() -> Any:
-    """Returns the transport's handle of all ranks who wait for each other's disks."""
+    """Returns the group of all ranks with a timeout long enough for slow disks."""
     patience = datetime.timedelta(seconds=max(transport.timeout_s, PATIENCE_S))
     return guard(lambda: dist.new_group(timeout=patience), "the group of all ranks")
 
@@ -131,7 +131,7 @@ def waiting(
 
 
 def guard(call: Callable[[], Any], what: str) -> Any:
-    """Returns what a call returns, its failure said in hires' words."""
+    """Returns the result of a call; a failure of the transport becomes a ``CommError``."""
     try:
         return call()
     except CommError as error:

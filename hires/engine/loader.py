@@ -186,7 +186,7 @@ class _Ahead:
         self._thread.start()
 
     def take(self) -> Microbatch | None:
-        """Returns the next item, or None after the last; an error comes in its turn, and stays."""
+        """Returns the next item, or None after the last; raises an error where it occurred."""
         if not self._ended and not self._stopped:
             item = self._ready.get()
             self._free.release()

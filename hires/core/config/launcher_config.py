@@ -43,9 +43,9 @@ class LauncherConfig:
     max_ranks: int = 64
     """Most processes on this machine; a larger world is refused."""
     bind: str = choice("auto", BINDINGS)
-    """``auto``: the cores of a machine are shared out to its ranks, evenly and side by side, and
-    each keeps to its own. Not if they are too few for the threads of all; nor, on this machine, if
-    nothing is to spare for the threads that read and send. ``none``: no rank keeps to any."""
+    """``auto``: each rank is bound to an equal share of neighbouring cores, unless there are too
+    few cores for all threads or, on this machine, none is left for the threads that read and send.
+    ``none``: ranks are not bound."""
     mpi: str | None = choice(None, MPIS)
     """``mpirun``, ``slurm``: what starts the ranks: ``openmpi`` (its mpirun), ``mpich``
     (mpiexec.hydra), ``mvapich`` (mpirun_rsh) or ``srun``. Unset: ``cluster.mpi``, else openmpi, or

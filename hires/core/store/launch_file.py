@@ -112,7 +112,7 @@ REFUSED = "HIRES_REFUSED_MODULE"
 
 
 def _template(name: str) -> str:
-    """Returns the text of a file in ``launch/``; a launcher without one has that of ``local``."""
+    """Returns the text of a file in ``launch/``; a launcher without one uses that of ``local``."""
     beside = Path(hires.__file__).resolve().parent.parent / "launch"  # of a checkout
     for file in (name, "local.sh"):
         with contextlib.suppress(ModuleNotFoundError, FileNotFoundError):

@@ -39,7 +39,7 @@ def alone(run: Path, job: str | None, submitted: int | None) -> Iterator[None]:
 
     Args:
         run: the run folder; one that does not exist yet is under way nowhere.
-        job: name of this job; None: this process is of no job.
+        job: name of this job; None: this process belongs to no job.
         submitted: the attempt that it was submitted for and that was not launched yet, if any.
 
     Raises:

@@ -18,6 +18,8 @@ class Metric:
     """One number of a run."""
 
     name: str
+    column: str
+    """Column of the frame of runs that holds its one number."""
     what: str
     unit: str
     """Unit in which it is shown."""
@@ -65,19 +67,19 @@ METRICS = {
     metric.name: metric
     for metric in (
         Metric(
-            "throughput", f"images per second, {_STEPS}", "img/s",
+            "throughput", "img_per_s_median", f"images per second, {_STEPS}", "img/s",
             True, ("slower", "faster"), _rates, {"img/s": 1.0},
         ),
         Metric(
-            "step_time", f"seconds a step, {_STEPS}", "s",
+            "step_time", "step_s_median", f"seconds a step, {_STEPS}", "s",
             False, ("faster", "slower"), counted_steps, {"s": 1.0, "ms": 1e-3},
         ),
         Metric(
-            "memory", f"peak of the fullest rank, {_ATTEMPTS}", "MiB",
+            "memory", "peak_bytes_max", f"peak of the fullest rank, {_ATTEMPTS}", "MiB",
             False, ("less", "more"), _peak, {"MiB": MIB, "GiB": GIB, "B": 1.0},
         ),
         Metric(
-            "loss", f"loss of the last step, {_ATTEMPTS}", "1",
+            "loss", "loss_last", f"loss of the last step, {_ATTEMPTS}", "1",
             False, ("lower", "higher"), _last_loss, {"1": 1.0},
         ),
     )
