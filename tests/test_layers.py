@@ -1,4 +1,4 @@
-"""Do imports point right, as DESIGN section 2 draws it, and is the front end free of torch?"""
+"""Do imports point right, as docs/ARCHITECTURE.md draws it, and is the front end free of torch?"""
 
 from __future__ import annotations
 

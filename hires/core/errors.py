@@ -1,6 +1,6 @@
 """Defines the errors that a user sees, each with its exit code.
 
-Every message names the value, why it fails and what would work (STYLE). Anything else that
+Every message names the value, why it fails and what would work. Anything else that
 escapes is a bug of hires and keeps its traceback.
 """
 
