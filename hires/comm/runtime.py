@@ -17,6 +17,7 @@ from hires.comm.rehearsal import SilentMemory
 from hires.comm.shared import SharedMemory
 from hires.comm.wire import activity, guard, patient_group, transport, waiting
 from hires.core.ranks.timeline import COLLECTIVE, HALO, Recorder
+from hires.plan.sums import ALONE_BYTES
 
 DIRECT_BYTES = shared.GATHER_BYTES
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""
@@ -113,7 +114,12 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
 
 
 def all_reduce_coalesced(tensors: list[Tensor], group: Group) -> None:
-    """Sums dense tensors over a group, in place; those of one type as one message."""
+    """Sums dense tensors over a group, in place, those of one type together.
+
+    Ranks that read each other's memory sum them as one message. Others sum large tensors where they
+    lie, all at once, and copy the small ones into one flat message; in all they send the same bytes
+    as one message would. All ranks give the same sizes, so they choose alike.
+    """
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors if group.size > 1 else ():
         by_type.setdefault(tensor.dtype, []).append(tensor)
@@ -122,7 +128,14 @@ def all_reduce_coalesced(tensors: list[Tensor], group: Group) -> None:
             what = f"a sum among ranks {group.ranks}"
             waiting(functools.partial(group.peers.sum, bucket), what, -1, -1, tuple(group.ranks))
         else:
-            _sum_as_one(bucket, group)
+            large = [tensor for tensor in bucket if tensor.nbytes >= ALONE_BYTES]
+            small = [tensor for tensor in bucket if tensor.nbytes < ALONE_BYTES]
+            handles = [all_reduce(tensor, group, wait=False) for tensor in large]
+            if small:
+                _sum_as_one(small, group)
+            for handle in handles:
+                if handle is not None:
+                    handle.wait()
 
 
 def all_gather(tensor: Tensor, group: Group) -> Tensor:

@@ -6,7 +6,8 @@ messages bring the running statistics of several copies together (``parallel.run
 
 Three ways, chosen when the plan is made:
 
-    together  ranks of one machine read each other's memory: one message holds everything
+    together  ranks of one machine read each other's memory: one message holds everything (where
+              the system forbids that, ``comm.all_reduce_coalesced`` divides it: the same bytes)
     early     large gradients set out alone, as soon as the last backward pass has made them
     late      large gradients set out alone, one after the other, when all passes are done
 

@@ -138,8 +138,10 @@ def agreement_of_rank(world: World) -> tuple[int, int, list[str]]:
     return number, patient, told
 
 
-def sums_of_rank(world: World, sizes: list[int], way: str) -> tuple[bool, list[list[float]]]:
-    """Returns whether ranks read each other's memory, and what sums of tensors came to."""
+def sums_of_rank(
+    world: World, sizes: list[int], way: str
+) -> tuple[bool, list[list[float]], list[int]]:
+    """Returns whether ranks read each other's memory, sums of tensors, and sizes of messages."""
     if way == "forbidden":
         attach._reader = lambda: None
     comm.start(world, 60, shared_memory=way != "sent")
@@ -148,10 +150,15 @@ def sums_of_rank(world: World, sizes: list[int], way: str) -> tuple[bool, list[l
     generator = torch.Generator().manual_seed(world.rank)
     tensors = [torch.randn(size, generator=generator) for size in sizes]
     tensors += [torch.full((3, 5), world.rank + 0.5, dtype=torch.float64)]
+    messages: list[int] = []
+    all_reduce = dist.all_reduce
+    dist.all_reduce = lambda sent, **named: (
+        messages.append(sent.numel()) or all_reduce(sent, **named)
+    )
     comm.all_reduce_coalesced(tensors, group)
     comm.barrier()
     comm.shutdown()
-    return group.peers is not None, [tensor.flatten().tolist() for tensor in tensors]
+    return group.peers is not None, [tensor.flatten().tolist() for tensor in tensors], messages
 
 
 def many_gathers(world: World, rounds: int) -> int:
