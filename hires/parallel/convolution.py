@@ -1,4 +1,4 @@
-"""Computes convolutions as torch does, without two faults of oneDNN, and 1x1 kernels faster.
+"""Computes convolutions as torch does, without three faults of oneDNN, and 1x1 kernels faster.
 
 One output column in half precision: on processors with AMX, a convolution whose stride and kernel
 are two or more columns and whose output is one column reads memory that it never wrote. Outputs and
@@ -14,6 +14,13 @@ computes with overwritten numbers. Such a convolution reads one pixel of every s
 selected first and convolved with stride 1. Measured with a checking allocator on 1920 strided 1x1
 convolutions of 1 to 104 channels in fp32 and bf16, of which 102 failed, all of this shape, and on
 1360 random others.
+
+Row strides above the rows of the kernel: on processors with AVX-512, outputs on narrow maps may be
+wrong in any type but float64, and memory overwritten, as a buffer is sized for a stride cut to the
+kernel (https://github.com/uxlfoundation/oneDNN/pull/5494). Such a convolution skips rows of its
+input, so the rows that it reads are copied first, after which stride and kernel are equal:
+
+    kernel of 2 rows, stride 3    rows 0 1 . 3 4 . 6 7    copied 0 1 3 4 6 7, stride 2
 """
 
 from __future__ import annotations
@@ -57,6 +64,10 @@ def convolve(
     columns = (x.shape[3] + 2 * zeros - reach) // pair(stride)[1] + 1
     if _overruns(dtype, weight, stride, padding):
         x, stride = _picked(x, stride), 1
+    elif _skips_rows(dtype, weight, stride, padding):
+        x = _read_rows(x, weight.shape[2], stride, padding, dilation)
+        stride = [weight.shape[2], pair(stride)[1]]
+        padding, dilation = [0, zeros], [1, pair(dilation)[1]]
     rest: tuple[Any, ...] = (stride, padding, dilation, groups)
     if not _fails(x, dtype, weight, stride, columns):
         return torch.conv2d(x, weight, bias, *rest)
@@ -159,6 +170,29 @@ def _overruns(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | 
     if tuple(weight.shape[2:]) != (1, 1) or tuple(pair(stride)) == (1, 1):
         return False
     return not isinstance(padding, str) and tuple(pair(padding)) == (0, 0)
+
+
+def _skips_rows(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | str) -> bool:
+    """Whether oneDNN may size a buffer too small, as the stride is above the kernel's rows."""
+    if dtype == torch.float64 or weight.device.type != "cpu" or isinstance(padding, str):
+        return False
+    # 1x1 kernels without padding take another way through the library.
+    pointwise = tuple(weight.shape[2:]) == (1, 1) and tuple(pair(padding)) == (0, 0)
+    return pair(stride)[0] > weight.shape[2] and not pointwise
+
+
+def _read_rows(x: Tensor, rows: int, stride: Size, padding: Size | str, dilation: Size) -> Tensor:
+    """Returns the rows that a kernel of so many rows reads, in order, for one output after another.
+
+    Zeros above and below the map are among them.
+    """
+    assert not isinstance(padding, str)
+    step, zeros, apart = pair(stride)[0], pair(padding)[0], pair(dilation)[0]
+    x = torch.nn.functional.pad(x, (0, 0, zeros, zeros)) if zeros else x
+    num_outputs = (x.shape[2] - apart * (rows - 1) - 1) // step + 1
+    first = torch.arange(0, num_outputs * step, step)
+    read = (first[:, None] + torch.arange(0, rows * apart, apart)).flatten()
+    return x.index_select(2, read).contiguous(memory_format=torch.channels_last)
 
 
 def _picked(x: Tensor, stride: Size) -> Tensor:

@@ -78,6 +78,43 @@ def test_output_and_gradients_are_those_of_the_same_numbers_in_float64(drawn):
         assert distance(one, other) < 0.02
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("of_x", "of_weight", "stride", "padding", "dilation"),
+    [
+        # These were wrong with two threads, most of them every time.
+        ((8, 64, 23, 3), (1, 64, 1, 3), [2, 3], [0, 0], [1, 1]),
+        ((8, 64, 23, 3), (2, 64, 1, 3), [2, 3], [0, 0], [1, 1]),
+        ((2, 192, 24, 2), (2, 192, 3, 2), [4, 2], [0, 0], [1, 1]),
+        ((8, 96, 23, 2), (1, 96, 1, 2), [3, 4], [0, 0], [1, 1]),
+        # The rows that are read lie in the padding too, and apart.
+        ((2, 64, 9, 2), (4, 64, 2, 2), [4, 2], [1, 0], [2, 1]),
+        ((2, 64, 9, 5), (4, 64, 1, 1), [2, 2], [1, 1], [1, 1]),
+    ],
+)
+def test_row_strides_above_the_kernel_give_the_numbers_of_float64(
+    of_x, of_weight, stride, padding, dilation, dtype
+):
+    x, weight = (numbers(s, i).to(dtype).requires_grad_() for i, s in enumerate((of_x, of_weight)))
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    exact = torch.conv2d(*wide, None, stride, padding, dilation)
+    grad = numbers(tuple(exact.shape), 2).to(dtype)
+    exact.backward(grad.double())
+    limit, threads = 1e-5 if dtype == torch.float32 else 0.02, torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(10):
+            x.grad = weight.grad = None
+            leave_nan()
+            found = convolve(x, weight, None, stride, padding, dilation, 1)
+            found.backward(grad)
+            assert distance(found, exact) < limit
+            assert distance(x.grad, wide[0].grad) < limit
+            assert distance(weight.grad, wide[1].grad) < limit
+    finally:
+        torch.set_num_threads(threads)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([1, 3, 4]), st.integers(1, 3), st.integers(1, 16), st.integers(1, 3))
 def test_transposed_convolutions_of_narrow_maps_have_the_gradients_of_float64(k, step, rows, cols):
