@@ -21,7 +21,7 @@ from hires.plan.groups import held_stages, num_holders
 from hires.plan.messages import add_loss, edges_of, lay_out, look_over, small_tiles
 from hires.plan.partition import layer_starts, partition
 from hires.plan.plan import Finding, Plan, Stage
-from hires.plan.posts import edge_messages, halo_messages
+from hires.plan.posts import edge_messages
 from hires.plan.program import inside
 from hires.plan.proof.prove import verify
 from hires.plan.schedule import SCHEDULES, forward_only
@@ -130,10 +130,13 @@ def _count_rank(plan: Plan, rank: int, add: Any) -> None:
             peer = plan.slot_of(message.peer, direction)
             kind = "stage" if plan.stages[peer.stage].num_ranks == stage.num_ranks else "join"
             add(kind, times, times * math.prod(message.shape) * size)
-        for op, back in inside(plan, stage, letter == "B"):
+        for op, _ in inside(plan, stage, letter == "B"):
             if op.kind == "halo":
-                for message in halo_messages(plan, rank, direction, op, back)[0]:
-                    add("halo", times, times * math.prod(message.shape) * size)
+                # All tiles of a stage do the same passes: the first one counts for all of them.
+                if plan.slot_of(rank, direction).tile == 0 and op.messages:
+                    each = math.prod(plan.graph.shape(op.value)[:2]) * size
+                    pixels = sum((r1 - r0) * (c1 - c0) for _, _, r0, r1, c0, c1 in op.messages)
+                    add("halo", times * len(op.messages), times * pixels * each)
             else:
                 # A gather: every rank hands what it has to all others of the stage.
                 add(op.kind, times, times * (stage.num_ranks - 1) * op.elements * wide)

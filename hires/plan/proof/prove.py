@@ -15,6 +15,8 @@ from hires.plan.groups import groups
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import AHEAD, JOINED, events
 from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
+from hires.plan.proof.rounds import SEMANTICS as ROUNDS
+from hires.plan.proof.rounds import prove_in_rounds
 from hires.plan.proof.walk import Proof
 from hires.plan.sums import sums_of
 
@@ -83,21 +85,30 @@ def prove(plan: Plan, semantics: str = RENDEZVOUS, order: str = AHEAD) -> Proof:
         semantics: when messages begin and end.
         order: when receives are posted.
     """
-    return run_machine(*_programs(plan, order), semantics)
+    programs, members = _programs(plan, order)
+    return run_machine([[*program] for program in programs], members, semantics)
 
 
 def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdict]:
     """Yields the verdict on a plan for each (semantics, order of posting)."""
     made: dict[str, tuple[list[list[Event]], list[list[int]]]] = {}
+    in_rounds: dict[str, Proof | None] = {}
     # Every replica does the same, but all meet in the sums of gradients.
     joint = sum(len(sums_of(plan, stage.index)) for stage in plan.stages)
     joint = joint if plan.num_replicas > 1 else 0
     for semantics, order in ways:
         began = time.perf_counter()
         with _no_collection():
-            if order not in made:
-                made[order] = _programs(plan, order)
-            proof = run_machine(*made[order], semantics)
+            proof = None
+            if semantics in ROUNDS:
+                if order not in in_rounds:
+                    in_rounds[order] = prove_in_rounds(*_programs(plan, order))
+                proof = in_rounds[order]
+            if proof is None:
+                if order not in made:
+                    programs, members = _programs(plan, order)
+                    made[order] = [[*program] for program in programs], members
+                proof = run_machine(*made[order], semantics)
         took = time.perf_counter() - began
         collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
         messages = proof.num_messages * plan.num_replicas
@@ -135,11 +146,12 @@ def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
             yield Event("create", index, 0, what=f"the creation of group {index}")
 
 
-def _programs(plan: Plan, order: str) -> tuple[list[list[Event]], list[list[int]]]:
+def _programs(plan: Plan, order: str) -> tuple[list[Iterator[Event]], list[list[int]]]:
     """Returns what each rank of the first replica does, and the members of each group there."""
     ranks = range(plan.ranks_per_replica)
     members = [[r for r in group if r in ranks] for group in groups(plan)]
-    return [[*creation(members, rank), *events(plan, rank, order)] for rank in ranks], members
+    made = (itertools.chain(creation(members, r), events(plan, r, order)) for r in ranks)
+    return [*made], members
 
 
 @contextlib.contextmanager

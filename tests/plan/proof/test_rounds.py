@@ -1,0 +1,154 @@
+"""Is a plan that is proved in rounds right under every semantics of the machine?"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from hires.core.config.run_config import from_dict
+from hires.nets.trace import trace
+from hires.plan.event import Event
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from hires.plan.program import AHEAD
+from hires.plan.proof import prove
+from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
+from hires.plan.proof.rounds import SEMANTICS, prove_in_rounds
+from hires.plan.proof.walk import Proof
+from tests.helpers.damage import damage, valid_programs
+from tests.helpers.random_plans import random_plan
+from tests.helpers.small_plans import Forked, plan_of
+from tests.helpers.threaded import Programs
+
+GRIDS = {
+    "column": {"tiles": [3, 1]},
+    "uneven": {"tiles": [2, 3]},
+    "microbatches": {"tiles": [2, 2], "microbatches": 2},
+}
+
+
+def inner_plan() -> Plan:
+    """Returns a plan of which four tiles have eight neighbours, and none is empty."""
+    config = from_dict({"image": [64, 64], "batch": 2, "parallel": {"tiles": [4, 4]}})
+    return make_plan(config, trace(Forked(), [2, 3, 64, 64], training=True))
+
+
+def in_rounds(programs: Programs, members: list[list[int]]) -> Proof | None:
+    """Returns the proof in rounds of programs that are lists."""
+    return prove_in_rounds([iter(program) for program in programs], members)
+
+
+def check(programs: Programs, members: list[list[int]]) -> Proof | None:
+    """Returns the proof in rounds, if there is one, which is that of every machine."""
+    proof = in_rounds(programs, members)
+    if proof is not None:
+        for semantics in SEMANTICS:
+            assert run_machine(programs, members, semantics) == proof
+    return proof
+
+
+@pytest.mark.parametrize("layout", GRIDS.values(), ids=GRIDS)
+def test_grid_is_proved_in_rounds(layout):
+    assert check(*valid_programs(plan_of(**layout), AHEAD)) is not None
+
+
+def test_tile_with_eight_neighbours_is_proved_in_rounds():
+    assert check(*valid_programs(inner_plan(), AHEAD)) is not None
+
+
+def test_tiles_that_hold_nothing_are_left_to_the_machine():
+    programs, members = valid_programs(plan_of(tiles=[7, 1]), AHEAD)
+    check(programs, members)
+    assert not run_machine(programs, members, RENDEZVOUS).problems
+
+
+@pytest.mark.parametrize("make", [inner_plan, lambda: plan_of(tiles=[2, 2], replicas=2)])
+def test_grid_needs_no_machine(monkeypatch, make):
+    plan = make()
+    exact = {s: prove.prove(plan, s) for s in SEMANTICS}
+    monkeypatch.setattr(prove, "run_machine", None)
+    verdicts = prove.judged(plan, [(semantics, AHEAD) for semantics in SEMANTICS])
+    assert {verdict.semantics: verdict.proof for verdict in verdicts} == exact
+
+
+def test_pair_streams_are_left_to_the_machine(monkeypatch):
+    seen = []
+    monkeypatch.setattr(prove, "run_machine", lambda *args: seen.append(args[-1]) or Proof())
+    list(prove.judged(plan_of(tiles=[2, 2]), [(STREAMS, AHEAD), (RENDEZVOUS, AHEAD)]))
+    assert seen == [STREAMS]
+
+
+def grid_plan(rng: random.Random) -> Plan:
+    """Returns the plan of a grid, which goes in step before it is damaged."""
+    return plan_of(**rng.choice([*GRIDS.values()]))
+
+
+@pytest.mark.parametrize("make", [grid_plan, random_plan])
+def test_damaged_plan_is_proved_only_if_every_machine_proves_it(make):
+    seen: Counter[tuple[bool, bool]] = Counter()
+    for seed in range(150):
+        rng = random.Random(seed)
+        programs, members = valid_programs(make(rng), AHEAD)
+        done = damage(rng, programs, members) if rng.random() < 0.8 else None
+        seen[done is not None, check(programs, members) is not None] += 1
+    assert seen[True, False] > 50
+    assert seen[False, True] > 5
+
+
+def test_ranks_that_wait_for_each_other_are_left_to_the_machine():
+    """Each of a ring of tiles receives before it sends; also where only one lane is crossed."""
+    programs, members = valid_programs(plan_of(tiles=[2, 2]), AHEAD)
+    late = [sends_behind_waits(program) for program in programs]
+    assert in_rounds(late, members) is None
+    assert run_machine(late, members, RENDEZVOUS).stuck
+
+
+def sends_behind_waits(program):
+    """Returns a program in which the first send is posted after the wait for the first receive."""
+    send = next(i for i, event in enumerate(program) if event.kind == "send")
+    wait = next(i for i, event in enumerate(program) if event.kind == "wait_recv")
+    return [*program[:send], *program[send + 1 : wait + 1], program[send], *program[wait + 1 :]]
+
+
+@pytest.mark.parametrize("field", ["tag", "lane"])
+def test_two_messages_of_one_tag_or_lane_are_left_to_the_machine(field):
+    programs, members = valid_programs(plan_of(tiles=[2, 1]), AHEAD)
+    doubled = [twice(program, field) for program in programs]
+    assert in_rounds(doubled, members) is None
+    assert not run_machine(doubled, members, RENDEZVOUS).problems
+
+
+def twice(program, same):
+    """Returns a program that sends every halo once more, under another lane or another tag."""
+    other = {"tag": {"lane": 77}, "lane": {"tag": 10**6}}[same]
+    kinds = ("send", "recv", "wait_send", "wait_recv")
+    return [
+        copy
+        for event in program
+        for copy in ([event, event._replace(call=0, **other)] if event.kind in kinds else [event])
+    ]
+
+
+def test_mailbox_and_message_are_no_pair():
+    programs, members = valid_programs(plan_of(tiles=[2, 1]), AHEAD)
+    changed = [
+        [event._replace(mail=False) if rank else event for event in program]
+        for rank, program in enumerate(programs)
+    ]
+    assert any(event.mail for event in programs[0])
+    assert in_rounds(changed, members) is None
+    assert run_machine(changed, members, MAILBOXES).problems
+    assert not run_machine(changed, members, SEPARATE).problems
+
+
+def test_sums_meet_if_all_issue_them_first():
+    issue, wait = Event("issue", 0, 5, (3,)), Event("wait_issued", 0, 5)
+    gather = Event("collective", 0, 0, (1,))
+    proof = check([[issue, gather, wait, issue, wait]] * 2, [[0, 1]])
+    assert proof is not None
+    assert proof.num_collectives == 3
+    assert check([[wait, issue]] * 2, [[0, 1]]) is None
+    assert check([[issue, gather, wait], [gather, issue, wait]], [[0, 1]]) is None
+    assert check([[issue, wait]] * 3, [[0, 1]]) is None
