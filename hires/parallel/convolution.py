@@ -21,6 +21,9 @@ kernel (https://github.com/uxlfoundation/oneDNN/pull/5494). Such a convolution s
 input, so the rows that it reads are copied first, after which stride and kernel are equal:
 
     kernel of 2 rows, stride 3    rows 0 1 . 3 4 . 6 7    copied 0 1 3 4 6 7, stride 2
+
+The gradient of a transposed convolution's input is such a convolution: its kernel gets rows of
+zeros, and the result loses the rows that they add.
 """
 
 from __future__ import annotations
@@ -89,7 +92,14 @@ def convolve_transposed(
 
     Under autocast the arithmetic and the result are of autocast's type.
     """
-    dtype = _type_of(x)
+    dtype, skipped = _type_of(x), pair(stride)[0] - weight.shape[2]
+    if dtype != torch.float64 and skipped > 0 and x.device.type == "cpu":
+        # The gradient of x is a convolution whose row stride is above the kernel's rows.
+        weight = torch.nn.functional.pad(weight, (0, 0, 0, skipped))
+        how = (stride, padding, output_padding, groups, dilation)
+        longer = convolve_transposed(x, weight, bias, *how)
+        kept = longer[:, :, : longer.shape[2] - skipped * pair(dilation)[0]]
+        return kept.contiguous(memory_format=torch.channels_last)
     rest = (stride, padding, output_padding, groups, dilation)
     if not _fails(x, dtype, weight, stride, x.shape[3]):
         return torch.conv_transpose2d(x, weight, bias, *rest)

@@ -115,6 +115,41 @@ def test_row_strides_above_the_kernel_give_the_numbers_of_float64(
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("of_x", "of_weight", "stride", "how"),
+    [
+        # Gradients of these inputs were wrong with two threads: padding, more rows, dilation.
+        ((2, 16, 8, 1), (16, 64, 1, 3), [3, 3], (0, 0, 1)),
+        ((2, 2, 6, 1), (2, 192, 3, 2), [4, 2], (0, 0, 1)),
+        ((2, 2, 6, 3), (2, 64, 2, 2), [4, 2], ([1, 0], [3, 0], [2, 1])),
+    ],
+)
+def test_transposed_row_strides_above_the_kernel_give_the_numbers_of_float64(
+    of_x, of_weight, stride, how, dtype
+):
+    padding, more, dilation = how
+    x, weight = (numbers(s, i).to(dtype).requires_grad_() for i, s in enumerate((of_x, of_weight)))
+    bias = torch.randn(of_weight[1]).to(dtype)
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    exact = torch.conv_transpose2d(*wide, bias.double(), stride, padding, more, 1, dilation)
+    grad = numbers(tuple(exact.shape), 2).to(dtype)
+    exact.backward(grad.double())
+    limit, threads = 1e-5 if dtype == torch.float32 else 0.02, torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(10):
+            x.grad = weight.grad = None
+            found = convolve_transposed(x, weight, bias, stride, padding, more, 1, dilation)
+            found.backward(grad)
+            assert found.shape == exact.shape
+            assert distance(found, exact) < limit
+            assert distance(x.grad, wide[0].grad) < limit
+            assert distance(weight.grad, wide[1].grad) < limit
+    finally:
+        torch.set_num_threads(threads)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([1, 3, 4]), st.integers(1, 3), st.integers(1, 16), st.integers(1, 3))
 def test_transposed_convolutions_of_narrow_maps_have_the_gradients_of_float64(k, step, rows, cols):
