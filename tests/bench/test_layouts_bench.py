@@ -31,7 +31,11 @@ def test_all_rows_run_and_are_right(python, tmp_path):
             assert row["step_s"]["median"] > 0
             assert row["ok"], row
             assert (row["error"] is None) == (row["name"] == "half images")
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "layouts.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "layouts.json",
+        "samples.jsonl",
+    ]
 
 
 @pytest.mark.dist

@@ -197,7 +197,9 @@ class WarmProcess:
                     stderr=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
-                    preexec_fn=die_with(os.getpid()),
+                    # The signal comes when the starting thread ends; elsewhere the end of the
+                    # channel is what ends the warm process.
+                    preexec_fn=die_with(os.getpid()) if _in_main_thread() else None,
                 )
         payload = json.dumps(request).encode()
         self._channel.settimeout(ANSWER_S)
@@ -264,6 +266,10 @@ def warm(threads: int = 1, keep: bool = False) -> Iterator[None]:
     finally:
         made.end()
         use(None)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def thread_variables(threads: int) -> dict[str, str]:

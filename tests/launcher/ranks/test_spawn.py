@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -43,9 +44,19 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture(scope="module")
+def own_warm_process():
+    """A warm process of these tests: that of the session may have ended with another test."""
+    variables = {"PYTHONPATH": str(Path(spawn.__file__).parents[3]), **spawn.thread_variables(1)}
+    warm = spawn.WarmProcess({**os.environ, **variables})
+    yield warm
+    warm.end()
+
+
 @pytest.fixture
-def child(tmp_path, monkeypatch):
+def child(tmp_path, monkeypatch, own_warm_process):
     """Starts the module above in an empty folder; returns the child and the file of its output."""
+    monkeypatch.setattr(spawn, "_current", own_warm_process)
     (tmp_path / "facts_of_child.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(spawn.__file__).parents[3]))
@@ -249,3 +260,19 @@ def test_child_forks_its_own_children_where_it_is_asked_to(child, tmp_path, heir
     process.wait(30)
     first, *_, last = path.read_text().splitlines()
     assert [first, last] == (["WarmProcess", "Adopted 5"] if heir else ["NoneType", "Popen 5"])
+
+
+def test_warm_process_outlives_the_thread_that_started_it(child, monkeypatch):
+    variables = {"PYTHONPATH": str(Path(spawn.__file__).parents[3]), **spawn.thread_variables(1)}
+    warm = spawn.WarmProcess({**os.environ, **variables}, modules=["json"])
+    monkeypatch.setattr(spawn, "_current", warm)
+    try:
+        thread = threading.Thread(target=lambda: child()[0].wait(60))
+        thread.start()
+        thread.join()
+        for _ in range(2):
+            process, _ = child()
+            assert isinstance(process, spawn.Adopted)
+            assert process.wait(60) == 0
+    finally:
+        warm.end()
