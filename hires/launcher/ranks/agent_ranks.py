@@ -153,16 +153,23 @@ class AgentRanks(RankGroup):
     def _unreachable(self) -> list[AgentRank]:
         """Returns the ranks that can be waited for no more, because of what started them."""
         left = [rank for rank in self._ranks if rank.code is None]
-        if self.broken is not None or not left or self._process is None:
+        if self._process is None:
             return []
         now_s, code = time.monotonic(), self._process.poll()
         if code is not None:
             self._gone_s = now_s if self._gone_s is None else self._gone_s
-            if now_s - self._gone_s < LOST_S:
+            waited = now_s - self._gone_s >= LOST_S
+            # One that was killed is the cause at once: its ranks may end of that within LOST_S.
+            if self.broken is None and (code < 0 or (waited and left)):
+                how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+                self.broken = f"{self._name} ended {how} before its ranks{self._complaint()}"
+            if not waited:
                 return []
-            how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-            self.broken = f"{self._name} ended {how} before its ranks{self._complaint()}"
-        elif any(rank.pid is None for rank in left) and now_s - self._began_s > self._patience_s:
+        elif (
+            self.broken is None
+            and any(rank.pid is None for rank in left)
+            and now_s - self._began_s > self._patience_s
+        ):
             late = ", ".join(str(rank.rank) for rank in left if rank.pid is None)
             what = f"{self._name} did not start rank {late}"
             self.broken = f"{what} within {self._patience_s:g} s{self._complaint()}"
