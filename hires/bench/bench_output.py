@@ -31,7 +31,7 @@ OPTION = "--out FOLDER"
 SAMPLES = "samples.jsonl"
 
 Result = dict[str, Any]
-"""Plain values; ``ok`` tells whether all is as it should be, where that was a question."""
+"""Plain values; ``ok`` is whether every check passed, in benchmarks that have checks."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ def run_benchmark(
 def add_output(parser: argparse.ArgumentParser, name: str) -> None:
     """Adds the options that every benchmark has."""
     parser.add_argument("--json", action="store_true", help="print one JSON object, not tables")
-    told = f"folder for README.md and {name}.json, as results/NAME"
-    parser.add_argument("--out", type=Path, help=told)
+    text = f"folder for README.md and {name}.json, as results/NAME"
+    parser.add_argument("--out", type=Path, help=text)
 
 
 def origin(command: str, **verdict: Any) -> Result:

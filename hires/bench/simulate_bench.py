@@ -58,7 +58,7 @@ RUN_NOTES = """\
 The simulation of a step is given the seconds that its own actions computed, between one collective
 and the next, and the latency and bandwidth that two ranks of this machine measured just before. It
 shows whether waits follow from these alone. Ranks that share cores with each other or with other
-programs slow their messages down, which no link model knows."""
+programs slow their messages down, which no model of a link includes."""
 
 log = logging.getLogger(__name__)
 

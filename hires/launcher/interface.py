@@ -256,9 +256,9 @@ class Launcher(ABC):
         """Cancels jobs.
 
         Raises:
-            RunError: the scheduler refused, or its tools are not here.
+            RunError: the scheduler refused, its tools are not here, or the launcher has no jobs.
         """
-        raise NotImplementedError
+        raise RunError(f"the launcher {type(self).__name__} has no jobs that could be cancelled")
 
     def silent_end(self, run: RunDir, job: str) -> str | None:
         """Returns why a job ended without ``exit.json``, if the scheduler says so."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from hires.launcher.status.run_progress import Progress
 
+_Drawn = TypeVar("_Drawn", bound="Drawn")
 _PLAIN_EVERY_S = 2.0
 _PLAIN_SHARE = 0.05
 """Plain lines come at most every 2 s, and every twentieth of the time so far, so that the log of a
@@ -51,7 +52,24 @@ class Bars:
         self._drawing.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class StepProgress:
+class Drawn:
+    """Draws its bars, if it has any, while its block runs."""
+
+    _bars: Bars | None
+
+    def __enter__(self: _Drawn) -> _Drawn:
+        """Begins to draw."""
+        if self._bars:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends the drawing, however the block ended."""
+        if self._bars:
+            self._bars.stop()
+
+
+class StepProgress(Drawn):
     """Shows the steps of one run; call it with every line of ``metrics.jsonl``."""
 
     def __init__(self, world: int, batch: int, steps: int, stream: TextIO | None = None) -> None:
@@ -63,17 +81,6 @@ class StepProgress:
             self._bars.add("steps", steps, "starting the ranks")
         self._began = time.monotonic()
         self._printed_at = 0.0
-
-    def __enter__(self) -> StepProgress:
-        """Begins to draw."""
-        if self._bars:
-            self._bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Ends the drawing, however the run ended."""
-        if self._bars:
-            self._bars.stop()
 
     def __call__(self, line: dict[str, Any]) -> None:
         """Takes one line of ``metrics.jsonl`` into account; lines of other kinds are ignored."""

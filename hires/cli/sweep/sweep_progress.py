@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.screens.notes import print_activity
-from hires.cli.screens.progress_bar import Bars
+from hires.cli.screens.progress_bar import Bars, Drawn
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import file_names, records
@@ -44,7 +44,7 @@ class PlanningProgress(contextlib.AbstractContextManager["PlanningProgress"]):
         print_activity("")
 
 
-class SweepProgress:
+class SweepProgress(Drawn):
     """Shows the attempts of a sweep: a bar for all, and one for each that runs."""
 
     def __init__(self, total: int, configs: Mapping[Path, RunConfig]) -> None:
@@ -56,17 +56,6 @@ class SweepProgress:
         self._bars = Bars(sys.stderr) if sys.stderr.isatty() else None
         if self._bars:
             self._bars.add("attempts", total)
-
-    def __enter__(self) -> SweepProgress:
-        """Begins to draw."""
-        if self._bars:
-            self._bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Ends the drawing, however the sweep ended."""
-        if self._bars:
-            self._bars.stop()
 
     def started(self, task: Task, attempt: int) -> None:
         """An attempt was started."""

@@ -36,7 +36,7 @@ _EXAMPLES = (
     "hires run parallel=pp --cfg job                  only show the config",
     "hires run parallel=sp launcher=slurm --wait      as a Slurm job",
     "hires run parallel=sp launcher=slurm --dry-run   only write the scripts",
-    "hires run steps=10000 checkpoint.every=500       saved; the same line goes on after a crash",
+    "hires run steps=10000 checkpoint.every=500       saved; a crash costs 500 steps at most",
     "hires run -m parallel=sp,pp image=256,512        the same as hires sweep",
 )
 _MANY = ("-m", "--multirun")

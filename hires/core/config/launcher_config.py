@@ -39,7 +39,7 @@ class LauncherConfig:
     ``slurm``: one Slurm job, whose ranks are spread evenly over ``nodes``, consecutive ranks
     together."""
     threads: int = 1
-    """Compute threads of every rank; Slurm is asked for as many cores per rank."""
+    """Compute threads of every rank; a Slurm job requests as many cores per rank."""
     max_ranks: int = 64
     """Most processes on this machine; a larger world is refused."""
     bind: str = choice("auto", BINDINGS)
@@ -77,7 +77,7 @@ class LauncherConfig:
     side as far as their ranks times ``threads`` fit on the nodes. The job is sized for the largest
     of them, and points that differ only in their number of ranks may share one."""
     signal_s: int = 120
-    """``slurm``: seconds before the time limit at which the ranks are told to save and stop
+    """``slurm``: seconds before the time limit at which the ranks are signalled to save and stop
     (SIGUSR2); then the job is queued again and goes on as the run's next attempt. Slurm may signal
     up to a minute earlier. A preempted job does the same if the cluster leaves it the time."""
     requeues: int = 3

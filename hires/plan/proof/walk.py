@@ -115,8 +115,8 @@ class Walk(ABC):
         """Returns what cannot go on itself and holds up a message that a waiter waits for."""
 
     def sentence(self, waiter: Waiter) -> str:
-        """Says what a stream waits for; where ranks send themselves no waiter is a stream."""
-        raise NotImplementedError
+        """Describes what a stream waits for."""
+        raise AssertionError(f"{waiter} is a stream, but these semantics have none")
 
     @abstractmethod
     def one_sided(self, coming: Coming) -> list[str]:
