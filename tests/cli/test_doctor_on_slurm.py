@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.helpers import slurm_daemons as daemons
-from tests.helpers.slurm_runs import TINY, TWO, ask
+from tests.helpers.slurm_runs import TINY, TWO, wait_for_empty_queue
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(200)]
 DOCTOR = ("doctor", "launcher=slurm", "--nodes", "2", "--patience", "60", "--json")
@@ -21,7 +21,7 @@ def test_two_nodes_are_found_to_fit_together(runs):
     assert "ran on node1, node2" in found["job"]["text"]
     assert {"versions", "gpus", "disk", "clock", "shared", "network", "nccl"} <= set(found)
     assert not list((runs.folder / "results").iterdir())
-    assert ask("squeue", "--noheader") == ""
+    wait_for_empty_queue()
 
 
 def test_node_that_does_not_see_the_results_is_named_by_the_doctor_and_by_a_run(runs):

@@ -43,6 +43,11 @@ def until(answer: Callable[[], T], what: str, patience_s: float = PATIENCE_S) ->
     raise AssertionError(f"waited in vain for {what}")
 
 
+def wait_for_empty_queue() -> None:
+    """Returns when no job is left: a run is over a moment before its batch script is."""
+    until(lambda: not ask("squeue", "--noheader"), "an empty queue")
+
+
 @dataclass
 class Runs:
     """The runs of one test: command lines in its folder, and their jobs."""
@@ -163,4 +168,4 @@ class Runs:
         jobs = [json.loads(path.read_text())["job"] for path in self.folder.rglob("a*/job.json")]
         if jobs or self.jobs:
             subprocess.run(["scancel", *jobs, *self.jobs], check=False, capture_output=True)
-        until(lambda: not ask("squeue", "--noheader"), "an empty queue")
+        wait_for_empty_queue()

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from tests.helpers.slurm_runs import FIVE, LONG, TINY, ask, until
+from tests.helpers.slurm_runs import FIVE, LONG, TINY, ask, until, wait_for_empty_queue
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -39,7 +39,7 @@ def test_five_ranks_on_two_nodes_end_in_tables(runs, mpi):
     places = [(rank["rank"], rank["local_rank"]) for rank in record["provenance"]["ranks"]]
     assert places == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
     assert runs.exit()["exit_codes"] == {str(rank): 0 for rank in range(5)}
-    assert ask("squeue", "--noheader") == ""
+    wait_for_empty_queue()
 
 
 @pytest.mark.slow

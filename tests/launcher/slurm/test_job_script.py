@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 from hires.core.ranks import network
-from tests.helpers.slurm_runs import FIVE, LONG, TINY, TWO, ask, until
+from tests.helpers.slurm_runs import FIVE, LONG, TINY, TWO, ask, until, wait_for_empty_queue
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -35,7 +35,7 @@ def test_five_ranks_on_two_nodes_end_in_tables(runs):
     assert (runs.run / "throughput.csv").exists()
     out, err = runs.hires("run", *TINY, *FIVE)
     assert "complete since an earlier time" in err
-    assert ask("squeue", "--noheader") == ""
+    wait_for_empty_queue()
 
 
 def test_losses_are_those_of_the_same_ranks_on_one_machine(runs):
@@ -80,7 +80,7 @@ def test_partition_that_does_not_exist_is_refused_with_its_line_and_the_others(r
     assert f"line {number} of {runs.run / 'job.sbatch'} is: {lines[number - 1]}" in err
     assert "may be one of debug, scav" in err
     assert runs.exit()["reason"] == "launch"
-    assert ask("squeue", "--noheader") == ""
+    wait_for_empty_queue()
 
 
 def test_account_that_does_not_exist_is_refused_with_its_line_and_the_others(runs):
