@@ -26,8 +26,8 @@ from hires.engine.build import (
     target_of,
 )
 from hires.engine.loader import Loader, Microbatch
-from hires.engine.verify import plain_loss
 from hires.nets.build_network import build_model, materialise
+from hires.parallel.loss import plain_loss
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT
 from hires.plan.plan import Plan
@@ -48,6 +48,7 @@ class ModuleSteps:
     def __init__(self, module: nn.Module, config: RunConfig, microbatches: list[Example]) -> None:
         self.module = module
         self.microbatches = microbatches
+        self.loss = config.loss
         named = module.named_parameters()
         self.parameters = {name.removeprefix("module."): p for name, p in named}
         self.optimizer = make_optimizer(config, list(self.parameters.values()))
@@ -60,7 +61,7 @@ class ModuleSteps:
         self.optimizer.zero_grad()
         losses = []
         for images, target in self.microbatches:
-            loss = plain_loss(self.module(images), target) / len(self.microbatches)
+            loss = plain_loss(self.loss, self.module(images), target) / len(self.microbatches)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         self.optimizer.step()
@@ -96,7 +97,7 @@ class PipelineSteps:
         make = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
-            return plain_loss(output, target) / count
+            return plain_loss(config.loss, output, target) / count
 
         # The loss is divided instead of all gradients, as in hires: one pass over them less.
         self.schedule = make(stage, count, loss if training else None, scale_grads=False)

@@ -108,7 +108,7 @@ def with_classes(config: RunConfig, classes_in_data: int | None = None) -> RunCo
     """
     num_classes = classes_of_data(config) if classes_in_data is None else classes_in_data
     classes = config.model.classes or num_classes
-    if classes < num_classes and config.loss == "cross_entropy":
+    if classes < num_classes and config.target_size is None:
         raise ConfigError(
             f"model.classes={classes} is fewer than the {num_classes} classes of the data; "
             f"leave model.classes out, or set it to {num_classes} or more"

@@ -21,6 +21,7 @@ from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.executor import Executor
 from hires.parallel.gradients import GradientSync
+from hires.parallel.slot_pass import SlotPass
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT, Rect
 from hires.plan.groups import groups, num_tile_groups
@@ -128,11 +129,13 @@ def assemble(
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
     optimizer = make_optimizer(config, list(parameters.values()))
     recorder = contexts[0].tiles.recorder or Recorder()
+    pairs = zip(contexts, modules, strict=True)
+    slots = [SlotPass(*pair, config.loss, _autocast(config)) for pair in pairs]
     return RankEngine(
         contexts=contexts,
         model=model,
         modules=modules,
-        executor=Executor(contexts, modules, _autocast(config), sync, optimizer, recorder),
+        executor=Executor(slots, sync, optimizer, recorder),
         loader=loader,
         optimizer=optimizer,
         recorder=recorder,

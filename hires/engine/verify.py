@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.comm import barrier
@@ -30,6 +29,7 @@ from hires.engine.build import (
     target_of,
 )
 from hires.nets.build_network import build_model, materialise
+from hires.parallel.loss import plain_loss
 from hires.plan.graph import Graph
 
 TOLERANCE = 1e-10
@@ -118,7 +118,7 @@ def reference_step(config: RunConfig) -> Tensors:
             output = model(images)
             tensors[f"output/{index}"] = output.detach()
             if training:
-                loss = plain_loss(output, target)
+                loss = plain_loss(config.loss, output, target)
                 torch.autograd.backward(loss / pieces)
                 tensors[f"loss/{index}"] = loss.detach()
     if training:
@@ -155,18 +155,6 @@ def _microbatches(config: RunConfig) -> list[tuple[Tensor, Tensor]]:
                 wanted = wanted.to(image_dtype(config))
             made.append((torch.stack(images).to(image_dtype(config)), wanted))
     return made
-
-
-def plain_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Returns the mean difference to target images, or the mean cross-entropy of classes.
-
-    Every pixel of an image-like output has its image's class.
-    """
-    if target.is_floating_point():
-        return F.l1_loss(output, target)
-    if output.dim() == 4:
-        target = target.view(-1, 1, 1).expand(-1, *output.shape[2:])
-    return F.cross_entropy(output, target)
 
 
 def _layout_step(engine: RankEngine) -> Tensors:

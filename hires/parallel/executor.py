@@ -27,10 +27,8 @@ from hires.core.ranks.timeline import (
     WAIT,
     Recorder,
 )
-from hires.parallel.context import Context
 from hires.parallel.gradients import GradientSync
 from hires.parallel.slot_pass import Batch, Flight, SlotPass
-from hires.parallel.stage import StageModule
 from hires.plan.event import Event
 
 NOTHING: Batch = (None, None)
@@ -72,9 +70,7 @@ class Executor:
     """Runs steps of one rank.
 
     Args:
-        contexts: the rank's slots, one a direction.
-        modules: what the rank computes in each.
-        autocast: type to which autocast lowers matrix products in training, or None.
+        slots: the rank's slots, one a direction.
         sync: sums the gradients; None in inference.
         optimiser: moves the parameters; None if there are none to move.
         recorder: keeps when what happened.
@@ -82,17 +78,14 @@ class Executor:
 
     def __init__(
         self,
-        contexts: list[Context],
-        modules: list[StageModule],
-        autocast: torch.dtype | None = None,
+        slots: list[SlotPass],
         sync: GradientSync | None = None,
         optimiser: Optimiser | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        pairs = zip(contexts, modules, strict=True)
-        self.slots = [SlotPass(context, module, autocast) for context, module in pairs]
-        self.plan = contexts[0].plan
-        self.cursor = contexts[0].cursor
+        self.slots = slots
+        self.plan = slots[0].context.plan
+        self.cursor = slots[0].context.cursor
         self.sync = sync
         self.optimiser = optimiser
         self.recorder = recorder or Recorder()

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hires.core.losses import LOSSES
 from hires.parallel.context import Context
 from hires.plan.rules import WHOLE
 
 
-def loss_of(output: Tensor, target: Tensor, context: Context) -> Tensor:
-    """Returns the mean loss of one microbatch, on every rank of the stage.
+def plain_loss(name: str, output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """Returns the loss of a whole output, as plain torch computes it.
 
-    It is the absolute difference where the target is an image, of which this slot has the part of
-    its output, and cross-entropy where it is classes: an output with rows and columns counts every
-    pixel with its image's class. Where the output lies in tiles or shards, the value is summed over
-    them, and the gradient is that of the own share.
+    Args:
+        name: of :data:`hires.core.losses.LOSSES`.
+        output: (n, C) or (n, C, H, W).
+        target: classes (n,), or images of the output's shape.
+        reduction: ``mean`` over all terms, or their ``sum``.
+    """
+    loss = LOSSES[name]
+    if loss.targets == "classes" and output.dim() == 4:
+        target = target.view(-1, 1, 1).expand(-1, *output.shape[2:])
+    value: Tensor = getattr(F, loss.function)(output, target, reduction=reduction)
+    return value
+
+
+def loss_of(name: str, output: Tensor, target: Tensor, context: Context) -> Tensor:
+    r"""Returns the mean loss of one microbatch, on every rank of the stage.
+
+    Where the output lies in tiles or shards, the target is the same part of the whole target:
+
+        tile 0   sum of its terms / all terms   \
+                                                 + one sum of ranks = loss on all of them
+        tile 1   sum of its terms / all terms   /
+
+    The gradient is that of the own part: what other tiles add is a constant here.
     """
     graph = context.plan.graph
-    shape = graph.shape(graph.output)
     if output.dtype != torch.float64:
         output = output.float()
-    if target.is_floating_point():
-        loss = F.l1_loss(output, target, reduction="sum") / math.prod(shape)
-    else:
-        if len(shape) == 4:
-            target = target.view(-1, 1, 1).expand(-1, *output.shape[2:])
-        loss = F.cross_entropy(output, target, reduction="sum") / (math.prod(shape) // shape[1])
+    num_terms = LOSSES[name].num_terms(graph.shape(graph.output))
+    loss = plain_loss(name, output, target, "sum") / num_terms
     if context.stage.layout[graph.output] != WHOLE and context.stage.num_ranks > 1:
         total = loss.detach().clone()
         context.cursor.add_up(total, graph.output)

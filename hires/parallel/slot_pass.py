@@ -37,10 +37,11 @@ class SlotPass:
     """The passes of one slot: its stage's tile, in one direction."""
 
     def __init__(
-        self, context: Context, module: StageModule, autocast: torch.dtype | None = None
+        self, context: Context, module: StageModule, loss: str, autocast: torch.dtype | None = None
     ) -> None:
         self.context = context
         self.module = module
+        self.loss = loss
         self.autocast = autocast
         plan, stage = context.plan, context.stage.index
         self.edges_in = {edge.value: edge for edge in plan.edges if edge.target == stage}
@@ -66,7 +67,8 @@ class SlotPass:
         loss = None
         if self.is_last and training:
             assert target is not None
-            loss = loss_of(outputs[self.context.plan.graph.output], target, self.context)
+            output = outputs[self.context.plan.graph.output]
+            loss = loss_of(self.loss, output, target, self.context)
         return Flight(inputs, outputs, loss)
 
     def backward(self, flight: Flight, arrived: Arrived) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
+from hires.core.losses import choices_for
 from hires.plan.graph import Graph, Node, describe
 from hires.plan.key_conflicts import check_together
 from hires.plan.operators.reductions import uses_batch_statistics
@@ -131,14 +132,14 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
         problem = f"the network returns {shape} for {graph.input_shape[0]} images"
     elif "float" not in (made.dtype or "") or not made.needs_grad:
         problem = f"no gradient flows from the network's output, {describe(made)}, to a parameter"
-    elif config.loss == "cross_entropy" and shape[1] < (config.model.classes or 0):
+    elif config.target_size is None and shape[1] < (config.model.classes or 0):
         problem = f"the network returns {shape[1]} classes, the data has {config.model.classes}"
     if not problem:
         return []
     text = (
         f"{problem}; training needs floating-point numbers of shape (n, classes), or "
         f"(n, classes, rows, columns) with the image's class for every pixel, or images "
-        f"(task.loss=l1)"
+        f"({choices_for('images')})"
     )
     return [Finding("error", "model", text)]
 
@@ -150,9 +151,9 @@ def _check_image(config: RunConfig, shape: list[int]) -> list[Finding]:
     if shape == wanted:
         return []
     text = (
-        f"the network returns {shape} where task.loss=l1 compares images of {wanted} (n, channels, "
-        f"rows, columns), model.scale={config.model.scale} times the size of the input; "
-        f"{_remedy(config, shape)}"
+        f"the network returns {shape} where task.loss={config.loss} compares images of "
+        f"{wanted} (n, channels, rows, columns), model.scale={config.model.scale} times the "
+        f"size of the input; {_remedy(config, shape)}"
     )
     return [Finding("error", "model.scale", text)]
 
@@ -163,9 +164,9 @@ def _remedy(config: RunConfig, shape: list[int]) -> str:
     scale = size[0] // config.height if size else 0
     if scale and [scale * config.height, scale * config.width] == size:
         if scale != config.model.scale:
-            return f"use model.scale={scale}, or data with classes and task.loss=cross_entropy"
+            return f"use model.scale={scale}, or data with classes and {choices_for('classes')}"
         return f"make the network return {config.model.channels} channels, not {channels}"
-    return "use a network that makes images, as model=edsr, or task.loss=cross_entropy"
+    return f"use a network that makes images, as model=edsr, or {choices_for('classes')}"
 
 
 def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Finding]:

@@ -18,10 +18,10 @@ from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.value_checks import Checks, at_least, check_choices, choice
 from hires.core.errors import ConfigError
+from hires.core.losses import LOSSES, choices_for
 from hires.core.units import parse_size
 
 PRECISIONS = ("fp32", "bf16", "fp64")
-LOSSES = ("auto", "cross_entropy", "l1")
 UPSAMPLES = ("transposed", "bilinear", "nearest")
 FITS = ("resize", "crop", "error")
 
@@ -200,7 +200,7 @@ class TaskConfig:
     """Momentum of stochastic gradient descent."""
     weight_decay: float = 1e-4
     """L2 penalty of stochastic gradient descent, on every parameter."""
-    loss: str = choice("auto", LOSSES)
+    loss: str = choice("auto", ("auto", *LOSSES))
     """``cross_entropy`` (classes), ``l1`` (images of ``model.scale`` times the size of the input)
     or ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, ``cross_entropy`` for all else."""
 
@@ -262,10 +262,10 @@ class RunConfig:
         check(_check_campaign, self.campaign)
         check(self._check_steps)
         check.done()
-        if self.data.name == "pairs" and self.loss != "l1":
+        if self.data.name == "pairs" and LOSSES[self.loss].targets == "classes":
             raise ConfigError(
                 f"task.loss={self.loss} needs classes, which data=pairs does not have; use "
-                f"task.loss=l1 or data=folder"
+                f"{choices_for('images')} or data=folder"
             )
 
     def _check_steps(self) -> None:
@@ -309,8 +309,9 @@ class RunConfig:
     @property
     def target_size(self) -> tuple[int, int] | None:
         """(height, width) of the target image of every pair; None where targets are classes."""
-        scale = self.model.scale
-        return (scale * self.height, scale * self.width) if self.loss == "l1" else None
+        if LOSSES[self.loss].targets == "classes":
+            return None
+        return self.model.scale * self.height, self.model.scale * self.width
 
     @property
     def target_rect(self) -> tuple[int, int, int, int] | None:
