@@ -36,8 +36,7 @@ from hires.core.ranks import timeline
 from hires.core.store import file_names, records
 from hires.plan.plan import Plan
 from hires.plan.simulation.costs import measured_costs
-from hires.plan.simulation.links import Network
-from hires.plan.simulation.simulate import simulate
+from hires.plan.simulation.simulate import Network, simulate
 
 PARTS = ("runs", "thesis")
 RUN = ("model=resnet18", "image=192", "batch=4", "steps=8")

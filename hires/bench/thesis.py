@@ -26,8 +26,7 @@ from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.simulation.costs import Device, Roofline
-from hires.plan.simulation.links import Link, Network
-from hires.plan.simulation.simulate import Simulation, simulate
+from hires.plan.simulation.simulate import Link, Network, Simulation, simulate
 
 _DATA = bench_data("thesis.yaml")
 NETWORKS: dict[str, dict[str, Any]] = _DATA["networks"]

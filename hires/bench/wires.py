@@ -10,7 +10,7 @@ import torch
 
 from hires.bench.ranks import run_ranks
 from hires.comm import Group, all_gather, barrier, irecv, isend, make_groups
-from hires.plan.simulation.links import Link, Network
+from hires.plan.simulation.simulate import Link, Network
 
 NUM_RANKS = 2
 SMALL, LARGE = 256, 1 << 20

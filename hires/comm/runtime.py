@@ -17,7 +17,7 @@ from hires.comm.rehearsal import SilentMemory
 from hires.comm.shared import SharedMemory
 from hires.comm.wire import activity, guard, patient_group, transport, waiting
 from hires.core.ranks.timeline import COLLECTIVE, HALO, Recorder
-from hires.plan.sums import ALONE_BYTES
+from hires.plan.groups import ALONE_BYTES
 
 DIRECT_BYTES = shared.GATHER_BYTES
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""

@@ -17,7 +17,7 @@ before its counter, and x86 shows other cores the writes in this order:
     t:  wait until written[s][t] >= k      buffer = mail[s][t][k % 2]   read[s][t] = k
 
 Two slots are enough for a sender to run ahead by two messages; the third waits until the first was
-read. ``hires.plan.proof.mailboxes`` proves for every plan that this wait ends.
+read. ``hires.plan.proof.machine`` proves for every plan that this wait ends.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from hires.parallel.slot_pass import SlotPass
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT, Rect
 from hires.plan.groups import groups, num_tile_groups
-from hires.plan.operators.reductions import updates_statistics
+from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.rules import TILED

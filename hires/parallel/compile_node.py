@@ -26,7 +26,7 @@ from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values
 from hires.parallel.window import Window
 from hires.plan.graph import Node, Rect
 from hires.plan.halos import is_list
-from hires.plan.operators.reductions import uses_batch_statistics
+from hires.plan.operators.operator_table import uses_batch_statistics
 from hires.plan.plan import CommOp
 from hires.plan.rules import TILED, rule_in, shard_args
 

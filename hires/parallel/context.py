@@ -10,9 +10,9 @@ import torch
 
 from hires.comm import Group
 from hires.parallel.cursor import Cursor
-from hires.plan.edges import Box, held_by
 from hires.plan.graph import Rect
 from hires.plan.groups import tile_group
+from hires.plan.layout import Box, held_by
 from hires.plan.plan import Plan, Slot, Stage
 from hires.plan.tiling import own_rect, split
 

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from hires.core.registry import Registry
-from hires.plan.operators.windowed import pair
+from hires.plan.operators.operator_table import pair
 
 HALF = (torch.bfloat16, torch.float16)
 BLOCK = 16

@@ -8,7 +8,7 @@ contributes 1 / tiles of it:
     tiles 0 and 1   conv.weight: a part on each      sum = part 0 + part 1
                     fc.weight: all of it on each     sum = all / 2 + all / 2
 
-``hires.plan.sums`` decides what travels together, and which sums begin during the last backward
+``hires.plan.groups`` decides what travels together, and which sums begin during the last backward
 pass. Those begin as soon as autograd has made their gradient, if the plan has come to them.
 """
 
@@ -25,8 +25,7 @@ from hires.parallel.flat import flat
 from hires.parallel.running import RunningStatistics
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
-from hires.plan.groups import gradient_group
-from hires.plan.sums import sums_of, trained
+from hires.plan.groups import gradient_group, sums_of, trained
 
 
 class StageGradients:

@@ -25,7 +25,7 @@ from hires.plan.event import Event
 from hires.plan.graph import Rect
 from hires.plan.halos import name_of
 from hires.plan.plan import CommOp
-from hires.plan.posts import op_index
+from hires.plan.program import op_index
 from hires.plan.tiling import inside, intersect, is_empty
 
 Piece = tuple[Rect, Tensor]

@@ -17,8 +17,8 @@ from hires.parallel.collective import mean_over_image
 from hires.parallel.context import Context
 from hires.parallel.halo import crop
 from hires.parallel.norm import NormTiles, tiled_batch_norm
-from hires.plan.edges import held_by
 from hires.plan.graph import Node
+from hires.plan.layout import held_by
 
 Values = dict[str, Any]
 """The values of a pass by the names of their nodes."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hires.parallel.context import Context
 from hires.parallel.stage import StageModule
-from hires.plan.sums import running_decays
+from hires.plan.groups import running_decays
 
 
 @dataclass

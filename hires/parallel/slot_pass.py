@@ -12,9 +12,9 @@ from hires.parallel.context import Context
 from hires.parallel.halo import new_map, part
 from hires.parallel.loss import loss_of
 from hires.parallel.stage import StageModule
-from hires.plan.edges import Box
 from hires.plan.event import Event
 from hires.plan.graph import INPUT
+from hires.plan.layout import Box
 from hires.plan.plan import Edge
 
 Batch = tuple[Tensor | None, Tensor | None]

@@ -27,7 +27,7 @@ from torch import Tensor
 from hires.parallel.convolution import convolve, convolve_backward
 from hires.parallel.halo import Borrowed, Piece, add_pieces, crop, new_map, part
 from hires.parallel.strip_division import Strip, Strips
-from hires.plan.operators.windowed import pair
+from hires.plan.operators.operator_table import pair
 from hires.plan.tiling import intersect, is_empty
 
 

@@ -1,14 +1,35 @@
-"""Lists the groups of ranks that call collectives together, each with its index.
+"""Lists the groups of ranks that call collectives together, and the sums of their gradients.
 
 A stage's ranks in one replica and direction share an image; all ranks that hold a stage sum its
 gradients. Every rank lists the same groups in the same order, so that an index is enough to name
 one.
+
+The loss of a microbatch is divided by the number of microbatches of all replicas, so one sum over
+all ranks that hold a stage makes its gradients: summed over tiles, averaged over the rest. The same
+messages bring the running statistics of several copies together (``parallel.running``). Three ways,
+chosen when the plan is made:
+
+    together  ranks of one machine read each other's memory: one message holds everything (where
+              the system forbids that, ``comm.all_reduce_coalesced`` divides it: the same bytes)
+    early     large gradients set out alone, as soon as the last backward pass has made them
+    late      large gradients set out alone, one after the other, when all passes are done
+
+Early sums need cores for the threads of the transport; elsewhere they slow the pass down. In two
+directions the last pass completes the gradients of one of two stages only, so nothing is early.
+
+    early:   ... B3 of conv9 | issue conv9 | B3 of conv8 | ... | small ones | wait conv9 ...
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from typing import NamedTuple
 
+from hires.core.config.run_config import RunConfig
+from hires.plan.event import BYTES
+from hires.plan.halos import ran_back
+from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Plan
 
 
@@ -71,3 +92,95 @@ def _members(
         for tile in tiles
     }
     return sorted(held)
+
+
+TOGETHER, EARLY, LATE = "together", "early", "late"
+ALONE_BYTES = 2**20
+"""Gradients from this size on travel alone, without a copy."""
+
+
+class GradientSum(NamedTuple):
+    """One message of gradients: the sum of some tensors over all holders of a stage."""
+
+    parameters: tuple[str, ...]
+    statistics: tuple[str, ...]
+    """Running statistics whose terms of this step are summed along."""
+    elements: int
+    alone: bool
+    """Whether it is one large gradient, whose sum is begun and waited for apart."""
+    node: str = ""
+    """The node whose backward pass makes it; empty: it sets out when all passes are done."""
+
+
+def gradient_mode(config: RunConfig, world: int) -> str:
+    """Returns how a run sums its gradients: ``together``, ``early`` or ``late``."""
+    launcher = config.launcher
+    if config.comm.shared_memory and launcher.num_nodes == 1:
+        return TOGETHER
+    cores = config.cluster.cores
+    if launcher.is_here and hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    ranks = -(-world // launcher.num_nodes)
+    return EARLY if cores is not None and cores > ranks * launcher.threads else LATE
+
+
+def wide_dtype(plan: Plan) -> str:
+    """Returns the type in which gradients are summed: single precision or better."""
+    return "float64" if plan.dtype == "float64" else "float32"
+
+
+def sums_of(plan: Plan, stage: int) -> list[GradientSum]:
+    """Returns the messages in which a stage's gradients are summed, in the order of issue."""
+    return plan.remember(("sums", stage, plan.gradients), lambda: _sums_of(plan, stage))
+
+
+def trained(plan: Plan, stage: int) -> dict[str, list[str]]:
+    """Returns the parameters to which the backward pass of a stage comes, and the users of each.
+
+    As in torch, other parameters get no gradient.
+    """
+    reached = ran_back(plan.graph, plan.stages[stage])
+    users: dict[str, list[str]] = {}
+    for node in plan.nodes(stage):
+        for name in node.params:
+            if plan.graph.params[name].trainable:
+                users.setdefault(name, []).append(node.name)
+    return {name: nodes for name, nodes in users.items() if not reached.isdisjoint(nodes)}
+
+
+def running_decays(plan: Plan, stage: int) -> dict[str, float]:
+    """Returns the running statistics that a stage updates, and what a microbatch leaves of each."""
+    decays: dict[str, float] = {}
+    for node in plan.nodes(stage):
+        if updates_statistics(node):
+            for key in ("running_mean", "running_var"):
+                name = node.args[key]["param"]
+                decays[name] = decays.get(name, 1.0) * (1 - node.args["momentum"])
+    return decays
+
+
+def _sums_of(plan: Plan, stage: int) -> list[GradientSum]:
+    """Returns the list of :func:`sums_of`."""
+    if not plan.training or num_holders(plan, stage) == 1:
+        return []
+    params, several = plan.graph.params, plan.num_replicas * plan.num_directions > 1
+    users = trained(plan, stage)
+    least = ALONE_BYTES // BYTES[wide_dtype(plan)]
+    # The backward pass makes the last layer's gradients first.
+    large = [name for name in reversed(users) if params[name].num_elements >= least]
+    alone = [] if plan.gradients == TOGETHER else large
+    early = plan.gradients == EARLY and plan.num_directions == 1
+    sums = [
+        # A parameter of several nodes is complete at the first of them, which others may precede.
+        GradientSum((name,), (), params[name].num_elements, True, nodes[0] if once else "")
+        for name in alone
+        for nodes in [users[name]]
+        for once in [early and len(nodes) == 1]
+    ]
+    sums.sort(key=lambda one: not one.node)
+    rest = [*(name for name in large if name not in alone), *(n for n in users if n not in large)]
+    statistics = [*running_decays(plan, stage)] if several else []
+    elements = sum(params[name].num_elements for name in [*rest, *statistics])
+    if elements:
+        sums.append(GradientSum(tuple(rest), tuple(statistics), elements, False))
+    return sums

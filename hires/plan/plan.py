@@ -147,7 +147,7 @@ class Plan:
     """Transport of every message; it decides under which semantics the plan must be proved."""
     gradients: str = "together"
     """When gradients are summed, and in which messages: ``together``, ``early`` or ``late``, as
-    ``plan.sums`` describes."""
+    ``plan.groups`` describes."""
     findings: list[Finding] = field(default_factory=list)
     verdict: str = ""
     totals: dict[str, Any] = field(default_factory=dict)

@@ -17,16 +17,13 @@ from hires.plan.checks import (
 )
 from hires.plan.event import BYTES
 from hires.plan.graph import Graph
-from hires.plan.groups import held_stages, num_holders
-from hires.plan.messages import add_loss, edges_of, lay_out, look_over, small_tiles
-from hires.plan.partition import layer_starts, partition
+from hires.plan.groups import gradient_mode, held_stages, num_holders, sums_of
+from hires.plan.layout import add_loss, edges_of, lay_out, look_over, small_tiles
+from hires.plan.partition import add_segments, layer_starts, partition
 from hires.plan.plan import Finding, Plan, Stage
-from hires.plan.posts import edge_messages
-from hires.plan.program import inside
+from hires.plan.program import edge_messages, pass_comm
 from hires.plan.proof.prove import verify
 from hires.plan.schedule import SCHEDULES, forward_only
-from hires.plan.segments import add_segments
-from hires.plan.sums import gradient_mode, sums_of
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 
@@ -130,7 +127,7 @@ def _count_rank(plan: Plan, rank: int, add: Any) -> None:
             peer = plan.slot_of(message.peer, direction)
             kind = "stage" if plan.stages[peer.stage].num_ranks == stage.num_ranks else "join"
             add(kind, times, times * math.prod(message.shape) * size)
-        for op, _ in inside(plan, stage, letter == "B"):
+        for op, _ in pass_comm(plan, stage, letter == "B"):
             if op.kind == "halo":
                 # All tiles of a stage do the same passes: the first one counts for all of them.
                 if plan.slot_of(rank, direction).tile == 0 and op.messages:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hires.plan.edges import Box, held_by
+from hires.plan.layout import Box, held_by
 from hires.plan.plan import Plan, Stage
-from hires.plan.posts import edge_messages
+from hires.plan.program import edge_messages
 
 KINDS_PER_STAGE = 4
 """Kinds of tiles up to which each is rehearsed; as many as a grid of 2 x 2 can make."""

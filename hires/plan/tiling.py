@@ -159,7 +159,7 @@ def need_rect(axes: Axes, grid: Sequence[int], tile: int) -> Rect:
     return need_of(axes, own_rect([axis.size_out for axis in axes], grid, tile))
 
 
-def halo_messages(axes: Axes, grid: Sequence[int]) -> list[list[int]]:
+def window_loans(axes: Axes, grid: Sequence[int]) -> list[list[int]]:
     """Returns the messages between tiles before one operation, as :func:`loans`."""
     tiles = range(grid[0] * grid[1])
     needs = [need_rect(axes, grid, tile) for tile in tiles]

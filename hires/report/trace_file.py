@@ -31,7 +31,7 @@ from hires.core.ranks.timeline import (
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.plan.plan import Plan
-from hires.plan.posts import edge_messages
+from hires.plan.program import edge_messages
 from hires.plan.schedule import started
 
 Event = dict[str, Any]

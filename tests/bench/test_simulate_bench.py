@@ -10,8 +10,7 @@ from hires.bench import simulate_bench as bench
 from hires.bench.thesis import CALIBRATION_BATCH, PUBLISHED_IMG_PER_S, Predictor, thesis_ratios
 from hires.core.ranks.timeline import Recorder
 from hires.plan.simulation.costs import Roofline
-from hires.plan.simulation.links import Link, Network
-from hires.plan.simulation.simulate import simulate
+from hires.plan.simulation.simulate import Link, Network, simulate
 from tests.helpers.simulated import unit_costs
 from tests.helpers.small_plans import LAYOUTS, plan_of
 

@@ -25,11 +25,11 @@ from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.halo import Frame, exchange_of, gather_window
 from hires.parallel.window import Window
-from hires.plan import sums
+from hires.plan import groups as plan_groups
 from hires.plan.event import ALONE, Event
 from hires.plan.groups import groups
 from hires.plan.plan import CommOp, Plan
-from hires.plan.posts import halo_messages
+from hires.plan.program import halo_messages
 from hires.plan.rules import window_axes_of
 
 
@@ -228,7 +228,7 @@ def logged_step(
         swapped: a rank, and two positions among its events that change places.
     """
     mailbox_limits.MAIL_BYTES = mail_bytes
-    sums.ALONE_BYTES = alone_bytes
+    plan_groups.ALONE_BYTES = alone_bytes
     log: list[tuple] = []
     create = dist.new_group
 

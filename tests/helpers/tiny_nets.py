@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hires.nets.trace import trace
 from hires.plan.graph import Graph
-from hires.plan.messages import lay_out
+from hires.plan.layout import lay_out
 from hires.plan.plan import Finding, Stage
 
 Forward = Callable[[Any, Tensor], Any]

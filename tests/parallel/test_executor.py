@@ -10,7 +10,7 @@ import pytest
 from hires.comm import shared
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.ranks import mailbox_limits
-from hires.plan import sums
+from hires.plan import groups as plan_groups
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
@@ -70,7 +70,7 @@ def test_large_gradients_are_summed_where_the_plan_has_them(
     gradients: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ):
     # Nearly every weight of this network travels alone.
-    monkeypatch.setattr(sums, "ALONE_BYTES", 256)
+    monkeypatch.setattr(plan_groups, "ALONE_BYTES", 256)
     plan = check({"tiles": [2, 1]}, {"checkpoint": checkpoint}, gradients=gradients)
     program = [event.kind for event in events(plan, 0)]
     inside = program[program.index("backward") : program.index("wait_sends")]
@@ -141,7 +141,7 @@ def planned(
 
 def given(plan: Plan, config: RunConfig) -> tuple[Any, ...]:
     """Returns what ``logged_step`` takes, but for the world."""
-    return to_dict(config), plan.to_dict(), mailbox_limits.MAIL_BYTES, sums.ALONE_BYTES
+    return to_dict(config), plan.to_dict(), mailbox_limits.MAIL_BYTES, plan_groups.ALONE_BYTES
 
 
 def planned_log(plan: Plan, rank: int, swapped: tuple[int, int] | None = None) -> list[tuple]:

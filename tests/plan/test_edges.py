@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from hires.plan.edges import Box, edge_of, held_by
 from hires.plan.graph import Graph
+from hires.plan.layout import Box, edge_of, held_by
 from hires.plan.plan import Stage
 from hires.plan.rules import SHARDED, TILED, WHOLE
 from tests.helpers.graphs import graph_of, node

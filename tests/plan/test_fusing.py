@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.plan.graph import Graph
-from hires.plan.messages import lay_out
+from hires.plan.layout import lay_out
 from hires.plan.plan import CommOp, Stage
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.tiny_nets import Forward, traced

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hires.core.config.run_config import from_dict
-from hires.plan.key_conflicts import check_together
+from hires.plan.checks import check_together
 from tests.helpers.small_plans import plan_of
 
 

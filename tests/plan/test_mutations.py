@@ -11,9 +11,15 @@ import pytest
 from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import Event
 from hires.plan.program import AHEAD, JOINED
-from hires.plan.proof import machine, mailboxes
-from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
-from hires.plan.proof.rendezvous import Rendezvous
+from hires.plan.proof import machine
+from hires.plan.proof.machine import (
+    MAILBOXES,
+    RENDEZVOUS,
+    SEPARATE,
+    STREAMS,
+    Rendezvous,
+    run_machine,
+)
 from hires.plan.proof.walk import Proof
 from tests.helpers.damage import WAYS, Damage, at_once, damage, valid_programs
 from tests.helpers.random_plans import random_plan
@@ -136,7 +142,7 @@ def test_wrong_number_of_places_is_caught_by_the_threads(monkeypatch, slots):
     made += [crowded_programs(seed) for seed in range(60)]
     found = {}
     for number in (SLOTS, slots):
-        monkeypatch.setattr(mailboxes, "SLOTS", number)
+        monkeypatch.setattr(machine, "SLOTS", number)
         found[number] = [
             disagreement(run_machine(*one, MAILBOXES), execute(*one, MAILBOXES)) for one in made
         ]

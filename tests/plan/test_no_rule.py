@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hires.plan.messages import lay_out
+from hires.plan.layout import lay_out
 from hires.plan.plan import Stage
 from tests.helpers.tiny_nets import Forward, tiled, traced
 

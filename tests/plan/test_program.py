@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hires.nets.trace import trace
-from hires.plan import sums
+from hires.plan import groups as plan_groups
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import events
@@ -92,7 +92,9 @@ def test_gradients_are_summed_last_and_only_where_somebody_else_holds_the_stage(
 def test_large_gradients_travel_alone_and_the_last_layer_goes_first(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sums, "ALONE_BYTES", 4 * 4 * 4 * 9)  # the weights of conv3 and larger
+    monkeypatch.setattr(
+        plan_groups, "ALONE_BYTES", 4 * 4 * 4 * 9
+    )  # the weights of conv3 and larger
     plan = plan_of(tiles=[2, 1])
     plan.gradients = mode
     weights = {name: plan.graph.params[f"{name}.weight"] for name in ("last", "conv3", "conv2")}
@@ -115,11 +117,11 @@ def test_large_gradients_travel_alone_and_the_last_layer_goes_first(
 
 def test_sum_of_a_parameter_that_two_nodes_use_is_never_early(monkeypatch: pytest.MonkeyPatch):
     # Autograd adds to it twice where the nodes lie in two segments that are computed again.
-    monkeypatch.setattr(sums, "ALONE_BYTES", 16)
+    monkeypatch.setattr(plan_groups, "ALONE_BYTES", 16)
     config = config_of(tiles=[2, 1])
     plan = make_plan(config, trace(scaled(), [config.batch, 3, *config.image], True))
     plan.gradients = "early"
-    nodes = {one.parameters[0]: one.node for one in sums.sums_of(plan, 0) if one.alone}
+    nodes = {one.parameters[0]: one.node for one in plan_groups.sums_of(plan, 0) if one.alone}
     assert (nodes["norm.weight"], nodes["conv1.weight"]) == ("", "conv1")
 
 

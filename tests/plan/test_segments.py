@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
+from hires.plan.partition import crossing_elements, cut_segments
 from hires.plan.plan import Stage
 from hires.plan.planner import make_plan
 from hires.plan.program import events
-from hires.plan.segments import crossing_elements, cut_segments
 from tests.helpers.graphs import chain, graph_of, node
 from tests.helpers.small_plans import config_of, forked
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hires.plan.tiling import (
     Axes,
     Axis,
-    halo_messages,
     intersect,
     is_empty,
     need_rect,
     own_rect,
     regrid_messages,
     split,
+    window_loans,
 )
 
 SIZES = st.integers(1, 14)
@@ -141,7 +141,7 @@ def test_interpolation_reads_the_rows_in_order_and_inside_the_image(axis):
 @given(axes=st.tuples(any_axis, any_axis), grid=GRIDS)
 def test_halo_messages_bring_what_is_needed_and_not_owned_from_its_owner(axes: Axes, grid):
     size = [axis.size_in for axis in axes]
-    messages = halo_messages(axes, grid)
+    messages = window_loans(axes, grid)
     assert messages == sorted(messages, key=lambda message: (message[1], message[0]))
     for tile in range(grid[0] * grid[1]):
         own = pixels(own_rect(size, grid, tile))
@@ -161,19 +161,19 @@ def test_halo_messages_bring_what_is_needed_and_not_owned_from_its_owner(axes: A
 @settings(deadline=None)
 @given(axes=st.tuples(any_axis, any_axis))
 def test_one_tile_needs_no_message(axes: Axes):
-    assert halo_messages(axes, [1, 1]) == []
+    assert window_loans(axes, [1, 1]) == []
 
 
 def test_halo_wider_than_a_tile_comes_from_beyond_the_neighbour():
     rows = Axis("window", 4, 4, kernel=5, padding=2)
     cols = Axis("window", 1, 1)
-    assert halo_messages((rows, cols), [4, 1])[:2] == [[1, 0, 1, 2, 0, 1], [2, 0, 2, 3, 0, 1]]
+    assert window_loans((rows, cols), [4, 1])[:2] == [[1, 0, 1, 2, 0, 1], [2, 0, 2, 3, 0, 1]]
 
 
 def test_tile_without_pixels_of_the_input_still_gets_what_its_output_needs():
     # One row becomes four: only tile 0 holds the input, all four hold a row of the output.
     axes = Axis("nearest", 1, 4, scale=0.25), Axis("window", 2, 2)
-    assert halo_messages(axes, [4, 1]) == [[0, tile, 0, 1, 0, 2] for tile in (1, 2, 3)]
+    assert window_loans(axes, [4, 1]) == [[0, tile, 0, 1, 0, 2] for tile in (1, 2, 3)]
 
 
 @settings(deadline=None)

@@ -11,9 +11,8 @@ import pytest
 from hires.core.errors import ConfigError
 from hires.core.ranks.timeline import StepSpans
 from hires.plan.plan import Plan
-from hires.plan.posts import edge_messages
-from hires.plan.simulation.links import Link, Network
-from hires.plan.simulation.simulate import simulate
+from hires.plan.program import edge_messages
+from hires.plan.simulation.simulate import Link, Network, simulate
 from hires.report.trace_file import Event, chrome_events, planned_steps, write_trace
 from tests.helpers.simulated import unit_costs
 from tests.helpers.small_plans import LAYOUTS, plan_of

@@ -112,7 +112,7 @@ def _chosen(what: str | None, config_dir: str | None) -> Listing:
 
 def _page(what: str | None) -> str:
     from hires.cli.reference import keys_page, verbs_page
-    from hires.plan.operators.operator_page import operators_page
+    from hires.plan.operators.operator_facts import operators_page
 
     pages = dict(zip(_PAGES, (keys_page, verbs_page, operators_page), strict=True))
     if what not in pages:
@@ -122,7 +122,7 @@ def _page(what: str | None) -> str:
 
 def _print_operators(as_json: bool) -> int:
     from hires.cli.screens.screen import print_table
-    from hires.plan.operators.operator_page import operator_rows
+    from hires.plan.operators.operator_facts import operator_rows
     from hires.report.columns import Column
 
     rows = {name: dataclasses.asdict(row) for name, row in operator_rows().items()}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hires.plan.event import MEETINGS
-from hires.plan.proof.stuck import Coming, Waiter
-from hires.plan.proof.walk import Walk, spoken
+from hires.plan.proof.walk import Coming, Waiter, Walk, spoken
 
 GATHERED = (*MEETINGS, "wait_issued")
 """Events that end when all members of a group have come."""

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.plan.event import Event
-from hires.plan.groups import groups
+from hires.plan.groups import groups, sums_of
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import AHEAD, JOINED, events
 from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
 from hires.plan.proof.rounds import SEMANTICS as ROUNDS
 from hires.plan.proof.rounds import prove_in_rounds
 from hires.plan.proof.walk import Proof
-from hires.plan.sums import sums_of
 
 BACKENDS = {"gloo": (RENDEZVOUS, MAILBOXES), "mpi": (RENDEZVOUS,), "nccl": (SEPARATE,)}
 """How a backend's messages meet. A plan must be right under each of them: whether ranks share

@@ -1,7 +1,7 @@
 """Walks all ranks through their programs: what every semantics of messages shares.
 
-Ranks, collectives and waits are here; when a posted message begins and ends is up to
-``hires.plan.proof.rendezvous``, ``hires.plan.proof.mailboxes`` and ``hires.plan.proof.streams``.
+Ranks, collectives and waits are here; ``hires.plan.proof.machine`` decides when a posted message
+begins and ends.
 
 The collectives of a group meet in the order in which each member comes to them. A member that has
 issued a sum goes on, so it may be several meetings ahead of the others:
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hires.plan.event import ALONE, MEETINGS, Event
-from hires.plan.proof.stuck import Coming, Waiter
 
 Channel = tuple[int, int, int]
 """(source, target, tag)."""
@@ -252,3 +252,42 @@ def extra(more: list[Event], fewer: list[Event]) -> Event:
     """Returns one that has no other side: the first that the other side does not name at all."""
     named = {event.what for event in fewer}
     return next((event for event in more if event.what not in named), more[len(fewer)])
+
+
+class Waiter(NamedTuple):
+    """Something that cannot go on."""
+
+    rank: int
+    peer: int | None = None
+    """None: the rank itself; else its stream for the messages with this rank."""
+    lane: int = 0
+    """Which of its streams for this rank, where there are several."""
+
+
+class Coming:
+    """The events that stuck ranks have not come to, the one at which they stand included."""
+
+    def __init__(
+        self, programs: Sequence[list[Event]], at: Sequence[int], stuck: Sequence[int]
+    ) -> None:
+        """Takes all ranks' programs and positions, and the ranks that are not at their end."""
+        self._tagged: set[tuple[str, int, int, int]] = set()
+        self._posts: dict[tuple[str, int, int], list[Event]] = {}
+        for rank in stuck:
+            for event in programs[rank][at[rank] :]:
+                self._tagged.add((event.kind, rank, event.peer, event.tag))
+                self._posts.setdefault((event.kind, rank, event.peer), []).append(event)
+
+    def has(self, kind: str, rank: int, peer: int, tag: int | None = None) -> bool:
+        """Whether a rank would come to such an event; for a collective ``peer`` is the group."""
+        if tag is None:
+            return (kind, rank, peer) in self._posts
+        return (kind, rank, peer, tag) in self._tagged
+
+    def meets(self, rank: int, group: int) -> bool:
+        """Whether a rank would come to a collective of a group, or begin a sum."""
+        return any(self.has(kind, rank, group) for kind in (*MEETINGS, "issue"))
+
+    def posts(self, kind: str, rank: int, peer: int) -> list[Event]:
+        """Returns all such events, in order."""
+        return self._posts.get((kind, rank, peer), [])

@@ -13,8 +13,7 @@ from hires.plan.graph import Graph
 from hires.plan.memory import LIBRARIES_BYTES, Room, least_bytes, room_of
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Finding, Plan
-from hires.plan.search.candidates import fewer_ranks, less_memory
-from hires.plan.search.layout_search import Budget, Measure, Search
+from hires.plan.search.layout_search import Budget, Measure, Search, fewer_ranks, less_memory
 
 
 def offered(config: RunConfig, layers: int | None = None) -> list[Finding]:

@@ -19,7 +19,7 @@ from hires.plan.graph import Graph, Node, describe
 from hires.plan.partition import layer_starts, scaled
 from hires.plan.plan import Finding, Stage
 from hires.plan.rules import TILED
-from hires.plan.search.candidates import Change
+from hires.plan.search.layout_search import Change
 
 
 def no_rule(

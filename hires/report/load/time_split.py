@@ -18,7 +18,7 @@ from hires.core.ranks.timeline import (
     length_s,
 )
 from hires.plan.plan import Plan
-from hires.plan.posts import edge_messages
+from hires.plan.program import edge_messages
 
 PIPELINE, BUBBLE, OTHER = "pipeline", "bubble", "other"
 PARTS = (

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from hires.core.units import MIB
 from hires.plan.event import BYTES
-from hires.plan.groups import held_stages, num_holders
+from hires.plan.groups import held_stages, num_holders, sums_of
 from hires.plan.plan import Plan, Stage
-from hires.plan.program import inside
-from hires.plan.sums import sums_of
+from hires.plan.program import pass_comm
 
 KIB = 1024
 BOUNDS = (KIB, 16 * KIB, 256 * KIB, 4 * MIB)
@@ -113,7 +112,7 @@ def _inside(plan: Plan, stage: Stage, direction: int, back: bool) -> Iterator[Fl
     size = BYTES[plan.dtype]
     wide = max(size, BYTES["float32"])
     ranks = [plan.rank_of(0, direction, stage.index, i) for i in range(stage.num_ranks)]
-    for op, way_back in inside(plan, stage, back):
+    for op, way_back in pass_comm(plan, stage, back):
         if op.kind != "halo":
             for source, target in itertools.permutations(ranks, 2):
                 yield Flow(source, target, op.kind, op.elements * wide, 1)

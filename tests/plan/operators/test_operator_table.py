@@ -11,8 +11,14 @@ import pytest
 from hires.parallel.convolution import SUBSTITUTES
 from hires.parallel.image_kernels import IMAGE_KERNELS
 from hires.parallel.window import WINDOW_KERNELS
-from hires.plan.operators.operator_facts import OPERATORS, UNKNOWN, facts_of, flops_of
-from hires.plan.operators.operator_page import operator_rows, operators_page
+from hires.plan.operators.operator_facts import (
+    OPERATORS,
+    UNKNOWN,
+    facts_of,
+    flops_of,
+    operator_rows,
+    operators_page,
+)
 from tests.helpers.layouts import config_of, plan_of, verified
 
 PACKAGE = Path(__file__).resolve().parents[3] / "hires"

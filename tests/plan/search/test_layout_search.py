@@ -16,8 +16,7 @@ from hires.plan.graph import INPUT, Graph, Node, Parameter
 from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room
 from hires.plan.search import layout_search
 from hires.plan.search.advice import needs, out_of_reach, would_fit
-from hires.plan.search.candidates import Change, less_memory
-from hires.plan.search.layout_search import Budget, Measure, Search
+from hires.plan.search.layout_search import Budget, Change, Measure, Search, less_memory
 
 LAYERS = 21
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.plan.simulation.links import Link, Network
+from hires.plan.simulation.simulate import Link, Network
 
 NETWORK = Network(near=Link(1.0, 10.0), far=Link(5.0, 2.0), ranks_per_node=2)
 

@@ -25,10 +25,15 @@ from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import events
 from hires.plan.schedule import started
-from hires.plan.simulation.costs import ActionCosts, Device, Roofline, measured_costs, steps_of
-from hires.plan.simulation.links import Link, Network
-from hires.plan.simulation.simulate import simulate
-from hires.plan.simulation.timed import timed_program
+from hires.plan.simulation.costs import (
+    ActionCosts,
+    Device,
+    Roofline,
+    measured_costs,
+    steps_of,
+    timed_program,
+)
+from hires.plan.simulation.simulate import Link, Network, simulate
 from tests.helpers.graphs import chain
 from tests.helpers.simulated import STEP, equal_costs, unit_costs
 from tests.helpers.small_plans import LAYOUTS, plan_of

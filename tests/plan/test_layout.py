@@ -11,7 +11,7 @@ from torch import nn
 
 from hires.plan.plan import CommOp, Edge, Plan
 from hires.plan.planner import make_plan
-from hires.plan.posts import edge_messages, halo_messages
+from hires.plan.program import edge_messages, halo_messages
 from tests.helpers.small_plans import IMAGE, config_of, plan_of
 from tests.helpers.tiny_nets import Forward, traced
 

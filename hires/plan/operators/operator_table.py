@@ -1,4 +1,7 @@
-"""Registers operators that read a window of pixels: convolutions, pools, pads, crops, scaling.
+"""Registers all operators that hires relies on, family by family.
+
+To add an operator: its entry here, its kernel in ``hires.parallel`` if its tiling needs one (a
+window, statistics or a reduction), and a test. A window of pixels:
 
     output rows of a tile           a       b                 kernel k, stride s, padding p,
                                     :       :                 dilation d
@@ -131,3 +134,94 @@ declare(
 
 # The kernels into which torch's dispatcher turns a convolution; no graph holds them.
 declare("convolution mkldnn_convolution convolution_backward", OperatorFacts(copies_weight=True))
+
+
+pointwise = functools.partial(OperatorFacts, tiling=("pointwise",), sharding="pointwise")
+"""Makes an entry; the operands align because equal maps are cut into equal tiles."""
+
+
+def _drops(node: Node) -> bool:
+    return bool(node.args["train"]) and node.args["p"] > 0
+
+
+declare("relu", pointwise(in_place=True))
+declare("prelu", pointwise(vectors=True))
+declare("add", pointwise(overwritable=True))
+declare(
+    "relu6 leaky_relu elu selu celu gelu silu mish "
+    "sigmoid log_sigmoid hardsigmoid tanh hardtanh hardswish softplus "
+    "softshrink hardshrink threshold clamp clamp_min clamp_max logit",
+    pointwise(),
+)
+declare(
+    "sub rsub mul div neg abs sign reciprocal square pow "
+    "exp expm1 log log1p log2 sqrt rsqrt sin cos atan erf "
+    "floor ceil round trunc frac fmod remainder maximum minimum lerp addcmul addcdiv",
+    pointwise(),
+)
+declare(
+    "eq ne lt le gt ge isnan nan_to_num where masked_fill "
+    "logical_and logical_or logical_not logical_xor",
+    pointwise(),
+)
+declare("clone _to_copy", pointwise())
+declare("to type_as", pointwise(may_share=True))
+declare("detach", pointwise(view=True, ends_gradient=True))
+declare("zeros_like ones_like full_like", pointwise(ends_gradient=True))
+
+declare("dropout feature_dropout", pointwise(random=_drops, may_share=True))
+declare("alpha_dropout feature_alpha_dropout", pointwise(random=_drops))
+
+
+def uses_batch_statistics(node: Node) -> bool:
+    """Whether a node normalises by the microbatch's own mean and variance, as in training."""
+    return node.kind == "batch_norm" and bool(node.args["training"])
+
+
+def updates_statistics(node: Node) -> bool:
+    """Whether a node also updates running statistics, as batch norms with ``running_mean`` do."""
+    return uses_batch_statistics(node) and bool(node.args.get("running_mean"))
+
+
+def _mean_and_variance(node: Node, shape: list[int]) -> int:
+    return 2 * shape[1] if uses_batch_statistics(node) else 0
+
+
+declare(
+    "batch_norm",
+    OperatorFacts(("statistics",), "statistics", statistics=_mean_and_variance, overwritable=True),
+)
+declare("group_norm layer_norm", OperatorFacts(sharding="samples"))
+
+declare(
+    "cat chunk split split_with_sizes softmax log_softmax glu sum amax amin",
+    OperatorFacts(("channels",), "dims"),
+)
+declare("mean", OperatorFacts(("channels", "global mean"), "dims"))
+declare("adaptive_avg_pool2d", OperatorFacts(("global mean",), "samples"))
+declare("adaptive_max_pool2d", OperatorFacts(sharding="samples"))
+declare("linear", OperatorFacts(sharding="samples", multiplies="output"))
+
+
+def _draws(node: Node) -> bool:
+    return bool(node.args.get("training", True))
+
+
+declare("getitem", OperatorFacts(("element",), "element", view=True, may_share=True))
+declare("flatten", OperatorFacts((), "dims", "start_dim", view=True, may_share=True))
+declare("view", OperatorFacts((), "sizes", "size", view=True))
+declare("expand _unsafe_view", OperatorFacts((), "sizes", "size"))
+declare("reshape", OperatorFacts((), "sizes", "shape", view=True, may_share=True))
+declare("squeeze unsqueeze", OperatorFacts(view=True))
+declare("expand_as reshape_as unflatten view_as", OperatorFacts(may_share=True))
+
+declare("alias", OperatorFacts(same_value=True, view=True))
+declare("contiguous", OperatorFacts(same_value=True, may_share=True))
+declare("lift_fresh_copy _assert_tensor_metadata", OperatorFacts(same_value=True))
+
+declare("empty_like new_empty new_full new_ones new_zeros", OperatorFacts(ends_gradient=True))
+declare("rand_like randn_like", OperatorFacts(random=_draws, ends_gradient=True))
+declare(
+    "bernoulli multinomial normal rand randint randint_like randn randperm rrelu",
+    OperatorFacts(random=_draws),
+)
