@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import PREEMPTED, ConfigError, HiresError, RunError
+from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.registry import Registry
 from hires.core.store import file_names, provenance, rundir
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.core.store.rundir import RunDir
 from hires.launcher.doctor_check import Check
+from hires.launcher.end_reasons import END_REASONS
 from hires.launcher.status.run_state import RunState
 
 Job = dict[str, Any]
@@ -40,20 +41,6 @@ Job = dict[str, Any]
 CANCELLED = 130
 """Exit code of a run that was stopped by Ctrl-C or SIGTERM, as shells have it."""
 PENDING, RUNNING, ENDED, GONE, UNKNOWN = "pending", "running", "ended", "gone", "unknown"
-RESTARTED = ("timeout", "preempted", "node")
-"""Reasons of an attempt that ended so that its scheduler may start the same job again."""
-ENDS: dict[str, tuple[str, str | None]] = {
-    "CANCELLED": ("cancelled", None),
-    "TIMEOUT": ("failed", "timeout"),
-    "DEADLINE": ("failed", "timeout"),
-    "NODE_FAIL": ("failed", "node"),
-    "BOOT_FAIL": ("failed", "node"),
-    "OUT_OF_MEMORY": ("failed", "oom"),
-    "PREEMPTED": ("failed", "preempted"),
-    "FAILED": ("failed", None),
-}
-"""State and reason of a run whose job ended in such a state, if its attempt left no ``exit.json``.
-The words are Slurm's; other launchers translate theirs."""
 
 OnLine = Callable[[dict[str, Any]], None]
 """Called with every new line of ``metrics.jsonl``."""
@@ -74,13 +61,13 @@ class Outcome:
     failed_rank: int | None = None
     """That rank."""
     reason: str | None = None
-    """The cause in one word, as ``exit.json`` has it."""
+    """The cause in one word, of :data:`END_REASONS`."""
 
     @property
     def exit_code(self) -> int:
         """What the command that launched should exit with."""
-        if self.reason in ("preempted", "timeout"):
-            return PREEMPTED
+        if self.reason in END_REASONS:
+            return END_REASONS[self.reason].exit_code
         return {"done": 0, "cancelled": CANCELLED}.get(self.state, RunError.exit_code)
 
 
@@ -92,7 +79,7 @@ class JobStatus:
     """``PENDING``, ``RUNNING``, ``ENDED``, ``GONE`` (it knows no such job) or ``UNKNOWN`` (it did
     not answer)."""
     reason: str | None = None
-    """Why the job waits, or how it ended: a key of :data:`ENDS` where one fits; why there is no
+    """Why the job waits, or how it ended: a key of ``JOB_ENDS`` where one fits; why there is no
     answer."""
     expected: str | None = None
     """When it is expected to start, in the scheduler's words."""

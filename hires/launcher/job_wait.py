@@ -13,11 +13,10 @@ from typing import Any
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.rundir import RunDir
+from hires.launcher.end_reasons import JOB_ENDS, restarts
 from hires.launcher.interface import (
     ENDED,
-    ENDS,
     GONE,
-    RESTARTED,
     UNKNOWN,
     Launcher,
     OnLine,
@@ -57,7 +56,7 @@ class JobWait:
             self._follow()
             over = self._is_over()
             end = Attempt(self.run, self.attempt).exit
-            if end and (over or end.get("reason") not in RESTARTED):
+            if end and (over or not restarts(end.get("reason"))):
                 self._follow()
                 return _outcome(end)
             if not end and over:
@@ -88,7 +87,7 @@ class JobWait:
     def _without_exit(self) -> Outcome:
         """Returns the end of a job that left no ``exit.json``; a certain one is written."""
         word = self._answers[-1]
-        state, reason = ENDS.get(word, ("lost", None))
+        state, reason = JOB_ENDS.get(word, ("lost", None))
         cause = f"job {self.job} ended with {word} before it wrote its end"
         if word == "CANCELLED":
             cause = f"job {self.job} was cancelled before it wrote its end"

@@ -27,7 +27,8 @@ from hires.core import log
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, provenance, reading, records, rundir
 from hires.core.store.attempts import Attempt
-from hires.launcher.interface import RESTARTED, Outcome
+from hires.launcher.end_reasons import restarts
+from hires.launcher.interface import Outcome
 from hires.launcher.local.local_launcher import launch, leave
 from hires.launcher.ranks.places import Preemption
 from hires.launcher.slurm import allocation, preemption
@@ -87,7 +88,7 @@ class JobAttempt:
             # Tables are the business of reports, which launchers do not import.
             command = [sys.executable, "-m", "hires.report.tables", str(self.path)]
             subprocess.run(command, check=False)
-        elif self._goes_on and outcome.reason in RESTARTED and not self._packed:
+        elif self._goes_on and restarts(outcome.reason) and not self._packed:
             try:
                 allocation.ask("scontrol", "requeue", self.job.name)
             except RunError as error:  # the attempt's end is written, and stays as it is

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.attempts import Attempt
-from hires.launcher.interface import RESTARTED, note_job
+from hires.launcher.end_reasons import restarts
+from hires.launcher.interface import note_job
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.status import running_elsewhere
@@ -78,7 +79,7 @@ def is_open(path: Path, submitted: int, job: Allocation, attempts: int = 1) -> b
     if end.get("reason") == "timeout":
         used = timeouts(path, job, own[-1] + 1)
         return used <= records.read_config(path).launcher.requeues
-    return end.get("reason") in RESTARTED
+    return restarts(end.get("reason"))
 
 
 def take_attempt(path: Path, job: Allocation, submitted: int | None, pack: int = 1) -> int:

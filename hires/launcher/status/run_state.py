@@ -33,8 +33,7 @@ class RunState:
     state: str
     """One of ``STATES``."""
     reason: str | None = None
-    """Kind of failure: ``oom``, ``hang``, ``nan``, ``launch``, ``preempted``, ``timeout``, ``node``
-    or ``parity``."""
+    """A word of :data:`hires.launcher.end_reasons.END_REASONS`."""
     cause: str | None = None
     """Why, in words; of a pending run why it waits."""
     attempt: int | None = None

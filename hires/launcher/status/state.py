@@ -28,7 +28,8 @@ from hires.core.store.attempts import Attempt, latest
 from hires.core.store.exit_record import write_cancelled
 from hires.core.store.file_names import attempt_dir, attempt_numbers
 from hires.launcher import interface
-from hires.launcher.interface import ENDED, ENDS, GONE, RESTARTED, UNKNOWN, Job, JobStatus
+from hires.launcher.end_reasons import JOB_ENDS, restarts
+from hires.launcher.interface import ENDED, GONE, UNKNOWN, Job, JobStatus
 from hires.launcher.status.missing_repeats import Repeats
 from hires.launcher.status.run_state import (
     CANCELLED,
@@ -94,7 +95,7 @@ def _look(paths: Sequence[Path], ask: Ask) -> list[RunState]:
 
 def may_restart(attempt: Attempt) -> bool:
     """Whether an attempt has not ended, or ended for a reason after which jobs start again."""
-    return not attempt.exit or attempt.exit.get("reason") in RESTARTED
+    return not attempt.exit or restarts(attempt.exit.get("reason"))
 
 
 def goes_on(attempt: Attempt) -> bool:
@@ -215,8 +216,8 @@ def _as_job(state: RunState, attempt: Attempt, answer: JobStatus, clock: FileClo
     if (ended or gone) and attempt.is_cancelled:
         cause = f"job {state.job} was cancelled, and left no exit.json"
         return replace(state, state=CANCELLED, cause=cause)
-    if ended and answer.reason in ENDS:
-        known, reason = ENDS[answer.reason]
+    if ended and answer.reason in JOB_ENDS:
+        known, reason = JOB_ENDS[answer.reason]
         cause = f"job {state.job} ended with {answer.reason}, and left no exit.json"
         return replace(state, state=known, reason=reason, cause=cause)
     if beats:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from hires.launcher.end_reasons import END_REASONS
 from hires.launcher.ranks.processes import RankProcess, last_lines
 from hires.launcher.ranks.rank_group import AgentRank
 
@@ -28,13 +29,10 @@ class Failure:
     tail: list[str]
     """The last lines of its log."""
     reason: str | None = None
-    """``oom``, ``nan``, ``hang``, ``parity``, or None where nothing proves one of them."""
+    """A word of :data:`END_REASONS`, or None where nothing proves one."""
 
 
-_NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc", "MemoryError")
 _SIGKILL = " (by `kill -9`, or the system ran out of memory)"
-_KINDS = {"LossError": "nan", "ParityError": "parity"}
-_TOO_LATE = ("timed out", "took over", "timeout")
 
 
 def first_failure(
@@ -72,15 +70,9 @@ def _reason(
     """Returns the kind of failure, if something proves it."""
     if report is None and rank.code == -signal.SIGKILL:
         return "oom" if oom else None
-    kind = "" if report is None else str(report.get("type"))
-    text = " ".join(tail[-3:]) if report is None else f"{kind}: {report.get('text')}"
-    if kind in _KINDS:
-        return _KINDS[kind]
-    if any(words in text for words in _NO_MEMORY):
-        return "oom"
-    if kind == "CommError" and any(words in text.lower() for words in _TOO_LATE):
-        return "hang"
-    return None
+    error = "" if report is None else str(report.get("type"))
+    text = " ".join(tail[-3:]) if report is None else str(report.get("text"))
+    return next((w for w, reason in END_REASONS.items() if reason.is_proved_by(error, text)), None)
 
 
 def _order(rank: AgentRank | RankProcess, report: _Event | None) -> tuple[int, float, float]:
