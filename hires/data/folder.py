@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from hires.core.errors import RunError
-from hires.data.colour import to_channels
-from hires.data.image_fit import crop, resize
-from hires.data.image_index import TIFF_SUFFIXES, FolderIndex
-from hires.data.image_window import ImageError, Pixels, Size, Span, Window, check_window, normalised
-from hires.data.tiff import CodecError, TiffImage
-from hires.data.whole import WholeImage, WholeImages
+import numpy as np
 
-log = logging.getLogger(__name__)
+from hires.core.errors import RunError
+from hires.data.image_fit import crop, resize
+from hires.data.image_format import ImageFile, open_image
+from hires.data.image_index import FolderIndex
+from hires.data.image_window import ImageError, Pixels, Size, Span, Window, check_window, normalised
+
+LUMINANCE = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue (ITU-R BT.601), as Pillow uses them."""
 
 
 class FolderSource:
@@ -28,8 +28,6 @@ class FolderSource:
         self._size = size
         self._channels = channels
         self._fit = fit
-        self._whole = WholeImages()
-        self._warned = False
 
     def __len__(self) -> int:
         return len(self._index.paths)
@@ -46,30 +44,11 @@ class FolderSource:
         """
         check_window(rows, cols, self._size)
         path = Path(self._index.paths[i])
-        with _naming(path), closing(self._open(path)) as image:
+        with _naming(path), closing(open_image(path)) as image:
             pixels = self._fitted(image, rows, cols)
             return normalised(pixels, image.peak, self._channels)
 
-    def _open(self, path: Path) -> TiffImage | WholeImage:
-        """Opens a file with the reader that reads the least of it."""
-        if path.stat().st_size == 0:
-            raise ValueError("the file is empty")
-        if not path.name.lower().endswith(TIFF_SUFFIXES):
-            return self._whole.open(path)
-        try:
-            return TiffImage(path)
-        except CodecError as unknown:  # Pillow may decode the file, but only as a whole
-            reason = unknown
-        try:
-            image = self._whole.open(path)
-        except Exception as error:
-            raise reason from error
-        if not self._warned:
-            log.warning("%s is decoded as a whole, not only its window: %s", path, reason)
-            self._warned = True
-        return image
-
-    def _fitted(self, image: TiffImage | WholeImage, rows: Span, cols: Span) -> Pixels:
+    def _fitted(self, image: ImageFile, rows: Span, cols: Span) -> Pixels:
         """Returns a window of the image at the size of the config, (h, w, samples)."""
 
         def read(rows: Span, cols: Span) -> Pixels:
@@ -86,6 +65,39 @@ class FolderSource:
         if self._fit == "crop":
             return crop(read, image.size, self._size, rows, cols, fill=image.peak / 2)
         return resize(read, image.size, self._size, rows, cols)
+
+
+def to_channels(pixels: Pixels, colours: int, channels: int) -> Pixels:
+    """Returns the samples that the network sees, every pixel alone.
+
+    An image with exactly ``channels`` samples is used as it is. Otherwise alpha and other extra
+    samples are dropped, colour becomes luminance for a network of one channel, and grey stays one
+    sample, which ``normalised`` gives to every channel.
+
+    Args:
+        pixels: (h, w, samples), colours first.
+        colours: how many of the samples are colours: 1 or 3.
+        channels: channels of the network's input.
+
+    Raises:
+        ImageError: the image has neither that many samples nor colours that can be converted.
+    """
+    samples = pixels.shape[2]
+    if samples == channels:
+        return pixels
+    if colours == 1:
+        return pixels[:, :, :1]
+    if channels == 1:
+        light = np.zeros((*pixels.shape[:2], 1), np.float32)
+        for c, weight in enumerate(LUMINANCE):
+            light += np.multiply(pixels[:, :, c : c + 1], np.float32(weight), dtype=np.float32)
+        return light
+    if colours == channels:
+        return pixels[:, :, :channels]
+    raise ImageError(
+        f"it has {samples} samples per pixel where model.channels={channels}; convert it, or set "
+        f"model.channels={samples}"
+    )
 
 
 @contextmanager

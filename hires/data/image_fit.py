@@ -14,7 +14,7 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -68,11 +68,14 @@ def resize(
     if source == target:
         return read(rows, cols)
     across, source_cols = taps(source[1], target[1], kernel).part(cols)
-    down = taps(source[0], target[0], kernel)
-    bands = [
-        _resized_band(read, down, band, across, source_cols)
-        for band in _bands(rows, source[0] / target[0] * (source_cols[1] - source_cols[0]))
-    ]
+    pixels_per_row = source[0] / target[0] * (source_cols[1] - source_cols[0])
+    step = max(1, int(BAND_PIXELS / max(pixels_per_row, 1.0)))  # rows of a band
+    bands = []
+    for start in range(rows[0], rows[1], step):
+        band = (start, min(start + step, rows[1]))
+        down, source_rows = taps(source[0], target[0], kernel).part(band)
+        shrunk = _resampled(read(source_rows, source_cols), down).transpose(1, 0, 2)
+        bands.append(_resampled(shrunk, across).transpose(1, 0, 2))
     return bands[0] if len(bands) == 1 else np.concatenate(bands)
 
 
@@ -81,19 +84,21 @@ def crop(read: Read, source: Size, target: Size, rows: Span, cols: Span, *, fill
 
     Args, Returns: as for :func:`resize`.
     """
-    parts = [
-        _cropped_axis(s, t, span) for s, t, span in zip(source, target, (rows, cols), strict=True)
-    ]
-    (from_rows, to_rows), (from_cols, to_cols) = parts
+    from_spans, to_spans = [], []
+    for length, wanted, span in zip(source, target, (rows, cols), strict=True):
+        shift = (length - wanted) // 2  # source pixel of the target's pixel 0
+        start, stop = max(span[0] + shift, 0), min(span[1] + shift, length)
+        from_spans.append((start, stop))
+        to_spans.append(slice(start - shift - span[0], stop - shift - span[0]))
     shape = (rows[1] - rows[0], cols[1] - cols[0])
-    if from_rows[0] >= from_rows[1] or from_cols[0] >= from_cols[1]:
+    if any(start >= stop for start, stop in from_spans):
         samples = read((0, 1), (0, 1)).shape[2]
         return np.full((*shape, samples), fill, np.float32)
-    pixels = read(from_rows, from_cols)
+    pixels = read(*from_spans)
     if pixels.shape[:2] == shape:
         return pixels
     out = np.full((*shape, pixels.shape[2]), fill, np.float32)
-    out[slice(*to_rows), slice(*to_cols)] = pixels
+    out[tuple(to_spans)] = pixels
     return out
 
 
@@ -133,17 +138,6 @@ KERNELS = {"linear": (1, _linear), "cubic": (2, _cubic)}
 """Name -> (how far it reaches in pixels of the coarser image, weight by distance)."""
 
 
-def _resized_band(
-    read: Read, down: Taps, band: Span, across: Taps, source_cols: Span
-) -> NDArray[np.float32]:
-    """Returns some rows of the window: resampled along columns of pixels, then along rows."""
-    down, source_rows = down.part(band)
-    pixels = read(source_rows, source_cols)
-    pixels = _resampled(pixels, down).transpose(1, 0, 2)  # the axis to resample comes first
-    made: NDArray[np.float32] = _resampled(pixels, across).transpose(1, 0, 2)
-    return made
-
-
 def _resampled(pixels: Pixels, axis: Taps) -> NDArray[np.float32]:
     """Returns the pixels resampled along dim 0."""
     flat = np.ascontiguousarray(pixels).reshape(len(pixels), -1)
@@ -152,17 +146,3 @@ def _resampled(pixels: Pixels, axis: Taps) -> NDArray[np.float32]:
     for index, weight in zip(axis.index.T, axis.weight.T, strict=True):
         out += np.multiply(flat[index], weight[:, None], dtype=np.float32)
     return out.reshape(-1, *pixels.shape[1:])
-
-
-def _bands(rows: Span, pixels_per_row: float) -> Iterator[Span]:
-    """Yields the rows in pieces whose source pixels fit into memory easily."""
-    step = max(1, int(BAND_PIXELS / max(pixels_per_row, 1.0)))
-    for start in range(rows[0], rows[1], step):
-        yield start, min(start + step, rows[1])
-
-
-def _cropped_axis(source: int, target: int, span: Span) -> tuple[Span, Span]:
-    """Returns which source pixels a span shows, and where in the span they go."""
-    shift = (source - target) // 2  # source pixel of the target's pixel 0
-    start, stop = max(span[0] + shift, 0), min(span[1] + shift, source)
-    return (start, stop), (start - shift - span[0], stop - shift - span[0])

@@ -1,9 +1,23 @@
-"""Draws the images of ``data=synthetic`` in memory."""
+"""Draws the images of ``data=synthetic``, which are also those of ``hires data make``.
+
+A class has a colour, and stripes or a weave of its own direction and width; an image of the class
+varies their phase, direction, width and brightness and adds noise. Colour and width can be seen in
+any window of any size, so a network learns them from a tile and a person tells the classes apart.
+A window is computed alone, from functions of the row and of the column.
+"""
 
 from __future__ import annotations
 
-from hires.data import pattern
+import numpy as np
+from numpy.typing import NDArray
+
 from hires.data.image_window import Size, Span, Window, check_window, normalised
+
+GOLDEN = 0.6180339887498949
+PERIODS = (6.0, 15.0, 9.0, 24.0)
+
+# How far each ingredient moves a value away from 0.5; together exactly 0.5.
+COLOUR, STRIPES, SHADE, BRIGHTNESS, NOISE = 0.20, 0.15, 0.05, 0.04, 0.06
 
 
 class SyntheticSource:
@@ -11,7 +25,7 @@ class SyntheticSource:
 
     def __init__(self, num_classes: int, length: int, size: Size, channels: int, seed: int) -> None:
         self.num_classes = num_classes
-        self.class_names = tuple(pattern.class_name(k, num_classes) for k in range(num_classes))
+        self.class_names = tuple(class_name(k, num_classes) for k in range(num_classes))
         self._length = length
         self._size = size
         self._channels = channels
@@ -27,7 +41,89 @@ class SyntheticSource:
     def window(self, i: int, rows: Span, cols: Span) -> Window:
         """Returns a window of an image, (C, h, w); no other pixel is computed."""
         check_window(rows, cols, self._size)
-        drawn = pattern.draw(
-            self.label(i), self._channels, self._size, rows, cols, seed=self._seed, index=i
-        )
-        return normalised(drawn.transpose(1, 2, 0), 1.0, self._channels)
+        seed, channels = self._seed, self._channels
+        drawn = draw(self.label(i), channels, self._size, rows, cols, seed=seed, index=i)
+        return normalised(drawn.transpose(1, 2, 0), 1.0, channels)
+
+
+def class_name(label: int, num_classes: int) -> str:
+    """Returns the name of a class; names sort as labels do."""
+    return f"texture{label:0{len(str(num_classes - 1))}d}"
+
+
+def draw(
+    label: int, channels: int, size: Size, rows: Span, cols: Span, *, seed: int, index: int
+) -> Window:
+    """Returns a window of an image.
+
+    Args:
+        label: its class.
+        channels: its channels.
+        size: (height, width) of the whole image.
+        rows: rows of the window.
+        cols: columns of the window.
+        seed: decides, with ``index``, what varies between images of a class.
+        index: number of the image.
+
+    Returns:
+        (channels, h, w), values from 0 to 1.
+    """
+    random = np.random.Generator(np.random.PCG64([seed, index]))
+    hue = label * GOLDEN % 1.0  # multiples of the golden ratio keep any number of classes apart
+    plane = _plane(label, np.pi * hue, random, size, rows, cols)
+    brightness = 0.5 + BRIGHTNESS * random.uniform(-1, 1)
+    out = np.empty((channels, *plane.shape), np.float32)
+    for c in range(channels):
+        tint = COLOUR * np.cos(2 * np.pi * (hue + c / max(channels, 3)))
+        np.add(plane, np.float32(brightness + tint), out=out[c])
+    return out
+
+
+def _plane(
+    label: int, angle: float, random: np.random.Generator, size: Size, rows: Span, cols: Span
+) -> NDArray[np.float32]:
+    """Returns what all channels share, (h, w): stripes, shade and noise about 0."""
+    angle += 0.1 * random.uniform(-1, 1)
+    period = PERIODS[label % len(PERIODS)] * (1 + 0.1 * random.uniform(-1, 1))
+    stripes = _waves(angle, period, random.uniform(0, 2 * np.pi), size, rows, cols)
+    if label % 3 == 2:  # a weave: stripes cross
+        across = random.uniform(0, 2 * np.pi)
+        stripes *= _waves(angle + np.pi / 2, period, across, size, rows, cols)
+    stripes *= np.float32(STRIPES)
+    # Light changes slowly from the top to the bottom of the image.
+    turns = random.uniform(0.5, 1.5) * np.arange(size[0]) / size[0] + random.uniform(0, 1)
+    shade = (SHADE * np.cos(2 * np.pi * turns)).astype(np.float32)
+    stripes += shade[rows[0] : rows[1], None]
+    stripes += _noise(random, size, rows, cols)
+    return stripes
+
+
+def _waves(
+    angle: float, period: float, phase: float, size: Size, rows: Span, cols: Span
+) -> NDArray[np.float32]:
+    """Returns sin(a r + b c + phase), (h, w), as sin cos + cos sin of whole axes."""
+    along_rows = 2 * np.pi * np.sin(angle) / period * np.arange(size[0]) + phase
+    along_cols = 2 * np.pi * np.cos(angle) / period * np.arange(size[1])
+    sin_r, cos_r, sin_c, cos_c = (
+        wave(along).astype(np.float32)[slice(*span)]
+        for along, span in ((along_rows, rows), (along_cols, cols))
+        for wave in (np.sin, np.cos)
+    )
+    waves: NDArray[np.float32] = sin_r[:, None] * cos_c
+    waves += cos_r[:, None] * sin_c
+    return waves
+
+
+def _noise(random: np.random.Generator, size: Size, rows: Span, cols: Span) -> NDArray[np.float32]:
+    """Returns uniform noise, (h, w): a hash of a random number per row and one per column."""
+    keys = random.integers(0, 2**32, size=sum(size), dtype=np.uint32)
+    of_rows, of_cols = keys[: size[0]], keys[size[0] :]
+    mixed = of_rows[slice(*rows), None] ^ of_cols[slice(*cols)]
+    mixed *= np.uint32(0x85EBCA6B)
+    mixed ^= mixed >> np.uint32(15)
+    mixed *= np.uint32(0xC2B2AE35)
+    mixed >>= np.uint32(8)  # 24 bits, which float32 holds exactly
+    noise = mixed.astype(np.float32)
+    noise *= np.float32(2 * NOISE / 2**24)
+    noise -= np.float32(NOISE)
+    return noise

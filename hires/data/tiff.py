@@ -13,6 +13,7 @@ only through zarr, a large dependency in place of the forty lines of ``_decoded`
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
@@ -20,8 +21,11 @@ from pathlib import Path
 import numpy as np
 from tifffile import COMPRESSION, PHOTOMETRIC, TIFF, TiffFile, TiffPage
 
-from hires.data import colour
+from hires.data.image_format import FORMATS, ImageFile
 from hires.data.image_window import ImageError, Pixels, Size, Span
+from hires.data.whole import open_whole
+
+log = logging.getLogger(__name__)
 
 COLOURS: dict[int, int] = {
     PHOTOMETRIC.MINISWHITE: 1,
@@ -34,8 +38,29 @@ COLOURS: dict[int, int] = {
 JPEG = (6, 7)
 
 
+_warned: set[str] = set()
+
+
 class CodecError(ImageError):
     """tifffile cannot decode the file by itself; Pillow may decode it as a whole."""
+
+
+@FORMATS.register(".tiff")
+@FORMATS.register(".tif")
+def open_tiff(path: Path) -> ImageFile:
+    """Opens a TIFF file; one that only Pillow can decode is read as a whole, with a warning."""
+    try:
+        return TiffImage(path)
+    except CodecError as error:
+        reason = error
+    try:
+        image = open_whole(path)
+    except Exception as error:
+        raise reason from error
+    if str(reason) not in _warned:
+        log.warning("%s is decoded as a whole, not only its window: %s", path, reason)
+        _warned.add(str(reason))
+    return image
 
 
 class TiffImage:
@@ -75,14 +100,24 @@ class TiffImage:
         if pixels.dtype == np.bool_:
             pixels = pixels.astype(np.uint8)
         if pixels.dtype.kind == "f":
-            _check_range(pixels)
+            low, high = pixels.min(), pixels.max()
+            if not (low >= 0 and high <= 1):  # also refuses not-a-number
+                raise ImageError(
+                    f"its floats reach from {low} to {high}; scale them to 0 (black) to 1 (white)"
+                )
         if page.photometric == PHOTOMETRIC.MINISWHITE:
             pixels = np.subtract(pixels.dtype.type(self._stored_peak), pixels)
-        if page.photometric == PHOTOMETRIC.SEPARATED:
-            return colour.from_cmyk(pixels, self.peak)
+        if page.photometric == PHOTOMETRIC.SEPARATED:  # cyan, magenta, yellow and black
+            light = np.float32(1) - np.divide(
+                pixels[:, :, :4], np.float32(self.peak), dtype=np.float32
+            )
+            rgb: Pixels = light[:, :, :3] * light[:, :, 3:]
+            rgb *= np.float32(self.peak)
+            return rgb
         if page.photometric == PHOTOMETRIC.PALETTE:
-            assert page.colormap is not None
-            return colour.from_palette(pixels, page.colormap)
+            assert page.colormap is not None  # (3, entries)
+            coloured: Pixels = page.colormap.T[pixels[:, :, 0]]
+            return coloured
         return pixels
 
     def _mapped(self, rows: Span, cols: Span) -> Pixels:
@@ -200,12 +235,3 @@ def _samples_last(pixels: Pixels) -> Pixels:
 
 def _name(kind: type[IntEnum], value: int) -> str:
     return kind(value).name if value in set(kind) else str(value)
-
-
-def _check_range(pixels: Pixels) -> None:
-    """Refuses floats that are not from 0 (black) to 1 (white)."""
-    low, high = pixels.min(), pixels.max()
-    if not (low >= 0 and high <= 1):  # also refuses not-a-number
-        raise ImageError(
-            f"its floats reach from {low} to {high}; scale them to 0 (black) to 1 (white)"
-        )

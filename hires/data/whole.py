@@ -6,6 +6,7 @@ Pillow keeps the upper 8 bits; 16-bit grey stays as it is.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,19 +16,20 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from hires.data.image_format import FORMATS
 from hires.data.image_window import ImageError, Pixels, Size, Span
 
 CACHE_BYTES = 64 * 2**20
 """Bytes of all decoded images that a process keeps."""
 
-FORMATS = ("PNG", "JPEG", "TIFF")
+PILLOW_FORMATS = ("PNG", "JPEG", "TIFF")
 """Formats that Pillow may read."""
 CONVERTED = {"1": "L", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB"}
 """Modes of Pillow that are converted first, and to which."""
 COLOURS = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "RGBX": 3}
 
 
-@dataclass(frozen=True)
+@dataclass
 class WholeImage:
     """A decoded image."""
 
@@ -38,10 +40,8 @@ class WholeImage:
     peak: float
     """The value of white."""
 
-    @property
-    def size(self) -> Size:
-        """(height, width) in pixels."""
-        return (self.pixels.shape[0], self.pixels.shape[1])
+    def __post_init__(self) -> None:
+        self.size: Size = (self.pixels.shape[0], self.pixels.shape[1])
 
     def read(self, rows: Span, cols: Span) -> Pixels:
         """Returns a part of the image, (h, w, samples)."""
@@ -51,26 +51,28 @@ class WholeImage:
         """Does nothing: the file is closed already."""
 
 
-class WholeImages:
-    """Decodes files and keeps the images that were used last."""
+_kept: OrderedDict[tuple[Path, int, int], WholeImage] = OrderedDict()
+_lock = threading.Lock()  # loaders read in threads of their own
 
-    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
-        self._cache_bytes = cache_bytes
-        self._kept: OrderedDict[tuple[Path, int, int], WholeImage] = OrderedDict()
 
-    def open(self, path: Path) -> WholeImage:
-        """Returns the image of a file; one that has changed is decoded again.
+@FORMATS.register(".jpeg")
+@FORMATS.register(".jpg")
+@FORMATS.register(".png")
+def open_whole(path: Path) -> WholeImage:
+    """Returns the image of a file; one that has changed is decoded again.
 
-        Raises:
-            Exception: as :func:`decode`.
-        """
-        stat = path.stat()
-        key = (path, stat.st_mtime_ns, stat.st_size)
-        image = self._kept.pop(key, None) or decode(path)
-        self._kept[key] = image
-        while sum(kept.pixels.nbytes for kept in self._kept.values()) > self._cache_bytes:
-            self._kept.popitem(last=False)
-        return image
+    Raises:
+        Exception: as :func:`decode`.
+    """
+    stat = path.stat()
+    key = (path, stat.st_mtime_ns, stat.st_size)
+    image = _kept.get(key) or decode(path)
+    with _lock:
+        _kept[key] = image
+        _kept.move_to_end(key)
+        while sum(kept.pixels.nbytes for kept in _kept.values()) > CACHE_BYTES:
+            _kept.popitem(last=False)
+    return image
 
 
 def decode(path: Path) -> WholeImage:
@@ -81,25 +83,21 @@ def decode(path: Path) -> WholeImage:
         Exception: whatever Pillow raises when the file is broken.
     """
     try:
-        with _any_number_of_pixels(), Image.open(path, formats=FORMATS) as opened:
+        with _any_number_of_pixels(), Image.open(path, formats=PILLOW_FORMATS) as opened:
             opened.load()
-            image = _plain(opened)
+            image: Image.Image = opened
+            if image.mode == "P":
+                image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+            elif image.mode in CONVERTED:
+                image = image.convert(CONVERTED[image.mode])
+            pixels = np.asarray(image)
     except UnidentifiedImageError as error:
-        raise ValueError(f"it is no {', '.join(FORMATS)} image") from error
+        raise ValueError(f"it is no {', '.join(PILLOW_FORMATS)} image") from error
     if image.mode.startswith("I"):  # 16-bit grey, which older versions of Pillow call "I"
-        return WholeImage(np.asarray(image).astype(np.uint16)[:, :, None], 1, 65535.0)
+        return WholeImage(pixels.astype(np.uint16)[:, :, None], 1, 65535.0)
     if image.mode not in COLOURS:
         raise ImageError(f"its pixels are of Pillow's mode {image.mode}; convert it to RGB or grey")
-    pixels = np.asarray(image)
-    pixels = pixels.reshape(*pixels.shape[:2], -1)
-    return WholeImage(pixels, COLOURS[image.mode], 255.0)
-
-
-def _plain(image: Image.Image) -> Image.Image:
-    """Returns the image without palette, in grey or RGB."""
-    if image.mode == "P":
-        return image.convert("RGBA" if "transparency" in image.info else "RGB")
-    return image.convert(CONVERTED[image.mode]) if image.mode in CONVERTED else image
+    return WholeImage(pixels.reshape(*pixels.shape[:2], -1), COLOURS[image.mode], 255.0)
 
 
 @contextmanager

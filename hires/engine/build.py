@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from hires.comm import make_groups
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.timeline import Recorder
-from hires.data.image_pairs import PairSource
 from hires.data.image_window import Source
 from hires.data.order import step_indices
-from hires.data.source import open_data
+from hires.data.source import PairSource, open_data
 from hires.engine.loader import Loader, Loaders, Target
 from hires.engine.optimizer import FusedSGD
 from hires.nets.build_network import build_model, materialise, release

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hires.data.image_pairs import PairSource
 from hires.data.image_window import Source, Span
+from hires.data.source import PairSource
 
 Order = Callable[[int], list[int]]
 """Gives the samples that this rank needs in a step, in the order of its microbatches."""

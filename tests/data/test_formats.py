@@ -8,6 +8,9 @@ import tifffile
 from PIL import Image
 
 from hires.core.errors import RunError
+from hires.core.registry import Registry
+from hires.data import image_format
+from hires.data.whole import WholeImage
 
 H, W = 24, 17
 
@@ -234,3 +237,21 @@ def test_an_image_of_another_size_is_resized_cropped_or_refused(source_of, pixel
         RunError, match=r"a\.tif: it has 20 x 30 pixels where image asks for 10 x 15; use"
     ):
         source_of(stored, size=(10, 15), fit="error").window(0, (0, 10), (0, 15))
+
+
+def test_another_format_is_one_opener_under_its_suffix(source_of, monkeypatch):
+    formats = Registry("image format")
+    monkeypatch.setattr(image_format, "FORMATS", formats)
+    monkeypatch.setattr("hires.data.image_index.FORMATS", formats)
+
+    @formats.register(".scope")
+    def open_scope(path):
+        """Opens a file whose bytes are 16 x 16 grey pixels."""
+        pixels = np.frombuffer(path.read_bytes(), np.uint8)
+        return WholeImage(pixels.reshape(16, 16, 1), colours=1, peak=255.0)
+
+    stored = np.arange(256, dtype=np.uint8)
+    window = source_of(stored.tobytes(), "a.SCOPE").window(0, (2, 3), (0, 16))
+    np.testing.assert_allclose(window[1, 0] / 4 + 0.5, stored[32:48] / 255, atol=1e-6)
+    with pytest.raises(RunError, match=r"cannot read the image .*a\.SCOPE: cannot reshape"):
+        source_of(b"half", "a.SCOPE").window(0, (0, 16), (0, 16))

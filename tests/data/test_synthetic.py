@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.core.config.run_config import DataConfig
-from hires.data import pattern
+from hires.data import synthetic
 from hires.data.source import open_source
 
 
@@ -83,7 +83,7 @@ def test_classes_take_turns_and_have_names():
 
 
 def test_names_of_many_classes_sort_as_their_labels():
-    names = [pattern.class_name(k, 120) for k in range(120)]
+    names = [synthetic.class_name(k, 120) for k in range(120)]
     assert names == sorted(names)
 
 

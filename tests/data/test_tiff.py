@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from hires.data import whole
 from hires.data.tiff import TiffImage
 
 H, W = 70, 53
@@ -94,14 +95,12 @@ def test_tiles_that_the_file_leaves_out_are_black(source_of, pixels, tmp_path):
 
 
 def test_whole_files_are_decoded_once_while_there_is_room(source_of, pixels, monkeypatch):
-    from hires.data import whole
-
     decoded = []
     real = whole.decode
     monkeypatch.setattr(whole, "decode", lambda path: decoded.append(path.name) or real(path))
     for name in ("a.png", "b.png", "c.png"):
         source = source_of(Image.fromarray(pixels(16, 16, 3)), name)
-    source._whole._cache_bytes = 2 * 16 * 16 * 3
+    monkeypatch.setattr(whole, "CACHE_BYTES", 2 * 16 * 16 * 3)
     for i in (0, 1, 0, 2, 0, 1):
         source.window(i, (0, 16), (0, 16))
     assert decoded == ["a.png", "b.png", "c.png", "b.png"]
