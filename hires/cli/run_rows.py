@@ -17,10 +17,9 @@ from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import states
 from hires.report.columns import Row
 from hires.report.compare.metrics import METRICS
-from hires.report.load.indexed import runs_of
 from hires.report.load.plain_values import dig, same_value, value_text
 from hires.report.load.rows import RUN_COLUMNS, run_row
-from hires.report.load.runs import Run
+from hires.report.load.runs import Run, runs_of
 
 _GROUPS = {"parallel": "layout", "precision": "precision", "task": "task", "model": "model"}
 """Groups of the config whose choice is a column."""
@@ -120,10 +119,10 @@ def run_rows(chosen: Sequence[str], results: str) -> tuple[list[RunRow], list[No
         ConfigError: a name is neither a campaign nor a run.
     """
     paths = select(chosen, results).paths
-    listed = runs_of(Path(results), paths)
-    add_live_states(listed.runs)
-    notes = [*listed.notes, *(note for run in listed.runs for note in run.notes)]
-    return [RunRow(run, run_row(run)) for run in listed.runs], notes
+    runs, notes = runs_of(Path(results), paths)
+    add_live_states(runs)
+    notes += [note for run in runs for note in run.notes]
+    return [RunRow(run, run_row(run)) for run in runs], notes
 
 
 def add_live_states(runs: Iterable[Run]) -> None:

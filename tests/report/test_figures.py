@@ -8,7 +8,6 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from hires.core.config.run_config import RunConfig
 from hires.report import figures, frames
 from hires.report.load.machines import setting
 from hires.report.plots import loss_curve, style
@@ -121,63 +120,45 @@ def test_no_run_at_all_is_only_lines():
     assert all(plot.figure is None and plot.missing for plot in drawn().values())
 
 
-def test_excluded_point_is_an_image_that_is_too_large(tmp_path):
-    run = report_run(tmp_path, image=[64, 64])
-    words = ["parallel=sp", "image=[128,256]"]
-    excluded = [{"overrides": words, "reason": "rank 0 needs more [memory.limit]"}]
-    (run.parent / "campaign.json").write_text(json.dumps({"excluded": excluded}))
-    found = frames.load([run])
-    frames.add_campaign(found, run.parent)
-    plots = {p.name: p for p in figures.draw(plot_data(found))}
-    assert "too large: sp 128x256." in plots["largest_image"].caption
+WHAT = {
+    "model": "resnet50", "image": [64, 64], "layout": "sp", "precision": "fp32", "task": "train",
+    "batch": 8, "limit": None,
+}  # fmt: skip
+"""A point as a sweep describes it."""
 
 
-def fit_caption(run, *excluded):
-    reason = "rank 0 needs more [memory.limit]"
-    values = {"excluded": [{"overrides": words, "reason": reason} for words in excluded]}
-    (run.parent / "campaign.json").write_text(json.dumps(values))
+def fit_plot(run, *excluded):
+    """Returns the plot of a campaign whose sweep excluded some points, and its panels' titles."""
+    points = [
+        {"overrides": ["a=b"], "reason": "rank 0 needs more [memory.limit]", "what": what}
+        for what in excluded
+    ]
+    (run.parent / "campaign.json").write_text(json.dumps({"excluded": points}))
     found = frames.load([run])
     frames.add_campaign(found, run.parent)
     plot = {p.name: p for p in figures.draw(plot_data(found))}["largest_image"]
     return plot, [t for axis in plot.figure.axes if (t := axis.get_title(loc="left"))]
 
 
-def test_excluded_point_without_an_image_has_the_default_one(tmp_path):
-    plot, _ = fit_caption(report_run(tmp_path, image=[64, 64]), ["parallel=sp"])
-    default = RunConfig()
-    assert f"too large: sp {default.height}x{default.width}." in plot.caption
+def test_excluded_point_is_an_image_that_is_too_large(tmp_path):
+    run = report_run(tmp_path, image=[64, 64])
+    plot, _ = fit_plot(run, WHAT | {"image": [128, 256]})
+    assert "too large: sp 128x256." in plot.caption
 
 
-def amoebanet(folder, *excluded):
-    """Returns the titles of the panels of a campaign whose small AmoebaNet ran."""
-    model = {"name": "amoebanet", "layers": 3, "filters": 64}
-    run = report_run(folder, image=[64, 64], model=model)
-    words = ["model=amoebanet", "model.filters=64", "image=64"]
-    values = {"points": [{"run": run.name, "overrides": [*words, "model.layers=3"]}]}
-    reason = {"reason": "needs more [memory.limit]", "overrides": [*words, "model.layers=18"]}
-    values["excluded"] = [{**reason, **point} for point in excluded]
-    (run.parent / "campaign.json").write_text(json.dumps(values))
-    found = frames.load([run])
-    frames.add_campaign(found, run.parent)
-    plot = {p.name: p for p in figures.draw(plot_data(found))}["largest_image"]
-    return plot.caption
-
-
-def test_excluded_network_has_the_name_of_its_own_overrides(tmp_path):
+def test_excluded_network_has_a_panel_of_its_own_name(tmp_path):
     # The word of the network alone stood for the one that ran.
-    assert "amoebanet18_64, fp32" in amoebanet(tmp_path / "old", {})
-    what = {"model": "unet3_8_x", "image": [96, 64], "layout": "pp", "precision": "bf16"}
-    assert "unet3_8_x, bf16" in amoebanet(tmp_path / "new", {"what": what})
-    assert "too large: pp 96x64" in amoebanet(tmp_path / "new2", {"what": what})
-    assert "amoebanet18_64" in amoebanet(tmp_path / "odd", {"what": ["x"]})
-    other = {"overrides": ["model=unet", "model.levels=x", "image=64"]}
-    assert "unet levels=x" in amoebanet(tmp_path / "unknown", other)
+    what = WHAT | {"model": "unet3_8_x", "image": [96, 64], "layout": "pp", "precision": "bf16"}
+    run = report_run(tmp_path, image=[64, 64])
+    plot, titles = fit_plot(run, what, ["x"], None, {"model": "y"}, what | {"image": "large"})
+    assert len(titles) == 2  # that of the run; what a sweep did not describe has no size
+    assert any(title.startswith("unet3_8_x, bf16") for title in titles)
+    assert "too large: pp 96x64" in plot.caption
 
 
 def test_limits_and_batches_have_panels_of_their_own(tmp_path):
     run = report_run(tmp_path, image=[64, 64])
-    words = ["model=resnet50", "image=64", "batch=8"]
-    plot, titles = fit_caption(run, [*words, "memory.limit=20MiB"], [*words, "precision=bf16"])
+    plot, titles = fit_plot(run, WHAT | {"limit": "20MiB"}, WHAT | {"precision": "bf16"})
     assert len(titles) == 3
     assert any("limit 20MiB" in title for title in titles)
     assert "memory refused none" not in plot.caption

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from hires.cli.screens.screen import print_table
 from hires.report.columns import Column
-from hires.report.compare.comparison import Comparison
+from hires.report.compare.comparison import Comparison, sentence
 from hires.report.compare.differences import Difference
-from hires.report.compare.junit import sentence
 from hires.report.compare.metrics import Metric
 from hires.report.compare.verdicts import PointVerdict
 

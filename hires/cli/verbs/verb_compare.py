@@ -64,7 +64,7 @@ def main(words: Sequence[str]) -> int:
     if args.write_reference is not None:
         return _write_reference(args, words)
     from hires.cli.screens.show_compare import comparison_lines
-    from hires.report.compare.junit import write_junit
+    from hires.report.compare.comparison import write_junit
 
     comparison = _compare(args)
     if args.junit is not None:
@@ -140,8 +140,8 @@ def _runs(name: str, results: str) -> list[Any]:
 def _write_reference(args: Any, words: Sequence[str]) -> int:
     from hires.report.compare import references
     from hires.report.compare.pairing import points
-    from hires.report.compare.repeated_points import middle
     from hires.report.compare.verdicts import parse_tolerance
+    from hires.report.load.repeats import middle
 
     if len(args.names) != 1 or args.reference or args.junit:
         raise ConfigError("--write-reference takes one run or campaign, and nothing to compare to")

@@ -11,7 +11,7 @@ from hires.cli.screens.notes import plural, print_notes
 from hires.core.errors import ConfigError
 from hires.core.store import run_index
 from hires.launcher.status.run_selection import select
-from hires.report.load.indexed import rebuild
+from hires.report.load.runs import rebuild_index
 
 _EXAMPLES = (
     "hires index                     after folders were copied, moved or removed",
@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> int:
     if not results.is_dir():
         raise ConfigError(f"there is no folder {results}; name one with --results DIR")
     paths = select([], args.results).paths
-    attempts, notes = rebuild(results, paths)
+    attempts, notes = rebuild_index(results, paths)
     print_notes(notes)
     file = results / run_index.FILE
     if args.json:

@@ -96,7 +96,7 @@ def _over_attempts(path: Path) -> list[str]:
     """Returns the throughput over all attempts of a run; nothing if it has one."""
     from hires.report.compare.metrics import METRICS
     from hires.report.compare.pairing import ComparedPoint
-    from hires.report.compare.repeated_points import of_run
+    from hires.report.load.repeats import median
     from hires.report.load.runs import read_run
 
     repeats = ComparedPoint([read_run(path)]).repeats(METRICS["throughput"])
@@ -104,7 +104,7 @@ def _over_attempts(path: Path) -> list[str]:
         return []
     return [
         f"this is the last attempt; the median over {len(repeats)} complete attempts, which "
-        f"`hires compare` and --diff take, is {of_run(repeats):.2f} img/s"
+        f"`hires compare` and --diff take, is {median(repeats):.2f} img/s"
     ]
 
 

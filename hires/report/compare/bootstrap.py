@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.report.compare.repeated_points import Repeat, by_seed, centre, of_run, shared_seeds
+from hires.report.load.repeats import Repeat, by_seed, log_mean, median, shared_seeds
 
 Floats = NDArray[np.float64]
 
@@ -84,32 +84,36 @@ class Estimate:
         return max(_MIN_REPEATS, math.ceil(needed) + 2)
 
 
+class _Draws(NamedTuple):
+    """Draws of one side."""
+
+    values: Floats
+    """Deviations of a logarithm."""
+    freedom: float
+    """Degrees of freedom of their spread."""
+    lengths: Sequence[int] = ()
+    """Of the blocks of steps that were drawn."""
+
+
 def compare(
     a: Sequence[Repeat], b: Sequence[Repeat], rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> Estimate:
-    """Returns the ratio of B to A.
-
-    Args:
-        a: repeats of the base.
-        b: repeats of what is compared to it.
-        rng: source of the draws.
-        resamples: number of draws.
-    """
+    """Returns the ratio of B to A."""
     seeds = shared_seeds(a, b)
     if len(seeds) > 1:
-        of_seed = [{runs[0].seed: centre(runs) for runs in by_seed(side)} for side in (a, b)]
+        of_seed = [{runs[0].seed: log_mean(runs) for runs in by_seed(side)} for side in (a, b)]
         pairs = np.array([of_seed[1][seed] - of_seed[0][seed] for seed in seeds])
         draws = [_resampled_means(pairs, rng, resamples)]
         unit = f"{len(pairs)} pairs of seeds"
         return _estimate(float(np.mean(pairs)), draws, rng, unit, len(pairs))
-    return _of_sides(centre(b) - centre(a), [b, a], rng, resamples)
+    return _of_sides(log_mean(b) - log_mean(a), [b, a], rng, resamples)
 
 
 def beside(
     value: float, b: Sequence[Repeat], rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> Estimate:
     """Returns the ratio of B to a number that is taken as exact."""
-    return _of_sides(centre(b) - math.log(value), [b], rng, resamples)
+    return _of_sides(log_mean(b) - math.log(value), [b], rng, resamples)
 
 
 def together(estimates: Sequence[Estimate]) -> Estimate:
@@ -139,15 +143,6 @@ def block_length(values: Floats) -> int:
     return max(1, min(math.ceil(optimal), n // _MIN_BLOCKS))
 
 
-class _Draws(NamedTuple):
-    """Draws of one side."""
-
-    values: Floats
-    """Deviations of a logarithm."""
-    freedom: float
-    """Degrees of freedom of their spread."""
-
-
 def _of_sides(
     ratio: float, sides: Sequence[Sequence[Repeat]], rng: np.random.Generator, resamples: int
 ) -> Estimate:
@@ -159,8 +154,8 @@ def _of_sides(
         return _estimate(ratio, draws, rng, unit, fewest)
     if any(len(repeat.values) < 2 for side in sides for repeat in side):
         return Estimate(ratio, None, _NO_INTERVAL)
-    lengths: list[int] = []
-    draws = [_of_steps(side, rng, resamples, lengths) for side in sides]
+    draws = [_of_steps(side, rng, resamples) for side in sides]
+    lengths = [length for side in draws for length in side.lengths]
     few, many = min(lengths), max(lengths)
     unit = f"blocks of {few}" if few == many else f"blocks of {few} to {many}"
     return _estimate(ratio, draws, rng, f"{unit} {'step' if many == 1 else 'steps'}", fewest)
@@ -181,7 +176,6 @@ def _estimate(
 
 
 def _resampled_means(logs: Floats, rng: np.random.Generator, resamples: int) -> _Draws:
-    """Returns draws of the mean of independent numbers."""
     n = len(logs)
     means = logs[rng.integers(n, size=(resamples, n))].mean(axis=1)
     return _Draws((means - logs.mean()) * math.sqrt(n / (n - 1)), n - 1)
@@ -191,7 +185,7 @@ def _of_repeats(side: Sequence[Repeat], rng: np.random.Generator, resamples: int
     """Returns draws of a side from its runs, or from the attempts if there is one run."""
     runs = by_seed(side)
     if len(runs) > 1:
-        return _resampled_means(np.log([of_run(run) for run in runs]), rng, resamples)
+        return _resampled_means(np.log([median(run) for run in runs]), rng, resamples)
     medians = np.array([np.median(repeat.values) for repeat in side])
     n = len(medians)
     drawn = np.median(medians[rng.integers(n, size=(resamples, n))], axis=1)
@@ -199,11 +193,9 @@ def _of_repeats(side: Sequence[Repeat], rng: np.random.Generator, resamples: int
     return _Draws(off * math.sqrt(n / (n - 1)), n - 1)
 
 
-def _of_steps(
-    side: Sequence[Repeat], rng: np.random.Generator, resamples: int, lengths: list[int]
-) -> _Draws:
-    """Returns draws of a side from blocks of steps; appends the lengths of the blocks."""
-    freedom, runs = 0.0, []
+def _of_steps(side: Sequence[Repeat], rng: np.random.Generator, resamples: int) -> _Draws:
+    """Returns draws of a side from blocks of steps."""
+    freedom, runs, lengths = 0.0, [], []
     for run in by_seed(side):
         medians = []
         for repeat in run:
@@ -215,23 +207,16 @@ def _of_steps(
             lengths.append(length * max(1, len(repeat.values) // n))
             blocks = max(n / length, 2.0)
             freedom += blocks - 1
-            medians.append(_block_medians(values, length, blocks, rng, resamples))
+            # (resamples, blocks, 1) starts and (length,) offsets give the steps of every block; the
+            # last block is cut, and one that runs over the end goes on at the first step.
+            starts = rng.integers(n, size=(resamples, math.ceil(n / length), 1))
+            places = (starts + np.arange(length)).reshape(resamples, -1)[:, :n] % n
+            middle = math.log(np.median(values))
+            off = np.log(np.median(values[places], axis=1)) - middle
+            # Few blocks spread less than they should: the deviations are widened.
+            medians.append(np.exp(middle + off * math.sqrt(blocks / (blocks - 1))))
         runs.append(np.log(np.median(medians, axis=0)))
-    return _Draws(np.mean(runs, axis=0) - centre(side), freedom)
-
-
-def _block_medians(
-    values: Floats, length: int, blocks: float, rng: np.random.Generator, resamples: int
-) -> Floats:
-    """Returns medians of steps drawn in circular blocks, widened for the number of blocks."""
-    n = len(values)
-    # (resamples, blocks, 1) starts and (length,) offsets give the steps of every block; the last
-    # block is cut, and one that runs over the end goes on at the first step.
-    starts = rng.integers(n, size=(resamples, math.ceil(n / length), 1))
-    places = (starts + np.arange(length)).reshape(resamples, -1)[:, :n] % n
-    middle = math.log(np.median(values))
-    off = np.log(np.median(values[places], axis=1)) - middle
-    return np.asarray(np.exp(middle + off * math.sqrt(blocks / (blocks - 1))))
+    return _Draws(np.mean(runs, axis=0) - log_mean(side), freedom, lengths)
 
 
 def _exp(logarithm: float) -> float:

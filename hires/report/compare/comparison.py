@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from hires.core.errors import ConfigError
+from hires.core.store.files import write_atomically
 from hires.core.store.reading import text
-from hires.report.compare.differences import (
-    Difference,
-    config_differences,
-    origin_differences,
-)
+from hires.report.compare.differences import Difference, config_differences, origin_differences
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import ComparedPoint, pair, points
 from hires.report.compare.references import Reference, best
 from hires.report.compare.verdicts import (
     DECIDED,
+    UNDECIDED,
+    UNKNOWN,
     WORSE,
     PointVerdict,
     Settings,
@@ -37,6 +38,8 @@ _MAX_MISFITS = 300
 """Characters of the differences between a run and a reference."""
 _MANY = 20
 """Points from which on some differ by chance alone."""
+_MAX_XML_TEXT = 100_000
+"""Characters; no text of a comparison is as long."""
 
 
 @dataclass
@@ -54,14 +57,19 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def verdicts(self) -> list[PointVerdict]:
+        """Those on points, and those on all points together."""
+        return [*self.results, *self.overall]
+
+    @property
     def is_worse(self) -> bool:
         """Whether anything became worse."""
-        return any(verdict.status == WORSE for verdict in [*self.results, *self.overall])
+        return any(verdict.status == WORSE for verdict in self.verdicts)
 
     @property
     def is_decided(self) -> bool:
         """Whether anything is known to be better, worse or the same."""
-        return any(verdict.status in DECIDED for verdict in [*self.results, *self.overall])
+        return any(verdict.status in DECIDED for verdict in self.verdicts)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -82,12 +90,9 @@ class Comparison:
 
 
 def compare_runs(
-    names: tuple[str, str],
-    a: Sequence[Run],
-    b: Sequence[Run],
-    metrics: Sequence[Metric],
-    settings: Settings,
-) -> Comparison:
+    names: tuple[str, str], a: Sequence[Run], b: Sequence[Run],
+    metrics: Sequence[Metric], settings: Settings,
+) -> Comparison:  # fmt: skip
     """Returns how the runs of B compare with those of A.
 
     Raises:
@@ -101,11 +106,9 @@ def compare_runs(
         )
     comparison = Comparison(names, settings)
     for metric in metrics:
-        judged = [judge(label, metric, old, new, settings) for label, old, new in pairing.points]
-        verdicts = [verdict for verdict, _ in judged]
-        estimates = [estimate for _, estimate in judged if estimate is not None]
+        verdicts = [judge(label, metric, old, new, settings) for label, old, new in pairing.points]
         comparison.results += verdicts
-        comparison.overall.append(overall(metric, verdicts, estimates, settings))
+        comparison.overall.append(overall(metric, verdicts, settings))
     comparison.config = config_differences(a, b)
     comparison.origin = origin_differences(a, b)
     for side, labels in zip(names, (pairing.only_a, pairing.only_b), strict=True):
@@ -121,12 +124,9 @@ def compare_runs(
 
 
 def compare_references(
-    names: tuple[str, str],
-    references: Sequence[Reference],
-    runs: Sequence[Run],
-    metrics: Sequence[Metric] | None,
-    settings: Settings,
-) -> Comparison:
+    names: tuple[str, str], references: Sequence[Reference], runs: Sequence[Run],
+    metrics: Sequence[Metric] | None, settings: Settings,
+) -> Comparison:  # fmt: skip
     """Returns how runs compare with references, each with its own tolerance.
 
     Args:
@@ -144,19 +144,17 @@ def compare_references(
     without: list[str] = []
     every = list({r.metric.name: r.metric for r in references}.values())
     for metric in every if metrics is None else metrics:
-        verdicts, estimates = [], []
+        verdicts = []
         for label, point in measured:
             fit = best(references, metric, point.runs[0])
             if fit is None:
                 without.append(f"{metric.name} of {label}")
-                continue
-            own = Settings(fit.tolerance, settings.seed, settings.resamples, settings.confidence)
-            verdict, estimate = judge(label, metric, fit.value, point, own)
-            verdicts.append(verdict)
-            estimates += [] if estimate is None else [estimate]
+            else:
+                own = replace(settings, tolerance=fit.tolerance)
+                verdicts.append(judge(label, metric, fit.value, point, own))
         if verdicts:
             comparison.results += verdicts
-            comparison.overall.append(overall(metric, verdicts, estimates, settings))
+            comparison.overall.append(overall(metric, verdicts, settings))
     if not comparison.results:
         raise ConfigError(
             f"no reference of {names[0]} fits a run of {names[1]}: cluster, point and metric must; "
@@ -167,6 +165,70 @@ def compare_references(
     comparison.notes += _about_attempts(comparison, [point for _, point in measured])
     comparison.notes += _about_files(runs)
     return comparison
+
+
+def write_junit(path: Path, comparison: Comparison) -> None:
+    """Writes a comparison as JUnit's XML, for CI servers.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    write_atomically(path, junit_text(comparison), option="--junit FILE")
+
+
+def junit_text(comparison: Comparison) -> str:
+    """Returns a comparison as XML: a worse point is a failure, an unknown one is skipped."""
+    names, settings, verdicts = comparison.names, comparison.settings, comparison.verdicts
+    skipped = (UNKNOWN, UNDECIDED)
+    counts = {
+        "name": _xml_text(f"hires compare {names[0]} {names[1]}"),
+        "tests": str(len(verdicts)),
+        "failures": str(sum(verdict.status == WORSE for verdict in verdicts)),
+        "skipped": str(sum(verdict.status in skipped for verdict in verdicts)),
+        "errors": "0",
+    }
+    root = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(root, "testsuite", counts)
+    facts = [("A", names[0]), ("B", names[1])]
+    facts += [(key, str(getattr(settings, key))) for key in ("seed", "resamples", "confidence")]
+    facts += [(d.what, f"{d.a} -> {d.b}") for d in [*comparison.config, *comparison.origin]]
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in facts:
+        attributes = {"name": _xml_text(name), "value": _xml_text(value)}
+        ElementTree.SubElement(properties, "property", attributes)
+    for verdict in verdicts:
+        labels = {"classname": f"hires.{verdict.metric.name}", "name": _xml_text(verdict.point)}
+        case = ElementTree.SubElement(suite, "testcase", labels)
+        message = _xml_text(sentence(verdict))
+        if verdict.status == WORSE:
+            failure = ElementTree.SubElement(case, "failure", message=message, type="regression")
+            failure.text = message
+        elif verdict.status in skipped:
+            ElementTree.SubElement(case, "skipped", message=message)
+        else:
+            ElementTree.SubElement(case, "system-out").text = message
+    ElementTree.indent(root)
+    xml = ElementTree.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{xml}\n'
+
+
+def sentence(verdict: PointVerdict) -> str:
+    """Returns a verdict in one sentence."""
+    if verdict.ratio is None:
+        return f"{verdict.verdict}: {verdict.why}"
+    unit, shown = verdict.metric.unit, verdict.metric.shown
+    change = f"{100 * (verdict.ratio - 1):+.1f} %"
+    if verdict.a is not None and verdict.b is not None:
+        change = f"{shown(verdict.a):.6g} -> {shown(verdict.b):.6g} {unit}, {change}"
+    if verdict.low is not None and verdict.high is not None:
+        change += f" [{100 * (verdict.low - 1):+.1f} %, {100 * (verdict.high - 1):+.1f} %]"
+    return f"{verdict.verdict}: {change}, tolerance {verdict.tolerance}; {verdict.why}"
+
+
+def _xml_text(value: str) -> str:
+    """Returns a text without characters that XML cannot hold, not even escaped."""
+    kept = text(value, _MAX_XML_TEXT) or ""
+    return kept.replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")
 
 
 def _nearest(references: Sequence[Reference], measured: Sequence[tuple[str, ComparedPoint]]) -> str:
@@ -225,7 +287,6 @@ def _about_repeats(comparison: Comparison) -> list[str]:
 
 
 def _about_files(runs: Sequence[Run]) -> list[str]:
-    """Notes what could not be read in the runs' folders."""
     notes = list(dict.fromkeys(f"{n.where}: {n.text}" for run in runs for n in run.notes))
     left = len(notes) - _MAX_NOTES
     return notes[:_MAX_NOTES] + ([f"and {left} more"] if left > 0 else [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ from hires.core.store.reading import text
 from hires.core.units import size
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import ComparedPoint
-from hires.report.compare.repeated_points import of_run
 from hires.report.load.plain_values import count, dig, listed, value_text
+from hires.report.load.repeats import median
 from hires.report.load.rows import run_row
 from hires.report.load.runs import Run
 
@@ -33,13 +33,6 @@ _NUMBERS = {
     "state": "state",
 }
 """Columns of a run that are shown beside another run's, with their titles."""
-_METRIC_OF = {
-    "img_per_s_median": "throughput",
-    "step_s_median": "step_time",
-    "peak_bytes_max": "memory",
-    "loss_last": "loss",
-}
-"""Columns that are medians over all complete attempts, as in ``compare``."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +46,8 @@ class Difference:
 
 def config_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
     """Returns the keys whose values differ, including keys that only one side has."""
-    ours, theirs = _values(run.flat_config for run in a), _values(run.flat_config for run in b)
-    keys = [key for key in dict.fromkeys([*ours, *theirs]) if key not in _PLACES]
-    return _differing(keys, ours, theirs)
+    differences = named_differences([run.flat_config for run in a], [run.flat_config for run in b])
+    return [one for one in differences if one.what not in _PLACES]
 
 
 def origin_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
@@ -64,11 +56,16 @@ def origin_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
 
 
 def named_differences(
-    a: Sequence[Mapping[str, str | None]], b: Sequence[Mapping[str, str | None]]
+    a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]
 ) -> list[Difference]:
-    """Returns which of some named facts differ; a fact that no run recorded does not."""
-    ours, theirs = _values(a), _values(b)
-    return _differing(list(ours), ours, theirs)
+    """Returns the keys whose sets of values differ, with these values as text."""
+    differences = []
+    for key in dict.fromkeys(key for values in [*a, *b] for key in values):
+        x, y = (list(dict.fromkeys(_word(v[key]) for v in side if key in v)) for side in (a, b))
+        if set(x) != set(y):
+            ours, theirs = (listed(words, _MAX_VALUES) or "-" for words in (x, y))
+            differences.append(Difference(key, ours, theirs))
+    return differences
 
 
 def number_rows(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
@@ -100,29 +97,12 @@ def origin(provenance: Any) -> dict[str, str | None]:
 def _numbers(run: Run) -> Mapping[str, Any]:
     row, point = run_row(run), ComparedPoint([run])
     if point.attempts():
-        for key, metric in _METRIC_OF.items():
-            repeats = point.repeats(METRICS[metric])
-            value = of_run(repeats) if repeats else math.nan
-            row[key] = value if math.isfinite(value) else None
+        for metric in METRICS.values():
+            repeats = point.repeats(metric)
+            value = median(repeats) if repeats else math.nan
+            row[metric.column] = value if math.isfinite(value) else None
     return row
 
 
-def _values(maps: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Returns the different values of every key as text, in the order of the first of each."""
-    texts: dict[str, dict[str, None]] = {}
-    for values in maps:
-        for key, value in values.items():
-            word = "not recorded" if value is None else value_text(value)
-            texts.setdefault(key, {}).setdefault(word)
-    return {key: list(words) for key, words in texts.items()}
-
-
-def _differing(
-    keys: Sequence[str], a: Mapping[str, list[str]], b: Mapping[str, list[str]]
-) -> list[Difference]:
-    rows = [(key, a.get(key, []), b.get(key, [])) for key in keys]
-    return [
-        Difference(key, listed(x, _MAX_VALUES) or "-", listed(y, _MAX_VALUES) or "-")
-        for key, x, y in rows
-        if set(x) != set(y)
-    ]
+def _word(value: Any) -> str:
+    return "not recorded" if value is None else value_text(value)

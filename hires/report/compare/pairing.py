@@ -1,8 +1,7 @@
 """Pairs the points of two sets of runs.
 
-A point is a config without the seed and the keys that change nothing (``core.naming.COSMETIC``). A
-key with one value on each side, and another on the other side, is what the sides are compared
-about; it keeps no pair apart.
+A point is a config without the seed and the keys that change nothing. A key with one value on each
+side, and another on the other side, is what the sides are compared about; it keeps no pair apart.
 """
 
 from __future__ import annotations
@@ -11,15 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hires.core.store.attempts import Attempt
-from hires.core.store.naming import COSMETIC
 from hires.core.store.reading import text
 from hires.report.compare.metrics import Metric
-from hires.report.compare.repeated_points import Repeat
 from hires.report.load.plain_values import dig, value_text
+from hires.report.load.repeats import Repeat, attempt_origin, repeat_latest
 from hires.report.load.rows import what
-from hires.report.load.runs import Run, attempt_origin, repeat_latest
+from hires.report.load.runs import SEED, Run
 
-SEED = "seed"
 _COLUMNS = ("model", "image", "layout", "precision")
 _MAX_LABEL = 160
 """Characters."""
@@ -70,8 +67,12 @@ class Pairing:
 
 def pair(a: Sequence[Run], b: Sequence[Run]) -> Pairing:
     """Returns which points of two sets of runs belong together."""
-    ours, theirs = [_identity(run) for run in a], [_identity(run) for run in b]
-    about = _compared_keys(ours, theirs)
+    ours, theirs = ([run.identity(SEED) for run in side] for side in (a, b))
+    about = set()
+    for key in {key for config in [*ours, *theirs] for key in config}:
+        sides = [{config.get(key) for config in side} for side in (ours, theirs)]
+        if len(sides[0]) == len(sides[1]) == 1 and sides[0] != sides[1]:
+            about.add(key)
     left, right = _points(a, ours, about), _points(b, theirs, about)
     labels = _labels(list(dict.fromkeys([*left, *right])), left, right)
     return Pairing(
@@ -86,30 +87,10 @@ def points(runs: Sequence[Run]) -> list[tuple[str, ComparedPoint]]:
     return [(label, point) for label, point, _ in pair(runs, runs).points]
 
 
-def _identity(run: Run) -> dict[str, str]:
-    """Returns the keys that say what a run computes and measures."""
-    return {
-        key: value_text(value)
-        for key, value in run.flat_config.items()
-        if key not in COSMETIC and key != SEED and not key.startswith("checkpoint.")
-    }
-
-
-def _compared_keys(a: Sequence[Mapping[str, str]], b: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns the keys of which each side has one value, and not the same."""
-    keys = []
-    for key in dict.fromkeys(key for config in [*a, *b] for key in config):
-        ours, theirs = ({config.get(key) for config in side} for side in (a, b))
-        if len(ours) == len(theirs) == 1 and ours != theirs:
-            keys.append(key)
-    return keys
-
-
 def _points(
-    runs: Sequence[Run], configs: Sequence[Mapping[str, str]], about: Iterable[str]
+    runs: Sequence[Run], configs: Sequence[Mapping[str, str]], ignored: Iterable[str]
 ) -> dict[Key, ComparedPoint]:
     points: dict[Key, ComparedPoint] = {}
-    ignored = set(about)
     for run, config in zip(runs, configs, strict=True):
         key = tuple(sorted((k, v) for k, v in config.items() if k not in ignored))
         points.setdefault(key, ComparedPoint()).runs.append(run)

@@ -27,15 +27,14 @@ import yaml
 from hires.core.errors import ConfigError
 from hires.core.store import reading
 from hires.core.store.files import write_atomically
-from hires.core.store.naming import COSMETIC
 from hires.report.columns import Row
 from hires.report.compare.metrics import METRICS, Metric
-from hires.report.compare.pairing import SEED, ComparedPoint
+from hires.report.compare.pairing import ComparedPoint
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
 from hires.report.load.measured_points import defaults
 from hires.report.load.plain_values import number, same_value, value_text
 from hires.report.load.rows import what
-from hires.report.load.runs import Run
+from hires.report.load.runs import SEED, Run
 
 ENDINGS = (".yaml", ".yml")
 OPTION = "--write-reference FILE"
@@ -43,10 +42,10 @@ _KEYS = ("metric", "value", "unit", "tolerance", "cluster", "point", "others")
 _DEFAULT = "default"
 _COLUMNS = ("model", "image", "layout", "precision", "task", "batch", "ranks")
 """Columns that name a point in a file that is written."""
-_WITH_COLUMN = (
-    "image", "batch", "task.name", "parallel.name", "precision.name", "model.name",
+_IN_COLUMNS = (
+    SEED, "image", "batch", "task.name", "parallel.name", "precision.name", "model.name",
 )  # fmt: skip
-"""Keys that the columns hold already."""
+"""Keys that the columns hold already, and the one in which repeats differ."""
 _MEASUREMENT = ("steps", "measure.warmup", "measure.steps")
 """Keys that change how often something is measured, and the last loss, but nothing else."""
 
@@ -118,7 +117,7 @@ def read(path: Path) -> list[Reference]:
 
 def apart(runs: Sequence[Run]) -> set[str]:
     """Returns the relevant keys in which runs differ."""
-    configs = [{k: value_text(v) for k, v in run.flat_config.items() if _counts(k)} for run in runs]
+    configs = [run.identity(*_IN_COLUMNS) for run in runs]
     keys = {key for config in configs for key in config}
     return {key for key in keys if len({config.get(key) for config in configs}) > 1}
 
@@ -130,12 +129,9 @@ def best(references: Sequence[Reference], metric: Metric, run: Run) -> Reference
 
 
 def from_point(
-    point: ComparedPoint,
-    metric: Metric,
-    value: float,
-    tolerance: Tolerance,
+    point: ComparedPoint, metric: Metric, value: float, tolerance: Tolerance,
     keys: Collection[str] = (),
-) -> Reference:
+) -> Reference:  # fmt: skip
     """Returns what a point measured as what it should measure.
 
     Args:
@@ -165,13 +161,8 @@ def write(path: Path, references: Sequence[Reference], made_by: str) -> int:
         ConfigError: the file holds something else.
         RunError: it cannot be written.
     """
-
-    def key(reference: Reference) -> tuple[Any, ...]:
-        point = tuple(sorted(reference.point.items()))
-        return reference.metric.name, reference.cluster, point
-
-    kept = {key(r): r for r in read(path)} if path.exists() else {}
-    kept.update({key(reference): reference for reference in references})
+    held = [*(read(path) if path.exists() else []), *references]
+    kept = {(r.metric.name, r.cluster, tuple(sorted(r.point.items()))): r for r in held}
     entries = [reference.to_dict() for reference in kept.values()]
     text = yaml.safe_dump({"references": entries}, sort_keys=False, default_flow_style=None)
     head = f"# Written by: {' '.join(made_by.splitlines())}\n"
@@ -184,48 +175,39 @@ def _identity(run: Run, metric: Metric, keys: Collection[str]) -> dict[str, str]
     ignored = () if metric.name == "loss" else _MEASUREMENT
     row = what(run)
     identity = {key: value_text(row[key]) for key in _COLUMNS if row.get(key) is not None}
-    for key, value in run.flat_config.items():
-        unusual = key not in ignored and defaults().get(key) != value_text(value)
-        if _counts(key) and (key in keys or unusual):
-            identity[key] = value_text(value)
+    for key, value in run.identity(*_IN_COLUMNS).items():
+        if key in keys or (key not in ignored and defaults().get(key) != value):
+            identity[key] = value
     return identity
-
-
-def _counts(key: str) -> bool:
-    """Whether a key says what a run computes, and no column holds it already."""
-    return key not in (*COSMETIC, *_WITH_COLUMN, SEED) and not key.startswith("checkpoint.")
 
 
 def _reference(entry: Any, where: str) -> Reference:
     """Returns one entry of a file, which ``where`` names in errors."""
     if not isinstance(entry, dict):
         raise ConfigError(f"{where} holds no keys; it needs metric, value, unit and tolerance")
-    unknown = [str(key) for key in entry if key not in _KEYS]
-    if unknown:
-        raise ConfigError(f"{where} has the unknown key {unknown[0]!r}; use {', '.join(_KEYS)}")
-    metric = METRICS.get(str(entry.get("metric")))
-    if metric is None:
-        names = ", ".join(METRICS)
-        raise ConfigError(f"{where} has metric {entry.get('metric')!r}; choose one of {names}")
-    unit = str(entry.get("unit", metric.unit))
-    if unit not in metric.units:
-        names = ", ".join(metric.units)
-        raise ConfigError(f"{where} has unit {unit!r}; {metric.name} is in {names}")
-    value = number(entry.get("value"))
-    if value is None or value <= 0:
-        raise ConfigError(f"{where} has value {entry.get('value')!r}; it must be above 0")
-    point = entry.get("point") or {}
-    if not isinstance(point, dict):
-        raise ConfigError(f"{where} has point {point!r}; write it as {{layout: sp, batch: 4}}")
-    others = entry.get("others")
-    if others not in (None, _DEFAULT):
-        raise ConfigError(f"{where} has others {others!r}; it is {_DEFAULT}, or left out")
+    name, value, others = entry.get("metric"), number(entry.get("value")), entry.get("others")
+    metric, point = METRICS.get(str(name)), entry.get("point") or {}
     ends = entry.get("tolerance")
-    words = ",".join(str(end) for end in ends) if isinstance(ends, list) else str(ends)
+    words = ",".join(map(str, ends)) if isinstance(ends, list) else str(ends)
     try:
+        unknown = [str(key) for key in entry if key not in _KEYS]
+        if unknown:
+            raise ConfigError(f"has the unknown key {unknown[0]!r}; use {', '.join(_KEYS)}")
+        if metric is None:
+            raise ConfigError(f"has metric {name!r}; choose one of {', '.join(METRICS)}")
+        unit = str(entry.get("unit", metric.unit))
+        if unit not in metric.units:
+            units = ", ".join(metric.units)
+            raise ConfigError(f"has unit {unit!r}; {metric.name} is in {units}")
+        if value is None or value <= 0:
+            raise ConfigError(f"has value {entry.get('value')!r}; it must be above 0")
+        if not isinstance(point, dict):
+            raise ConfigError(f"has point {point!r}; write it as {{layout: sp, batch: 4}}")
+        if others not in (None, _DEFAULT):
+            raise ConfigError(f"has others {others!r}; it is {_DEFAULT}, or left out")
         tolerance = parse_tolerance(words)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{where} {error}") from None
     texts = {str(key): value_text(value) for key, value in point.items()}
     cluster = str(entry.get("cluster") or "*")
     base = value * metric.units[unit]

@@ -11,7 +11,7 @@ import math
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from hires.report.compare import bootstrap
 from hires.report.compare.bootstrap import Estimate
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import ComparedPoint
-from hires.report.compare.repeated_points import Repeat, middle, paired, usable
+from hires.report.load.repeats import Repeat, middle, paired, usable
 
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "same", "unknown"
 UNDECIDED = "undecided"
@@ -87,6 +87,8 @@ class PointVerdict:
     tolerance: Tolerance | None = None
     alone: Sequence[str] = ()
     """Seeds that are left out because one side lacks them."""
+    estimate: Estimate | None = field(default=None, compare=False, repr=False)
+    """The ratio with its draws, if both sides have numbers."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -122,8 +124,8 @@ def parse_tolerance(words: str) -> Tolerance:
 
 def judge(
     label: str, metric: Metric, a: ComparedPoint | float, b: ComparedPoint, settings: Settings
-) -> tuple[PointVerdict, Estimate | None]:
-    """Returns the verdict on a point, and the estimate if there is one.
+) -> PointVerdict:
+    """Returns the verdict on a point.
 
     Args:
         label: of the point.
@@ -134,45 +136,37 @@ def judge(
     """
     rng = np.random.default_rng([settings.seed, zlib.crc32(f"{metric.name} {label}".encode())])
     new = b.repeats(metric)
+    old = a.repeats(metric) if isinstance(a, ComparedPoint) else []
+    unjudged = _without_numbers(metric, a, old, b, new)
+    if unjudged is not None:
+        return PointVerdict(label, metric, *unjudged)
     if not isinstance(a, ComparedPoint):
-        early = _without_numbers(label, metric, b, new)
-        if early is not None:
-            return early, None
         estimate = bootstrap.beside(a, new, rng, settings.resamples)
         verdict = _decided(label, metric, estimate, settings)
-        return replace(verdict, a=a, b=middle(new), repeats=(0, len(new))), estimate
-    old = a.repeats(metric)
-    early = _unusable(label, metric, a, old, "A") or _without_numbers(label, metric, b, new)
-    if early is None and b.trouble()[0] in _FAILED and a.trouble()[0] not in _FAILED:
-        early = _failed(label, metric, b)
-    if early is not None:
-        return early, None
+        return replace(verdict, a=a, b=middle(new), repeats=(0, len(new)))
     # The numbers shown are those of the runs in the ratio, or the two would contradict each other.
     old, new, alone = paired(old, new)
     estimate = bootstrap.compare(old, new, rng, settings.resamples)
     verdict = _decided(label, metric, estimate, settings)
     counts = len(old), len(new)
-    return replace(verdict, a=middle(old), b=middle(new), repeats=counts, alone=alone), estimate
+    return replace(verdict, a=middle(old), b=middle(new), repeats=counts, alone=alone)
 
 
-def overall(
-    metric: Metric, points: Sequence[PointVerdict], estimates: Sequence[Estimate],
-    settings: Settings,
-) -> PointVerdict:  # fmt: skip
+def overall(metric: Metric, points: Sequence[PointVerdict], settings: Settings) -> PointVerdict:
     """Returns the verdict on all points together: worse if any of them is.
 
     Args:
         metric: what was compared.
         points: verdicts on all of them.
-        estimates: of those that have one.
         settings: draws; the tolerance is the mean of the points' own.
     """
     worse = [point for point in points if point.status == WORSE]
     why = f"{len(worse)} of {len(points)} points are worse"
+    estimates = [point.estimate for point in points if point.estimate is not None]
     if not estimates:
         if worse:
             return PointVerdict(OVERALL, metric, WORSE, worse[0].verdict, why)
-        return PointVerdict(OVERALL, metric, UNKNOWN, "unknown", "no point could be compared")
+        return PointVerdict(OVERALL, metric, UNKNOWN, UNKNOWN, "no point could be compared")
     tolerances = [point.tolerance for point in points if point.tolerance is not None]
     low, high = (
         sum(ends) / len(tolerances)
@@ -191,51 +185,46 @@ def _decided(label: str, metric: Metric, estimate: Estimate, settings: Settings)
     interval = estimate.interval(settings.confidence)
     low, high = interval or (None, None)
     ratio, tolerance = estimate.ratio, settings.tolerance
-    status, word = SAME, NO_DIFFERENCE
+    widest = _MUCH_WIDER * tolerance.width
+    status, word, why = SAME, NO_DIFFERENCE, estimate.unit
     up = ratio > 1 + tolerance.high and (low is None or low > 1)
     down = ratio < 1 + tolerance.low and (high is None or high < 1)
     if up or down:
         status = BETTER if up == metric.higher_is_better else WORSE
         word = metric.words[up]
-    why = estimate.unit
-    widest = _MUCH_WIDER * tolerance.width
-    if status == SAME and low is not None and high is not None and math.log(high / low) > widest:
+    elif interval is not None and math.log(interval[1] / interval[0]) > widest:
         status = word = UNDECIDED
         why += f": not enough data; about {estimate.repeats_for(widest)} repeats of each would help"
     return PointVerdict(
-        label, metric, status, word, why, ratio=ratio, low=low, high=high, tolerance=tolerance
-    )
+        label, metric, status, word, why,
+        ratio=ratio, low=low, high=high, tolerance=tolerance, estimate=estimate,
+    )  # fmt: skip
 
 
 def _without_numbers(
-    label: str, metric: Metric, point: ComparedPoint, new: Sequence[Repeat]
-) -> PointVerdict | None:
-    """Returns the verdict on a point of B that has no number to compare, or no finite one."""
-    if not point.attempts() and point.trouble()[0] in _FAILED:
-        return _failed(label, metric, point)
+    metric: Metric, a: ComparedPoint | float, old: Sequence[Repeat],
+    b: ComparedPoint, new: Sequence[Repeat],
+) -> tuple[str, str, str] | None:  # fmt: skip
+    """Returns status, word and reason if a side has no numbers to compare; None if both do."""
+    if isinstance(a, ComparedPoint) and (why := _missing(a, old)):
+        return UNKNOWN, UNKNOWN, f"A: {metric.name} is missing ({why})"
+    state, cause = b.trouble()
+    if state in _FAILED and not b.attempts():
+        return WORSE, state, f"B: {cause or state}"
     if any(not math.isfinite(value) for repeat in new for value in repeat.values):
-        word = metric.words[not metric.higher_is_better]
-        return PointVerdict(label, metric, WORSE, word, f"B: {metric.name} is not finite")
-    return _unusable(label, metric, point, new, "B")
+        return WORSE, metric.words[not metric.higher_is_better], f"B: {metric.name} is not finite"
+    if why := _missing(b, new):
+        return UNKNOWN, UNKNOWN, f"B: {metric.name} is missing ({why})"
+    if state in _FAILED and isinstance(a, ComparedPoint) and a.trouble()[0] not in _FAILED:
+        return WORSE, state, f"B: {cause or state}"
+    return None
 
 
-def _failed(label: str, metric: Metric, point: ComparedPoint) -> PointVerdict:
-    state, cause = point.trouble()
-    return PointVerdict(label, metric, WORSE, state, f"B: {cause or state}")
-
-
-def _unusable(
-    label: str, metric: Metric, point: ComparedPoint, repeats: Sequence[Repeat], side: str
-) -> PointVerdict | None:
-    """Returns the verdict on a point whose numbers cannot be compared."""
+def _missing(point: ComparedPoint, repeats: Sequence[Repeat]) -> str | None:
+    """Returns why the numbers of a point cannot be compared; None if they can."""
     values = [value for repeat in repeats for value in repeat.values]
-    if values and usable(values):
-        return None
-    why = "it recorded none"
     if values:
-        odd = next(value for value in values if not usable([value]))
-        why = f"it recorded {odd:g}"
-    elif not point.attempts():
-        why = f"{point.trouble()[0]}: no attempt is complete"
-    text = f"{side}: {metric.name} is missing ({why})"
-    return PointVerdict(label, metric, UNKNOWN, "unknown", text)
+        return next((f"it recorded {v:g}" for v in values if not usable([v])), None)
+    if point.attempts():
+        return "it recorded none"
+    return f"{point.trouble()[0]}: no attempt is complete"

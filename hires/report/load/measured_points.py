@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.store.naming import COSMETIC
 from hires.report.columns import Row
 from hires.report.load import plain_values
 from hires.report.load.plain_values import dig, number, value_text
-from hires.report.load.runs import repeat_latest
+from hires.report.load.repeats import repeat_latest
+from hires.report.load.runs import SEED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +41,7 @@ SPREAD = (
 """How a point of several attempts is drawn, for captions."""
 
 _WITH_COLUMN = (
-    "image", "batch", "seed", "model.name", "precision.name", "task.name", "parallel.name",
+    SEED, "image", "batch", "model.name", "precision.name", "task.name", "parallel.name",
 )  # fmt: skip
 """Keys that have a column of their own, and the one in which repeats differ."""
 _ARRANGED = ("parallel.", "comm.", "launcher.")
@@ -66,14 +66,11 @@ def unusual_keys(run: Run) -> dict[str, str]:
     ``arranged`` holds those of the layout, ``settings`` all others.
     """
     words: dict[str, list[str]] = {"arranged": [], "settings": []}
-    for key, value in run.flat_config.items():
-        if key in COSMETIC or key in _WITH_COLUMN or key.startswith("checkpoint."):
-            continue
+    for key, value in run.identity(*_WITH_COLUMN).items():
         if key.startswith("cluster.") and key != "cluster.name":
             continue
-        text = value_text(value)
-        if defaults().get(key) != text:
-            words["arranged" if key.startswith(_ARRANGED) else "settings"].append(f"{key}={text}")
+        if defaults().get(key) != value:
+            words["arranged" if key.startswith(_ARRANGED) else "settings"].append(f"{key}={value}")
     return {name: _JOIN.join(sorted(kept)) for name, kept in words.items()}
 
 

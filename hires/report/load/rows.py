@@ -13,12 +13,13 @@ from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
 from hires.core.store import file_names
 from hires.core.store.campaign import Campaign
-from hires.core.store.naming import COSMETIC, model_label
+from hires.core.store.naming import model_label
 from hires.core.store.reading import Note, text
 from hires.report.columns import MEMORY, RATES, SPEED, Row, keys, memory_rows, values
 from hires.report.load import measured_points, traffic_matrix
 from hires.report.load.plain_values import count, dicts, dig, discarded_steps, number, value_text
-from hires.report.load.runs import Run, attempt_origin
+from hires.report.load.repeats import attempt_origin
+from hires.report.load.runs import Run
 
 TrafficByClass = dict[tuple[str, int], tuple[int, int]]
 """Messages and bytes by kind and size class."""
@@ -56,13 +57,12 @@ PRECISION_COLUMNS = (
 def what(run: Run) -> Row:
     """Returns what a run is, from its record or else from its config."""
     record, config = run.record, run.config
-    size = _image(record.get("image")) or _image(config.get("image"))
     batch = count(record.get("images_per_step"))
     return {
         "campaign": run.campaign,
         "run": run.name,
         "model": text(record.get("model"), 60) or _model(config),
-        **_size_columns(size),
+        **(_size_columns(record.get("image")) or _size_columns(config.get("image"))),
         "layout": text(record.get("layout"), 60) or text(dig(config, "parallel", "name"), 60),
         "precision": text(record.get("precision"), 30)
         or text(dig(config, "precision", "name"), 30),
@@ -142,7 +142,13 @@ def traffic_rows(runs: Iterable[Run]) -> Iterator[Row]:
     """Yields one row a kind and size class of messages of each run."""
     counted: dict[tuple[Any, ...], TrafficByClass] = {}
     for run in runs:
-        for (kind, size), (messages, num_bytes) in _traffic(run, counted).items():
+        totals = run.record.get("messages")
+        if run.record and isinstance(totals, dict) and not totals.get("messages"):
+            continue  # one rank sends nothing: its plan need not be read
+        key = tuple(sorted(run.identity(*_NOT_PLANNED).items()))
+        if key not in counted:
+            counted[key] = _traffic(run)
+        for (kind, size), (messages, num_bytes) in counted[key].items():
             yield {
                 **what(run),
                 "kind": kind,
@@ -155,22 +161,16 @@ def traffic_rows(runs: Iterable[Run]) -> Iterator[Row]:
 def failure_rows(run: Run) -> Iterator[Row]:
     """Yields one row an attempt that failed, with the state of its run."""
     state = run.end[0]
-    exits = [(a.number, a.exit) for a in run.attempts if a.exit and a.exit.get("state") != "done"]
     ends = [
         (n, (text(e.get("state"), 20), text(e.get("reason"), 40), text(e.get("cause"))))
-        for n, e in exits
+        for n, e in ((attempt.number, attempt.exit) for attempt in run.attempts)
+        if e and e.get("state") != "done"
     ]
     if not ends and state in ("failed", "lost", "cancelled", "unknown"):
         ends = [(run.shown, run.end)]
-    for attempt, (ended_as, reason, cause) in ends:
-        yield {
-            **what(run),
-            "state": state,
-            "attempt": attempt,
-            "ended_as": ended_as,
-            "reason": reason,
-            "cause": cause,
-        }
+    for attempt, end in ends:
+        row = dict(zip(("ended_as", "reason", "cause"), end, strict=True))
+        yield {**what(run), "state": state, "attempt": attempt, **row}
 
 
 def precision_rows(runs: Sequence[Run]) -> Iterator[Row]:
@@ -181,27 +181,24 @@ def precision_rows(runs: Sequence[Run]) -> Iterator[Row]:
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         if run.end[0] == "done" and dig(run.record, "loss", "finite") is not None:
-            groups.setdefault((run.campaign, *_config_key(run, "precision.name")), []).append(run)
+            config = sorted(run.identity("precision.name").items())
+            groups.setdefault((run.campaign, *config), []).append(run)
     for twins in groups.values():
-        best = min(twins, key=_exactness)
+        best = min(twins, key=_inexactness)
         for run in twins:
-            yield _precision_row(run, best)
-
-
-def _precision_row(run: Run, best: Run) -> Row:
-    finite = dig(run.record, "loss", "finite")
-    row = {
-        **what(run),
-        "img_per_s_median": measured_points.median_speed(a.record for a in run.repeats),
-        "loss_finite": finite if isinstance(finite, bool) else None,
-        "reference": None if best is run else text(best.record.get("precision"), 30),
-    }
-    for part in ("first", "last"):
-        loss, exact = (number(dig(r.record, "loss", part)) for r in (run, best))
-        row[f"loss_{part}"] = loss
-        if best is not run and loss is not None and exact:
-            row[f"{part}_loss_error"] = abs(loss - exact) / abs(exact)
-    return row
+            finite = dig(run.record, "loss", "finite")
+            row = {
+                **what(run),
+                "img_per_s_median": measured_points.median_speed(a.record for a in run.repeats),
+                "loss_finite": finite if isinstance(finite, bool) else None,
+                "reference": None if best is run else text(best.record.get("precision"), 30),
+            }
+            for part in ("first", "last"):
+                loss, exact = (number(dig(r.record, "loss", part)) for r in (run, best))
+                row[f"loss_{part}"] = loss
+                if best is not run and loss is not None and exact:
+                    row[f"{part}_loss_error"] = abs(loss - exact) / abs(exact)
+            yield row
 
 
 def planned_rows(name: str, planned: Campaign) -> Iterator[Row]:
@@ -229,14 +226,6 @@ def planned_rows(name: str, planned: Campaign) -> Iterator[Row]:
         }
 
 
-def model_of(config: Any) -> str | None:
-    """Returns the label of the network of a config's ``model``; None if it is not valid."""
-    try:
-        return text(model_label(from_dict({"model": config}).model), 60)
-    except ConfigError:  # of another hires, or edited
-        return None
-
-
 def largest(entries: Iterable[Row], key: str) -> int | None:
     """Returns the largest of some counts; None if all are missing."""
     return max((n for n in (count(entry.get(key)) for entry in entries) if n), default=None)
@@ -244,60 +233,47 @@ def largest(entries: Iterable[Row], key: str) -> int | None:
 
 def _planned_what(point: Any) -> Row:
     """Returns what a sweep recorded about an excluded point; empty if it recorded nothing."""
-    size = _image(dig(point, "image"))
-    if not isinstance(point, dict) or size is None:
+    size = _size_columns(dig(point, "image"))
+    if not size:
         return {}
     row: Row = {key: text(point.get(key), 60) for key in ("model", "layout", "precision", "task")}
     batch, limit = count(point.get("batch")), value_text(point.get("limit"))
-    return {**row, **_size_columns(size), "batch": batch, "limit": limit}
+    return {**row, **size, "batch": batch, "limit": limit}
 
 
 def _model(config: Row) -> str | None:
     """Returns the label of a config's network, or only its name if the config is damaged."""
     name = text(dig(config, "model", "name"), 60)
-    return None if name is None else model_of(config["model"]) or name
+    try:
+        return name and text(model_label(from_dict({"model": config["model"]}).model), 60)
+    except ConfigError:  # of another hires, or edited
+        return name
 
 
-def _image(value: Any) -> tuple[int, int] | None:
-    """Returns (height, width) of an image."""
-    sizes = [value, value] if isinstance(value, int) else value
+def _size_columns(image: Any) -> Row:
+    """Returns the columns of an image's size; empty if it is none."""
+    sizes = [image, image] if isinstance(image, int) else image
     if not isinstance(sizes, list) or len(sizes) != 2:
-        return None
-    height, width = (count(size) for size in sizes)
-    return (height, width) if height and width else None
+        return {}
+    height, width = map(count, sizes)
+    if not height or not width:
+        return {}
+    return {"image": f"{height}x{width}", "height": height, "width": width}
 
 
-def _size_columns(size: tuple[int, int] | None) -> Row:
-    if size is None:
-        return dict.fromkeys(("image", "height", "width"))
-    return {"image": f"{size[0]}x{size[1]}", "height": size[0], "width": size[1]}
+def _traffic(run: Run) -> TrafficByClass:
+    """Returns messages and bytes by kind and class; a plan that cannot be used has none."""
+    plan = run.plan()
+    try:
+        return traffic_matrix.by_class(plan) if plan else {}
+    except Exception as error:  # a damaged plan may fail anywhere
+        why = f"cannot be counted: {error!r}"[:200]
+        run.notes.append(Note(f"{run.name}/{file_names.PLAN}", why))
+        return {}
 
 
-def _config_key(run: Run, *without: str) -> tuple[tuple[str, str], ...]:
-    """Returns the keys of a config that change its results, without some more."""
-    ignored = {*COSMETIC, *without}
-    return tuple(sorted((k, value_text(v)) for k, v in run.flat_config.items() if k not in ignored))
-
-
-def _traffic(run: Run, counted: dict[tuple[Any, ...], TrafficByClass]) -> TrafficByClass:
-    """Returns messages and bytes by kind and class; equal plans are counted once."""
-    totals = run.record.get("messages")
-    if run.record and isinstance(totals, dict) and not totals.get("messages"):
-        return {}  # one rank sends nothing: its plan need not be read
-    key = _config_key(run, *_NOT_PLANNED)
-    if key not in counted:
-        plan = run.plan()
-        try:
-            counted[key] = traffic_matrix.by_class(plan) if plan else {}
-        except Exception as error:  # a damaged plan may fail anywhere
-            why = f"cannot be counted: {error!r}"[:200]
-            run.notes.append(Note(f"{run.name}/{file_names.PLAN}", why))
-            counted[key] = {}
-    return counted[key]
-
-
-def _exactness(run: Run) -> int:
-    """Returns the rank of a run's precision, 0 for the most exact one."""
+def _inexactness(run: Run) -> int:
+    """Returns the place of a run's precision, 0 for the most exact one."""
     name = run.record.get("precision")
     return _EXACTNESS.index(name) if name in _EXACTNESS else len(_EXACTNESS)
 

@@ -1,7 +1,8 @@
-"""Reads run folders, in any state, for tables, plots and comparisons.
+"""Reads run folders, in any state, for lists, tables, plots and comparisons.
 
 A :class:`Run` keeps the small files of a folder; plan, metrics and time line are read on request
-and not kept, so that thousands of runs fit into memory.
+and not kept, so that thousands of runs fit into memory. Lists take runs from the index of a results
+folder, and from their folders where it has gaps: a missing, torn or old index costs time only.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from hires.core.ranks.timeline import Span, StepSpans
-from hires.core.store import file_names, reading
+from hires.core.store import file_names, reading, run_index
 from hires.core.store.attempts import Attempt
-from hires.core.store.naming import SCHEMA
+from hires.core.store.naming import COSMETIC, SCHEMA
 from hires.core.store.reading import Note, Values, text
 from hires.plan.plan import Plan
 from hires.report.load.plain_values import count, dig, flat, number, value_text
+from hires.report.load.repeats import attempt_origin, repeat_latest
 
 End = tuple[str, str | None, str | None]
 """State, reason and cause."""
-Origin = tuple[str | None, str | None, str]
-"""Commit, machine and end of an attempt."""
+SEED = "seed"
+"""Key in which the repeats of a point differ."""
 MAX_WORLD = 2**16
 """Ranks of a plan that is opened."""
 _MAX_NAME = 80
@@ -67,6 +68,19 @@ class Run:
     def flat_config(self) -> Values:
         """The config's leaves by their whole keys."""
         return flat(self.config)
+
+    def identity(self, *without: str) -> dict[str, str]:
+        """Returns the keys that decide what it computes and measures, with their values as text.
+
+        Args:
+            without: more keys to leave out.
+        """
+        ignored = {*COSMETIC, *without}
+        return {
+            key: value_text(value)
+            for key, value in self.flat_config.items()
+            if key not in ignored and not key.startswith("checkpoint.")
+        }
 
     @property
     def last(self) -> Attempt | None:
@@ -143,35 +157,16 @@ class Run:
 
     def timeline(self) -> list[StepSpans]:
         """Returns the kept steps of all ranks of the shown attempt; empty if there are none."""
-        steps = []
-        for line in reading.read_lines(self._file(file_names.TIMELINE), self.notes):
-            step = _step_spans(line)
-            if step is None:
-                where = f"{self.name}/{file_names.TIMELINE}"
-                self.notes.append(Note(where, "a line makes no sense"))
-                return []
-            steps.append(step)
-        return sorted(steps, key=lambda step: (step.step, step.rank))
+        lines = reading.read_lines(self._file(file_names.TIMELINE), self.notes)
+        steps = [_step_spans(line) for line in lines]
+        kept = [step for step in steps if step is not None]
+        if len(kept) < len(steps):
+            self.notes.append(Note(f"{self.name}/{file_names.TIMELINE}", "a line makes no sense"))
+            return []
+        return sorted(kept, key=lambda step: (step.step, step.rank))
 
     def _file(self, name: str) -> Path:
         return file_names.attempt_dir(self.path, self.shown) / name
-
-
-def attempt_origin(record: Values) -> Origin:
-    """Returns commit and machine of an attempt, and when it ended, as text that sorts."""
-    git, host, ended = (text(dig(record, "provenance", k), 80) for k in ("git", "host", "ended"))
-    return git, host, ended or ""
-
-
-def repeat_latest(attempts: Sequence[Origin]) -> list[bool]:
-    """Returns which attempts repeat the latest one: those of its commit and machine.
-
-    Pages and comparisons use this one definition.
-    """
-    if not attempts:
-        return []
-    git, host, _ = max(reversed(attempts), key=lambda one: one[2])
-    return [one[:2] == (git, host) for one in attempts]
 
 
 def read_run(path: Path) -> Run:
@@ -228,6 +223,85 @@ def campaign_labels(folders: Iterable[Path]) -> dict[Path, str]:
     return labels
 
 
+def runs_of(results: Path, paths: Sequence[Path]) -> tuple[list[Run], list[Note]]:
+    """Returns some runs without their samples, ranks and messages, and what is wrong.
+
+    A line of the index counts if it is of the latest attempt; other runs are read in their folders.
+
+    Args:
+        results: folder of all campaigns, which holds the index.
+        paths: run folders.
+    """
+    runs: list[Run] = []
+    notes: list[Note] = []
+    lines: dict[tuple[str, str], dict[int, Values]] = {}
+    for line in reading.read_lines(results / run_index.FILE, notes):
+        attempt = count(line.get("attempt"))
+        if line.get("schema") == run_index.SCHEMA and attempt is not None:
+            key = (str(line.get("campaign")), str(line.get("run")))
+            lines.setdefault(key, {})[attempt] = line  # of the same attempt the last one
+    missing = 0
+    for path in paths:
+        run = _from_lines(path, lines.get((path.parent.name, path.name), {}))
+        if run is None:
+            run = read_run(path)
+            missing += bool(run.last and run.last.exit)
+        runs.append(run)
+    if missing:
+        words = "1 run that has ended is" if missing == 1 else f"{missing} runs that have ended are"
+        why = f"{words} not in the index and were read in their folders; `hires index` adds them"
+        notes.append(Note(run_index.FILE, why))
+    return runs, notes
+
+
+def rebuild_index(results: Path, paths: Sequence[Path]) -> tuple[int, list[Note]]:
+    """Writes the index anew from run folders.
+
+    Args:
+        results: folder of all campaigns.
+        paths: all run folders.
+
+    Returns:
+        How many attempts it holds, and what could not be read.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    since = run_index.mark(results)
+    lines: list[Values] = []
+    notes: list[Note] = []
+    for path in paths:
+        run = read_run(path)
+        for attempt in run.attempts:
+            record = attempt.record
+            if not record and len(run.attempts) == 1:
+                record = run.record  # an old run, whose attempt has no record of its own
+            if attempt.exit:
+                end = attempt.exit
+                lines.append(run_index.entry(path, attempt.number, run.config, record, end))
+        notes += run.notes
+    run_index.replace(results, lines, since)
+    return len(lines), notes
+
+
+def _from_lines(path: Path, lines: dict[int, Values]) -> Run | None:
+    """Returns a run from its lines of the index; None if its folder must be read."""
+    numbers = file_names.attempt_numbers(path)
+    if not numbers or numbers[-1] not in lines:
+        return None
+    attempts = []
+    for number_of in numbers:
+        if number_of in lines:
+            files = {name: lines[number_of].get(name) for name in ("exit", "record")}
+            held = {name: v if isinstance(v, dict) else {} for name, v in files.items()}
+            attempts.append(Attempt(path, number_of, held={"env": {}, **held}))
+    last, config = attempts[-1], lines[numbers[-1]].get("config")
+    done = [attempt for attempt in attempts if attempt.record.get("state") == "done"]
+    if not isinstance(config, dict) or (last not in done and len(attempts) < len(numbers)):
+        return None  # an attempt that the index lacks may be the complete one
+    return Run(path, config, attempts, (done or [last])[-1].record)
+
+
 def _record(run: Path, folder: Path, notes: list[Note]) -> Values:
     """Returns the record in a folder; one of another schema is used as far as it is understood."""
     record = reading.read_json(folder / file_names.RECORD, notes)
@@ -250,19 +324,19 @@ def _end(values: Values) -> End:
 
 def _step_spans(line: Values) -> StepSpans | None:
     """Returns one line of a time line; None if a value is missing or of another type."""
-    rank, step = count(line.get("rank")), count(line.get("step"))
-    begin_s = number(line.get("begin_s"))
-    spans = [_span(values) for values in dig(line, "spans") or [] if isinstance(values, list)]
-    kept = [span for span in spans if span is not None]
-    if rank is None or step is None or begin_s is None or len(kept) < len(spans):
+    rank, step, begin_s = (
+        count(line.get("rank")),
+        count(line.get("step")),
+        number(line.get("begin_s")),
+    )
+    if rank is None or step is None or begin_s is None:
         return None
+    spans = []
+    for values in line["spans"] if isinstance(line.get("spans"), list) else ():
+        kind, action, what = (text(dig(values, index), 80) for index in (0, 1, 4))
+        begin, end = number(dig(values, 2)), number(dig(values, 3))
+        if kind is None or action is None or begin is None or end is None or end < begin:
+            return None
+        spans.append(Span(kind, action, begin, end, what or ""))
     dropped = count(line.get("dropped")) or 0
-    return StepSpans(rank, step, str(line.get("clock"))[:80], begin_s, kept, dropped)
-
-
-def _span(values: list[Any]) -> Span | None:
-    kind, action, what = (text(dig(values, index), 80) for index in (0, 1, 4))
-    begin_s, end_s = number(dig(values, 2)), number(dig(values, 3))
-    if kind is None or action is None or begin_s is None or end_s is None or end_s < begin_s:
-        return None
-    return Span(kind, action, begin_s, end_s, what or "")
+    return StepSpans(rank, step, str(line.get("clock"))[:80], begin_s, spans, dropped)

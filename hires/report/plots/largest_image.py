@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import yaml
-
-from hires.core.config.run_config import RunConfig
-from hires.core.store.naming import model_label
 from hires.core.units import size
 from hires.report.frames import Frames, numeric, plain_rows
-from hires.report.load.measured_points import defaults, group_key, point_name
-from hires.report.load.rows import model_of
+from hires.report.load.measured_points import group_key, point_name
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, NotDrawnError, PlotData, plot
 
@@ -27,9 +20,6 @@ MAX_PANELS = 6
 _PANEL = ("campaign", "model", "precision", "task", "batch", "limit")
 """Columns that the bars of one panel share."""
 _COLUMNS = [*_PANEL, "layout", "ranks", "image", "height", "width", "peak_bytes_max"]
-_NETWORK = "model."
-_Ran = list[tuple[dict[str, str], dict[str, Any]]]
-"""Overrides of planned points that were run, each with the config of its network."""
 
 
 @plot(40, "largest_image", "The largest image each layout fits")
@@ -113,11 +103,11 @@ def _points(frames: Frames) -> pd.DataFrame:
         for run in plain_rows(frames.runs)
         if run["state"] == "done" or run["reason"] == "oom"
     ]
-    ran = _ran(frames)
-    for point in frames.planned_rows:
-        if point["state"] == "infeasible" and "[memory." in (point["reason"] or ""):
-            row = point["what"] or _from_overrides(str(point["overrides"] or ""), ran)
-            rows.append({**row, "campaign": point["campaign"], "refused": True})
+    rows += [
+        {**point["what"], "campaign": point["campaign"], "refused": True}
+        for point in frames.planned_rows
+        if point["state"] == "infeasible" and "[memory." in (point["reason"] or "")
+    ]
     frame = pd.DataFrame(rows, columns=[*_COLUMNS, "refused"])
     frame = frame[frame["height"].notna() & frame["width"].notna()].copy()
     frame["layout"] = frame["layout"].fillna("?")
@@ -125,66 +115,3 @@ def _points(frames: Frames) -> pd.DataFrame:
     frame["pixels"] = numeric(frame, "height") * numeric(frame, "width")
     frame["edge"] = frame["pixels"] ** 0.5
     return frame
-
-
-def _ran(frames: Frames) -> _Ran:
-    runs = [(frames.run(p["campaign"], str(p["run"])), p) for p in frames.planned_rows]
-    pairs = [(_values(str(p["overrides"] or "")), r.config.get("model")) for r, p in runs if r]
-    return [(values, model) for values, model in pairs if isinstance(model, dict)]
-
-
-def _from_overrides(words: str, ran: _Ran) -> dict[str, object]:
-    """Returns the point that overrides select; what they leave out has its default."""
-    values, default = _values(words), RunConfig()
-    sizes = re.fullmatch(r"\[?\s*(\d{1,6})\s*(?:,\s*(\d{1,6})\s*)?\]?", values.get("image", ""))
-    height, width = default.height, default.width
-    if sizes is not None:
-        height, width = int(sizes[1]), int(sizes[2] or sizes[1])
-    batch = values.get("batch", "")
-    return {
-        "model": _model(values, ran),
-        "precision": values.get("precision", default.precision.name),
-        "task": values.get("task", default.task.name),
-        "batch": int(batch) if batch.isdecimal() and len(batch) < 10 else default.batch,
-        "limit": values.get("memory.limit", defaults().get("memory.limit")),
-        "layout": values.get("parallel", default.parallel.name),
-        "image": f"{height}x{width}",
-        "height": height,
-        "width": width,
-    }
-
-
-def _model(values: dict[str, str], ran: _Ran) -> str:
-    """Returns the label of the network that overrides select.
-
-    The config of ``model=NAME`` is taken from a run of the same name that overrides no other key
-    of the network.
-    """
-    name = values.get("model")
-    own = {key: value for key, value in values.items() if key.startswith(_NETWORK)}
-    base: dict[str, Any] | None = {} if name is None else None
-    for others, config in ran if name is not None else ():
-        changed = {key for key in others if key.startswith(_NETWORK)}
-        if others.get("model") == name and own.keys() >= changed:
-            base = config
-            break
-    if base is not None:
-        try:
-            typed = {key.removeprefix(_NETWORK): yaml.safe_load(v) for key, v in own.items()}
-        except yaml.YAMLError:  # campaign files may be edited by hand
-            typed = {}
-        label = model_of({**base, **typed})
-        if label is not None:
-            return label
-    changes = [f"{key.removeprefix(_NETWORK)}={value}" for key, value in own.items()]
-    return " ".join([name or model_label(RunConfig().model), *changes])
-
-
-def _values(words: str) -> dict[str, str]:
-    """Returns the keys and values of overrides."""
-    try:
-        parts = shlex.split(words)
-    except ValueError:  # unbalanced quotes
-        parts = words.split()
-    pairs = (part.partition("=") for part in parts)
-    return {key.lstrip("+"): value for key, sign, value in pairs if sign}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hires.report.compare.bootstrap import beside, block_length, compare, together
-from hires.report.compare.repeated_points import Repeat, middle, of_run
+from hires.report.load.repeats import Repeat, median, middle
 
 SEEDS = 100
 
@@ -149,7 +149,7 @@ def test_ratios_beyond_all_bounds_stay_numbers():
 def test_run_counts_as_the_median_over_its_attempts_and_a_point_as_the_mean_of_its_runs():
     one = [Repeat("0", [value, value, 99.0]) for value in (5.0, 25.0, 20.0)]
     two = [Repeat("1", [80.0])]
-    assert of_run(one) == middle(one) == 20
+    assert median(one) == middle(one) == 20
     assert middle([*one, *two]) == pytest.approx(40)
     assert middle([]) is None
     rng = np.random.default_rng(0)

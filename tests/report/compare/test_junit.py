@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from hires.report.compare.comparison import Comparison
+from hires.report.compare.comparison import Comparison, junit_text, write_junit
 from hires.report.compare.differences import Difference
-from hires.report.compare.junit import junit_text, write_junit
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.verdicts import PointVerdict, Settings, parse_tolerance
 

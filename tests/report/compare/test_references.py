@@ -10,8 +10,8 @@ from hires.report.compare import references
 from hires.report.compare.comparison import compare_references
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import points
-from hires.report.compare.repeated_points import middle
 from hires.report.compare.verdicts import Settings, Tolerance, parse_tolerance
+from hires.report.load.repeats import middle
 from hires.report.load.runs import read_runs
 from tests.helpers.compared_runs import compared_run
 

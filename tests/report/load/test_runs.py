@@ -7,8 +7,8 @@ import json
 import pytest
 
 from hires.core.store import run_index
-from hires.report.load.indexed import rebuild, runs_of
 from hires.report.load.rows import run_row
+from hires.report.load.runs import rebuild_index, runs_of
 from tests.helpers.compared_runs import compared_run, failed_run
 
 STEPS = [0.5, 0.6, 0.7]
@@ -26,14 +26,14 @@ def paths(results):
 
 
 def rows(results, paths):
-    listed = runs_of(results, paths)
-    return [run_row(run) for run in listed.runs], [note.text for note in listed.notes]
+    runs, notes = runs_of(results, paths)
+    return [run_row(run) for run in runs], [note.text for note in notes]
 
 
 def test_index_says_what_the_folders_say(results, paths):
     read, notes = rows(results, paths)
     assert "3 runs that have ended are not in the index" in notes[-1]
-    assert rebuild(results, paths) == (5, [])
+    assert rebuild_index(results, paths) == (5, [])
     for path in paths:  # so that nothing can be read there
         for file in (*path.glob("a*/*.json"), path / "config.yaml", path / "record.json"):
             file.unlink()
@@ -42,7 +42,7 @@ def test_index_says_what_the_folders_say(results, paths):
 
 def test_torn_index_costs_one_look_into_a_folder(results, paths):
     read, _ = rows(results, paths)
-    rebuild(results, paths)
+    rebuild_index(results, paths)
     text = (results / run_index.FILE).read_text()
     (results / run_index.FILE).write_text(text[:-100])
     again, notes = rows(results, paths)
@@ -62,7 +62,7 @@ def test_damaged_index_is_as_none(results, paths, text):
 
 def test_line_of_a_newer_hires_or_with_nonsense_is_not_used(results, paths):
     read, _ = rows(results, paths)
-    rebuild(results, paths)
+    rebuild_index(results, paths)
     lines = [json.loads(line) for line in (results / run_index.FILE).read_text().splitlines()]
     for line, change in zip(
         lines, ({"schema": 99}, {"config": 3}, {"exit": []}, {"record": "x"}, {}), strict=True
@@ -75,7 +75,7 @@ def test_line_of_a_newer_hires_or_with_nonsense_is_not_used(results, paths):
 
 
 def test_attempt_since_then_sends_to_the_folder(results, paths):
-    rebuild(results, paths)
+    rebuild_index(results, paths)
     (paths[0] / "a2").mkdir()
     assert rows(results, paths)[1] == []  # it has not ended: nothing is missing in the index
     (paths[0] / "a2" / "exit.json").write_text('{"state": "failed", "cause": "x"}')
@@ -85,7 +85,7 @@ def test_attempt_since_then_sends_to_the_folder(results, paths):
 
 
 def test_runs_that_are_gone_are_not_listed(results, paths):
-    rebuild(results, paths)
-    assert len(runs_of(results, paths[:1]).runs) == 1
-    assert rebuild(results, paths[:1])[0] == 2
+    rebuild_index(results, paths)
+    assert len(runs_of(results, paths[:1])[0]) == 1
+    assert rebuild_index(results, paths[:1])[0] == 2
     assert len((results / run_index.FILE).read_text().splitlines()) == 2

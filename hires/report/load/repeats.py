@@ -1,0 +1,107 @@
+"""Groups attempts that repeat each other, and computes one number of them.
+
+Tables and plots have the median over all attempts of a point. Comparisons have the median over the
+attempts of each seed, and the geometric mean over the seeds: a ratio of geometric means is the mean
+of the ratios of the pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hires.core.store.reading import Values, text
+from hires.report.load.plain_values import dig
+
+Origin = tuple[str | None, str | None, str]
+"""Commit, machine and end of an attempt."""
+_BOUND = 1e100
+"""Beyond anything that is measured in any unit; sums and squares of smaller numbers are finite."""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One complete attempt of a point."""
+
+    seed: str
+    values: Sequence[float]
+    """Of every step that counts, or the one number of the attempt; above 0."""
+
+
+def attempt_origin(record: Values) -> Origin:
+    """Returns commit and machine of an attempt, and when it ended, as text that sorts."""
+    git, host, ended = (text(dig(record, "provenance", k), 80) for k in ("git", "host", "ended"))
+    return git, host, ended or ""
+
+
+def repeat_latest(attempts: Sequence[Origin]) -> list[bool]:
+    """Returns which attempts repeat the latest one: those of its commit and machine."""
+    if not attempts:
+        return []
+    git, host, _ = max(reversed(attempts), key=lambda one: one[2])
+    return [one[:2] == (git, host) for one in attempts]
+
+
+def median(repeats: Sequence[Repeat]) -> float:
+    """Returns the median over attempts of each one's median; NaN if a value is NaN."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        return float(np.median([np.median(repeat.values) for repeat in repeats]))
+
+
+def geometric_mean(repeats: Sequence[Repeat]) -> float:
+    """Returns the geometric mean over seeds of the median over the attempts of each."""
+    runs = by_seed(repeats)
+    return median(runs[0]) if len(runs) == 1 else math.exp(log_mean(repeats))
+
+
+def log_mean(repeats: Sequence[Repeat]) -> float:
+    """Returns the logarithm of the geometric mean over seeds."""
+    import numpy as np
+
+    return float(np.mean(np.log([median(run) for run in by_seed(repeats)])))
+
+
+def middle(
+    repeats: Sequence[Repeat], statistic: Callable[[Sequence[Repeat]], float] = geometric_mean
+) -> float | None:
+    """Returns the number of a point; None unless it has values that can all be compared."""
+    values = [value for repeat in repeats for value in repeat.values]
+    return statistic(repeats) if values and usable(values) else None
+
+
+def usable(values: Sequence[float]) -> bool:
+    """Whether numbers can be compared: all are finite, above 0 and below any bound."""
+    return all(1 / _BOUND < value < _BOUND for value in values)
+
+
+def by_seed(repeats: Sequence[Repeat]) -> list[list[Repeat]]:
+    """Returns the repeats of every seed."""
+    runs: dict[str, list[Repeat]] = {}
+    for repeat in repeats:
+        runs.setdefault(repeat.seed, []).append(repeat)
+    return list(runs.values())
+
+
+def shared_seeds(a: Sequence[Repeat], b: Sequence[Repeat]) -> list[str]:
+    """Returns the seeds that both sides have, in the order of A."""
+    seeds = {repeat.seed for repeat in b}
+    return [seed for seed in dict.fromkeys(repeat.seed for repeat in a) if seed in seeds]
+
+
+def paired(
+    a: Sequence[Repeat], b: Sequence[Repeat]
+) -> tuple[list[Repeat], list[Repeat], list[str]]:
+    """Returns the repeats by which two sides are compared, and the seeds that are left out.
+
+    With several shared seeds these are compared in pairs and the others left out; otherwise all
+    repeats count.
+    """
+    shared = shared_seeds(a, b)
+    if len(shared) < 2:
+        return list(a), list(b), []
+    kept = [[repeat for repeat in side if repeat.seed in shared] for side in (a, b)]
+    alone = dict.fromkeys(r.seed for r in [*a, *b] if r.seed not in shared)
+    return kept[0], kept[1], list(alone)
