@@ -1,6 +1,6 @@
 """Networks as plain ``nn.Module``s, and the tracing of any network to a graph."""
 
 from hires.nets import amoebanet, custom, edsr, resnet, unet
-from hires.nets.catalog import NETS
+from hires.nets.build_network import NETS
 
 __all__ = ["NETS", "amoebanet", "custom", "edsr", "resnet", "unet"]

@@ -13,25 +13,53 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
-from hires.nets.catalog import NETS
+from hires.nets.build_network import NETS
 
-MakeOperation = Callable[[int, int], nn.Module]
-"""Makes an operation that keeps its channels, from (channels, stride)."""
+Cells = tuple[list[tuple[int, str]], list[int]]
+
+NORMAL: Cells = (
+    [
+        *((1, "conv1x1"), (1, "max3x3")),
+        *((1, "same"), (0, "conv7x7")),
+        *((0, "conv1x1"), (0, "conv7x7")),
+        *((2, "max3x3"), (2, "same")),
+        *((1, "avg3x3"), (5, "conv1x1")),
+    ],
+    [0, 3, 4, 6],
+)
+"""One line for each sum: (index of its operand, operation) twice; then what the output joins.
+
+Operand 0 is the reduced state, 1 the reduced skip, 2 and more are the sums. The paper joins 4, 5
+and 6; the authors' code, and all published parameter counts, join these.
+"""
+
+REDUCTION: Cells = (
+    [
+        *((0, "max2x2"), (0, "max3x3")),
+        *((2, "same"), (1, "conv3x3")),
+        *((2, "conv7x7"), (2, "max3x3")),
+        *((3, "same"), (1, "max2x2")),
+        *((2, "avg3x3"), (3, "conv1x1")),
+    ],
+    [4, 5, 6],
+)
+"""As ``NORMAL``, for the cells that halve the map."""
 
 
 class ReluConvBN(nn.Sequential):
     """ReLU, a convolution without bias that keeps or halves the map, and a norm."""
 
     def __init__(
-        self, width_in: int, width: int, kernel: tuple[int, int], stride: tuple[int, int]
+        self,
+        width_in: int,
+        width: int,
+        kernel: tuple[int, int] = (1, 1),
+        stride: tuple[int, int] = (1, 1),
     ) -> None:
         padding = (kernel[0] // 2, kernel[1] // 2)
         super().__init__(
@@ -75,15 +103,15 @@ class Cell(nn.Module):
         super().__init__()
         chosen, self.joined = REDUCTION if reduces else NORMAL
         self.reads = [index for index, _ in chosen]
-        self.reduce_state = _conv1x1(width_state, width)
+        self.reduce_state = ReluConvBN(width_state, width)
         self.reduce_skip: nn.Module = nn.Identity()
         if skip_is_larger:
             self.reduce_skip = FactorizedReduction(width_skip, width)
         elif width_skip != width:
-            self.reduce_skip = _conv1x1(width_skip, width)
+            self.reduce_skip = ReluConvBN(width_skip, width)
         # A reduction halves the two inputs; the sums already have the size of the output.
         self.operations = nn.ModuleList(
-            make(width, 2 if reduces and index < 2 else 1) for index, make in chosen
+            _operation(name, width, 2 if reduces and index < 2 else 1) for index, name in chosen
         )
 
     def forward(self, skip: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,6 +124,7 @@ class Cell(nn.Module):
         return state, torch.cat([made[index] for index in self.joined], 1)
 
 
+@NETS.register("amoebanet")
 class AmoebaNetD(nn.Module):
     """The network with the ImageNet stem: three halvings before the first normal cell.
 
@@ -109,16 +138,21 @@ class AmoebaNetD(nn.Module):
 
     def __init__(self, layers: int, filters: int, classes: int, channels: int = 3) -> None:
         super().__init__()
-        check = Checks()
-        check(_check_layers, layers)
-        check(_check_filters, filters)
-        check.done()
-        self.conv = nn.Conv2d(channels, filters // 4, 3, 2, 1, bias=False)
-        self.bn = nn.BatchNorm2d(filters // 4)
-        cells = list(_cells(filters // 4, [True, True, *_body(layers // 3)]))
-        self.cells = nn.ModuleList(cell for cell, _ in cells)
+        _check_sizes(layers, filters)
+        width = width_skip = width_state = filters // 4
+        self.conv = nn.Conv2d(channels, width, 3, 2, 1, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+        self.cells = nn.ModuleList()
+        normal = [False] * (layers // 3)
+        reduced = False
+        for reduces in (True, True, *normal, True, *normal, True, *normal):
+            width *= 2 if reduces else 1
+            cell = Cell(width_skip, width_state, width, reduces, skip_is_larger=reduced)
+            self.cells.append(cell)
+            width_skip, width_state = width_state, width * len(cell.joined)
+            reduced = reduces
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(cells[-1][1], classes)
+        self.fc = nn.Linear(width_state, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, channels, H, W) -> logits (n, classes)."""
@@ -129,114 +163,43 @@ class AmoebaNetD(nn.Module):
         return self.fc(self.avgpool(state).flatten(1))  # type: ignore[no-any-return]
 
 
-@NETS.register("amoebanet")
-def amoebanet(layers: int, filters: int, classes: int, channels: int) -> AmoebaNetD:
-    """Returns AmoebaNet-D (layers, filters)."""
-    return AmoebaNetD(layers, filters, classes, channels)
-
-
-def _check_layers(layers: int) -> None:
+def _check_sizes(layers: int, filters: int) -> None:
+    problems = []
     if layers < 3 or layers % 3:
         low = max(3, layers // 3 * 3)
-        raise ConfigError(
+        problems.append(
             f"model.layers={layers} is no multiple of 3: a third of the cells follows each "
             f"reduction; use {low} or {low + 3}"
         )
-
-
-def _check_filters(filters: int) -> None:
     if filters < 8 or filters % 4:
         low = max(8, filters // 4 * 4)
-        raise ConfigError(
+        problems.append(
             f"model.filters={filters} must be a multiple of 4, and 8 or more; use {low} or "
             f"{low + 4}"
         )
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
-def _body(repeats: int) -> list[bool]:
-    """Returns for each cell after the stem whether it reduces."""
-    return [*[False] * repeats, True] * 2 + [False] * repeats
-
-
-def _cells(width: int, reduces: list[bool]) -> Iterator[tuple[Cell, int]]:
-    """Yields every cell and the channels of its state; a reduction doubles the width."""
-    width_skip = width_state = width
-    reduced = False
-    for reducing in reduces:
-        width *= 2 if reducing else 1
-        cell = Cell(width_skip, width_state, width, reducing, reduced)
-        width_skip, width_state = width_state, width * len(cell.joined)
-        reduced = reducing
-        yield cell, width_state
-
-
-def _conv1x1(width_in: int, width: int, stride: int = 1) -> nn.Module:
-    return ReluConvBN(width_in, width, (1, 1), (stride, stride))
-
-
-def _same(width: int, stride: int) -> nn.Module:
-    return nn.Identity() if stride == 1 else FactorizedReduction(width, width)
-
-
-def _conv1x1_same(width: int, stride: int) -> nn.Module:
-    return _conv1x1(width, width, stride)
-
-
-def _conv3x3(width: int, stride: int) -> nn.Module:
+def _operation(name: str, width: int, stride: int) -> nn.Module:
+    """Returns an operation that keeps its channels, as ``NORMAL`` names it."""
+    if name == "same":
+        return nn.Identity() if stride == 1 else FactorizedReduction(width, width)
+    if name == "max2x2":
+        return nn.MaxPool2d(2, stride, ceil_mode=True)  # an odd last row has a window of its own
+    if name == "max3x3":
+        return nn.MaxPool2d(3, stride, 1)
+    if name == "avg3x3":
+        return nn.AvgPool2d(3, stride, 1, count_include_pad=False)
+    if name == "conv1x1":
+        return ReluConvBN(width, width, (1, 1), (stride, stride))
     quarter = width // 4
+    inner = {
+        "conv3x3": [((3, 3), (stride, stride))],
+        "conv7x7": [((1, 7), (1, stride)), ((7, 1), (stride, 1))],
+    }[name]
     return nn.Sequential(
-        _conv1x1(width, quarter),
-        ReluConvBN(quarter, quarter, (3, 3), (stride, stride)),
-        _conv1x1(quarter, width),
+        ReluConvBN(width, quarter),
+        *(ReluConvBN(quarter, quarter, kernel, strides) for kernel, strides in inner),
+        ReluConvBN(quarter, width),
     )
-
-
-def _conv7x7(width: int, stride: int) -> nn.Module:
-    quarter = width // 4
-    return nn.Sequential(
-        _conv1x1(width, quarter),
-        ReluConvBN(quarter, quarter, (1, 7), (1, stride)),
-        ReluConvBN(quarter, quarter, (7, 1), (stride, 1)),
-        _conv1x1(quarter, width),
-    )
-
-
-def _max_pool2x2(width: int, stride: int) -> nn.Module:
-    return nn.MaxPool2d(2, stride, ceil_mode=True)  # an odd last row has a window of its own
-
-
-def _max_pool3x3(width: int, stride: int) -> nn.Module:
-    return nn.MaxPool2d(3, stride, 1)
-
-
-def _avg_pool3x3(width: int, stride: int) -> nn.Module:
-    return nn.AvgPool2d(3, stride, 1, count_include_pad=False)
-
-
-NORMAL: tuple[list[tuple[int, MakeOperation]], list[int]] = (
-    [
-        *((1, _conv1x1_same), (1, _max_pool3x3)),
-        *((1, _same), (0, _conv7x7)),
-        *((0, _conv1x1_same), (0, _conv7x7)),
-        *((2, _max_pool3x3), (2, _same)),
-        *((1, _avg_pool3x3), (5, _conv1x1_same)),
-    ],
-    [0, 3, 4, 6],
-)
-"""One line for each sum: (index of its operand, operation) twice; then what the output joins.
-
-Operand 0 is the reduced state, 1 the reduced skip, 2 and more are the sums. The paper joins 4, 5
-and 6; the authors' code, and all published parameter counts, join these.
-"""
-
-REDUCTION: tuple[list[tuple[int, MakeOperation]], list[int]] = (
-    [
-        *((0, _max_pool2x2), (0, _max_pool3x3)),
-        *((2, _same), (1, _conv3x3)),
-        *((2, _conv7x7), (2, _max_pool3x3)),
-        *((3, _same), (1, _max_pool2x2)),
-        *((2, _avg_pool3x3), (3, _conv1x1_same)),
-    ],
-    [4, 5, 6],
-)
-"""As ``NORMAL``, for the cells that halve the map."""

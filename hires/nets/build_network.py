@@ -1,4 +1,4 @@
-"""Builds networks and initialises the layers that a rank holds.
+"""Registers networks by name, builds them, and initialises the layers that a rank holds.
 
 The weights of a layer depend only on the seed and the name of the layer, so every layout starts
 with equal weights and each rank fills only its own layers.
@@ -9,17 +9,29 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
 
 from hires.core.config.run_config import ModelConfig
 from hires.core.errors import ConfigError
-from hires.nets.catalog import NETS
-from hires.nets.layers import ScaledConv2d
+from hires.core.registry import Registry
 
+NETS: Registry[Callable[..., nn.Module]] = Registry("network")
+"""``model.name`` -> what makes the network; its parameters are named after config keys."""
 NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+
+
+class ScaledConv2d(nn.Conv2d):
+    """A convolution of odd kernel that keeps the size of the map, with a gain of its first weights.
+
+    Where no norm follows, the usual first weights would let the signal grow from layer to layer.
+    """
+
+    def __init__(self, width_in: int, width_out: int, kernel: int, gain: float = 1.0) -> None:
+        super().__init__(width_in, width_out, kernel, padding=kernel // 2)
+        self.gain = gain
 
 
 def build_model(config: ModelConfig, seed: int) -> nn.Module:

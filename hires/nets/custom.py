@@ -1,20 +1,35 @@
-"""Imports networks of the user by name, as ``model.target=package.module:function``."""
+"""Imports networks of the user by name, as ``model.target=package.module:function``.
+
+It also lists the source files that such a network came from, so that its trace can be kept. A trace
+is stale once one of these files has changed: modules that were imported while the network was
+built, and all that are neither of Python, of hires nor installed (a forward pass may import).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import sys
+import sysconfig
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import nn
 
+import hires
 from hires.core.errors import ConfigError
-from hires.nets.catalog import NETS
+from hires.nets.build_network import NETS
+
+_STARTED_NS = time.time_ns()
+_OWN = Path(hires.__file__).parent
+_PYTHON = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
+_imported_to_build: set[str] = set()
+"""Names of the modules that networks imported while they were built by this process."""
 
 
 @NETS.register("custom")
@@ -26,9 +41,11 @@ def custom(target: str, args: dict[str, Any]) -> nn.Module:
     Raises:
         ConfigError: the target cannot be imported or does not return a torch module.
     """
-    module_name, _, function_name = target.partition(":")
-    function = _function(_module(module_name, target), function_name, target)
-    net = _call(function, target, args)
+    before = set(sys.modules)
+    try:
+        net = _made(_imported(target), target, args)
+    finally:
+        _imported_to_build.update(set(sys.modules) - before)
     if not isinstance(net, nn.Module):
         raise ConfigError(
             f"model.target={target!r} returned {type(net).__name__}, not a torch.nn.Module"
@@ -41,19 +58,42 @@ def custom(target: str, args: dict[str, Any]) -> nn.Module:
     return net
 
 
-def _module(name: str, target: str) -> ModuleType:
+def source_hashes() -> dict[str, str] | None:
+    """Returns the SHA-256 of every source file, by its absolute path.
+
+    None if a file may have changed since it was imported: its hash may be of other code.
+    """
+    hashes = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not Path(file).is_absolute():
+            continue  # torch.ops and the like name files that are not there
+        path = Path(file)
+        installed = any(path.is_relative_to(folder) for folder in _PYTHON)
+        installed = installed or not _INSTALLED.isdisjoint(path.parts)
+        if path.is_relative_to(_OWN) or (installed and name not in _imported_to_build):
+            continue
+        try:
+            changed_ns = path.stat().st_mtime_ns
+            hashes[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError:
+            return None
+        if changed_ns >= _STARTED_NS:
+            return None
+    return hashes
+
+
+def _imported(target: str) -> Callable[..., Any]:
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
+    module_name, _, name = target.partition(":")
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # importing executes the user's file
         raise ConfigError(
-            f"model.target={target!r} cannot be imported: {_error_line(error)}; use "
+            f"model.target={target!r} cannot be imported: {error_line(error)}; use "
             f"package.module:function of a module on the Python path or below {Path.cwd()}"
         ) from error
-
-
-def _function(module: ModuleType, name: str, target: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if callable(function):
         return function  # type: ignore[no-any-return]
@@ -68,7 +108,7 @@ def _function(module: ModuleType, name: str, target: str) -> Callable[..., Any]:
     )
 
 
-def _call(function: Callable[..., Any], target: str, args: dict[str, Any]) -> Any:
+def _made(function: Callable[..., Any], target: str, args: dict[str, Any]) -> Any:
     """Returns what the user's function returns for model.args."""
     try:
         inspect.signature(function).bind(**args)
@@ -83,12 +123,12 @@ def _call(function: Callable[..., Any], target: str, args: dict[str, Any]) -> An
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
-            f"model.target={target!r} failed with model.args={args}: {_error_line(error)} "
+            f"model.target={target!r} failed with model.args={args}: {error_line(error)} "
             f"({place.filename}:{place.lineno})"
         ) from error
 
 
-def _error_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Returns an error of the user's code in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.core.errors import ConfigError
-from hires.nets.catalog import NETS
-from hires.nets.layers import ScaledConv2d
+from hires.nets.build_network import NETS, ScaledConv2d
 
 FACTORS = {2: (2,), 3: (3,), 4: (2, 2)}
 """Scale -> what each step of the upsampler multiplies the image by."""
@@ -44,6 +43,7 @@ class ResidualBlock(nn.Module):
         return x + (y if self.res_scale == 1 else y * self.res_scale)  # type: ignore[no-any-return]
 
 
+@NETS.register("edsr")
 class EDSR(nn.Module):
     """The network.
 
@@ -77,9 +77,3 @@ class EDSR(nn.Module):
         x = self.head(x)
         x = x + self.after(self.body(x))
         return self.tail(self.upsample(x))  # type: ignore[no-any-return]
-
-
-@NETS.register("edsr")
-def edsr(blocks: int, width: int, scale: int, res_scale: float, channels: int) -> EDSR:
-    """Returns an EDSR."""
-    return EDSR(blocks, width, scale, res_scale, channels)

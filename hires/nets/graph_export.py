@@ -55,7 +55,7 @@ class GraphWriter:
         self.order = {node: index for index, node in enumerate(self.nodes)}
         self.tensors = tensors
         self.shape = shape
-        self.refs: dict[str, dict[str, str]] = _inputs(exported, names)
+        self.refs = _inputs(exported, names)
         self.memory: dict[torch.fx.Node, set[torch.fx.Node]] = {}  # all nodes in a node's memory
         self.shapes: dict[str, list[int] | None] = {INPUT: shape}
         self.written: list[Node] = []
@@ -70,26 +70,38 @@ class GraphWriter:
             if node.op == "call_function":
                 self._call(node)
         output = self._output()
-        live = _live(self.written, output)
-        used = {name for node in live for name in node.params}
+        live, wanted = [], {output}
+        for made in reversed(self.written):
+            if made.name in wanted:
+                wanted.update(made.inputs)
+                live.append(made)
+        used = {name for made in live for name in made.params}
         facts = {
             name: Parameter(list(t.shape), _name_of(t.dtype), bool(t.requires_grad))
             for name, t in self.tensors.items()
             if name in used
         }
-        graph = Graph(live, output, self.shape, facts)
-        if not any(INPUT in node.inputs for node in live):
+        graph = Graph(live[::-1], output, self.shape, facts)
+        if not any(INPUT in made.inputs for made in live):
             raise ConfigError("the network's output does not depend on the image")
-        _mark_gradients(graph)
+        for made in graph.nodes:
+            trainable = any(facts[name].trainable for name in made.params)
+            above = any(graph.needs_grad(name) for name in made.inputs)
+            floating = made.dtype is None or "float" in made.dtype
+            ends = facts_of(made.kind).ends_gradient
+            made.needs_grad = floating and (trainable or above) and not ends
         return graph
 
     def _call(self, node: torch.fx.Node) -> None:
         """Adds the node of one operation, unless its value equals its input."""
         name, overload = _operator(node)
         source = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
-        first = self.refs.get(source.name) if source is not None else None
-        self._note_memory(node, source, name)
-        if source is not None and first is not None:
+        shares = source is not None and (facts_of(name).may_share or _aliases(node))
+        family = self.memory.setdefault(source, {source}) if shares and source else set()
+        family.add(node)
+        self.memory[node] = family
+        if source is not None and source.name in self.refs:
+            first = self.refs[source.name]
             counts = _writes(node) and first.get("param", "").endswith(COUNTER)
             if facts_of(name).same_value or counts:
                 self.refs[node.name] = first
@@ -97,38 +109,23 @@ class GraphWriter:
             if _writes(node):
                 self._refuse_write(node, source, name)
                 name = name.removesuffix("_")
-        made = self._node(node, name, overload)
-        self.refs[node.name] = {"value": made.name}
-        self.written.append(made)
-
-    def _node(self, node: torch.fx.Node, name: str, overload: str) -> Node:
         value = node.meta.get("val")
-        shape, dtype = None, None
-        if isinstance(value, Tensor):
-            shape, dtype = list(value.shape), _name_of(value.dtype)
+        tensor = value if isinstance(value, Tensor) else None
         made = Node(
             name=self._unique(node),
             op=f"{name}.{overload}",
             args={key: self._encode(arg) for key, arg in _arguments(node).items()},
-            shape=shape,
-            dtype=dtype,
+            shape=None if tensor is None else list(tensor.shape),
+            dtype=None if tensor is None else _name_of(tensor.dtype),
             layer=_layer(node),
         )
-        source = self.shapes[made.inputs[0]] if made.inputs else None
-        self.shapes[made.name] = shape
-        made.flops = flops_of(made, self._weight(made), source or [0])
-        return made
-
-    def _weight(self, node: Node) -> list[int] | None:
-        """Returns the shape of the first parameter of a node that is no vector, or None."""
-        shapes = (list(self.tensors[name].shape) for name in node.params)
-        return next((shape for shape in shapes if len(shape) > 1), None)
-
-    def _note_memory(self, node: torch.fx.Node, source: torch.fx.Node | None, name: str) -> None:
-        shares = source is not None and (facts_of(name).may_share or _aliases(node))
-        family = self.memory.setdefault(source, {source}) if shares and source else set()
-        family.add(node)
-        self.memory[node] = family
+        weights = (list(self.tensors[param].shape) for param in made.params)
+        weight = next((shape for shape in weights if len(shape) > 1), None)
+        read = self.shapes[made.inputs[0]] if made.inputs else None
+        made.flops = flops_of(made, weight, read or [0])
+        self.shapes[made.name] = made.shape
+        self.refs[node.name] = {"value": made.name}
+        self.written.append(made)
 
     def _refuse_write(self, node: torch.fx.Node, source: torch.fx.Node, name: str) -> None:
         """Refuses a write to the memory of a parameter, or of a value that is read later."""
@@ -241,13 +238,9 @@ def _arguments(node: torch.fx.Node) -> dict[str, Any]:
     if node.target is operator.getitem:
         return dict(zip(("list", "index"), node.args, strict=True))
     assert isinstance(node.target, torch._ops.OpOverload)
-    made: dict[str, Any] = {}
-    for index, argument in enumerate(node.target._schema.arguments):
-        if index < len(node.args):
-            made[argument.name] = node.args[index]
-        else:
-            made[argument.name] = node.kwargs.get(argument.name, argument.default_value)
-    return made
+    arguments = node.target._schema.arguments
+    made = {a.name: node.kwargs.get(a.name, a.default_value) for a in arguments}
+    return made | {a.name: given for a, given in zip(arguments, node.args, strict=False)}
 
 
 def _layer(node: torch.fx.Node) -> str:
@@ -258,22 +251,3 @@ def _layer(node: torch.fx.Node) -> str:
 
 def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _live(nodes: list[Node], output: str) -> list[Node]:
-    wanted = {output}
-    kept = []
-    for node in reversed(nodes):
-        if node.name in wanted:
-            wanted.update(node.inputs)
-            kept.append(node)
-    return kept[::-1]
-
-
-def _mark_gradients(graph: Graph) -> None:
-    for node in graph.nodes:
-        trainable = any(graph.params[name].trainable for name in node.params)
-        above = any(graph.needs_grad(name) for name in node.inputs)
-        floating = node.dtype is None or "float" in node.dtype
-        ends = facts_of(node.kind).ends_gradient
-        node.needs_grad = floating and (trainable or above) and not ends

@@ -6,11 +6,13 @@ logits: the loss applies the softmax.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.core.errors import ConfigError
-from hires.nets.catalog import NETS
+from hires.nets.build_network import NETS
 
 LAYOUTS: dict[int, tuple[bool, tuple[int, int, int, int]]] = {
     18: (False, (2, 2, 2, 2)),
@@ -22,49 +24,39 @@ LAYOUTS: dict[int, tuple[bool, tuple[int, int, int, int]]] = {
 """Depth -> (bottleneck blocks?, blocks per group): Table 1 of He et al."""
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around an identity or a 1x1 projection."""
+class PostactBlock(nn.Module):
+    """Convolutions, each with a norm and a ReLU, the last ReLU after the sum with the shortcut.
 
-    expansion = 1
+    Args:
+        width_in: channels of the input.
+        convs: (kernel, channels, stride) of each convolution.
+    """
 
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
+    def __init__(self, width_in: int, convs: list[tuple[int, int, int]]) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _projection(width_in, width, stride)
+        self.num_convs = len(convs)
+        width = width_in
+        for k, (kernel, width_out, stride) in enumerate(convs, start=1):
+            conv = nn.Conv2d(width, width_out, kernel, stride, kernel // 2, bias=False)
+            self.add_module(f"conv{k}", conv)
+            self.add_module(f"bn{k}", nn.BatchNorm2d(width_out))
+            width = width_out
+        stride = max(stride for _, _, stride in convs)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or width_in != width:
+            projection = nn.Conv2d(width_in, width, 1, stride, bias=False)
+            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, width_in, h, w) -> (n, width, h / stride, w / stride)."""
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
+        """(n, width_in, h, w) -> (n, channels of the last, h / stride, w / stride)."""
+        y = x
+        for k in range(1, self.num_convs + 1):
+            y = self.get_submodule(f"bn{k}")(self.get_submodule(f"conv{k}")(y))
+            y = F.relu(y) if k < self.num_convs else y
         return F.relu(y + self.downsample(x))
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions; the 3x3 one carries the stride."""
-
-    expansion = 4
-
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(4 * width)
-        self.downsample = _projection(width_in, 4 * width, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, width_in, h, w) -> (n, 4 * width, h / stride, w / stride)."""
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
-        y = self.bn3(self.conv3(y))
-        return F.relu(y + self.downsample(x))
-
-
+@NETS.register("resnet")
 class ResNet(nn.Module):
     """The network of He et al. with the usual 7x7 stride-2 stem and 3x3 max-pool.
 
@@ -78,21 +70,20 @@ class ResNet(nn.Module):
             depths = ", ".join(map(str, LAYOUTS))
             raise ConfigError(f"model.depth={depth} is no ResNet; choose one of {depths}")
         bottleneck, counts = LAYOUTS[depth]
-        block = Bottleneck if bottleneck else BasicBlock
+
+        def block(width_in: int, width: int, stride: int) -> nn.Module:
+            if bottleneck:
+                return PostactBlock(
+                    width_in, [(1, width, 1), (3, width, stride), (1, 4 * width, 1)]
+                )
+            return PostactBlock(width_in, [(3, width, stride), (3, width, 1)])
+
         self.conv1 = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        width_in = 64
-        for group, count in enumerate(counts):
-            width = 64 * 2**group
-            blocks = []
-            for index in range(count):
-                stride = 2 if group > 0 and index == 0 else 1
-                blocks.append(block(width_in, width, stride))
-                width_in = width * block.expansion
-            self.add_module(f"layer{group + 1}", nn.Sequential(*blocks))
+        width = _add_groups(self, "layer", block, counts, 64, 64, 4 if bottleneck else 1)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(width_in, classes)
+        self.fc = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, channels, H, W) -> logits (n, classes)."""
@@ -105,22 +96,22 @@ class ResNet(nn.Module):
 class PreactBlock(nn.Module):
     """BN-ReLU-convolution three times; the first block of a group projects its activated input."""
 
-    def __init__(self, width_in: int, width: int, width_out: int, stride: int) -> None:
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
+        width_out = 4 * width
         self.bn1 = nn.BatchNorm2d(width_in)
         self.conv1 = nn.Conv2d(width_in, width, 1, stride, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, width_out, 1, bias=False)
+        projects = stride != 1 or width_in != width_out
         self.projection = (
-            nn.Conv2d(width_in, width_out, 1, stride, bias=False)
-            if stride != 1 or width_in != width_out
-            else None
+            nn.Conv2d(width_in, width_out, 1, stride, bias=False) if projects else None
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, width_in, h, w) -> (n, width_out, h / stride, w / stride)."""
+        """(n, width_in, h, w) -> (n, 4 * width, h / stride, w / stride)."""
         y = F.relu(self.bn1(x))
         shortcut = x if self.projection is None else self.projection(y)
         y = self.conv1(y)
@@ -129,6 +120,7 @@ class PreactBlock(nn.Module):
         return y + shortcut  # type: ignore[no-any-return]
 
 
+@NETS.register("preact_resnet")
 class PreactResNet(nn.Module):
     """Pre-activation bottleneck ResNet of depth 9n+2 with a stride-1 3x3 stem.
 
@@ -142,18 +134,10 @@ class PreactResNet(nn.Module):
     def __init__(self, n: int, classes: int, channels: int = 3) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
-        width_in = 16
-        for group in range(3):
-            width = 16 * 2**group
-            blocks = []
-            for index in range(n):
-                stride = 2 if group > 0 and index == 0 else 1
-                blocks.append(PreactBlock(width_in, width, 4 * width, stride))
-                width_in = 4 * width
-            self.add_module(f"group{group + 1}", nn.Sequential(*blocks))
-        self.bn = nn.BatchNorm2d(width_in)
+        width = _add_groups(self, "group", PreactBlock, (n, n, n), 16, 16, 4)
+        self.bn = nn.BatchNorm2d(width)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(width_in, classes)
+        self.fc = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, channels, H, W) -> logits (n, classes)."""
@@ -164,22 +148,24 @@ class PreactResNet(nn.Module):
         return self.fc(self.avgpool(x).flatten(1))  # type: ignore[no-any-return]
 
 
-@NETS.register("resnet")
-def resnet(depth: int, classes: int, channels: int) -> ResNet:
-    """Returns a ResNet of that depth."""
-    return ResNet(depth, classes, channels)
+def _add_groups(
+    net: nn.Module,
+    name: str,
+    block: Callable[[int, int, int], nn.Module],
+    counts: Sequence[int],
+    width_in: int,
+    width: int,
+    expansion: int,
+) -> int:
+    """Adds groups of blocks, ``name`` 1, 2, ...; returns the channels of the last.
 
-
-@NETS.register("preact_resnet")
-def preact_resnet(n: int, classes: int, channels: int) -> PreactResNet:
-    """Returns a pre-activation ResNet of depth 9n+2."""
-    return PreactResNet(n, classes, channels)
-
-
-def _projection(width_in: int, width_out: int, stride: int) -> nn.Module:
-    """Returns the layers that bring the shortcut to the output shape of a block."""
-    if stride == 1 and width_in == width_out:
-        return nn.Identity()
-    return nn.Sequential(
-        nn.Conv2d(width_in, width_out, 1, stride, bias=False), nn.BatchNorm2d(width_out)
-    )
+    The first block of every group but the first halves the map; each group doubles the width.
+    """
+    for group, count in enumerate(counts):
+        blocks = []
+        for index in range(count):
+            stride = 2 if group > 0 and index == 0 else 1
+            blocks.append(block(width_in, width * 2**group, stride))
+            width_in = expansion * width * 2**group
+        net.add_module(f"{name}{group + 1}", nn.Sequential(*blocks))
+    return width_in

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,8 +27,8 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError
 from hires.nets.build_network import build_model
+from hires.nets.custom import error_line, source_hashes
 from hires.nets.graph_export import COUNTER, GraphWriter, written
-from hires.nets.network_sources import noting_imports, source_hashes
 from hires.plan.graph import Graph
 
 LARGER = (2, 4)
@@ -63,38 +63,40 @@ def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
             f"the network's forward pass on an input of {input_shape} failed or cannot be traced: "
             f"{_reason(error)}"
         ) from error
-    names = _first_names(model.named_parameters(remove_duplicate=False))
-    names |= _first_names(model.named_buffers(remove_duplicate=False))
+    # On the meta device two names of one tensor become two tensors; torch lists it under the first.
+    first: dict[int, str] = {}
+    names = {
+        name: first.setdefault(id(tensor), name)
+        for named in (model.named_parameters, model.named_buffers)
+        for name, tensor in named(remove_duplicate=False)
+    }
     every: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return GraphWriter(exported, every, names, input_shape).write()
 
 
 def trace_config(config: RunConfig) -> Graph:
-    """Returns the graph of the network and microbatch that a config describes."""
-    pieces = config.parallel.pieces
-    samples = max(1, config.batch // pieces)
-    with noting_imports():
-        model = build_model(config.model, config.seed)
-    shape = [samples, config.model.channels, config.height, config.width]
-    training = config.task.name == "train"
-    try:
-        return trace(model, shape, training)
-    except ConfigError as error:
-        works = _larger_image(model, shape, training)
-        raise ConfigError(f"{error}{f'; {works} works' if works else ''}") from error
+    """Returns the graph of the network and microbatch that a config describes.
 
-
-def _larger_image(model: nn.Module, shape: list[int], training: bool) -> str:
-    """Returns a larger size of image that the network accepts, or nothing."""
-    samples, channels, *size = shape
-    for factor in LARGER:
-        height, width = (factor * length for length in size)
+    Raises:
+        ConfigError: it cannot be traced; the message offers a larger image if that can be.
+    """
+    samples = max(1, config.batch // config.parallel.pieces)
+    model = build_model(config.model, config.seed)
+    sizes = [(factor * config.height, factor * config.width) for factor in (1, *LARGER)]
+    problem: ConfigError | None = None
+    for height, width in sizes:
+        shape = [samples, config.model.channels, height, width]
         try:
-            trace(model, [samples, channels, height, width], training)
-        except ConfigError:
+            graph = trace(model, shape, training=config.task.name == "train")
+        except ConfigError as error:
+            problem = problem or error
             continue
-        return f"image={height}" if height == width else f"image=[{height},{width}]"
-    return ""
+        if problem is None:
+            return graph
+        works = f"image={height}" if height == width else f"image=[{height},{width}]"
+        raise ConfigError(f"{problem}; {works} works") from problem
+    assert problem is not None
+    raise problem
 
 
 def main(answers: dict[str, Answer] | None = None) -> int:
@@ -128,7 +130,7 @@ def answer(values: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _refused_assignments(model: nn.Module) -> Iterator[None]:
-    """Refuses a forward pass that assigns to a buffer, which torch.export may silently drop."""
+    """Refuses a forward pass that assigns to a buffer, which torch.export may drop."""
     paths = {module: path for path, module in model.named_modules()}
 
     def refuse(module: nn.Module, name: str, buffer: Tensor | None) -> None:
@@ -142,19 +144,9 @@ def _refused_assignments(model: nn.Module) -> Iterator[None]:
         handle.remove()
 
 
-def _first_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """Returns for every name of a tensor its first name, under which torch lists it.
-
-    On the meta device two names of one tensor become two tensors.
-    """
-    first: dict[int, str] = {}
-    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
-
-
 def _reason(error: Exception) -> str:
     """Returns the reason why a forward pass could not be traced, in one line."""
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    text = error_line(error)
     if "same device" in text:
         return (
             "it uses a tensor that is neither parameter nor buffer; register it with "

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.nets.catalog import NETS
-from hires.nets.layers import ScaledConv2d
+from hires.nets.build_network import NETS, ScaledConv2d
 
 HEAD_GAIN = 0.1
 """Gain of the last convolution: its first logits are small, so classes are about equally likely."""
@@ -66,6 +65,7 @@ class InterpolatedUp(nn.Module):
         return self.conv(F.interpolate(x, size, mode=self.mode))  # type: ignore[no-any-return]
 
 
+@NETS.register("unet")
 class UNet(nn.Module):
     """The network.
 
@@ -105,9 +105,3 @@ class UNet(nn.Module):
             x = up(x, (skip.shape[2], skip.shape[3]))
             x = join(torch.cat([skip, x], 1))
         return self.head(x)  # type: ignore[no-any-return]
-
-
-@NETS.register("unet")
-def unet(levels: int, width: int, upsample: str, classes: int, channels: int) -> UNet:
-    """Returns a U-Net."""
-    return UNet(levels, width, upsample, classes, channels)
