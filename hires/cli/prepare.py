@@ -16,9 +16,8 @@ from hires.cli.tracing import TorchProcess
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError
 from hires.core.store import checkpoints
-from hires.core.store.checkpoints import Checkpoint
+from hires.core.store.checkpoints import Checkpoint, refuse_other_network
 from hires.core.store.naming import run_name
-from hires.core.store.tensor_shapes import refuse_other_network
 from hires.plan.graph import Graph
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan

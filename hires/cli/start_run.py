@@ -13,7 +13,7 @@ from hires.cli.screens.progress_bar import StepProgress
 from hires.core.config.run_config import RunConfig
 from hires.core.store import file_names, records
 from hires.core.store.campaign import starting
-from hires.core.store.rundir import RunDir, create, freeze, is_complete, run_path
+from hires.core.store.rundir import RunDir, create, freeze, run_path
 from hires.launcher.interface import Outcome, launcher_of
 from hires.launcher.status import running_elsewhere
 from hires.launcher.supervision.watchdog import FILE, head
@@ -64,7 +64,7 @@ def begin_run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(starting([path.parent]))
         running_elsewhere.refuse_queued(path)
-        if again or not is_complete(path):
+        if again or records.done_attempt(path) is None:
             running_elsewhere.refuse_begun(path, seen)
             stack.enter_context(running_elsewhere.alone(path, None, None))
         run = create(config, plan.to_dict(), argv, again=again)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hires.comm.rehearsal import SilentWire
 from hires.core.errors import CommError
-from hires.core.ranks.activity import Activity
+from hires.core.ranks.heartbeat import Activity
 from hires.core.ranks.network import interface_towards
 from hires.core.ranks.world import World
 

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
-from hires.core.ranks import process_id
-from hires.core.store import file_names
+from hires.core.store import file_names, provenance
 from hires.core.store.attempts import Attempt, latest
-from hires.core.store.exit_record import write_cancelled
 from hires.core.store.files import write_atomically
+from hires.core.store.run_index import write_cancelled
 from hires.launcher.interface import Job, cancel_jobs
 from hires.launcher.status.run_state import PENDING, RUNNING, RunState
 from hires.launcher.status.state import goes_on
@@ -130,7 +129,7 @@ def _stop_process(attempt: Attempt) -> str:
         return "was not started yet; there is nothing to cancel"
     pid, host = launched.get("pid"), launched.get("host")
     if not _signal(launched):
-        if process_id.lives(launched) is None:
+        if provenance.lives(launched) is None:
             raise RunError(
                 f"{attempt.run.name} runs as process {pid} on {host}, which cannot be seen from "
                 f"here; use `hires cancel` there"
@@ -148,12 +147,12 @@ def _stop_process(attempt: Attempt) -> str:
 def _signal(launched: dict[str, Any]) -> bool:
     """Sends SIGTERM to a launcher; returns whether it certainly is that process."""
     pid = launched.get("pid")
-    if not isinstance(pid, int) or not process_id.is_here(launched):
+    if not isinstance(pid, int) or not provenance.is_here(launched):
         return False
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)  # from here on the number cannot mean another process
         try:
-            if process_id.lives(launched):
+            if provenance.lives(launched):
                 signal.pidfd_send_signal(handle, signal.SIGTERM)
                 return True
         except PermissionError:

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hires.core.config.cluster_config import spread
+from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.units import parse_size, size
 from hires.plan.graph import Graph

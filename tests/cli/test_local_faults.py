@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.ranks import process_id
+from hires.core.store import provenance
 from tests.cli.conftest import SMALL
 from tests.conftest import REPOSITORY
 
@@ -75,7 +75,7 @@ def until(condition) -> None:
 
 
 def gone(pid: int) -> bool:
-    return process_id.state_of(pid) in (None, "Z")
+    return provenance.state_of(pid) in (None, "Z")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from hires.core.config.run_config import RunConfig, from_dict
-from hires.core.store import file_names, summary
+from hires.core.store import file_names, records
 from hires.core.store.naming import model_label, plain, run_name
 
 ORIGIN = {
@@ -77,8 +77,8 @@ def _record(
     samples = [{"step": n, "step_s": float(s)} for n, s in enumerate([9.0, *steps])]
 
     def spread(values: Sequence[float]) -> dict[str, float]:
-        return {k: summary.quantile(values, f) for k, f in (("median", 0.5), ("p10", 0.1))} | {
-            "p90": summary.quantile(values, 0.9)
+        return {k: records.quantile(values, f) for k, f in (("median", 0.5), ("p10", 0.1))} | {
+            "p90": records.quantile(values, 0.9)
         }
 
     return {

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hires.core.ranks import process_id
 from hires.core.ranks.heartbeat import alive_file
-from hires.core.store import checkpoints, file_names, records
+from hires.core.store import checkpoints, file_names, provenance, records
 
 CONFIG = "image: [64, 64]\nbatch: 8\nsteps: 100\nmeasure:\n  steps: 7\nmodel:\n  name: resnet\n"
 
@@ -28,7 +27,7 @@ def begin(run: Path, attempt: int = 0, **launched: Any) -> Path:
     """Begins an attempt: this process started its ranks, unless something else is told."""
     folder = file_names.attempt_dir(run, attempt)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    records.event(run, attempt, "launch_started", **{**process_id.myself(), **launched})
+    records.event(run, attempt, "launch_started", **{**provenance.myself(), **launched})
     for rank in range(2):
         beat(folder, rank)
     return folder

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from hires.core.store import attempts, run_index, rundir
-from hires.core.store.exit_record import write_exit
+from hires.core.store.run_index import write_exit
 from hires.launcher.local import local_launcher
 
 pytestmark = pytest.mark.timeout(60)

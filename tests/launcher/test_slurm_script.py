@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config.cluster_config import ClusterConfig
-from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import launch_file

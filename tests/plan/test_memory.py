@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hires.core.config.cluster_config import ClusterConfig
-from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import MemoryConfig, RunConfig
 from hires.core.units import MIB
 from hires.plan import memory

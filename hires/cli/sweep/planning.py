@@ -18,7 +18,7 @@ from hires.cli.forecast import add_memory
 from hires.cli.prepare import classes_of_data, from_elsewhere, shapes_of, traced, with_classes
 from hires.cli.tracing import TorchProcess
 from hires.core.config.run_config import RunConfig
-from hires.core.store.tensor_shapes import refuse_other_network
+from hires.core.store.checkpoints import refuse_other_network
 from hires.plan.graph import Graph
 from hires.plan.memory import room_of
 from hires.plan.partition import layer_starts

@@ -13,7 +13,7 @@ from hires.cli.options import Parser
 from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, last_number, rank_logs
-from hires.core.store.find import locate
+from hires.core.store.rundir import locate
 from hires.launcher.status.logs import Follower, LogEntry, merged
 
 POLL_S = 0.2

@@ -20,10 +20,9 @@ from hires.cli.start_run import (
     write_run,
 )
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import RunError
 from hires.core.store.file_names import last_number
-from hires.core.store.records import read_record
-from hires.core.store.rundir import RunDir, open_run, run_path
+from hires.core.store.records import done_attempt, read_record
+from hires.core.store.rundir import RunDir, run_path
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.report.tables.run_tables import write
@@ -70,7 +69,7 @@ def main(words: Sequence[str]) -> int:
     config = with_classes(config)
     after = launcher_of(config).dependency(args.after, args.after_any, config.results)
     path = run_path(config)
-    if not args.again and _is_complete(path):
+    if not args.again and done_attempt(path) is not None:
         print(f"complete since an earlier time: {path} (--again runs it anew)", file=sys.stderr)
         _print(path, args.json)
         return 0
@@ -89,14 +88,6 @@ def main(words: Sequence[str]) -> int:
         code = 0 if run.complete else _wait(config, run, plan.world, job)
     _print(path, args.json)
     return code
-
-
-def _is_complete(path: Path) -> bool:
-    """Whether a run was completed earlier, so that nothing needs to be traced."""
-    try:
-        return open_run(path).complete
-    except RunError:
-        return False
 
 
 def _wait(config: RunConfig, run: RunDir, world: int, job: str | None) -> int:

@@ -15,10 +15,9 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.ranks.timeline import StepSpans, read
 from hires.core.store import checkpoints, file_names
 from hires.core.store.file_names import attempt_dir
-from hires.core.store.find import find, locate
 from hires.core.store.reading import text
 from hires.core.store.records import read_plan, read_record
-from hires.core.store.rundir import RunDir
+from hires.core.store.rundir import RunDir, locate, open_run
 from hires.core.units import size
 from hires.report.load.plain_values import count, value_text
 
@@ -66,7 +65,7 @@ def main(words: Sequence[str]) -> int:
         if args.reproduce:
             return show_run.reproduce(path, args.json)
         return show_run.diff(path, locate(args.diff, args.results), args.json)
-    run = find(args.run, args.results)
+    run = open_run(locate(args.run, args.results))
     if drawn:
         return _show_timeline(run, args.timeline, args.trace)
     record = read_record(run.path)

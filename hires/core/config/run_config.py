@@ -12,11 +12,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.core.config.cluster_config import ClusterConfig
-from hires.core.config.from_values import build
-from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.value_checks import Checks, at_least, check_choices, choice
+from hires.core.config.value_checks import Checks, at_least, build, check_choices, choice
 from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES, choices_for
 from hires.core.units import parse_size

@@ -1,8 +1,10 @@
-"""Checks the single values of a config."""
+"""Builds config dataclasses from plain values, checks them, and reports all mistakes at once."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -76,3 +78,66 @@ def check_word(key: str, value: str | None) -> None:
     """Refuses text that no line of a job script can hold."""
     if value is not None and (not value or not value.isprintable()):
         raise ConfigError(f"{key}={value!r} must be a name on one line, or null")
+
+
+def build(cls: type[T], values: Any, prefix: str) -> T:
+    """Returns an instance of a config dataclass, its fields checked one by one.
+
+    Args:
+        cls: the dataclass.
+        values: by the names of its fields; those that are left out keep their defaults.
+        prefix: what stands before the names in messages, as ``parallel.``.
+
+    Raises:
+        ConfigError: a key is unknown or a value has the wrong type or makes no sense.
+    """
+    if not isinstance(values, dict):
+        raise ConfigError(f"{prefix.rstrip('.') or 'the config'} must hold keys, not {values!r}")
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(str(k) for k in values if k not in hints)
+    if unknown:
+        raise ConfigError(
+            f"unknown key {prefix}{unknown[0]}; choose one of {', '.join(sorted(hints))}"
+        )
+    made, check = {}, Checks()
+    for name, value in values.items():
+        hint, num_problems = hints[name], len(check.problems)
+        if dataclasses.is_dataclass(hint):
+            checked = check(build, hint, value, f"{prefix}{name}.")
+        else:
+            checked = check(_checked, hint, value, prefix + name)
+        if len(check.problems) == num_problems:
+            made[name] = checked
+    # With defaults in the place of what is wrong, the rest is checked too.
+    built = check(functools.partial(cls, **made))
+    check.done()
+    assert built is not None
+    return built
+
+
+def _checked(hint: Any, value: Any, key: str) -> Any:
+    """Returns the value as the type that the field declares."""
+    if hint is Any:
+        return value
+    args = typing.get_args(hint)
+    if type(None) in args:
+        if value is None:
+            return None
+        hint = next(a for a in args if a is not type(None))
+        args = typing.get_args(hint)
+    origin = typing.get_origin(hint) or hint
+    if origin is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wrong_bool = isinstance(value, bool) and origin is not bool
+    if not isinstance(value, origin) or wrong_bool:
+        raise ConfigError(f"{key}={value!r} must be {_type_words(hint)}")
+    if origin is list:
+        return [_checked(args[0], item, f"{key}[{i}]") for i, item in enumerate(value)]
+    return value
+
+
+def _type_words(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}
+    if "list[str]" in str(hint):
+        return "a list of names, as [a,b]"
+    return names.get(hint, "a list of whole numbers, as [2,2]" if "list" in str(hint) else "keys")

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hires.core.config.cluster_config import spread
+from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 

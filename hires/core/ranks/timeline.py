@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import json
-import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from hires.core.errors import RunError
 from hires.core.store import file_names
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import append_line
+from hires.core.store.provenance import clock_name
 from hires.core.store.reading import read_lines
 
 FILE = file_names.TIMELINE
@@ -175,14 +174,6 @@ def complete_steps(steps: list[StepSpans], world: int) -> dict[int, list[StepSpa
 def length_s(ranks: list[StepSpans]) -> float:
     """Returns how long an aligned step took, until the last rank's last span ended."""
     return max((span.end_s for rank in ranks for span in rank.spans), default=0.0)
-
-
-@functools.cache
-def clock_name() -> str:
-    """Returns what tells machines apart whose monotonic clocks differ."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    return platform.node()
 
 
 def _to_line(step: StepSpans, rank: int) -> dict[str, Any]:

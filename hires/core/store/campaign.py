@@ -16,7 +16,7 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.store import file_names, lock, reading
+from hires.core.store import file_names, files, reading
 from hires.core.store.files import write_atomically
 from hires.core.store.reading import Notes, Values
 
@@ -85,7 +85,7 @@ def locked(folder: Path) -> Iterator[str | None]:
     Raises:
         RunError: another sweep is under way; its process is named.
     """
-    with lock.held(folder / file_names.SWEEP_LOCK, f"a sweep of campaign {folder.name!r}") as note:
+    with files.lock(folder / file_names.SWEEP_LOCK, f"a sweep of campaign {folder.name!r}") as note:
         (folder / file_names.STOP_SWEEP).unlink(
             missing_ok=True
         )  # it was meant for an earlier sweep
@@ -107,7 +107,9 @@ def starting(folders: Iterable[Path]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for folder in sorted(set(folders)):  # in one order, so that no two wait for each other
             what = f"a submission to campaign {folder.name!r}"
-            stack.enter_context(lock.waited(folder / file_names.SUBMIT_LOCK, what, PATIENCE_S))
+            stack.enter_context(
+                files.wait_for_lock(folder / file_names.SUBMIT_LOCK, what, PATIENCE_S)
+            )
         yield
 
 
@@ -130,7 +132,7 @@ def is_stopped(folder: Path) -> bool:
 
 def is_locked(folder: Path) -> bool:
     """Whether a sweep of the campaign is under way, as far as that can be seen from here."""
-    return lock.is_held(folder / file_names.SWEEP_LOCK)
+    return files.is_locked(folder / file_names.SWEEP_LOCK)
 
 
 def read(folder: Path, notes: Notes = None) -> Campaign:

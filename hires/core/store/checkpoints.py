@@ -6,14 +6,19 @@ A checkpoint is the state after so many steps. It is written into a hidden folde
 which is renamed when all ranks have written and everything is on the disk, so that a folder with
 a plain name was whole once. ``checkpoint.json`` names its files with their sizes; the files belong
 to ``hires.engine.checkpoint``. Pure Python, so that the front end can list them.
+
+Source:
+    https://github.com/huggingface/safetensors, README, "Format": eight bytes with the length of the
+    header, little-endian, then the header as JSON.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import json
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +28,17 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, reading
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import Note
-from hires.core.store.records import read_record
+from hires.core.store.records import done_attempt
 
 FOLDER = "checkpoints"
 MANIFEST = file_names.CHECKPOINT
 SCHEMA = 1
+Shape = list[int]
+_LENGTH_BYTES = 8
+_MAX_HEADER = 10**8
+"""Bytes of a header; the format of safetensors allows no more."""
+_SHOWN = 3
+"""Tensors that one error names."""
 
 
 class DamagedError(RunError):
@@ -92,13 +103,15 @@ def read(path: StrPath) -> Checkpoint:
         raise DamagedError(f"{path} has schema {schema!r}, this hires reads {SCHEMA}")
     try:
         checkpoint = Checkpoint(**{**values, "path": path})
-        sizes = {name: (_size(path / name), size) for name, size in checkpoint.files.items()}
+        for name, size in checkpoint.files.items():
+            try:
+                present = (path / name).stat().st_size
+            except OSError:
+                raise DamagedError(f"{path} is damaged: {name} is missing") from None
+            if present != size:
+                raise DamagedError(f"{path} is damaged: {name} has {present} bytes of {size}")
     except (TypeError, AttributeError) as error:
         raise DamagedError(f"{path} is damaged: {MANIFEST} makes no sense ({error})") from None
-    for name, (held, size) in sizes.items():
-        if held != size:
-            problem = "is missing" if held is None else f"has {held} bytes of {size}"
-            raise DamagedError(f"{path} is damaged: {name} {problem}")
     return checkpoint
 
 
@@ -126,28 +139,22 @@ def saved_step(run_dir: StrPath) -> int:
 def candidates(run_dir: StrPath, config: RunConfig) -> tuple[list[Checkpoint], list[str]]:
     """Returns the checkpoints at which an attempt begins, the best first; none: at step 0.
 
-    A run that is complete has none: the attempt after it repeats the run.
-
-    Returns:
-        The checkpoints, and what is wrong with those of the run that are damaged.
+    A run that is complete has none: the attempt after it repeats the run. Beside them it returns
+    what is wrong with those of the run that are damaged.
 
     Raises:
         ConfigError: ``checkpoint.resume`` names something that this run cannot go on with.
     """
     if config.checkpoint.resume == "never":
         return [], []
-    done = _done_attempt(run_dir)
+    done = done_attempt(run_dir)
     there, damaged = whole_checkpoints(run_dir)
-    own = [checkpoint for checkpoint in there if checkpoint.attempt > done]
-    return own or elsewhere(config), damaged
+    own = [checkpoint for checkpoint in there if done is None or checkpoint.attempt > done]
+    return own or _elsewhere(config), damaged
 
 
-def elsewhere(config: RunConfig) -> list[Checkpoint]:
-    """Returns the checkpoints that ``checkpoint.resume`` names by a path, the latest first.
-
-    Raises:
-        ConfigError: there are none, or all of the run's steps are done in them.
-    """
+def _elsewhere(config: RunConfig) -> list[Checkpoint]:
+    """Returns the checkpoints that ``checkpoint.resume`` names by a path, the latest first."""
     source = config.checkpoint.source
     if source is None:
         return []
@@ -177,11 +184,7 @@ def begin_of(checkpoint: Checkpoint, config: RunConfig) -> int:
 
 
 def tidy(run_dir: StrPath, keep: int | None = None) -> None:
-    """Removes what crashes left half written or half removed, and all but the latest checkpoints.
-
-    Args:
-        run_dir: the run folder.
-        keep: how many stay; unset: all.
+    """Removes what crashes left half written or half removed, and all but ``keep`` checkpoints.
 
     Raises:
         OSError: something cannot be removed.
@@ -194,25 +197,12 @@ def tidy(run_dir: StrPath, keep: int | None = None) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint so that no reader ever sees half of it.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Removes a checkpoint so that no reader ever sees half of it; raises OSError if it cannot."""
     dying = hidden(path, "old")
     if dying.exists():
         shutil.rmtree(dying)
     path.rename(dying)
     shutil.rmtree(dying)
-
-
-def _done_attempt(run_dir: StrPath) -> int:
-    """Returns the attempt that completed the run; -1 if none did."""
-    with contextlib.suppress(RunError):
-        record = read_record(run_dir)
-        if record is not None and record.get("state") == "done":
-            return int(record["attempt"])
-    return -1
 
 
 def _folders(run_dir: StrPath) -> list[Path]:
@@ -223,8 +213,64 @@ def _folders(run_dir: StrPath) -> list[Path]:
         return []
 
 
-def _size(path: Path) -> int | None:
+def shapes_in(checkpoint: Checkpoint) -> dict[str, Shape]:
+    """Returns the shapes of a checkpoint's parameters and buffers, by name.
+
+    Raises:
+        DamagedError: a file cannot be read, or is no safetensors file.
+    """
+    shapes: dict[str, Shape] = {}
+    for name in checkpoint.files:
+        if name.startswith("stage"):
+            shapes |= _header(checkpoint.path / name)
+    return shapes
+
+
+def refuse_other_network(
+    there: list[Checkpoint], needed: Mapping[str, Shape], source: str | None
+) -> None:
+    """Refuses a checkpoint that holds other layers than a network has.
+
+    Args:
+        there: the checkpoints that may be taken, the best first; the first that is whole counts.
+        needed: the shapes of the network's parameters and buffers, in the order of its layers.
+        source: what ``checkpoint.resume`` names.
+
+    Raises:
+        ConfigError: names the first layers that differ.
+    """
+    for checkpoint in there:
+        try:
+            held = shapes_in(checkpoint)
+        except DamagedError:
+            continue  # the ranks skip it, too
+        wrong = [
+            f"{n} is {held[n]} there and {shape} here" if n in held else f"it has no {n}"
+            for n, shape in needed.items()
+            if held.get(n) != shape
+        ]
+        if wrong:
+            more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+            raise ConfigError(
+                f"checkpoint.resume={source}: {checkpoint.name} is of another network: "
+                f"{'; '.join(wrong[:_SHOWN])}{more}; use the model and model.classes of its run"
+            )
+        return
+
+
+def _header(path: Path) -> dict[str, Shape]:
     try:
-        return path.stat().st_size
-    except OSError:
-        return None
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if length > _MAX_HEADER:
+                raise DamagedError(f"{path} is damaged: its header would have {length} bytes")
+            values = json.loads(file.read(length))
+        return {
+            name: [int(size) for size in entry["shape"]]
+            for name, entry in values.items()
+            if name != "__metadata__"
+        }
+    except OSError as error:
+        raise DamagedError(f"{path} is damaged: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"{path} is damaged: its header makes no sense ({error})") from None

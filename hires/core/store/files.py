@@ -1,23 +1,43 @@
-"""Writes files so that no reader ever sees half of one.
+"""Writes files so that no reader ever sees half of one, and locks folders by a file.
 
 Whole files appear by writing a temporary sibling and renaming it; logs of JSON lines grow by one
 ``write`` per line. A full disk or a folder without permission becomes a :class:`RunError` that
 names the path and the remedy, and no temporary file stays behind.
+
+A lock file names the process that holds it:
+
+    process A                      process B, same host           process C, another host
+    link(tmp, .sweep.lock)  ok
+    ... killed ...                 link: the file exists          link: the file exists
+                                   A is gone: unlink, link  ok    A cannot be seen: HeldError
+
+``link`` is atomic on network file systems too. ``filelock`` cannot replace this: on NFS it leaves
+the lock of a dead process in place, it takes a damaged lock file for a stale one, and it does not
+say since when a lock is held.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import json
 import os
+import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.store import provenance
 from hires.core.store.file_names import StrPath
+from hires.core.store.reading import Values, read_json
 
 OPTION = "results=FOLDER"
 """The option that chooses where runs are kept."""
+
+_LOCK_TRIES = 3
+_POLL_S = 0.05
 
 _REMEDIES = {
     errno.ENOENT: "there is no folder {folder}: choose another folder with {option}, or make it",
@@ -37,15 +57,9 @@ def write_atomically(
 ) -> None:
     """Writes a whole file that is either there with all of ``text`` or not there (or as before).
 
-    Args:
-        path: of the file.
-        text: all of it.
-        executable: whether it may be run.
-        option: what a user changes to have it elsewhere.
-
     Raises:
         RunError: the file cannot be written; the message says why and what would work. With an
-            ``option`` of its own: ConfigError.
+            ``option`` of its own, which a user changes to have it elsewhere: ConfigError.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
@@ -55,7 +69,9 @@ def write_atomically(
             file.flush()
             os.fsync(file.fileno())
         if executable:
-            temporary.chmod(0o777 & ~_umask())
+            mask = os.umask(0o077)
+            os.umask(mask)
+            temporary.chmod(0o777 & ~mask)
         temporary.replace(path)
     except (OSError, ValueError) as error:
         with contextlib.suppress(OSError):
@@ -85,10 +101,6 @@ def append_line(path: StrPath, line: str) -> None:
 def make_folder(path: StrPath, option: str = OPTION) -> None:
     """Makes a folder and its parents, if they are not there yet.
 
-    Args:
-        path: of the folder.
-        option: what a user changes to have it elsewhere.
-
     Raises:
         RunError: it cannot be made. With an ``option`` of its own: ConfigError.
     """
@@ -112,7 +124,101 @@ def cannot_write(path: StrPath, error: Exception, option: str = OPTION) -> Hires
     return kind(f"cannot write {path}: {why}; {advice}")
 
 
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+class HeldError(RunError):
+    """Another process holds the lock."""
+
+
+@contextlib.contextmanager
+def lock(path: Path, what: str) -> Iterator[str | None]:
+    """Holds a lock until the end; yields a note if it was taken over from a dead process.
+
+    Args:
+        path: the lock file; its folder is made if it is not there.
+        what: what only one process may do, as ``the sweep of campaign 'sizes'``.
+
+    Raises:
+        HeldError: another process holds it, which is named.
+        RunError: it cannot be written.
+    """
+    make_folder(path.parent)
+    mine = {**provenance.myself(), "time": provenance.now()}
+    note = _take(path, mine, what)
+    try:
+        yield note
+    finally:
+        if _holder(path) == mine:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def wait_for_lock(path: Path, what: str, patience_s: float) -> Iterator[None]:
+    """Holds a lock as :func:`lock`, and waits for its present holder; for what takes moments only.
+
+    Raises:
+        HeldError: another process held it for ``patience_s`` seconds, which is named.
+        RunError: it cannot be written.
+    """
+    until = time.monotonic() + patience_s
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock(path, what))
+                break
+            except HeldError:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(_POLL_S)
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock file at a path, as far as that can be seen from here."""
+    holder = _holder(path)
+    return holder is not None and provenance.lives(holder) is not False
+
+
+def _take(path: Path, mine: Values, what: str) -> str | None:
+    """Makes the lock file; returns a note if a dead process had left one."""
+    made = path.with_name(f"{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    note = None
+    # One process of this host at a time looks at the lock and replaces it: otherwise two could find
+    # it stale, and the second would remove the new lock of the first. Where a file system has no
+    # such locks, ``link`` alone decides.
+    guard = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(guard, fcntl.LOCK_EX)
+        write_atomically(made, json.dumps(mine) + "\n")
+        for _ in range(_LOCK_TRIES):
+            try:
+                os.link(made, path)
+                return note
+            except FileExistsError:
+                holder = _holder(path)
+            if holder is None:
+                continue
+            if provenance.lives(holder) is not False:
+                raise HeldError(
+                    f"{what} is under way already: process {holder['pid']} on "
+                    f"{holder.get('host')} since {holder.get('time', 'an unknown time')}; wait for "
+                    f"it, stop it, or choose another campaign=NAME (if it is gone for sure, remove "
+                    f"{path})"
+                )
+            path.unlink(missing_ok=True)
+            note = f"{path} was left by process {holder['pid']}, which is gone; taken over"
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        made.unlink(missing_ok=True)
+        os.close(guard)
+    raise HeldError(f"{path} comes and goes: other processes want it too; try again")
+
+
+def _holder(path: Path) -> Values | None:
+    """Returns the process that a lock file names; None if it is gone, process 0 if damaged."""
+    if not os.path.lexists(path):
+        return None
+    holder = read_json(path, [])
+    if isinstance(holder.get("pid"), int):
+        return holder
+    return {"pid": 0, "host": "an unknown host"} if os.path.lexists(path) else None

@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from hires.core.config.cluster_config import HERE
+from hires.core.config.launcher_config import HERE
 from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
 from hires.core.errors import ConfigError
 

@@ -1,6 +1,8 @@
-"""Collects where a number comes from: code, versions and machine.
+"""Identifies what made a number: code, versions, machine and process.
 
-No package is imported to find its version, so the front end need not start torch.
+No package is imported to find its version, so the front end need not start torch. Process numbers
+are reused, results lie on file servers, and containers count anew: a process is identified by its
+machine since it was started, its name space of numbers, its number and the time it began.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import contextlib
 import functools
 import os
 import platform
+import socket
 import subprocess
 from datetime import datetime, timezone
 from importlib import metadata
@@ -24,12 +27,17 @@ def collect() -> dict[str, Any]:
     ``git`` is the commit of this code (``-dirty`` if edited), or None where it is no checkout;
     ``memory`` is in bytes; ``cores`` are those this process may use.
     """
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    memory = None
+    with contextlib.suppress(ValueError, OSError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "git": _git_commit(Path(hires.__file__).resolve().parent),
         "hires": hires.__version__,
         "torch": _version("torch"),
         "python": platform.python_version(),
-        "hardware": {"cpu": _cpu_name(), "cores": _cores(), "memory": _memory_bytes()},
+        "hardware": {"cpu": _cpu_name(), "cores": cores, "memory": memory},
         "host": platform.node(),
     }
 
@@ -37,6 +45,67 @@ def collect() -> dict[str, Any]:
 def now() -> str:
     """Returns the time in UTC, as ``2031-02-03T04:05:06.789012+00:00``."""
     return datetime.now(timezone.utc).isoformat(timespec="microseconds")
+
+
+def myself() -> dict[str, Any]:
+    """Returns what identifies this process, as plain values for an event."""
+    return {**_machine(), "pid": os.getpid(), "birth": _birth(os.getpid())}
+
+
+def is_here(process: dict[str, Any]) -> bool:
+    """Whether a process of :func:`myself` is, or was, one of this machine, as it runs now."""
+    return {key: process.get(key) for key in _machine()} == _machine()
+
+
+def lives(process: dict[str, Any]) -> bool | None:
+    """Whether a process of :func:`myself` still runs; None if that cannot be seen from here."""
+    if not is_here(process):
+        return None  # another machine, perhaps of the same name, or this one before a restart
+    pid = process.get("pid")
+    if isinstance(pid, int) and state_of(pid) not in (None, "Z", "X"):
+        return _birth(pid) == process.get("birth")
+    # Where processes of other users are hidden, that of process 1 is: no answer then.
+    return None if state_of(1) is None else False
+
+
+def state_of(pid: int) -> str | None:
+    """Returns a process's state as Linux has it: ``R``, ``S``, ``T`` (stopped), ``Z`` (ended), ...
+
+    None: there is no such process, or the system does not show it.
+    """
+    return next(iter(_stat(pid)), None)
+
+
+@functools.cache
+def clock_name() -> str:
+    """Returns what differs between machines whose monotonic clocks differ."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    return platform.node()
+
+
+def _machine() -> dict[str, Any]:
+    """Returns this machine, since it was started, and the name space of its process numbers."""
+    try:
+        space = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 (it leads to no path)
+    except OSError:
+        space = ""
+    return {"host": socket.gethostname(), "boot": clock_name(), "space": space}
+
+
+def _birth(pid: int) -> int | None:
+    """Returns when a process began, in ticks since the machine did; None if it is not shown."""
+    facts = _stat(pid)
+    return int(facts[19]) if facts else None
+
+
+def _stat(pid: int) -> list[str]:
+    """Returns what /proc/PID/stat holds behind the name: state first, start time at 19."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
 
 
 @functools.cache
@@ -47,9 +116,7 @@ def _git_commit(package: Path) -> str | None:
     if _git(package, "rev-parse", "--show-toplevel") != str(package.parent):
         return None
     commit = _git(package, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    edited = _git(package, "status", "--porcelain", "--untracked-files=no")
+    edited = commit and _git(package, "status", "--porcelain", "--untracked-files=no")
     return f"{commit}-dirty" if edited else commit
 
 
@@ -82,16 +149,3 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None

@@ -1,26 +1,32 @@
-"""Appends what happens in an attempt, and builds its record at the end.
+"""Appends what happens in an attempt, reads the frozen files of a run, and computes its record.
 
     ranks, launcher --append--> metrics.jsonl, events.jsonl --finish--> a<k>/record.json
                                                                         record.json of the run
 
-Pure Python: rank 0 calls :func:`finish` when all went well, the launcher when ranks died.
+Pure Python: rank 0 calls :func:`finish` when all went well, the launcher when ranks died. The
+slowest rank is the sample, warm-up is left out, and a run is done only if no rank lacks a step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import platform
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import file_names, provenance, reading, summary
+from hires.core.store import file_names, provenance, reading
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import OPTION, append_line, write_atomically
-from hires.core.store.naming import SCHEMA
+from hires.core.store.naming import SCHEMA, model_label
+from hires.core.store.reading import Values
 
 STATES = ("done", "failed", "cancelled")
 
@@ -39,7 +45,7 @@ def require_seen(run_dir: StrPath) -> None:
         )
 
 
-def append(path: StrPath, line: dict[str, Any]) -> None:
+def append(path: StrPath, line: Values) -> None:
     """Appends one JSON object as one line; processes may do so at the same time.
 
     Raises:
@@ -58,12 +64,8 @@ def event(run_dir: StrPath, attempt: int, name: str, **fields: Any) -> None:
     append(attempt_dir(run_dir, attempt) / file_names.EVENTS, line)
 
 
-def read_lines(path: StrPath) -> list[dict[str, Any]]:
-    """Returns the objects of a JSON-lines file, without lines that were only half written.
-
-    A file that is not there holds no lines. The content of a torn line is missing; :func:`finish`
-    counts what is missing.
-    """
+def read_lines(path: StrPath) -> list[Values]:
+    """Returns the whole lines of a JSON-lines file, none if it is not there."""
     return list(reading.read_lines(path))
 
 
@@ -82,22 +84,18 @@ def read_config(run_dir: StrPath) -> RunConfig:
         raise ConfigError(f"{path} is of another hires, or was edited: {error}") from None
 
 
-def read_plan(run_dir: StrPath) -> dict[str, Any]:
-    """Returns the frozen plan of a run folder.
-
-    Raises:
-        RunError: there is none, or it cannot be read.
-    """
+def read_plan(run_dir: StrPath) -> Values:
+    """Returns the frozen plan of a run folder; raises RunError if it cannot be read."""
     return reading.read_json(Path(run_dir) / file_names.PLAN)
 
 
-def read_record(run_dir: StrPath) -> dict[str, Any] | None:
-    """Returns the record of a run folder, or None if no attempt has ended yet.
+def read_record(folder: StrPath) -> Values | None:
+    """Returns the record of a run, or of an attempt by its folder; None if there is none yet.
 
     Raises:
         RunError: it cannot be read, or another version of hires wrote it.
     """
-    path = Path(run_dir) / file_names.RECORD
+    path = Path(folder) / file_names.RECORD
     if not path.exists():
         return None
     record = reading.read_json(path)
@@ -106,7 +104,7 @@ def read_record(run_dir: StrPath) -> dict[str, Any] | None:
     return record
 
 
-def other_schema(record: dict[str, Any]) -> str:
+def other_schema(record: Values) -> str:
     """Returns why a record of another version of hires is not read."""
     return (
         f"it has schema {record.get('schema')!r} and this hires reads {SCHEMA}: read it with the "
@@ -114,17 +112,24 @@ def other_schema(record: dict[str, Any]) -> str:
     )
 
 
-def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None) -> dict[str, Any]:
+def done_attempt(run_dir: StrPath) -> int | None:
+    """Returns the attempt that completed a run; None if none did, or if its record is damaged."""
+    with contextlib.suppress(RunError, KeyError, TypeError, ValueError):
+        record = read_record(run_dir)
+        if record is not None and record.get("state") == "done":
+            return int(record["attempt"])
+    return None
+
+
+def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None) -> Values:
     """Builds the record of an attempt that ended and writes ``record.json``, twice.
 
     The attempt's own folder keeps it whatever later attempts do; the run's record is that of the
-    last attempt that completed the run, or else of the last one.
-    ``done`` is checked: if a rank lacks a step the record says ``failed`` and why. A record that
-    is ``done`` stays when a later attempt fails or is cancelled; the attempt's own
-    ``exit.json`` describes that one.
+    last attempt that completed the run, or else of the last one. ``done`` is checked: if a rank
+    lacks a step the record says ``failed`` and why.
 
     Returns:
-        The record of this attempt, whether or not it became ``record.json``.
+        The record of this attempt, whether or not it became the run's.
 
     Raises:
         RunError: config, plan or environment cannot be read, or the record cannot be written.
@@ -132,41 +137,206 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
     assert state in STATES, state
     run_dir = Path(run_dir)
     own = Attempt(run_dir, attempt, strict=True)
-    lines = own.metrics
-    record = summary.build(
-        summary.RecordInputs(
-            own,
-            read_config(run_dir),
-            read_plan(run_dir),
-            lines,
-            _steps_before(run_dir, attempt, lines),
-        ),
-        state,
-        cause,
-    )
+    record = _build(own, read_config(run_dir), read_plan(run_dir), state, cause)
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
     write_atomically(own.folder / file_names.RECORD, text)
-    if record["state"] == "done" or not _has_other_done(run_dir, attempt):
+    if record["state"] == "done" or done_attempt(run_dir) in (None, attempt):
         write_atomically(run_dir / file_names.RECORD, text)
     return record
 
 
-def _steps_before(run_dir: Path, attempt: int, lines: list[dict[str, Any]]) -> summary.StepsBefore:
-    """Returns the steps that an attempt did not repeat, from the attempts that it goes on with."""
-    steps: list[dict[str, Any]] = []
-    begin = summary.begin_of(lines)
+def _build(
+    own: Attempt, config: RunConfig, plan: Values, state: str, cause: str | None
+) -> dict[str, Any]:
+    """Returns the record of an attempt: seconds, bytes, and images per second."""
+    world, lines = int(plan["world"]), own.metrics
+    before, run_begin = _steps_before(own, lines)
+    steps, every = _by_step(lines), _by_step([*before, *lines])
+    wanted = range(run_begin, config.steps)
+    for rank in range(world if state == "done" else 0):
+        recorded = sum(rank in every.get(step, {}) for step in wanted)
+        if recorded < len(wanted):
+            state, cause = "failed", f"rank {rank} recorded {recorded} of {len(wanted)} steps"
+            break
+    begin = _begin_of(lines)
+    samples, discarded = _samples(config, world, begin["step"] if begin else 0, steps)
+    left_out = {line["step"] for line in discarded}
+    times = [line["step_s"] for line in samples if line["step"] not in left_out]
+    resumed = {key: begin[key] for key in ("step", "checkpoint", "attempt")} if begin else None
+    return {
+        "schema": SCHEMA,
+        "state": state,
+        "cause": cause,
+        "attempt": own.number,
+        "run": own.run.name,
+        "campaign": config.campaign,
+        "throughput": {
+            "img_per_s": _spread([config.batch / step_s for step_s in times if step_s > 0]),
+            "step_s": _spread(times),
+            "samples": len(times),
+            "discarded": discarded,
+        },
+        "samples": samples,
+        "resumed": resumed,
+        "loss": _loss(every),
+        "memory": _memory(plan, lines),
+        "messages": plan.get("totals", {}),
+        "world": world,
+        "images_per_step": config.batch,
+        "precision": config.precision.name,
+        "layout": config.parallel.name,
+        "model": model_label(config.model),
+        "image": list(config.image),
+        "provenance": {
+            **own.env.get("provenance", {}),
+            "argv": own.env.get("argv"),
+            "started": own.env.get("started"),
+            "ended": provenance.now(),
+            "ranks": _bindings(own.events),
+        },
+        "reproduce": own.env.get("reproduce"),
+    }
+
+
+def _begin_of(lines: Sequence[Values]) -> Values | None:
+    """Returns the line of the checkpoint at which an attempt began; None at step 0."""
+    return next((line for line in lines if line.get("kind") == "begin"), None)
+
+
+def _steps_before(own: Attempt, lines: Sequence[Values]) -> tuple[list[Values], int]:
+    """Returns the step lines of earlier attempts that this one goes on from, and the first step.
+
+    Steps before the first one are another run's, whose checkpoint this run began with.
+    """
+    steps: list[Values] = []
+    begin, attempt = _begin_of(lines), own.number
     while begin is not None and begin["attempt"] is not None and begin["attempt"] < attempt:
         attempt = begin["attempt"]
-        before = read_lines(attempt_dir(run_dir, attempt) / file_names.METRICS)
+        before = read_lines(attempt_dir(own.run, attempt) / file_names.METRICS)
         steps += [s for s in before if s.get("kind") == "step" and s["step"] < begin["step"]]
-        begin = summary.begin_of(before)
-    return summary.StepsBefore(steps, begin["step"] if begin else 0)
+        begin = _begin_of(before)
+    return steps, begin["step"] if begin else 0
 
 
-def _has_other_done(run_dir: Path, attempt: int) -> bool:
-    """Returns whether the record is of another attempt, which was complete."""
-    try:
-        record = read_record(run_dir)
-    except RunError:
-        return False
-    return record is not None and record.get("state") == "done" and record["attempt"] != attempt
+def _by_step(lines: Sequence[Values]) -> dict[int, dict[int, Values]]:
+    """Returns the lines of steps, by step and rank."""
+    steps: dict[int, dict[int, Values]] = {}
+    for line in lines:
+        if line.get("kind") == "step":
+            steps.setdefault(line["step"], {})[line["rank"]] = line
+    return steps
+
+
+def _samples(
+    config: RunConfig, world: int, begin: int, steps: dict[int, dict[int, Values]]
+) -> tuple[list[Values], list[Values]]:
+    """Returns the slowest rank's time of every whole step, and which steps do not count and why.
+
+    Every attempt warms up anew.
+    """
+    samples, discarded = [], []
+    first = begin + config.measure.warmup
+    end = config.steps if config.measure.steps is None else first + config.measure.steps
+    for step, ranks in sorted(steps.items()):
+        if len(ranks) < world:
+            late = min(set(range(world)) - ranks.keys())
+            discarded.append({"step": step, "why": f"rank {late} did not finish it"})
+            continue
+        samples.append({"step": step, "step_s": max(line["step_s"] for line in ranks.values())})
+        if step < first:
+            discarded.append({"step": step, "why": "warm-up"})
+        elif step >= end:
+            discarded.append({"step": step, "why": "after measure.steps"})
+    return samples, discarded
+
+
+def _spread(values: Sequence[float]) -> Values | None:
+    """Returns median, p10 and p90 of the values, and where the median lies with 95 % confidence."""
+    if not values:
+        return None
+    # Not numpy's: its import would cost every supervisor a tenth of a second.
+    at_least_two = values if len(values) > 1 else [*values, *values]
+    tenths = statistics.quantiles(at_least_two, n=10, method="inclusive")
+    return {
+        "median": statistics.median(values),
+        "p10": tenths[0],
+        "p90": tenths[-1],
+        "ci95": confidence(values),
+    }
+
+
+def confidence(values: Sequence[float]) -> list[float] | None:
+    """Returns the 95 % confidence interval of the median, or None for fewer than six values.
+
+    The k-th smallest and k-th largest value enclose the median unless fewer than k of the values
+    lie on one side of it, which a fair coin bounds without any assumption on the distribution
+    (scipy's ``quantile_test``, which a run does not need for twelve lines).
+    """
+    ordered, n = sorted(values), len(values)
+    # P(fewer than k heads) for k = 1, 2, ...: in logarithms, since 2^-n is no double for long runs.
+    place, below = -1, 0.0
+    while place + 1 < n / 2:
+        k = place + 1
+        log_choose = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+        below += math.exp(log_choose - n * math.log(2))
+        if 2 * below > 0.05:
+            break
+        place += 1
+    return None if place < 0 else [ordered[place], ordered[n - 1 - place]]
+
+
+def _loss(steps: dict[int, dict[int, Values]]) -> Values:
+    """Returns the first and last step's loss, averaged over the replicas that have it.
+
+    JSON has no NaN: a loss that is no finite number is null, and ``finite`` says so.
+    """
+    losses = []
+    for _, ranks in sorted(steps.items()):
+        own = [line["loss"] for line in ranks.values() if line.get("loss") is not None]
+        if own:
+            losses.append(math.fsum(own) / len(own) if all(map(math.isfinite, own)) else None)
+    return {
+        "first": losses[0] if losses else None,
+        "last": losses[-1] if losses else None,
+        "finite": None not in losses if losses else None,
+    }
+
+
+def _memory(plan: Values, lines: Sequence[Values]) -> list[Values]:
+    """Returns one entry per rank: its place in each direction, and the bytes that it recorded."""
+    recorded: dict[int, Values] = {}
+    for line in lines:
+        if line.get("kind") in ("ready", "memory"):
+            recorded.setdefault(line["rank"], {}).update(line)
+    places: dict[int, list[Values]] = {}
+    for place in plan.get("placement", []):
+        places.setdefault(place["rank"], []).append(place)
+    predicted = [entry["peak_bytes"] for entry in plan.get("memory", [])]
+    entries = []
+    for rank in range(plan["world"]):
+        slots, facts = places.get(rank, [{}]), recorded.get(rank, {})
+        entry: Values = {"rank": rank, "replica": slots[0].get("replica")}
+        for key in ("direction", "stage", "tile", "shard"):
+            entry[key] = [slot.get(key) for slot in slots]  # one a direction
+        entry |= {key: facts.get(key) for key in _MEMORY_KEYS}
+        # Replicas are equal, so the plan holds the ranks of one.
+        entry["predicted_bytes"] = predicted[rank % len(predicted)] if predicted else None
+        entries.append(entry)
+    return entries
+
+
+def _bindings(events: Sequence[Values]) -> list[Values]:
+    bound = {event["rank"]: event for event in events if event.get("event") == "rank_bound"}
+    return [{key: bound[rank].get(key) for key in _BINDING_KEYS} for rank in sorted(bound)]
+
+
+_MEMORY_KEYS = (
+    "peak_bytes",
+    "source",
+    "peak_rss_bytes",
+    "rss_import_bytes",
+    "params_bytes",
+    "grads_bytes",
+    "optimizer_bytes",
+)
+_BINDING_KEYS = ("rank", "host", "local_rank", "threads", "cores", "bound", "devices")

@@ -1,4 +1,4 @@
-"""Keeps ``results/index.jsonl``: one line for each attempt that has ended.
+"""Writes how attempts ended: ``exit.json`` of each, and its line in ``results/index.jsonl``.
 
     append (end of an attempt)   lock | torn end? add a line break | one write | unlock
     replace (hires index)        mark the size; read all folders; lock | keep lines that were
@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hires.core.errors import RunError
-from hires.core.store import file_names
+from hires.core.errors import HiresError, RunError
+from hires.core.store import file_names, provenance, records
+from hires.core.store.attempts import Attempt
 from hires.core.store.files import cannot_write, write_atomically
+from hires.core.store.naming import plain
+from hires.core.store.reading import Values, as_dict
 
-Values = dict[str, Any]
+log = logging.getLogger(__name__)
 
 FILE = file_names.INDEX
 SCHEMA = 1
@@ -35,8 +38,59 @@ _MAX_TEXT = 2000
 _FACTS = ("git", "hires", "torch", "python", "hardware", "host", "started", "ended")
 
 
+def write_exit(run: Path, attempt: int, end: Values, record: Values | None) -> None:
+    """Writes ``exit.json`` of an attempt, and its line in the index of all results.
+
+    Args:
+        run: the run folder.
+        attempt: which of its attempts.
+        end: what ``exit.json`` holds.
+        record: of the attempt, empty if it has none; None: the attempt measured nothing that
+            belongs in a list of runs.
+
+    Raises:
+        RunError: ``exit.json`` cannot be written.
+    """
+    folder = file_names.attempt_dir(run, attempt)
+    write_atomically(folder / file_names.EXIT, json.dumps(end, indent=1) + "\n")
+    if record is None:
+        return
+    try:
+        config = records.read_config(run)
+        if run.parent.name != config.campaign:
+            return  # the folder was copied: what lies two folders above belongs to other runs
+        # Rank 0 may have written a record before the launcher that should have was killed.
+        record = record or records.read_record(folder) or {}
+        append(run.parent.parent, entry(run, attempt, plain(config), record, end))
+    except HiresError as error:  # lists read the folder instead
+        log.warning("%s", error)
+
+
+def write_cancelled(run: Path, attempt: int, cause: str) -> None:
+    """Writes the end of a cancelled attempt without a supervisor: it waits, or its job is gone.
+
+    The cause of an earlier end, as of a preemption, is kept behind the new one. If the attempt
+    begins at this moment, its launcher writes its own end over this one.
+
+    Raises:
+        RunError: ``exit.json`` cannot be written.
+    """
+    before = Attempt(run, attempt).exit
+    end = {
+        "state": "cancelled",
+        "cause": f"{cause}; before that: {before['cause']}" if before.get("cause") else cause,
+        "reason": None,
+        "exit_codes": before.get("exit_codes") or {},
+        "started": before.get("started"),
+        "ended": before.get("ended") or provenance.now(),
+    }
+    write_exit(run, attempt, end, {})
+
+
 def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) -> Values:
     """Returns the line of an attempt that has ended.
+
+    It leaves out what no list of runs shows: samples, and ranks one by one.
 
     Args:
         run: the run folder.
@@ -48,13 +102,21 @@ def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) 
     brief_end = {key: end.get(key) for key in ("state", "reason", "cause", "started", "ended")}
     if isinstance(brief_end["cause"], str):
         brief_end["cause"] = brief_end["cause"][:_MAX_TEXT]
-    line: Values = {
-        "schema": SCHEMA,
-        "campaign": run.parent.name,
-        "run": run.name,
-        "attempt": attempt,
-    }
-    line |= {"exit": brief_end, "config": config, "record": _brief(record)}
+    brief = {key: value for key, value in record.items() if key not in ("samples", "resumed")}
+    for key, kept in (
+        ("throughput", ("img_per_s", "step_s", "samples")),
+        ("messages", ("messages", "bytes")),
+        ("provenance", _FACTS),
+    ):
+        values = as_dict(record.get(key))
+        brief[key] = {name: values.get(name) for name in kept}
+    ranks = record.get("memory")
+    brief["memory"] = [{}]
+    for key in ("peak_bytes", "predicted_bytes"):
+        sizes = [as_dict(rank).get(key) for rank in ranks] if isinstance(ranks, list) else []
+        brief["memory"][0][key] = max((n for n in sizes if isinstance(n, int)), default=None)
+    line: Values = {"schema": SCHEMA, "campaign": run.parent.name, "run": run.name}
+    line |= {"attempt": attempt, "exit": brief_end, "config": config, "record": brief}
     if len(json.dumps(line)) > _MAX_LINE:
         line |= {"config": None, "record": {}}
     return line
@@ -73,7 +135,8 @@ def append(results: Path, line: Values) -> None:
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 # A writer that died in the middle of a line, or a full disk, left no line break.
-                if _is_torn(fd):
+                size = os.fstat(fd).st_size
+                if size > 0 and os.pread(fd, 1, size - 1) != b"\n":
                     data = b"\n" + data
                 written = os.write(fd, data)
             finally:
@@ -113,18 +176,18 @@ def replace(results: Path, lines: Iterable[Values], since: IndexMark) -> None:
         RunError: it cannot be written.
     """
     path = results / FILE
-    whole = {_about(line): json.dumps(line) for line in lines}
+    whole = {_key(line): json.dumps(line) for line in lines}
     try:
         with _locked(results):
             for text in _added(path, since):
                 with contextlib.suppress(ValueError, AttributeError, RecursionError):  # torn
-                    whole.setdefault(_about(json.loads(text)), text)
+                    whole.setdefault(_key(json.loads(text)), text)
             write_atomically(path, "".join(f"{text}\n" for text in whole.values()))
     except OSError as error:
         raise cannot_write(path, error) from error
 
 
-def _about(line: Values) -> str:
+def _key(line: Values) -> str:
     return json.dumps([line.get("campaign"), line.get("run"), line.get("attempt")])
 
 
@@ -137,11 +200,6 @@ def _added(path: Path, since: IndexMark) -> list[str]:
             return file.read().decode(errors="replace").split("\n")
     except FileNotFoundError:
         return []
-
-
-def _is_torn(fd: int) -> bool:
-    size = os.fstat(fd).st_size
-    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
 
 
 @contextlib.contextmanager
@@ -160,33 +218,3 @@ def _locked(results: Path) -> Iterator[None]:
             f"{results / FILE} is locked by another process for more than {PATIENCE_S:g} s; run "
             f"`hires index` when that is gone"
         ) from None
-
-
-def _brief(record: Values) -> Values:
-    """Returns a record without what no list of runs shows: samples, and ranks one by one."""
-    lean = {
-        key: value
-        for key, value in record.items()
-        if key not in ("samples", "throughput", "memory", "messages", "provenance", "resumed")
-    }
-    origin, sent = _dict(record.get("provenance")), _dict(record.get("messages"))
-    speed = _dict(record.get("throughput"))
-    lean["throughput"] = {key: speed.get(key) for key in ("img_per_s", "step_s", "samples")}
-    lean["messages"] = {key: sent.get(key) for key in ("messages", "bytes")}
-    lean["provenance"] = {key: origin.get(key) for key in _FACTS}
-    lean["memory"] = [
-        {key: _largest(record.get("memory"), key) for key in ("peak_bytes", "predicted_bytes")}
-    ]
-    return lean
-
-
-def _largest(ranks: Any, key: str) -> int | None:
-    """Returns the largest number of bytes of all ranks; None if there is none."""
-    entries = ranks if isinstance(ranks, list) else []
-    sizes = [_dict(rank).get(key) for rank in entries]
-    return max((n for n in sizes if isinstance(n, int)), default=None)
-
-
-def _dict(value: Any) -> Values:
-    """Returns a dict as it is, and an empty one for anything else."""
-    return value if isinstance(value, dict) else {}

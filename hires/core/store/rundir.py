@@ -1,4 +1,4 @@
-"""Makes run folders so that no two runs, and no two processes, get in each other's way.
+"""Makes and finds run folders; no two runs, and no two processes, get in each other's way.
 
     process A                                  process B, the same run at the same time
     mkdir .NAME.<A>.tmp                        mkdir .NAME.<B>.tmp
@@ -14,7 +14,6 @@ complete is only touched with ``--again``.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -22,18 +21,18 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, launch_file, reading
 from hires.core.store.attempts import Attempt, environment, next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.core.store.naming import identity, plain, run_name
-from hires.core.store.records import read_record
+from hires.core.store.reading import Values
+from hires.core.store.records import done_attempt
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class RunDir:
     path: Path
     """The folder, absolute."""
     attempt: int
-    """The attempt to launch, or of a complete run the one that its record tells about."""
+    """The attempt to launch, or of a complete run that of its record."""
     complete: bool
     """Whether the run was complete already, so that nothing needs to be started."""
 
@@ -66,18 +65,16 @@ def run_path(config: RunConfig) -> Path:
     return Path(config.results).absolute() / config.campaign / run_name(config)
 
 
-def create(
-    config: RunConfig, plan: dict[str, Any], argv: Sequence[str], *, again: bool = False
-) -> RunDir:
+def create(config: RunConfig, plan: Values, argv: Sequence[str], *, again: bool = False) -> RunDir:
     """Returns the folder of a run with a fresh attempt in it, or as it is if the run is complete.
+
+    The caller makes sure that the run is not under way.
 
     Args:
         config: the resolved config; it is frozen as ``config.yaml``.
         plan: the verified plan as plain values; it is frozen as ``plan.json``.
         argv: the command line as typed, for the record: ``["hires", "run", ...]``.
         again: whether a complete run gets another attempt.
-
-    The caller makes sure that the run is not under way.
 
     Raises:
         RunError: the folder cannot be written, or its ``config.yaml`` was edited.
@@ -88,23 +85,23 @@ def create(
     if _build(path, files, argv):
         return RunDir(path, 0, complete=False)
     _check_same_config(path, config)
-    done = _done_attempt(path)
+    done = done_attempt(path)
     if done is not None and not again:
         return RunDir(path, done, complete=True)
     _refresh(path, files)
     return RunDir(path, next_attempt(path, argv), complete=False)
 
 
-def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path:
+def freeze(config: RunConfig, plan: Values, argv: Sequence[str]) -> Path:
     """Makes or refreshes the folder of a run that is to start later, and returns it, absolute.
 
-    It gets no attempt: a run without one is pending. ``planned.json`` says what planned it, and how
-    it is made again. The caller makes sure that the run is neither under way nor queued: its job
-    would find another config than the one that was submitted.
+    It gets no attempt: a run without one is pending. ``planned.json`` holds what planned it, and
+    how it is made again. The caller makes sure that the run is neither under way nor queued: its
+    job would find another config than the one that was submitted.
 
     Args:
-        config: the resolved config; it is frozen as ``config.yaml``.
-        plan: the verified plan as plain values; it is frozen as ``plan.json``.
+        config: the resolved config.
+        plan: the verified plan as plain values.
         argv: the command line that makes this run alone.
 
     Raises:
@@ -115,12 +112,21 @@ def freeze(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> Path
     files = _frozen_files(config, plan, argv)
     values = environment(argv, launch_file.reproduce_line(argv))
     planned = {file_names.PLANNED: json.dumps(values, indent=1) + "\n"}
-    if _build(path, files | planned, None):
-        return path
-    _check_same_config(path, config)
-    _refresh(path, files)
-    _write_files(path, planned)
+    if not _build(path, files | planned, None):
+        _check_same_config(path, config)
+        _refresh(path, files)
+        _write_files(path, planned)
     return path
+
+
+def refreeze(path: StrPath, config: RunConfig) -> None:
+    """Freezes a config anew that differs in cosmetic keys only; the old one moves to its attempt.
+
+    Raises:
+        RunError: the folder cannot be written, or its config was edited.
+    """
+    _check_same_config(Path(path), config)
+    _refresh(Path(path), {file_names.CONFIG: _config_text(config)})
 
 
 def start_attempt(path: StrPath, argv: Sequence[str] | None) -> RunDir:
@@ -139,15 +145,9 @@ def start_attempt(path: StrPath, argv: Sequence[str] | None) -> RunDir:
 
 def done_attempts(path: StrPath) -> list[int]:
     """Returns the attempts of a run that completed it, in order; none if there is no run."""
-    path = Path(path)
     done = {n for n in attempt_numbers(path) if Attempt(path, n).exit.get("state") == "done"}
-    of_record = _done_attempt(path)
+    of_record = done_attempt(path)
     return sorted(done if of_record is None else done | {of_record})
-
-
-def is_complete(path: StrPath) -> bool:
-    """Whether some attempt completed a run."""
-    return _done_attempt(Path(path)) is not None
 
 
 def frozen_folder(path: StrPath) -> Path:
@@ -175,21 +175,51 @@ def open_run(path: StrPath) -> RunDir:
             f"{path} is pending: no attempt has started; sweep its campaign again, or start it "
             f"with {path / file_names.LAUNCH_SCRIPT}"
         )
-    done = _done_attempt(path)
-    if done is not None:
-        return RunDir(path, done, complete=True)
-    return RunDir(path, attempts[-1], complete=False)
+    done = done_attempt(path)
+    return RunDir(path, attempts[-1] if done is None else done, complete=done is not None)
 
 
-def refreeze(path: StrPath, config: RunConfig) -> None:
-    """Freezes a config anew that differs in cosmetic keys only; the old one moves to its attempt.
+def locate(name: str, results: StrPath = "results") -> Path:
+    """Returns the run folder that a user names by path, folder name or the beginning of a hash.
 
     Raises:
-        RunError: the folder cannot be written, or its config was edited.
+        ConfigError: no run, or more than one, goes by this name.
     """
-    path = Path(path)
-    _check_same_config(path, config)
-    _refresh(path, {file_names.CONFIG: _config_text(config)})
+    if (Path(name) / file_names.CONFIG).is_file():
+        return Path(name).absolute()
+    runs = sorted(Path(results).glob(f"*/*/{file_names.CONFIG}"))
+    folders = [file.parent for file in runs if not file.parent.name.startswith(".")]
+    for match in (
+        [f for f in folders if f.name == name or f"{f.parent.name}/{f.name}" == name],
+        [f for f in folders if name and f.name.rpartition("-")[2].startswith(name)],
+        [f for f in folders if name and f.name.startswith(name)],
+    ):
+        if len(match) == 1:
+            return match[0].absolute()
+        if match:
+            _refuse_campaign(name, results)
+            several = ", ".join(str(f) for f in match[:5])
+            raise ConfigError(
+                f"{name!r} may be any of {len(match)} runs: give one path of {several}"
+            )
+    _refuse_campaign(name, results)
+    raise ConfigError(
+        f"there is no run {name!r}: give the path of a run folder, or its name or hash if it is "
+        f"under {results}/"
+    )
+
+
+def _refuse_campaign(name: str, results: StrPath) -> None:
+    """Raises a ConfigError that says what to type if the name is that of a campaign."""
+    for folder in (Path(results) / name, Path(name)) if name else ():
+        runs = sorted(folder.glob(f"*/{file_names.CONFIG}")) if folder != Path(results) else []
+        if runs:
+            count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+            raise ConfigError(
+                f"{name!r} is a campaign of {count}, and one run is asked for: name it, as "
+                f"{folder.name}/{runs[0].parent.name}; `hires list runs --campaign {folder.name}` "
+                f"lists them, `hires report {folder.name}` shows them all"
+            )
 
 
 def _config_text(config: RunConfig) -> str:
@@ -197,7 +227,7 @@ def _config_text(config: RunConfig) -> str:
     return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=False)
 
 
-def _frozen_files(config: RunConfig, plan: dict[str, Any], argv: Sequence[str]) -> dict[str, str]:
+def _frozen_files(config: RunConfig, plan: Values, argv: Sequence[str]) -> dict[str, str]:
     return {
         file_names.CONFIG: _config_text(config),
         file_names.PLAN: json.dumps(plan, indent=1) + "\n",
@@ -228,8 +258,7 @@ def _build(path: Path, files: dict[str, str], argv: Sequence[str] | None) -> boo
             return False  # another process made it meanwhile
         raise cannot_write(path, error) from error
     finally:
-        if building.exists():
-            shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(building, ignore_errors=True)
     return True
 
 
@@ -249,6 +278,7 @@ def _write_files(folder: Path, files: dict[str, str]) -> None:
 
 def _refresh(path: Path, files: dict[str, str]) -> None:
     """Replaces frozen files that differ; the old ones move to the last attempt that used them."""
+    attempts = attempt_numbers(path)
     for name, text in files.items():
         try:
             old = (path / name).read_text(encoding="utf-8", errors="replace")
@@ -256,21 +286,11 @@ def _refresh(path: Path, files: dict[str, str]) -> None:
             old = None
         if old == text:
             continue
-        attempts = attempt_numbers(path)
         if old is not None and attempts and not name.endswith(".sh"):
             kept = attempt_dir(path, attempts[-1]) / name
             if not kept.exists():
                 write_atomically(kept, old)
         _write_files(path, {name: text})
-
-
-def _done_attempt(path: Path) -> int | None:
-    """Returns the attempt that completed the run, or None if none did or its record is damaged."""
-    with contextlib.suppress(RunError, KeyError, TypeError, ValueError, AttributeError):
-        record = read_record(path)
-        if record is not None and record.get("state") == "done":
-            return int(record["attempt"])
-    return None
 
 
 def _check_same_config(path: Path, config: RunConfig) -> None:

@@ -19,8 +19,8 @@ from hires.core import log, units
 from hires.core.errors import HiresError, RunError
 from hires.core.store import attempts, file_names, provenance, records, rundir
 from hires.core.store.attempts import Attempt
-from hires.core.store.exit_record import write_exit
 from hires.core.store.file_names import StrPath
+from hires.core.store.run_index import write_exit
 from hires.launcher.interface import OnLine, Outcome
 from hires.launcher.ranks import hosts, ports
 from hires.launcher.ranks.places import RankPlaces, here

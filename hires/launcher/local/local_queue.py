@@ -21,8 +21,8 @@ from typing import Any
 from hires.core.errors import RunError
 from hires.core.store import file_names, provenance, rundir
 from hires.core.store.attempts import Attempt
-from hires.core.store.exit_record import write_exit
 from hires.core.store.files import cannot_write
+from hires.core.store.run_index import write_exit
 from hires.launcher.local.queue_tasks import Ended, Limits, Result, Task, Watcher
 from hires.launcher.ranks import spawn
 from hires.launcher.status import running_elsewhere

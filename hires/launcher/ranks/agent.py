@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 
 from hires.core.errors import HiresError, RunError
-from hires.core.ranks import process_id, world
-from hires.core.store import file_names, records
+from hires.core.ranks import world
+from hires.core.store import file_names, provenance, records
 from hires.launcher.ranks import control_channel, processes
 from hires.launcher.ranks.places import rank_environment
 from hires.launcher.ranks.processes import RankProcess
@@ -78,7 +78,7 @@ class Agent:
         except HiresError as error:
             self._supervisor.send(failed=str(error))
             return self._stay(None)
-        self._supervisor.send(**process_id.myself() | {"started": rank.process.pid})
+        self._supervisor.send(**provenance.myself() | {"started": rank.process.pid})
         return self._stay(rank)
 
     def _start(self) -> RankProcess:

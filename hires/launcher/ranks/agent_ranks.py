@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
-from hires.core.ranks import process_id
 from hires.core.ranks.mpi_dialects import Starter, require_program
-from hires.core.store import file_names
+from hires.core.store import file_names, provenance
 from hires.core.store.files import cannot_write
 from hires.launcher.ranks import control_channel, processes, spawn
 from hires.launcher.ranks.control_channel import ControlChannel
@@ -134,7 +133,7 @@ class AgentRanks(RankGroup):
         rank = self._ranks[number]
         if "started" in fields:
             rank.pid = int(fields["started"])
-            if process_id.is_here(fields):
+            if provenance.is_here(fields):
                 self._here.add(number)
             node = self.job.places.ranks[number].node
             where = {"host": fields.get("host"), **({"node": node} if node else {})}

@@ -6,7 +6,7 @@ import dataclasses
 import socket
 from collections.abc import Sequence
 
-from hires.core.config.cluster_config import spread
+from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import mpi_dialects, network

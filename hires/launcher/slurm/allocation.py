@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hires.core.config.cluster_config import spread
+from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import mpi_dialects, network

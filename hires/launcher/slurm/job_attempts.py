@@ -66,7 +66,7 @@ def is_open(path: Path, submitted: int, job: Allocation, attempts: int = 1) -> b
     """
     own = attempts_of(path, job)
     if not own:
-        return is_fresh(path, submitted) or not rundir.is_complete(path)
+        return is_fresh(path, submitted) or records.done_attempt(path) is None
     last = Attempt(path, own[-1])
     end = last.exit
     if not end:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hires.core.config.cluster_config import spread
+from hires.core.config.launcher_config import spread
 from hires.core.errors import HiresError, RunError
 from hires.core.store import records
 from hires.core.store.attempts import Attempt

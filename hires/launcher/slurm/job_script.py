@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hires.core.config.cluster_config import spread
+from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.store import file_names, launch_file
 from hires.core.store.file_names import attempt_dir

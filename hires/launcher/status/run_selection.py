@@ -14,7 +14,7 @@ from typing import Any
 from hires.core.errors import ConfigError
 from hires.core.store import campaign, file_names
 from hires.core.store.file_names import StrPath
-from hires.core.store.find import locate
+from hires.core.store.rundir import locate
 from hires.launcher.status.run_state import INFEASIBLE, PENDING, RunState
 
 

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hires.core.errors import RunError
-from hires.core.ranks import process_id
 from hires.core.ranks.heartbeat import FileClock, last_sign
-from hires.core.store import file_names, lock
+from hires.core.store import file_names, files, provenance
 from hires.core.store.attempts import Attempt, latest
 from hires.core.store.file_names import last_number
 from hires.launcher import interface
@@ -49,7 +48,7 @@ def alone(run: Path, job: str | None, submitted: int | None) -> Iterator[None]:
     if not run.is_dir():  # a lock would make the folder, and no run is whole without its files
         yield
         return
-    with lock.waited(run / _LOCK, f"the start of {run.name}", _PATIENCE_S):
+    with files.wait_for_lock(run / _LOCK, f"the start of {run.name}", _PATIENCE_S):
         attempts = _attempts(run)
         others = [a.job for a in attempts if a.job and may_restart(a) and a.job_name != job]
         why = _owner(attempts, job, submitted, interface.job_states(others))
@@ -178,7 +177,7 @@ def _is_alive(attempt: Attempt) -> bool:
     """Whether an attempt without ``exit.json`` runs, as far as that is seen from here."""
     if not attempt.launched:
         return False
-    lives = process_id.lives(attempt.launched)
+    lives = provenance.lives(attempt.launched)
     return _age_s(attempt) <= OLD_S if lives is None else lives
 
 

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
-from hires.core.ranks import process_id
 from hires.core.ranks.heartbeat import FileClock, last_sign
-from hires.core.store import file_names, reading
+from hires.core.store import file_names, provenance, reading
 from hires.core.store.attempts import Attempt, latest
-from hires.core.store.exit_record import write_cancelled
 from hires.core.store.file_names import attempt_dir, attempt_numbers
+from hires.core.store.run_index import write_cancelled
 from hires.launcher import interface
 from hires.launcher.end_reasons import JOB_ENDS, restarts
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, Job, JobStatus
@@ -189,7 +188,7 @@ def _as_process(
     """Returns the state of an attempt without ``exit.json`` that a process started."""
     age_s = _age(attempt, clock)
     state = replace(state, state=RUNNING, heartbeat_s=age_s)
-    lives = process_id.lives(launched)
+    lives = provenance.lives(launched)
     if lives is False:
         who = f"its process {launched.get('pid')} on {launched.get('host')}"
         return replace(state, state=LOST, cause=f"{who} is gone, and left no exit.json")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hires.core.ranks import heartbeat
-from hires.core.ranks.activity import RankStatus
+from hires.core.ranks.heartbeat import RankStatus
 from hires.plan.proof.stalled import Stall
 
 AFTER_HEAD = "\n\nlast communications"

@@ -29,8 +29,7 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, RunError
-from hires.core.ranks import process_id
-from hires.core.store import file_names, records
+from hires.core.store import file_names, provenance, records
 from hires.core.store.attempts import Attempt
 from hires.launcher.interface import OnLine
 from hires.launcher.ranks import ports, spawn
@@ -128,7 +127,7 @@ class Supervisor:
         Raises:
             RunError: the ranks cannot be started.
         """
-        self._note("launch_started", port=self.port, **process_id.myself())
+        self._note("launch_started", port=self.port, **provenance.myself())
         try:
             self._group.begin(self._is_interrupted)
             spawn.release()

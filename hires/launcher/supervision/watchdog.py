@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import HiresError, RunError
-from hires.core.ranks import heartbeat, process_id
-from hires.core.ranks.activity import RankStatus
-from hires.core.store import file_names, records
+from hires.core.ranks import heartbeat
+from hires.core.ranks.heartbeat import RankStatus
+from hires.core.store import file_names, provenance, records
 from hires.core.store.files import write_atomically
 from hires.launcher.status.run_progress import MetricsTail
 from hires.launcher.supervision import hang_page
@@ -153,7 +153,7 @@ def _status(values: dict[str, Any]) -> RankStatus:
 
 def _why_silent(rank: int, pid: int, beats: Mapping[int, float]) -> str | None:
     """Returns why a rank of this machine cannot answer, as far as its process shows it."""
-    state = process_id.state_of(pid)
+    state = provenance.state_of(pid)
     if state in ("T", "t"):
         return "its process is stopped (by SIGSTOP, a debugger or a scheduler)"
     if state == "D":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hires.core.ranks.activity import RankStatus
+from hires.core.ranks.heartbeat import RankStatus
 from hires.plan.event import POSTS, Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from hires.core.config.cluster_config import spread
+from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.units import size
 from hires.plan.graph import Graph

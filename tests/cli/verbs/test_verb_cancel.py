@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.ranks import process_id
-from hires.core.store import records
+from hires.core.store import provenance, records
 from hires.launcher.status import state
 from tests.helpers.run_folders import begin, done, make_run, submitted
 
@@ -85,7 +84,7 @@ def test_run_of_another_machine_is_told_where(hires, tmp_path):
 
 
 def test_own_process_is_never_signalled_for_another_container(hires, tmp_path):
-    begin(make_run(tmp_path / "results"), **{**process_id.myself(), "space": "pid:[1]"})
+    begin(make_run(tmp_path / "results"), **{**provenance.myself(), "space": "pid:[1]"})
     assert hires("cancel", "0123abcd").code == 1
 
 
@@ -117,7 +116,7 @@ def test_job_goes_through_its_scheduler(hires, tmp_path, monkeypatch):
 def test_killed_launcher_means_lost_and_a_retry_completes_the_run(hires, running, fake_ranks):
     [line] = [line for line in events(running) if line["event"] == "launch_started"]
     os.kill(line["pid"], signal.SIGKILL)
-    while process_id.lives(line):
+    while provenance.lives(line):
         time.sleep(0.02)
     assert "lost" in hires("status", "mine").out
     answer = hires("retry", "mine")

@@ -10,7 +10,7 @@ import pytest
 
 from hires.cli.doctor import machine_checks, mpi_checks, torch_checks
 from hires.cli.verbs import verb_doctor
-from hires.core.config.cluster_config import ClusterConfig
+from hires.core.config.launcher_config import ClusterConfig
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.launcher.doctor_check import Check
 from hires.launcher.slurm import slurm_checks

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hires.cli.verbs import verb_retry
-from hires.core.config.cluster_config import ClusterConfig
+from hires.core.config.launcher_config import ClusterConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.store import attempts, records, rundir
 from hires.launcher.interface import launcher_named

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.store import campaign, lock
+from hires.core.store import campaign, files
 from tests.cli.conftest import SMALL
 from tests.helpers.run_folders import begin
 
@@ -274,7 +274,7 @@ def test_point_that_keeps_more_cores_busy_than_there_are_is_warned_of(hires, fak
 
 
 def test_lock_file_is_the_one_of_the_campaign(hires, fake_ranks):
-    with lock.held(FOLDER.absolute() / ".other", "x"):
+    with files.lock(FOLDER.absolute() / ".other", "x"):
         assert hires("sweep", *SMALL, "campaign=mine", "precision=fp32").code == 0
     assert (Path("results/mine/campaign.json")).is_file()
 

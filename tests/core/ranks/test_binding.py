@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from hires.core.config.cluster_config import ClusterConfig
-from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks import binding
 from hires.core.ranks.world import World

@@ -14,7 +14,7 @@ import pytest
 
 from hires.core.errors import RunError
 from hires.core.ranks import heartbeat
-from hires.core.ranks.activity import Activity
+from hires.core.ranks.heartbeat import Activity
 from hires.core.ranks.timeline import COLLECTIVE, FORWARD, Recorder
 from hires.core.store import records
 
@@ -164,7 +164,7 @@ def test_rank_whose_attempt_was_ended_without_it_ends(run):
     script = (
         "import sys, time\n"
         "from hires.core.ranks import heartbeat\n"
-        "from hires.core.ranks.activity import Activity\n"
+        "from hires.core.ranks.heartbeat import Activity\n"
         "with heartbeat.beat(sys.argv[1], 0, 0, Activity(), 60.0):\n"
         "    print('beats', flush=True)\n"
         "    time.sleep(50)\n"
@@ -191,7 +191,7 @@ def test_folder_that_cannot_be_written_is_an_error(run):
 BUSY = """
 import sys, time
 from hires.core.ranks import heartbeat
-from hires.core.ranks.activity import Activity
+from hires.core.ranks.heartbeat import Activity
 with heartbeat.beat(sys.argv[1], 0, 0, Activity(), 60.0):
     print("ready", flush=True)
     sys.setswitchinterval(1e6)  # as C code that does not let go of the interpreter

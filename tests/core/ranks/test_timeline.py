@@ -9,6 +9,7 @@ import pytest
 from hires.core.errors import RunError
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import FORWARD, HALO, Recorder, Span, StepSpans
+from hires.core.store import provenance
 
 
 def spans_of(recorder: Recorder) -> list[Span]:
@@ -83,7 +84,7 @@ def test_written_steps_are_read_back(tmp_path):
         recorder.write(tmp_path, rank)
     steps = timeline.read(tmp_path)
     assert [(step.rank, step.step) for step in steps] == [(0, 0), (1, 0)]
-    assert steps[0].clock == steps[1].clock == timeline.clock_name()
+    assert steps[0].clock == steps[1].clock == provenance.clock_name()
     [span] = steps[0].spans
     assert span[:2] == (FORWARD, "F0")
     assert span.what == "of a test"

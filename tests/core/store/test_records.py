@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import attempts, file_names, files, records, rundir, summary
+from hires.core.store import attempts, file_names, files, records, rundir
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -282,10 +282,11 @@ def test_missing_folder_is_named(tmp_path):
         records.read_config(tmp_path)
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9), st.sampled_from([0, 0.1, 0.5, 1]))
-def test_quantile_is_numpys(values, fraction):
-    wanted = np.quantile(values, fraction)
-    assert summary.quantile(values, fraction) == pytest.approx(wanted, abs=1e-6)
+@given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=9))
+def test_quantiles_are_numpys(values):
+    spread = records._spread(values)
+    wanted = np.quantile(values, [0.1, 0.5, 0.9])
+    assert [spread["p10"], spread["median"], spread["p90"]] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_every_attempt_keeps_its_own_record(run):
@@ -296,3 +297,22 @@ def test_every_attempt_keeps_its_own_record(run):
     kept = [records.read_record(run.path / f"a{attempt}") for attempt in (0, 1)]
     assert [record["state"] for record in kept] == ["done", "failed"]
     assert records.read_record(run)["attempt"] == 0
+
+
+def test_confidence_interval_needs_six_values():
+    # Two sides of 2^-5 each are 6 %, more than the 5 % that a 95 % interval may miss.
+    assert records.confidence([1, 2, 3, 4, 5]) is None
+    assert records.confidence([1, 2, 3, 4, 5, 6]) == [1, 6]
+
+
+def test_confidence_interval_leaves_out_the_extremes_of_many_values():
+    # The textbook's table for n=20: the 6th and the 15th value.
+    assert records.confidence(list(range(1, 21))) == [6, 15]
+
+
+def test_confidence_interval_of_very_many_values():
+    # 2^-n and the binomials are no doubles from 1,030 values on: a long run lost its record.
+    low, high = records.confidence(list(range(100_000)))
+    # The normal approximation: 1.96 * sqrt(n) / 2 on each side of the middle.
+    assert abs(50_000 - 310 - low) < 3
+    assert abs(50_000 + 310 - high) < 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, RunError
 from hires.core.store import attempts, records, rundir
 from tests.helpers.new_runs import ARGV, PLAN, complete, leftovers
 
@@ -117,3 +117,20 @@ def test_done_attempts_are_those_that_ended_well(config):
         (folder / "exit.json").write_text(json.dumps({"state": state}))
     (run.attempt_dir / "exit.json").write_text("{")
     assert rundir.done_attempts(run.path) == [2, 4]
+
+
+def test_find_by_path_name_campaign_and_hash(config):
+    run = rundir.create(config, PLAN, ARGV)
+    for name in (str(run.path), run.name, f"default/{run.name}", run.name[-8:], run.name[-8:-3]):
+        assert rundir.open_run(rundir.locate(name, config.results)) == run
+    with pytest.raises(ConfigError, match="there is no run 'nothing'"):
+        rundir.locate("nothing", config.results)
+    with pytest.raises(ConfigError, match="there is no run ''"):
+        rundir.locate("", config.results)
+
+
+def test_find_refuses_what_may_be_several(config):
+    for seed in (1, 2):
+        rundir.create(replace(config, seed=seed), PLAN, ARGV)
+    with pytest.raises(ConfigError, match="may be any of 2 runs"):
+        rundir.locate("resnet50-224x224", config.results)

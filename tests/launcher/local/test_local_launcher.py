@@ -11,8 +11,7 @@ import time
 import pytest
 
 from hires.core.errors import ConfigError, RunError
-from hires.core.ranks import process_id
-from hires.core.store import records
+from hires.core.store import provenance, records
 from hires.launcher.local import local_launcher
 from hires.launcher.supervision import supervisor
 from tests.helpers.run_folders import end
@@ -321,7 +320,7 @@ def test_by_hand_failure_shows_cause_and_last_lines(fake_world, capsys, monkeypa
 
 def test_by_hand_does_not_begin_what_is_under_way(fake_world, capsys):
     run = fake_world("ok")
-    records.event(run.path, 0, "launch_started", **process_id.myself())
+    records.event(run.path, 0, "launch_started", **provenance.myself())
     assert local_launcher.main([str(run.path)]) == 1
     assert f"process {os.getpid()} on" in (err := capsys.readouterr().err)
     assert "runs attempt a0; wait until that has ended, or stop it with `hires cancel`" in err

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.core.config.cluster_config import ClusterConfig
-from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.launcher.ranks import hosts

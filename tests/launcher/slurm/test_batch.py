@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.ranks import process_id
-from hires.core.store import attempts, file_names, records, rundir
+from hires.core.store import attempts, file_names, provenance, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.launcher.interface import note_job
 from hires.launcher.local import local_launcher
@@ -110,7 +109,7 @@ def test_job_by_hand_does_not_begin_what_another_job_has(fake_world, cluster, ca
 
 def test_job_does_not_begin_what_a_process_runs(fake_world, cluster, capfd):
     run = fake_world("ok")
-    records.event(run, 0, "launch_started", **process_id.myself())
+    records.event(run, 0, "launch_started", **provenance.myself())
     assert batch.main([str(run.path)]) == 1
     told = f"process {os.getpid()} on {socket.gethostname()} runs attempt a0"
     assert told in capfd.readouterr().out

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.ranks import process_id
+from hires.core.store import provenance
 from hires.launcher import interface
 from hires.launcher.interface import JobStatus
 from hires.launcher.slurm import scheduler
@@ -47,7 +47,7 @@ def says(*answers: JobStatus):
 def dead_process() -> dict:
     """Returns a process of this machine that has ended."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    told = {**process_id.myself(), "pid": child.pid, "birth": process_id._birth(child.pid)}
+    told = {**provenance.myself(), "pid": child.pid, "birth": provenance._birth(child.pid)}
     child.communicate(b"\n")
     return told
 
@@ -163,7 +163,7 @@ def test_age_is_taken_by_the_clock_of_the_file_system(run, monkeypatch):
 def test_another_container_of_this_machine_cannot_be_seen(run):
     begin(run, pid=1, space="pid:[1]")
     assert state_of(run).state == "running"
-    assert process_id.lives({**process_id.myself(), "space": "pid:[1]"}) is None
+    assert provenance.lives({**provenance.myself(), "space": "pid:[1]"}) is None
 
 
 def test_attempt_that_nobody_began_is_lost_after_a_while(run):
@@ -303,8 +303,8 @@ def test_states_come_in_the_order_of_their_runs(tmp_path):
 
 
 def test_this_process_lives_and_its_machine_is_here():
-    assert process_id.lives(process_id.myself()) is True
-    assert process_id.lives({"host": socket.gethostname(), "pid": 1}) is None  # of an older hires
+    assert provenance.lives(provenance.myself()) is True
+    assert provenance.lives({"host": socket.gethostname(), "pid": 1}) is None  # of an older hires
 
 
 def shared(run: Path, attempt: int = 0) -> Path:

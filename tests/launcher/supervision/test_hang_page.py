@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hires.core.ranks.activity import RankStatus
-from hires.core.ranks.heartbeat import stacks_file
+from hires.core.ranks.heartbeat import RankStatus, stacks_file
 from hires.launcher.supervision.hang_page import HangFindings, cause, page
 from hires.plan.proof.stalled import Stall, Wait
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.core.ranks.activity import RankStatus
+from hires.core.ranks.heartbeat import RankStatus
 from hires.plan.event import Event
 from hires.plan.plan import Plan
 from hires.plan.program import events

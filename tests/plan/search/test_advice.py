@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from hires.core.config.cluster_config import ClusterConfig
-from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.plan.plan import Finding

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import RunError
-from hires.core.ranks import process_id
-from hires.core.store import lock
+from hires.core.store import files, provenance
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,20 +21,20 @@ ROOT = Path(__file__).resolve().parents[3]
 _HOLD = """
 import sys, time
 from pathlib import Path
-from hires.core.store import lock
-with lock.held(Path(sys.argv[1]), "the test"):
+from hires.core.store import files
+with files.lock(Path(sys.argv[1]), "the test"):
     print("held", flush=True)
     time.sleep(50)
 """
 _COUNT = """
 import sys, time
 from pathlib import Path
-from hires.core.store import lock
+from hires.core.store import files
 from hires.core.errors import RunError
 taken = 0
 for _ in range(200):
     try:
-        with lock.held(Path(sys.argv[1]), "the test"):
+        with files.lock(Path(sys.argv[1]), "the test"):
             Path(sys.argv[2]).touch(exist_ok=False)
             Path(sys.argv[2]).unlink()
             taken += 1
@@ -68,7 +67,7 @@ def test_second_is_refused_with_the_process_named(tmp_path, holder):
 
 
 def held(folder: Path):
-    return lock.held(folder / "lock", "the test")
+    return files.lock(folder / "lock", "the test")
 
 
 def test_lock_of_a_killed_process_is_taken_over_with_a_note(tmp_path, holder):
@@ -84,7 +83,7 @@ def test_lock_of_a_killed_process_is_taken_over_with_a_note(tmp_path, holder):
 def test_process_that_was_killed_and_not_yet_collected_is_dead(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 20
-    while process_id.state_of(holder.pid) not in (None, "Z") and time.monotonic() < deadline:
+    while provenance.state_of(holder.pid) not in (None, "Z") and time.monotonic() < deadline:
         time.sleep(0.01)
     with held(tmp_path) as note:
         assert note
@@ -124,7 +123,7 @@ def test_lock_that_somebody_removed_and_took_is_left_alone(tmp_path):
 def test_never_two_at_once(tmp_path):
     """All find the lock of a dead process first; whoever comes second must not remove the new."""
     (tmp_path / "lock").write_text(
-        json.dumps({**process_id.myself(), "pid": 2**22 + 1, "birth": 1})
+        json.dumps({**provenance.myself(), "pid": 2**22 + 1, "birth": 1})
     )
     processes = [start(_COUNT, tmp_path / "lock", tmp_path / "inside") for _ in range(4)]
     told = [process.communicate(timeout=50)[0] for process in processes]
@@ -134,7 +133,7 @@ def test_never_two_at_once(tmp_path):
 
 
 def test_lock_is_waited_for_until_its_holder_is_done(tmp_path, holder):
-    with pytest.raises(lock.HeldError, match=f"process {holder.pid} on "), waited(tmp_path, 0.1):
+    with pytest.raises(files.HeldError, match=f"process {holder.pid} on "), waited(tmp_path, 0.1):
         pass
     holder.terminate()
     with waited(tmp_path, 50.0):
@@ -143,4 +142,4 @@ def test_lock_is_waited_for_until_its_holder_is_done(tmp_path, holder):
 
 
 def waited(folder: Path, patience_s: float):
-    return lock.waited(folder / "lock", "the test", patience_s)
+    return files.wait_for_lock(folder / "lock", "the test", patience_s)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.core.config.cluster_config import ClusterConfig
-from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
 from hires.core.store.naming import run_name
