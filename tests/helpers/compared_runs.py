@@ -77,9 +77,9 @@ def _record(
     samples = [{"step": n, "step_s": float(s)} for n, s in enumerate([9.0, *steps])]
 
     def spread(values: Sequence[float]) -> dict[str, float]:
-        return {k: records.quantile(values, f) for k, f in (("median", 0.5), ("p10", 0.1))} | {
-            "p90": records.quantile(values, 0.9)
-        }
+        found = records.spread(values)
+        assert found is not None
+        return {key: found[key] for key in ("median", "p10", "p90")}
 
     return {
         "schema": 1,

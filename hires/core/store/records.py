@@ -171,8 +171,8 @@ def _build(
         "run": own.run.name,
         "campaign": config.campaign,
         "throughput": {
-            "img_per_s": _spread([config.batch / step_s for step_s in times if step_s > 0]),
-            "step_s": _spread(times),
+            "img_per_s": spread([config.batch / step_s for step_s in times if step_s > 0]),
+            "step_s": spread(times),
             "samples": len(times),
             "discarded": discarded,
         },
@@ -250,7 +250,7 @@ def _samples(
     return samples, discarded
 
 
-def _spread(values: Sequence[float]) -> Values | None:
+def spread(values: Sequence[float]) -> Values | None:
     """Returns median, p10 and p90 of the values, and where the median lies with 95 % confidence."""
     if not values:
         return None

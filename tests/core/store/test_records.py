@@ -284,7 +284,7 @@ def test_missing_folder_is_named(tmp_path):
 
 @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=9))
 def test_quantiles_are_numpys(values):
-    spread = records._spread(values)
+    spread = records.spread(values)
     wanted = np.quantile(values, [0.1, 0.5, 0.9])
     assert [spread["p10"], spread["median"], spread["p90"]] == pytest.approx(wanted, abs=1e-6)
 
