@@ -8,9 +8,8 @@ import typing
 import pytest
 import yaml
 
-from hires.cli.compose.choices import EXPERIMENTS, conf_dir, experiments, groups
+from hires.cli.compose.choices import EXPERIMENTS, conf_dir, experiments, groups, keys
 from hires.cli.compose.compose_config import compose
-from hires.cli.compose.config_keys import keys
 from hires.cli.sweep.axes import grid_of
 from hires.cli.sweep.configs import Composer
 from hires.cli.sweep.experiment import taken_out

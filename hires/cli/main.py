@@ -6,14 +6,40 @@ to, 75 saved to go on later, 130 interrupted.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from hires import __version__
-from hires.cli.verb_table import VERBS, module_of
+from hires.cli.compose.choices import offer
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError
+
+VERBS = {
+    "run": "run an experiment and print its throughput and memory",
+    "sweep": "run every combination of several values, or a stored sweep",
+    "plan": "show what each rank computes and sends, without running it",
+    "verify": "compare a layout with one process, in float64",
+    "show": "print the tables or the time line of a run",
+    "report": "turn runs into tables, plots and one page",
+    "compare": "tell whether B is better or worse than A; exit code 4 if it is worse",
+    "export": "write runs as CSV, or into an mlflow store",
+    "index": "rebuild the index of all runs",
+    "status": "show the state of runs: step, speed, memory",
+    "logs": "print the logs of a run's ranks",
+    "retry": "run failed and lost points again, as their next attempt",
+    "cancel": "stop runs",
+    "list": "list models, layouts, keys and other choices, or runs",
+    "data": "make a folder of labelled images",
+    "bench": "measure layouts beside torch's own",
+    "doctor": "check what this machine has",
+    "completion": "print the completion script of a shell",
+}
+"""Verb -> what it does. ``hires.cli.verbs.verb_NAME`` has ``PARSER``, which declares the options,
+and ``main(words)``, which returns the exit code; it is imported when the verb is used, so that
+``hires --help`` answers at once."""
 
 _HELP = """\
 usage: hires VERB [overrides] [options]
@@ -55,6 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+def module_of(verb: str) -> Any:
+    """Returns the module of a verb."""
+    return importlib.import_module(f"hires.cli.verbs.verb_{verb}")
+
+
 def _dispatch(words: list[str]) -> int:
     verb, *rest = words or ["--help"]
     if verb in ("--help", "-h", "help"):
@@ -65,20 +96,13 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if verb == "_complete":  # the scripts of `hires completion` call this
         return int(module_of("completion").complete(rest))
-    if verb not in VERBS:
-        raise ConfigError(_unknown(verb))
-    return int(module_of(verb).main(rest))
-
-
-def _unknown(verb: str) -> str:
-    """Returns the answer to a first word that is no verb."""
-    from hires.cli.compose.nearest import offer
-
+    if verb in VERBS:
+        return int(module_of(verb).main(rest))
     if "=" in verb:
-        return f"{verb!r} is an override and a verb comes first: hires run {verb}"
+        raise ConfigError(f"{verb!r} is an override and a verb comes first: hires run {verb}")
     if verb.startswith("-"):
-        return f"unknown option {verb}; a verb comes first: {', '.join(VERBS)}"
-    return f"unknown verb {verb!r}; {offer(verb, VERBS)}"
+        raise ConfigError(f"unknown option {verb}; a verb comes first: {', '.join(VERBS)}")
+    raise ConfigError(f"unknown verb {verb!r}; {offer(verb, VERBS)}")
 
 
 if __name__ == "__main__":

@@ -10,31 +10,63 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hires.cli.compose.choices import groups
-from hires.cli.compose.config_keys import config_keys
-from hires.cli.compose.nearest import nearest, offer
+from hires.cli.compose.choices import EXPERIMENTS, config_keys, experiments, groups, nearest, offer
 from hires.core.errors import ConfigError
 from hires.core.store import file_names
 
-Complete = Callable[[str], Iterable[str]]
-"""Returns what the word under the cursor may become."""
-
 CONF = "HIRES_CONF"
 """Environment variable that stands in for ``--config-dir``."""
-_BELOW_0 = re.compile(r"-\.?\d")
+_NEGATIVE = re.compile(r"-\.?\d")
 """Beginning of a number below 0, which no option has."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option or a positional argument of a verb."""
+
+    names: tuple[str, ...]
+    complete: Callable[[str], Iterable[str]]
+    """Returns what the word under the cursor may become."""
+    settings: dict[str, Any]
+    """As for :meth:`argparse.ArgumentParser.add_argument`."""
+
+
+def option(
+    *names: str,
+    help: str,
+    complete: Callable[[str], Iterable[str]] | Iterable[str] = (),
+    **settings: Any,
+) -> Option:
+    """Returns an option or a positional argument.
+
+    Args:
+        names: as for :meth:`argparse.ArgumentParser.add_argument`.
+        help: what it does.
+        complete: the words that it may take, or what returns them.
+        settings: further ones of argparse.
+    """
+    words = () if callable(complete) else tuple(complete)
+    of = complete if callable(complete) else lambda _: words
+    return Option(names, of, {"help": help, **settings})
+
+
+def flag(*names: str, help: str) -> Option:
+    """Returns an option without a value."""
+    return option(*names, help=help, action="store_true")
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are ConfigErrors and whose help ends in examples."""
 
-    def __init__(self, verb: str, description: str, examples: Sequence[str]) -> None:
+    def __init__(
+        self, verb: str, description: str, examples: Sequence[str], *options: Option
+    ) -> None:
         """Makes the parser of ``hires VERB``; each example is one whole command line."""
         self.examples = examples
-        self._complete: dict[str, Complete] = {}
         super().__init__(
             prog=f"hires {verb}",
             description=description,
@@ -42,72 +74,9 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-
-    def add(self, *names: str, complete: Complete | Iterable[str] = (), **settings: Any) -> None:
-        """Adds an option or a positional argument.
-
-        Args:
-            names: as for :meth:`argparse.ArgumentParser.add_argument`.
-            complete: the words that it may take, or what returns them.
-            settings: likewise.
-        """
-        self.complete(self.add_argument(*names, **settings).dest, complete)
-
-    def complete(self, dest: str, complete: Complete | Iterable[str]) -> None:
-        """Sets the words that an argument may take, or what returns them."""
-        words = complete if callable(complete) else tuple(complete)
-        self._complete[dest] = words if callable(words) else lambda _: words
-
-    def add_json(self) -> None:
-        """Adds ``--json``."""
-        text = "print the result as one JSON object, nothing else"
-        self.add("--json", action="store_true", help=text)
-
-    def add_results(self) -> None:
-        """Adds ``--results``."""
-        self.add("--results", default="results", metavar="DIR", help="where runs are kept")
-
-    def add_run(self) -> None:
-        """Adds the name of one run, and ``--results``."""
-        text = "path of a run folder, its name or its hash"
-        self.add("run", metavar="RUN", complete=run_folders, help=text)
-        self.add_results()
-
-    def add_names(self, text: str = "unset: all campaigns", **settings: Any) -> None:
-        """Adds the names of runs and campaigns, and ``--results``."""
-        settings = {"nargs": "*", "metavar": "CAMPAIGN|RUN", **settings}
-        self.add("names", complete=_names, help=text, **settings)
-        self.add_results()
-
-    def add_overrides(self) -> None:
-        """Adds the overrides, ``--cfg`` and ``--config-dir``."""
-        text = "Hydra overrides, as parallel=sp steps=20"
-        self.add("overrides", nargs="*", metavar="KEY=VALUE", complete=overrides, help=text)
-        text = "print the composed config as YAML and do nothing else"
-        self.add("--cfg", choices=("job",), help=text)
-        self.add_config_dir()
-
-    def add_config_dir(self) -> None:
-        """Adds ``--config-dir``, for which the variable HIRES_CONF stands in."""
-        text = (
-            "a folder that adds choices, as DIR/model/mine.yaml or DIR/cluster/ours.yaml "
-            f"(default: the folder that the variable {CONF} names)"
-        )
-        default = os.environ.get(CONF) or None
-        self.add("--config-dir", metavar="DIR", default=default, help=text)
-
-    def add_after(self) -> None:
-        """Adds ``--after`` and ``--after-any``."""
-        for option, ended in (("--after", "succeeded"), ("--after-any", "ended in any state")):
-            text = f"launcher=slurm: start when this job or all of this campaign has {ended}"
-            self.add(
-                option,
-                action="append",
-                default=[],
-                metavar="JOB|CAMPAIGN",
-                complete=campaign_names,
-                help=text,
-            )
+        self._complete = {
+            self.add_argument(*one.names, **one.settings).dest: one.complete for one in options
+        }
 
     def error(self, message: str) -> NoReturn:
         """Raises the message as a ConfigError."""
@@ -123,11 +92,14 @@ class Parser(argparse.ArgumentParser):
         joined: list[str] = []
         for word in words:
             # `--tolerance -5%,+5%` becomes one word: argparse takes -5% for an option.
-            if joined and self._takes_value(joined[-1]) and _BELOW_0.match(word):
+            if joined and self._takes_value(joined[-1]) and _NEGATIVE.match(word):
                 joined[-1] += f"={word}"
             else:
                 joined.append(word)
-        return self.parse_intermixed_args(joined)
+        args = self.parse_intermixed_args(joined)
+        if getattr(args, "config_dir", "") is None:
+            args.config_dir = os.environ.get(CONF) or None
+        return args
 
     def candidates(self, before: Sequence[str], current: str) -> Iterable[str]:
         """Returns the words that the shell offers.
@@ -139,13 +111,17 @@ class Parser(argparse.ArgumentParser):
         if current.startswith("-"):
             return [name for name in self._option_string_actions if name.startswith("--")]
         if before and self._takes_value(before[-1]):
-            return self._words_of(self._option_string_actions[before[-1]], current)
-        pairs = zip(["", *before], before, strict=False)
-        given = sum(not word.startswith("-") and not self._takes_value(b) for b, word in pairs)
-        places = self._get_positional_actions()
-        repeated = bool(places) and places[-1].nargs in ("*", "+")
-        at = min(given, len(places) - 1) if repeated else given
-        return self._words_of(places[at], current) if at < len(places) else ()
+            action = self._option_string_actions[before[-1]]
+        else:
+            pairs = zip(["", *before], before, strict=False)
+            given = sum(not word.startswith("-") and not self._takes_value(b) for b, word in pairs)
+            places = self._get_positional_actions()
+            repeated = bool(places) and places[-1].nargs in ("*", "+")
+            at = min(given, len(places) - 1) if repeated else given
+            if at >= len(places):
+                return ()
+            action = places[at]
+        return action.choices or self._complete[action.dest](current)
 
     def options(self) -> list[tuple[str, str]]:
         """Returns every argument with its placeholder, and its help text."""
@@ -160,27 +136,16 @@ class Parser(argparse.ArgumentParser):
         action = self._option_string_actions.get(word)
         return action is not None and action.nargs is None
 
-    def _words_of(self, action: argparse.Action, current: str) -> Iterable[str]:
-        complete = self._complete.get(action.dest)
-        return action.choices or (complete(current) if complete else ())
-
     def _refuse_unknown(self, options: Sequence[str]) -> None:
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        for option in (word.split("=", 1)[0] for word in options):
-            key = option.lstrip("-").replace("-", "_")
-            if option == "--" or option in known:
+        for one in (word.split("=", 1)[0] for word in options):
+            key = one.lstrip("-").replace("-", "_")
+            if one == "--" or one in known:
                 continue
             if key in config_keys() or key.split(".")[0] in groups():
-                raise ConfigError(f"{option} is a key, not an option; write it as {key}=VALUE")
-            hits = nearest(option, known) or known
-            raise ConfigError(f"unknown option {option}; {self.prog} has {', '.join(hits)}")
-
-
-def command_line(verb: str, words: Sequence[str], args: argparse.Namespace) -> list[str]:
-    """Returns the command to record for a run: it means the same in any environment."""
-    given = any(word.partition("=")[0] == "--config-dir" for word in words)
-    extra = () if given or not args.config_dir else ("--config-dir", args.config_dir)
-    return ["hires", verb, *words, *extra]
+                raise ConfigError(f"{one} is a key, not an option; write it as {key}=VALUE")
+            hits = nearest(one, known) or known
+            raise ConfigError(f"unknown option {one}; {self.prog} has {', '.join(hits)}")
 
 
 def positive(text: str) -> int:
@@ -208,14 +173,21 @@ def chosen(option: str, text: str, choices: Iterable[str]) -> list[str]:
 
 def overrides(current: str) -> Iterable[str]:
     """Returns the overrides that begin like a word: keys, or behind ``=`` the key's values."""
-    key, equals, _ = current.partition("=")
+    name, equals, _ = current.partition("=")
     if not equals:
-        return [f"{name}=" for name in (*groups(), *config_keys()) if not name.endswith(".name")]
-    held = config_keys().get(key)
-    values = groups().get(key) or (held.choices if held else ())
-    if held and held.hint is bool:
+        return [f"{key}=" for key in (*groups(), *config_keys()) if not key.endswith(".name")]
+    key = config_keys().get(name)
+    values: Iterable[str] = groups().get(name) or (key.choices if key else ())
+    if key and key.hint is bool:
         values = ("true", "false")
-    return [f"{key}={value}" for value in values]
+    return [f"{name}={value}" for value in values]
+
+
+def sweep_overrides(current: str) -> Iterable[str]:
+    """Returns the overrides that may follow in a sweep: stored sweeps, too."""
+    if current.startswith(f"{EXPERIMENTS}="):
+        return [f"{EXPERIMENTS}={name}" for name in experiments()]
+    return [*overrides(current), f"{EXPERIMENTS}="]
 
 
 def run_folders(current: str = "") -> list[str]:
@@ -230,5 +202,54 @@ def campaign_names(current: str = "") -> list[str]:
     return [folder.name for folder in campaigns()]
 
 
-def _names(current: str) -> list[str]:
-    return [*campaign_names(), *run_folders()]
+def composing(complete: Callable[[str], Iterable[str]] = overrides) -> tuple[Option, ...]:
+    """Returns the overrides, ``--cfg`` and ``--config-dir``."""
+    what, cfg = (
+        "Hydra overrides, as parallel=sp steps=20",
+        "print the composed config as YAML and do nothing else",
+    )
+    return (
+        option("overrides", nargs="*", metavar="KEY=VALUE", complete=complete, help=what),
+        option("--cfg", choices=("job",), help=cfg),
+        CONFIG_DIR,
+    )
+
+
+def named_runs(help: str = "unset: all campaigns", **settings: Any) -> tuple[Option, ...]:
+    """Returns the names of runs and campaigns, and ``--results``."""
+
+    def known(current: str) -> list[str]:
+        return [*campaign_names(), *run_folders()]
+
+    settings = {"nargs": "*", "metavar": "CAMPAIGN|RUN", **settings}
+    return option("names", complete=known, help=help, **settings), RESULTS
+
+
+JSON = flag("--json", help="print the result as one JSON object, nothing else")
+RESULTS = option("--results", default="results", metavar="DIR", help="where runs are kept")
+RUN = (
+    option(
+        "run",
+        metavar="RUN",
+        complete=run_folders,
+        help="path of a run folder, its name or its hash",
+    ),
+    RESULTS,
+)
+CONFIG_DIR = option(
+    "--config-dir",
+    metavar="DIR",
+    help="a folder that adds choices, as DIR/model/mine.yaml or DIR/cluster/ours.yaml "
+    f"(default: the folder that the variable {CONF} names)",
+)
+AFTER = tuple(
+    option(
+        name,
+        action="append",
+        default=[],
+        metavar="JOB|CAMPAIGN",
+        complete=campaign_names,
+        help=f"launcher=slurm: start when this job or all of this campaign has {ended}",
+    )
+    for name, ended in (("--after", "succeeded"), ("--after-any", "ended in any state"))
+)

@@ -1,16 +1,26 @@
-"""Lists the choices of every config group, and the stored sweeps.
+"""Lists what can be chosen: groups and their files, stored sweeps, and every config key.
 
-They are read from the folders of ``conf/`` without Hydra, because ``hires list``, the shell
-completion and every answer to a typo need them at once.
+Files are read from the folders of ``conf/`` without Hydra, and keys from the dataclasses, because
+``hires list``, the shell completion and every answer to a typo need them at once.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import difflib
+import functools
 import importlib.util
+import inspect
+import itertools
 import re
+import textwrap
+import typing
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 
 Groups = dict[str, dict[str, str]]
@@ -33,6 +43,48 @@ ALIASES = {
     "batch_size": ("batch", "images per step of the whole world"),
 }
 """Words of the thesis and its scripts -> (our key, what it says)."""
+
+_TYPES = (  # the first name that stands in the declared type counts
+    ("list[str]", "a list of names, as [a,b]"),
+    ("list", "a list of whole numbers, as [2,2]"),
+    ("dict", "keys and values, as {width:64}"),
+    ("int", "a whole number"),
+    ("float", "a number"),
+    ("bool", "true or false"),
+    ("str", "text"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigKey:
+    """One key of a run's config."""
+
+    name: str
+    """Dotted, as ``parallel.stages``."""
+    hint: Any
+    """Declared type."""
+    default: str
+    """As one types it: ``null``, ``true``, ``[1,1]``."""
+    choices: tuple[str, ...]
+    """Names that it takes; empty: any value of its type."""
+    section: type
+    """The dataclass that declares it."""
+
+    @property
+    def type(self) -> str | None:
+        """The declared type in words; None where several are allowed."""
+        return next((text for name, text in _TYPES if name in str(self.hint)), None)
+
+    @property
+    def meaning(self) -> str:
+        """The docstring of the field on one line, without its markup."""
+        text = _field_docs(self.section).get(self.name.rpartition(".")[2], "")
+        return " ".join(text.split()).replace("``", "`")
+
+    @property
+    def values(self) -> str:
+        """Which values it takes, in words."""
+        return ", ".join(f"`{name}`" for name in self.choices) or self.type or "see its meaning"
 
 
 def conf_dir() -> Path:
@@ -62,53 +114,113 @@ def groups(extra: Path | None = None) -> Groups:
         ConfigError: ``extra`` is not a folder.
     """
     choices: Groups = {}
-    for base in _bases(extra):
-        for path in sorted(base.glob("*/*.yaml"), key=_natural):
-            if path.parent.name != EXPERIMENTS:
-                choices.setdefault(path.parent.name, {}).setdefault(path.stem, _summary(path))
+    for path in _files(extra, "*"):
+        if path.parent.name != EXPERIMENTS:
+            choices.setdefault(path.parent.name, {}).setdefault(path.stem, summary(path))
     return choices
 
 
-@dataclasses.dataclass(frozen=True)
-class Experiment:
-    """A stored sweep."""
-
-    path: Path
-    summary: str
-    """One line that says what it compares."""
-
-
-def experiments(extra: Path | None = None) -> dict[str, Experiment]:
-    """Returns every stored sweep by its name; those of the folder ``extra`` hide ours.
+def experiments(extra: Path | None = None) -> dict[str, Path]:
+    """Returns the file of every stored sweep; those of the folder ``extra`` hide ours.
 
     Raises:
         ConfigError: ``extra`` is not a folder.
     """
-    stored: dict[str, Experiment] = {}
-    for base in _bases(extra):
-        for path in sorted(base.glob(f"{EXPERIMENTS}/*.yaml"), key=_natural):
-            stored[path.stem] = Experiment(path, _summary(path))
-    return stored
+    return {path.stem: path for path in _files(extra, EXPERIMENTS)}
 
 
-def _bases(extra: Path | None) -> list[Path]:
-    """Returns the folders of config files: ours, and ``extra`` if it is given."""
-    if extra is not None and not extra.is_dir():
-        raise ConfigError(
-            f"--config-dir {extra} (or HIRES_CONF) is not a folder; give one with GROUP/NAME.yaml"
-        )
-    return [conf_dir()] + ([extra] if extra else [])
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """Returns a key that sorts groups by name and choices by the numbers in theirs."""
-    parts = re.split(r"(\d+)", path.stem)
-    order = [(int(part), "") if part.isdigit() else (0, part) for part in parts]
-    return [(0, path.parent.name), *order]
-
-
-def _summary(path: Path) -> str:
+def summary(path: Path) -> str:
     """Returns the comment on the first line of a YAML file, or nothing."""
     with path.open(encoding="utf-8", errors="replace") as file:
         first = file.readline().strip()
     return first.lstrip("# ") if first.startswith("#") else ""
+
+
+@functools.cache
+def config_keys() -> dict[str, ConfigKey]:
+    """Returns every key that a run has, by its dotted name, in the order of their declaration."""
+    return {key.name: key for key in _keys_of(RunConfig, "")}
+
+
+@functools.cache
+def keys() -> dict[str, Any]:
+    """Returns every key that a run has, dotted, with its declared type."""
+    return {name: key.hint for name, key in config_keys().items()}
+
+
+def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Returns up to ``count`` known words that look like ``word``, the most similar first.
+
+    Upper and lower case are the same, and so are ``-`` and ``_``.
+    """
+
+    def shape(name: str) -> str:
+        return name.lower().replace("-", "_")
+
+    def likeness(hit: str) -> float:
+        return difflib.SequenceMatcher(None, hit, shape(word)).ratio()
+
+    by_shape = {shape(name): name for name in known}
+    hits = difflib.get_close_matches(shape(word), list(by_shape), n=count, cutoff=0.6)
+    best = likeness(hits[0]) if hits else 0.0
+    return [by_shape[hit] for hit in hits if likeness(hit) > best - 0.12]
+
+
+def offer(word: str, known: Iterable[str]) -> str:
+    """Returns the end of a sentence: what was meant, or else every choice there is.
+
+    >>> offer("paralel", ["parallel", "model"])
+    'did you mean parallel?'
+    >>> offer("xyz", ["a", "b"])
+    'choose one of a, b'
+    """
+    names = list(known)
+    hits = nearest(word, names)
+    return f"did you mean {' or '.join(hits)}?" if hits else f"choose one of {', '.join(names)}"
+
+
+def _files(extra: Path | None, group: str) -> list[Path]:
+    """Returns the config files of a group (a pattern), ours first, in natural order."""
+    if extra is not None and not extra.is_dir():
+        raise ConfigError(
+            f"--config-dir {extra} (or HIRES_CONF) is not a folder; give one with GROUP/NAME.yaml"
+        )
+
+    def natural(path: Path) -> list[tuple[int, str]]:  # resnet18 stands before resnet101
+        parts = re.split(r"(\d+)", path.stem)
+        order = [(int(part), "") if part.isdigit() else (0, part) for part in parts]
+        return [(0, path.parent.name), *order]
+
+    bases = [conf_dir()] + ([extra] if extra else [])
+    return [file for base in bases for file in sorted(base.glob(f"{group}/*.yaml"), key=natural)]
+
+
+def _keys_of(section: type, prefix: str) -> list[ConfigKey]:
+    hints, listed = typing.get_type_hints(section), []
+    for field in dataclasses.fields(section):
+        name, hint = prefix + field.name, hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            listed += _keys_of(typing.cast(type, hint), f"{name}.")
+            continue
+        made = field.default_factory
+        value = field.default if made is dataclasses.MISSING else made()
+        default = "null" if value is None else str(value).replace(" ", "")
+        default = default.lower() if isinstance(value, bool) else default
+        listed.append(ConfigKey(name, hint, default, field.metadata.get("choices", ()), section))
+    return listed
+
+
+@functools.cache
+def _field_docs(section: type) -> dict[str, str]:
+    """Returns the strings below the fields of a dataclass, which Python itself does not keep."""
+    [body] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(body, ast.ClassDef)
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(body.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }

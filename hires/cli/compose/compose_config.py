@@ -13,8 +13,7 @@ from typing import Any, cast
 
 from yaml import YAMLError
 
-from hires.cli.compose.choices import conf_dir, groups
-from hires.cli.compose.config_keys import config_keys
+from hires.cli.compose.choices import conf_dir, config_keys, groups
 from hires.cli.compose.overrides import checked
 from hires.cli.compose.user_files import check_chosen, file_of, yaml_words
 from hires.core.config.run_config import RunConfig, from_dict

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
-from hires.cli.compose.nearest import nearest
+from hires.cli.compose.choices import nearest
 from hires.core.errors import ConfigError
 
 Lookup = Callable[[str], Any]

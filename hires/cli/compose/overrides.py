@@ -12,9 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.choices import ALIASES, EXPERIMENTS, Groups, conf_dir
-from hires.cli.compose.config_keys import keys
-from hires.cli.compose.nearest import nearest, offer
+from hires.cli.compose.choices import ALIASES, EXPERIMENTS, Groups, conf_dir, keys, nearest, offer
 from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
 

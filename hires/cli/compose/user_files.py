@@ -13,9 +13,7 @@ from typing import Any
 
 import yaml
 
-from hires.cli.compose.choices import Groups
-from hires.cli.compose.config_keys import keys
-from hires.cli.compose.nearest import offer
+from hires.cli.compose.choices import Groups, keys, offer
 from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
 

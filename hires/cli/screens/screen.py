@@ -1,4 +1,4 @@
-"""Prints configs, records and tables."""
+"""Prints configs, records, tables, notes, and what is under way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.store.reading import text
+from hires.core.store.reading import Note, text
 from hires.core.text_table import aligned
 from hires.report.columns import Column
 from hires.report.load.plain_values import count, dig
@@ -18,6 +18,7 @@ from hires.report.tables.run_tables import tables
 
 _PLAIN_WIDTH = 200
 """Columns when the output is no terminal, so that no table is cut in a file."""
+_MOST_NOTES = 5
 
 
 class _Dumper(yaml.SafeDumper):
@@ -70,6 +71,30 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
         lines = aligned([heads, *([row[i] for i in part] for row in rows)], sides)
         lines.insert(below + 1, "─" * max(map(len, lines)))
         print("\n".join([*(f" {line}".rstrip() for line in lines), ""]))
+
+
+def print_notes(notes: Sequence[Note]) -> None:
+    """Prints the first few notes to standard error, each once."""
+    lines = list(dict.fromkeys(f"note: {note.where}: {note.text}" for note in notes))
+    for line in lines[:_MOST_NOTES]:
+        print(line, file=sys.stderr)
+    if len(lines) > _MOST_NOTES:
+        print(f"note: and {len(lines) - _MOST_NOTES} more", file=sys.stderr)
+
+
+def plural(count: int, noun: str) -> str:
+    """Returns a count with its noun.
+
+    >>> plural(1, "run"), plural(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def print_activity(text: str) -> None:
+    """Shows what is under way in the current line of a terminal; the next text overwrites it."""
+    if sys.stderr.isatty():
+        print(f"{text:<40}", end="\r", file=sys.stderr, flush=True)
 
 
 def _natural_width(columns: Sequence[Column], row: Sequence[str]) -> int:

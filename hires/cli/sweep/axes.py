@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hires.cli.compose.choices import Groups
-from hires.cli.compose.nearest import offer
+from hires.cli.compose.choices import Groups, offer
 from hires.cli.compose.overrides import checked, parsed
 from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError

@@ -15,9 +15,8 @@ from typing import Any
 
 import yaml
 
-from hires.cli.compose.choices import conf_dir, groups
+from hires.cli.compose.choices import conf_dir, groups, keys
 from hires.cli.compose.compose_config import composed, make_absolute
-from hires.cli.compose.config_keys import keys
 from hires.cli.compose.overrides import parsed
 
 _REFERENCE = "${"

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hires.cli.screens.notes import plural
-from hires.cli.screens.screen import print_table
+from hires.cli.screens.screen import plural, print_table
 from hires.cli.sweep.submission import refuse_beyond, submit
 from hires.cli.sweep.sweep_points import Points, SweepPoint, in_order
 from hires.cli.sweep.sweep_progress import SweepProgress

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.choices import experiments
-from hires.cli.compose.nearest import offer
+from hires.cli.compose.choices import experiments, offer
 from hires.cli.compose.user_files import read_mapping
 from hires.core.errors import ConfigError
 
@@ -66,7 +65,7 @@ def taken_out(words: Sequence[str], extra: Path | None) -> tuple[list[str], Stor
     known = experiments(extra)
     if names[0] not in known:
         raise ConfigError(f"unknown {KEY} {names[0]!r}; {offer(names[0], known)}")
-    return rest, _read(known[names[0]].path)
+    return rest, _read(known[names[0]])
 
 
 def _is_experiment(word: str) -> bool:

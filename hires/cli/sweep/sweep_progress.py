@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hires.cli.screens.notes import print_activity
 from hires.cli.screens.progress_bar import Bars, Drawn
+from hires.cli.screens.screen import print_activity
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import file_names, records

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hires.cli.compose.config_keys import keys
+from hires.cli.compose.choices import keys
 from hires.cli.compose.expression import Expression
 from hires.core.config.run_config import RunConfig
 

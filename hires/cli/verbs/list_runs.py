@@ -1,18 +1,26 @@
-"""``hires list runs``: lists runs and their results."""
+"""``hires list runs``: lists runs and their results, filtered and sorted by names of values."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from hires.cli.run_rows import RunRow, RunsWhere, run_rows, sorted_rows
-from hires.cli.screens.notes import plural, print_notes
-from hires.cli.screens.screen import print_table
+from hires.cli.compose.choices import groups, keys, offer
+from hires.cli.compose.expression import Expression
+from hires.cli.screens.screen import plural, print_notes, print_table
 from hires.core.errors import ConfigError
+from hires.core.store.reading import Note
 from hires.core.units import MIB
-from hires.report.columns import Column, Table
-from hires.report.load.rows import RUN_COLUMNS
+from hires.launcher.status.run_selection import select
+from hires.launcher.status.state import states
+from hires.report.columns import Column, Row, Table
+from hires.report.compare.metrics import METRICS
+from hires.report.load.plain_values import dig, same_value, value_text
+from hires.report.load.rows import RUN_COLUMNS, run_row
+from hires.report.load.runs import Run, runs_of
 from hires.report.tables.formats import safe_csv
 
 _SHOWN = (
@@ -30,6 +38,58 @@ _SHOWN = (
     Column("loss_last", "last loss", digits=4),
     Column("started", "started"),
 )
+_GROUPS = {"parallel": "layout", "precision": "precision", "task": "task", "model": "model"}
+"""Groups of the config whose choice is a column."""
+
+
+class ImageSize(list[int]):
+    """Height and width of an image, which equal each of their spellings, as ``512x512``.
+
+    A square one is ordered and computed with as its number: see :class:`SquareSize`.
+    """
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        return same_value("x".join(map(str, self)), value_text(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+class SquareSize(int):
+    """The size of a square image: a number that equals each of its spellings."""
+
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return same_value(f"{int(self)}x{int(self)}", value_text(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRow:
+    """One run as a row, with a value for every name that ``--where`` and ``--sort`` take."""
+
+    run: Run
+    values: Row
+    """By column, as ``rows.RUN_COLUMNS`` has them."""
+
+    def value(self, name: str) -> Any:
+        """Returns what a name stands for; None if the run has no such value."""
+        name = METRICS[name].column if name in METRICS else _GROUPS.get(name, name)
+        if name == "image":
+            height, width = self.values.get("height"), self.values.get("width")
+            if height is None or width is None:
+                return None
+            return SquareSize(height) if height == width else ImageSize((height, width))
+        if name in self.values:
+            return self.values[name]
+        if name in groups():
+            return dig(self.run.config, name, "name")
+        return dig(self.run.config, *name.split("."))
 
 
 def list_runs(args: Any) -> int:
@@ -43,13 +103,21 @@ def list_runs(args: Any) -> int:
     """
     if args.csv and args.json:
         raise ConfigError("--csv and --json exclude each other; choose one")
-    where = None if args.where is None else RunsWhere(args.where)
-    rows, notes = run_rows([] if args.campaign is None else [args.campaign], args.results)
+    named = {group for group in groups() if f"{group}.name" in keys()}
+    names = {*keys(), *named, *METRICS, *RUN_COLUMNS}
+    where = None
+    if args.where is not None:
+        where = Expression(args.where, {*names, "model.args."}, gaps=True)
+    paths = select([] if args.campaign is None else [args.campaign], args.results).paths
+    runs, notes = runs_of(Path(args.results), paths)
+    add_live_states(runs)
+    notes += [note for run in runs for note in run.notes]
+    rows = [RunRow(run, run_row(run)) for run in runs]
     if where is not None:
-        rows, more = where.kept(rows)
+        rows, more = _filtered(rows, where)
         notes += more
     if args.sort is not None:
-        rows = sorted_rows(rows, args.sort)
+        rows = _sorted(rows, args.sort, names)
     print_notes(notes)
     if args.json:
         values = [{**row.values, "path": str(row.run.path)} for row in rows]
@@ -57,26 +125,70 @@ def list_runs(args: Any) -> int:
         print(json.dumps({"runs": values, "notes": remarks}, indent=2))
     elif args.csv:
         print(safe_csv(_table(rows, [Column(key, key) for key in RUN_COLUMNS])), end="")
+    elif rows:
+        table = _table(rows, list(_SHOWN))
+        shown = [[_brief(cell) for cell in cells] for cells in table.text_rows()]
+        print_table(plural(len(rows), "run"), table.columns, shown)
     else:
-        _print(rows)
+        print("no runs")
     return 0
 
 
-def _print(rows: list[RunRow]) -> None:
-    if not rows:
-        print("no runs")
-        return
-    table = _table(rows, list(_SHOWN))
-    shown = [[_brief(cell) for cell in cells] for cells in table.text_rows()]
-    print_table(plural(len(rows), "run"), table.columns, shown)
+def add_live_states(runs: Iterable[Run]) -> None:
+    """Adds the launcher's state to those runs whose last attempt left no exit record."""
+    silent = [
+        run
+        for run in runs
+        if run.record.get("state") != "done" and not (run.last and run.last.exit)
+    ]
+    if silent:
+        for run, state in zip(silent, states([run.path for run in silent]), strict=True):
+            run.status = (state.state, state.reason, state.cause)
+
+
+def _filtered(rows: list[RunRow], where: Expression) -> tuple[list[RunRow], list[Note]]:
+    """Returns the rows of which it is true, and a note if it could not be evaluated for some.
+
+    Raises:
+        ConfigError: it could not be evaluated for any row.
+    """
+    kept, wrong = [], []
+    for row in rows:
+        try:
+            if where.truth(row.value):
+                kept.append(row)
+        except ConfigError as error:
+            wrong.append(error)
+    if wrong and len(wrong) == len(rows):
+        raise wrong[0]
+    notes = [f"{len(wrong)} runs left out, as the first: {wrong[0]}"] if wrong else []
+    return kept, [Note("--where", text) for text in notes]
+
+
+def _sorted(rows: list[RunRow], key: str, names: set[str]) -> list[RunRow]:
+    """Returns rows in the order of a name, descending behind a ``-``; missing values come last.
+
+    Raises:
+        ConfigError: no run has a value of this name.
+    """
+    name = key.removeprefix("-")
+    if name not in names:
+        raise ConfigError(f"--sort {name!r} is no name of a run; {offer(name, sorted(names))}")
+
+    def order(pair: tuple[RunRow, Any]) -> tuple[int, Any]:  # numbers, then all else as text
+        return (0, pair[1]) if isinstance(pair[1], (int, float)) else (1, str(pair[1]))
+
+    pairs = [(row, row.value(name)) for row in rows]
+    present = [pair for pair in pairs if pair[1] is not None]
+    present.sort(key=order, reverse=key.startswith("-"))
+    return [row for row, _ in present] + [row for row, value in pairs if value is None]
+
+
+def _table(rows: list[RunRow], columns: list[Column]) -> Table:
+    cells = [[row.values.get(column.key) for column in columns] for row in rows]
+    return Table("runs", "Runs", columns, cells)
 
 
 def _brief(cell: str) -> str:
     """Returns a cell as it fits: of a time stamp day and minute."""
     return cell[:16].replace("T", " ") if cell[10:11] == "T" and cell[4:5] == "-" else cell
-
-
-def _table(rows: list[RunRow], columns: list[Column]) -> Table:
-    columns = [dataclasses.replace(column) for column in columns]
-    cells = [[row.values.get(column.key) for column in columns] for row in rows]
-    return Table("runs", "Runs", columns, cells)

@@ -11,8 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hires.cli.compose.nearest import offer
-from hires.cli.options import Parser
+from hires.cli.compose.choices import offer
+from hires.cli.options import Parser, option
 from hires.core.errors import ConfigError
 
 BENCHMARKS = {
@@ -21,29 +21,23 @@ BENCHMARKS = {
     "parity": "random layouts against one process in float64",
     "simulate": "plans simulated: beside runs on this machine, and beside the thesis's ratios",
 }
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb; the options behind NAME are the benchmark's own."""
-    text = (
-        "Measure on this machine; `hires bench NAME --help` shows the benchmark's own options.\n\n"
-        "benchmarks:\n"
-    )
-    text += "\n".join(f"  {name:<10}{what}" for name, what in BENCHMARKS.items())
-    parser = Parser("bench", text, ["hires bench layouts --help", "hires bench plan"])
-    parser.add("name", metavar="NAME", complete=BENCHMARKS, help=f"one of {', '.join(BENCHMARKS)}")
-    parser.add("rest", nargs=argparse.REMAINDER, metavar="...", help="options of the benchmark")
-    return parser
+PARSER = Parser(
+    "bench",
+    "Measure on this machine; `hires bench NAME --help` shows the benchmark's own options.\n\n"
+    "benchmarks:\n" + "\n".join(f"  {name:<10}{what}" for name, what in BENCHMARKS.items()),
+    ("hires bench layouts --help", "hires bench plan"),
+    option("name", metavar="NAME", complete=BENCHMARKS, help=f"one of {', '.join(BENCHMARKS)}"),
+    option("rest", nargs=argparse.REMAINDER, metavar="...", help="options of the benchmark"),
+)
 
 
 def main(words: Sequence[str]) -> int:
     """Becomes a benchmark with the rest of the command line; returns only after showing help."""
     if not words or words[0] in ("--help", "-h"):
-        parser().print_help()
+        PARSER.print_help()
         return 0
     name, *rest = words
     if name not in BENCHMARKS:
         raise ConfigError(f"unknown benchmark {name!r}; {offer(name, BENCHMARKS)}")
-    command = [sys.executable, "-m", f"hires.bench.{name}_bench", *rest]
     sys.stdout.flush()
-    return os.execv(sys.executable, command)
+    return os.execv(sys.executable, [sys.executable, "-m", f"hires.bench.{name}_bench", *rest])

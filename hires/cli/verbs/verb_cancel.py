@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from hires.cli.options import Parser
+from hires.cli.options import Parser, named_runs
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import campaign
 from hires.launcher.cancel import WAIT_S, cancel_all
@@ -15,29 +14,31 @@ from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import PENDING, RUNNING
 from hires.launcher.status.state import states
 
-_EXAMPLES = (
-    "hires cancel 0123abcd           one run, by the beginning of its hash",
-    "hires cancel mycampaign         all runs of a campaign that wait or run, and its sweep",
-)
 _POLL_S = 0.1
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    text = "Stop runs: the launcher is signalled as by Ctrl-C, Slurm's jobs are cancelled."
-    parser = Parser("cancel", text, _EXAMPLES)
-    parser.add_names("what to stop")
-    return parser
+PARSER = Parser(
+    "cancel",
+    "Stop runs: the launcher is signalled as by Ctrl-C, Slurm's jobs are cancelled.",
+    (
+        "hires cancel 0123abcd           one run, by the beginning of its hash",
+        "hires cancel mycampaign         all runs of a campaign that wait or run, and its sweep",
+    ),
+    *named_runs("what to stop"),
+)
 
 
 def main(words: Sequence[str]) -> int:
     """Stops runs; returns 0 if none is left running, 1 if some could not be stopped."""
-    args = parser().read(words)
+    args = PARSER.read(words)
     if not args.names:
         raise ConfigError("name the runs or campaigns to cancel; `hires status` shows them")
     selection = select(args.names, args.results)
     for folder in selection.campaigns:
-        _stop_sweep(folder)
+        if campaign.stop(folder):  # its sweep starts nothing more
+            deadline = time.monotonic() + WAIT_S
+            while campaign.is_locked(folder) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            end = "has not ended yet" if campaign.is_locked(folder) else "has ended"
+            print(f"{folder.name}: its sweep was told to start nothing more, and {end}")
     all_states = states(selection.paths)
     live = [state for state in all_states if state.state in (PENDING, RUNNING)]
     # Pending runs are cancelled first, so that none starts in the place of one that was stopped.
@@ -50,14 +51,3 @@ def main(words: Sequence[str]) -> int:
             code = RunError.exit_code
             print(f"hires: {message}", file=sys.stderr)
     return code
-
-
-def _stop_sweep(folder: Path) -> None:
-    """Asks the sweep of a campaign to start nothing more, and waits until it has stopped."""
-    if not campaign.stop(folder):
-        return
-    deadline = time.monotonic() + WAIT_S
-    while campaign.is_locked(folder) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    end = "has not ended yet" if campaign.is_locked(folder) else "has ended"
-    print(f"{folder.name}: its sweep was told to start nothing more, and {end}")

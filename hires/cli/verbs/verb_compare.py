@@ -6,52 +6,65 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hires.cli.options import Parser, chosen
+from hires.cli.options import JSON, Parser, chosen, named_runs, option
+from hires.cli.screens.screen import print_table
 from hires.core.errors import REGRESSION, ConfigError, RunError
 from hires.core.store.launch_file import reproduce_line
-from hires.report.compare.metrics import METRICS
+from hires.report.columns import Column
+from hires.report.compare.metrics import METRICS, Metric
+
+if TYPE_CHECKING:  # pandas would keep --help and the shell completion waiting
+    from hires.report.compare.comparison import Comparison
+    from hires.report.compare.verdicts import PointVerdict
+    from hires.report.load.runs import Run
 
 TOLERANCE = "5%"
 _FEWEST = 100
 """With fewer resamples the ends of an interval are themselves random."""
-
-_EXAMPLES = (
-    "hires compare before after                            two campaigns, point by point",
-    "hires compare 0123abcd 4567cdef --metric memory       two runs",
-    "hires compare before after --tolerance=-3%,+10% --junit compare.xml",
-    "hires compare before --write-reference results/reference.yaml",
-    "hires compare after --reference results/reference.yaml",
+_DIGITS = 5
+"""Significant digits of a number."""
+PARSER = Parser(
+    "compare",
+    "Compare runs, campaigns or references: A is the earlier one, B the later one. Points are\n"
+    "paired by config without the seed. A point differs if the bootstrap interval of B/A does\n"
+    "not hold 1 and B/A is outside the tolerance. Exit code 4 if anything became worse, 1 if\n"
+    "nothing is decided: no point has numbers, or all intervals are much wider than the\n"
+    "tolerance.",
+    (
+        "hires compare before after                            two campaigns, point by point",
+        "hires compare 0123abcd 4567cdef --metric memory       two runs",
+        "hires compare before after --tolerance=-3%,+10% --junit compare.xml",
+        "hires compare before --write-reference results/reference.yaml",
+        "hires compare after --reference results/reference.yaml",
+    ),
+    *named_runs("run, campaign or reference.yaml", nargs="+", metavar="A B"),
+    option(
+        "--metric",
+        metavar="LIST",
+        complete=METRICS,
+        help=f"any of {', '.join(METRICS)} (default: throughput; with references: all they have)",
+    ),
+    option(
+        "--tolerance",
+        metavar="PERCENT",
+        help=f"largest change that is accepted, as 5%% or -5%%,+15%% (default: {TOLERANCE}%)",
+    ),
+    option("--reference", metavar="FILE", help="compare to the values in a file"),
+    option("--write-reference", metavar="FILE", help="keep the values of the runs in such a file"),
+    option(
+        "--cluster",
+        metavar="HOSTS",
+        help="hosts for which the reference holds, as 'node*' (default: that of the runs)",
+    ),
+    option("--junit", metavar="FILE", help="write JUnit's XML, for CI servers"),
+    option("--seed", type=int, default=0, help="of the bootstrap (default: 0)"),
+    option(
+        "--resamples", type=int, default=2000, metavar="N", help="of the bootstrap (default: 2000)"
+    ),
+    JSON,
 )
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    text = (
-        "Compare runs, campaigns or references: A is the earlier one, B the later one. Points are\n"
-        "paired by config without the seed. A point differs if the bootstrap interval of B/A does\n"
-        "not hold 1 and B/A is outside the tolerance. Exit code 4 if anything became worse, 1 if\n"
-        "nothing is decided: no point has numbers, or all intervals are much wider than the\n"
-        "tolerance."
-    )
-    parser = Parser("compare", text, _EXAMPLES)
-    parser.add_names("run, campaign or reference.yaml", nargs="+", metavar="A B")
-    text = f"any of {', '.join(METRICS)} (default: throughput; with references: all they have)"
-    parser.add("--metric", metavar="LIST", complete=METRICS, help=text)
-    text = f"largest change that is accepted, as 5%% or -5%%,+15%% (default: {TOLERANCE}%)"
-    parser.add("--tolerance", metavar="PERCENT", help=text)
-    parser.add("--reference", metavar="FILE", help="compare to the values in a file")
-    text = "keep the values of the runs in such a file"
-    parser.add("--write-reference", metavar="FILE", help=text)
-    text = "hosts for which the reference holds, as 'node*' (default: that of the runs)"
-    parser.add("--cluster", metavar="HOSTS", help=text)
-    parser.add("--junit", metavar="FILE", help="write JUnit's XML, for CI servers")
-    parser.add("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
-    text = "of the bootstrap (default: 2000)"
-    parser.add("--resamples", type=int, default=2000, metavar="N", help=text)
-    parser.add_json()
-    return parser
 
 
 def main(words: Sequence[str]) -> int:
@@ -60,10 +73,9 @@ def main(words: Sequence[str]) -> int:
     Raises:
         RunError: nothing could be compared, or nothing is decided.
     """
-    args = parser().read(words)
+    args = PARSER.read(words)
     if args.write_reference is not None:
         return _write_reference(args, words)
-    from hires.cli.screens.show_compare import comparison_lines
     from hires.report.compare.comparison import write_junit
 
     comparison = _compare(args)
@@ -72,7 +84,7 @@ def main(words: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(comparison.to_dict(), indent=2))
     else:
-        comparison_lines(comparison)
+        _print(comparison)
     if comparison.is_worse:
         return REGRESSION
     if not comparison.is_decided:
@@ -80,7 +92,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _compare(args: Any) -> Any:
+def _compare(args: Any) -> Comparison:
     """Returns the comparison that the options describe."""
     from hires.report.compare import comparison, references
     from hires.report.compare.verdicts import Settings, parse_tolerance
@@ -90,18 +102,6 @@ def _compare(args: Any) -> Any:
     if file is None and len(files) == 1 and len(names) == 2:
         file = files[0]
         names.remove(file)
-    _check(args, names, file)
-    tolerance = parse_tolerance(TOLERANCE if args.tolerance is None else args.tolerance)
-    settings = Settings(tolerance, args.seed, args.resamples)
-    if file is not None:
-        values, runs = references.read(Path(file)), _runs(names[0], args.results)
-        metrics = None if args.metric is None else _metrics(args.metric)
-        return comparison.compare_references((file, names[0]), values, runs, metrics, settings)
-    a, b = (_runs(name, args.results) for name in names)
-    return comparison.compare_runs((names[0], names[1]), a, b, _metrics(args.metric), settings)
-
-
-def _check(args: Any, names: Sequence[str], file: str | None) -> None:
     if len(names) != (1 if file is not None else 2):
         needs = "one run or campaign" if file else "two runs, campaigns or references: A and B"
         raise ConfigError(f"hires compare needs {needs}, and got {' '.join(names) or 'none'}")
@@ -113,20 +113,31 @@ def _check(args: Any, names: Sequence[str], file: str | None) -> None:
         raise ConfigError(f"--resamples {args.resamples} is too few; use {_FEWEST} or more")
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed} must be at least 0")
+    settings = Settings(
+        parse_tolerance(TOLERANCE if args.tolerance is None else args.tolerance),
+        args.seed,
+        args.resamples,
+    )
+    if file is not None:
+        values, runs = references.read(Path(file)), _runs(names[0], args.results)
+        metrics = None if args.metric is None else _metrics(args.metric)
+        return comparison.compare_references((file, names[0]), values, runs, metrics, settings)
+    a, b = (_runs(name, args.results) for name in names)
+    return comparison.compare_runs((names[0], names[1]), a, b, _metrics(args.metric), settings)
 
 
-def _metrics(names: str | None) -> list[Any]:
-    known = chosen("--metric", "throughput" if names is None else names, METRICS)
-    return [METRICS[name] for name in known]
+def _metrics(names: str | None) -> list[Metric]:
+    wanted = chosen("--metric", "throughput" if names is None else names, METRICS)
+    return [METRICS[name] for name in wanted]
 
 
-def _runs(name: str, results: str) -> list[Any]:
+def _runs(name: str, results: str) -> list[Run]:
     """Returns the runs of a name, each with its state.
 
     Raises:
         ConfigError: it is neither a campaign nor a run, or has no run.
     """
-    from hires.cli.run_rows import add_live_states
+    from hires.cli.verbs.list_runs import add_live_states
     from hires.launcher.status.run_selection import select
     from hires.report.load.runs import read_runs
 
@@ -147,20 +158,75 @@ def _write_reference(args: Any, words: Sequence[str]) -> int:
         raise ConfigError("--write-reference takes one run or campaign, and nothing to compare to")
     tolerance = parse_tolerance(TOLERANCE if args.tolerance is None else args.tolerance)
     runs = _runs(args.names[0], args.results)
-    keys, made = references.apart(runs), []
+    keys, written = references.apart(runs), []
     for _, point in points(runs):
         for metric in _metrics(args.metric):
             value = middle(point.repeats(metric))
             if value is not None:
                 reference = references.from_point(point, metric, value, tolerance, keys)
                 cluster = args.cluster or reference.cluster
-                made.append(dataclasses.replace(reference, cluster=cluster))
-    if not made:
+                written.append(dataclasses.replace(reference, cluster=cluster))
+    if not written:
         raise ConfigError(f"{args.names[0]} has no complete run with such a number")
     path = Path(args.write_reference)
-    held = references.write(path, made, reproduce_line(["hires", "compare", *words]))
+    total = references.write(path, written, reproduce_line(["hires", "compare", *words]))
     if args.json:
-        print(json.dumps({"file": str(path), "written": len(made), "held": held}))
+        print(json.dumps({"file": str(path), "written": len(written), "held": total}))
     else:
-        print(f"{path}: {len(made)} written, {held} in all")
+        print(f"{path}: {len(written)} written, {total} in all")
     return 0
+
+
+def _print(comparison: Comparison) -> None:
+    """Prints the points of every metric, what they come to together, and what else differs."""
+    from hires.report.compare.comparison import sentence
+
+    a, b = comparison.names
+    settings = comparison.settings
+    print(f"A: {a}\nB: {b}")
+    print(
+        f"{100 * settings.confidence:g} % bootstrap intervals of B/A, {settings.resamples} "
+        f"resamples, seed {settings.seed}\n"
+    )
+    for result in comparison.overall:
+        metric = result.metric
+        columns = [
+            Column("point", "point"),
+            Column("verdict", "verdict"),
+            Column("a", "A", metric.unit, digits=2),
+            Column("b", "B", metric.unit, digits=2),
+            Column("change", "change", "%", digits=1),
+            Column("interval", "interval", "%"),
+            Column("tolerance", "tolerance"),
+            Column("why", "drawn from"),
+        ]
+        better = "higher" if metric.higher_is_better else "lower"
+        rows = [_row(metric, one) for one in comparison.results if one.metric is metric]
+        print_table(f"{metric.name}: {metric.what}; {better} is better", columns, rows)
+        if len(rows) > 1:
+            mean = " (geometric mean of B/A)" if result.ratio else ""
+            print(f"overall {metric.name}: {sentence(result)}{mean}\n")
+    differences = [*comparison.config, *comparison.origin]
+    if differences:
+        columns = [Column("what", "key"), Column("a", "A"), Column("b", "B")]
+        print_table("What differs", columns, [[d.what, d.a, d.b] for d in differences])
+    for note in comparison.notes:
+        print(f"note: {note}")
+
+
+def _row(metric: Metric, result: PointVerdict) -> list[str]:
+    values = [None if v is None else metric.shown(v) for v in (result.a, result.b)]
+    interval = change = "-"
+    if result.ratio is not None:
+        change = f"{100 * (result.ratio - 1):+.1f}"
+    if result.low is not None and result.high is not None:
+        interval = f"{100 * (result.low - 1):+.1f} to {100 * (result.high - 1):+.1f}"
+    return [
+        result.point,
+        result.verdict if result.status != "worse" else f"{result.verdict} (worse)",
+        *("-" if value is None else f"{value:.{_DIGITS}g}" for value in values),
+        change,
+        interval,
+        "-" if result.tolerance is None else str(result.tolerance),
+        result.why,
+    ]

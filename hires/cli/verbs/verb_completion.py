@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hires.cli.compose.nearest import offer
-from hires.cli.options import Parser, overrides
-from hires.cli.verb_table import VERBS, parser_of
+from hires.cli.compose.choices import offer
+from hires.cli.main import VERBS, module_of
+from hires.cli.options import Parser, option, overrides
 from hires.core.errors import ConfigError
 
 _SCRIPTS = {
@@ -45,23 +45,21 @@ compdef _hires hires
 }
 _COMPOSING = ("run", "plan", "verify")
 """Verbs that take overrides, for which the launchers behind their parsers need not be imported."""
-_EXAMPLES = (
-    'eval "$(hires completion bash)"              in ~/.bashrc',
-    'eval "$(hires completion zsh)"               in ~/.zshrc, after compinit',
-    "hires completion fish > ~/.config/fish/completions/hires.fish",
+PARSER = Parser(
+    "completion",
+    "Print the completion script of a shell.",
+    (
+        'eval "$(hires completion bash)"              in ~/.bashrc',
+        'eval "$(hires completion zsh)"               in ~/.zshrc, after compinit',
+        "hires completion fish > ~/.config/fish/completions/hires.fish",
+    ),
+    option("shell", metavar="SHELL", complete=_SCRIPTS, help="bash, zsh or fish"),
 )
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    parser = Parser("completion", "Print the completion script of a shell.", _EXAMPLES)
-    parser.add("shell", metavar="SHELL", complete=_SCRIPTS, help="bash, zsh or fish")
-    return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Prints the script of a shell; returns 0."""
-    shell = parser().read(words).shell
+    shell = PARSER.read(words).shell
     if shell not in _SCRIPTS:
         raise ConfigError(f"unknown shell {shell!r}; {offer(shell, _SCRIPTS)}")
     print(_SCRIPTS[shell], end="")
@@ -77,7 +75,7 @@ def complete(words: Sequence[str]) -> int:
     elif before[0] in _COMPOSING and not current.startswith("-") and before[-1][:2] != "--":
         candidates = overrides(current)
     elif before[0] in VERBS:
-        candidates = parser_of(before[0]).candidates(before[1:], current)
+        candidates = module_of(before[0]).PARSER.candidates(before[1:], current)
     for candidate in sorted(set(candidates)):
         if candidate.startswith(current):
             print(candidate)

@@ -11,7 +11,7 @@ from pathlib import Path
 from hires.cli.doctor.machine_checks import machine_checks
 from hires.cli.doctor.mpi_checks import mpi_checks
 from hires.cli.doctor.torch_checks import torch_checks
-from hires.cli.options import Parser, positive
+from hires.cli.options import JSON, Parser, composing, option, positive
 from hires.cli.screens.screen import print_config
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
@@ -20,29 +20,32 @@ from hires.launcher.doctor_check import FAILED, OK, Check
 from hires.launcher.interface import all_launchers, launcher_of
 
 PATIENCE_S = 600
-_EXAMPLES = (
-    "hires doctor                             this machine",
-    "hires doctor launcher=slurm --nodes 2    this machine, and two nodes by a job of its own",
-    "hires doctor --json",
+PARSER = Parser(
+    "doctor",
+    "Check what this machine and its cluster have, and say what would help.",
+    (
+        "hires doctor                             this machine",
+        "hires doctor launcher=slurm --nodes 2    this machine, and two nodes by a job of its own",
+        "hires doctor --json",
+    ),
+    *composing(),
+    option(
+        "--nodes", type=positive, metavar="N", help="machines that runs are to use (launcher.nodes)"
+    ),
+    option(
+        "--patience",
+        type=positive,
+        default=PATIENCE_S,
+        metavar="S",
+        help=f"seconds that the job may wait and take (default: {PATIENCE_S})",
+    ),
+    JSON,
 )
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    text = "Check what this machine and its cluster have, and say what would help."
-    parser = Parser("doctor", text, _EXAMPLES)
-    parser.add_overrides()
-    text = "machines that runs are to use (launcher.nodes)"
-    parser.add("--nodes", type=positive, metavar="N", help=text)
-    text = f"seconds that the job may wait and take (default: {PATIENCE_S})"
-    parser.add("--patience", type=positive, default=PATIENCE_S, metavar="S", help=text)
-    parser.add_json()
-    return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Prints one line a check, each with a remedy if it is not ok; returns 1 if one failed."""
-    args = parser().read(words)
+    args = PARSER.read(words)
     config = _config(args)
     if args.cfg:
         return print_config(config)

@@ -7,32 +7,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.cli.options import Parser, chosen
-from hires.cli.screens.notes import print_notes
+from hires.cli.options import JSON, Parser, chosen, named_runs, option
+from hires.cli.screens.screen import print_notes
 from hires.core.errors import ConfigError
 from hires.launcher.status.run_selection import select, whole_campaigns
 
 KINDS = ("csv", "mlflow")
-_EXAMPLES = (
-    "hires export --to csv --out exported               all campaigns under results/",
-    "hires export default --to mlflow --out mlruns      needs pip install 'hires[mlflow]'",
+PARSER = Parser(
+    "export",
+    "Write runs as CSV files, or into a file store of mlflow.",
+    (
+        "hires export --to csv --out exported               all campaigns under results/",
+        "hires export default --to mlflow --out mlruns      needs pip install 'hires[mlflow]'",
+    ),
+    *named_runs(),
+    option(
+        "--to", required=True, metavar="FORM", complete=KINDS, help=f"one of {', '.join(KINDS)}"
+    ),
+    option("--out", required=True, metavar="DIR", help="folder to write"),
+    JSON,
 )
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    parser = Parser("export", "Write runs as CSV files, or into a file store of mlflow.", _EXAMPLES)
-    parser.add_names()
-    text = f"one of {', '.join(KINDS)}"
-    parser.add("--to", required=True, metavar="FORM", complete=KINDS, help=text)
-    parser.add("--out", required=True, metavar="DIR", help="folder to write")
-    parser.add_json()
-    return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Writes runs in another form; returns 0, however the runs ended."""
-    args = parser().read(words)
+    args = PARSER.read(words)
     [kind] = chosen("--to", args.to, KINDS)[:1]
     paths = select(args.names, args.results).paths
     if not paths:
@@ -52,7 +51,7 @@ def no_runs(results: str, verb: str) -> str:
 
 
 def _csv(args: Any, paths: Sequence[Path]) -> dict[str, Any]:
-    from hires.cli.run_rows import add_live_states
+    from hires.cli.verbs.list_runs import add_live_states
     from hires.report.frames import add_campaign, load
     from hires.report.tables.formats import write_frames
 

@@ -6,31 +6,28 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hires.cli.options import Parser
-from hires.cli.screens.notes import plural, print_notes
+from hires.cli.options import JSON, RESULTS, Parser
+from hires.cli.screens.screen import plural, print_notes
 from hires.core.errors import ConfigError
 from hires.core.store import run_index
 from hires.launcher.status.run_selection import select
 from hires.report.load.runs import rebuild_index
 
-_EXAMPLES = (
-    "hires index                     after folders were copied, moved or removed",
-    "hires index --results /data/results",
+PARSER = Parser(
+    "index",
+    "Rebuild the index of all attempts that have ended from the run folders.",
+    (
+        "hires index                     after folders were copied, moved or removed",
+        "hires index --results /data/results",
+    ),
+    RESULTS,
+    JSON,
 )
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    text = "Rebuild the index of all attempts that have ended from the run folders."
-    parser = Parser("index", text, _EXAMPLES)
-    parser.add_results()
-    parser.add_json()
-    return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Writes the index; returns 0."""
-    args = parser().read(words)
+    args = PARSER.read(words)
     results = Path(args.results)
     if not results.is_dir():
         raise ConfigError(f"there is no folder {results}; name one with --results DIR")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hires.cli.options import Parser
+from hires.cli.options import RUN, Parser, flag, option
 from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, last_number, rank_logs
@@ -19,24 +19,22 @@ from hires.launcher.status.logs import Follower, LogEntry, merged
 POLL_S = 0.2
 """How often ``-f`` looks for new lines."""
 
-_EXAMPLES = (
-    "hires logs 0123abcd                    all ranks of the latest attempt, by time",
-    "hires logs 0123abcd -f                 and new lines as they come, of later attempts too",
-    "hires logs 0123abcd --rank 3           one rank",
-    "hires logs 0123abcd --grep 'nan|inf'   lines that match a regular expression",
-    "hires logs 0123abcd --attempt 0        an earlier attempt",
+PARSER = Parser(
+    "logs",
+    "Print the logs of a run's ranks, merged by time.",
+    (
+        "hires logs 0123abcd                    all ranks of the latest attempt, by time",
+        "hires logs 0123abcd -f                 and new lines as they come, of later attempts too",
+        "hires logs 0123abcd --rank 3           one rank",
+        "hires logs 0123abcd --grep 'nan|inf'   lines that match a regular expression",
+        "hires logs 0123abcd --attempt 0        an earlier attempt",
+    ),
+    *RUN,
+    flag("-f", "--follow", help="wait for more"),
+    option("--rank", action="append", type=int, metavar="R", help="only this rank"),
+    option("--grep", metavar="X", help="only lines that match a regular expression"),
+    option("--attempt", type=int, metavar="K", help="unset: the latest"),
 )
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    parser = Parser("logs", "Print the logs of a run's ranks, merged by time.", _EXAMPLES)
-    parser.add_run()
-    parser.add("-f", "--follow", action="store_true", help="wait for more")
-    parser.add("--rank", action="append", type=int, metavar="R", help="only this rank")
-    parser.add("--grep", metavar="X", help="only lines that match a regular expression")
-    parser.add("--attempt", type=int, metavar="K", help="unset: the latest")
-    return parser
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class _Filter:
 
 def main(words: Sequence[str]) -> int:
     """Prints the ranks' logs, merged by time; returns 0, or 130 after Ctrl-C."""
-    args = parser().read(words)
+    args = PARSER.read(words)
     run = locate(args.run, args.results)
     try:
         pattern = None if args.grep is None else re.compile(args.grep)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from hires.cli.compose.compose_config import compose
-from hires.cli.options import Parser
+from hires.cli.options import JSON, Parser, composing, flag
 from hires.cli.prepare import planned, with_classes
 from hires.cli.screens.screen import print_config
 from hires.cli.screens.show_memory import node_lines
@@ -17,23 +17,21 @@ from hires.launcher.interface import launcher_of
 from hires.plan.memory import room_of
 from hires.plan.proof.prove import judged
 
-_EXAMPLES = (
-    "hires plan parallel=pp image=512",
-    "hires plan parallel=sp 'parallel.tiles=[2,2]' --json",
-    "hires plan parallel=sp+pp --prove",
+PARSER = Parser(
+    "plan",
+    "Show what each rank computes and sends, without running it.",
+    (
+        "hires plan parallel=pp image=512",
+        "hires plan parallel=sp 'parallel.tiles=[2,2]' --json",
+        "hires plan parallel=sp+pp --prove",
+    ),
+    *composing(),
+    JSON,
+    flag(
+        "--prove",
+        help="show the proof under each semantics of messages, with the cycle if it fails",
+    ),
 )
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    parser = Parser(
-        "plan", "Show what each rank computes and sends, without running it.", _EXAMPLES
-    )
-    parser.add_overrides()
-    parser.add_json()
-    text = "show the proof under each semantics of messages, with the cycle if it fails"
-    parser.add("--prove", action="store_true", help=text)
-    return parser
 
 
 def main(words: Sequence[str]) -> int:
@@ -42,7 +40,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         ConfigError: the config makes no sense, or Slurm would refuse the job.
     """
-    args = parser().read(words)
+    args = PARSER.read(words)
     config = compose(args.overrides, args.config_dir)
     if args.cfg:
         return print_config(config)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hires.cli.options import Parser, chosen
+from hires.cli.options import JSON, Parser, chosen, named_runs, option
 from hires.cli.verbs.verb_export import no_runs
 from hires.core.errors import ConfigError
 from hires.core.store import file_names
@@ -18,33 +18,34 @@ FORMATS = ("html", "csv", "md", "tex", "parquet", "svg", "pdf", "png")
 DEFAULT = ("html", "csv", "md", "svg")
 OUT = "report"
 
-_EXAMPLES = (
-    "hires report                                  all campaigns under results/, into report/",
-    "hires report default --out paper              one campaign",
-    "hires report 0123abcd --format tex,pdf        one run, for LaTeX",
-    "hires report default --format all             everything: " + ", ".join(FORMATS),
+PARSER = Parser(
+    "report",
+    "Turn run folders into tables, plots and one page that opens in any browser.",
+    (
+        "hires report                                  all campaigns under results/, into report/",
+        "hires report default --out paper              one campaign",
+        "hires report 0123abcd --format tex,pdf        one run, for LaTeX",
+        "hires report default --format all             everything: " + ", ".join(FORMATS),
+    ),
+    *named_runs(),
+    option("--out", default=OUT, metavar="DIR", help=f"folder to write (default: {OUT})"),
+    option(
+        "--format",
+        action="append",
+        metavar="LIST",
+        complete=[*FORMATS, "all"],
+        help=f"any of {', '.join(FORMATS)}, or all (default: {','.join(DEFAULT)})",
+    ),
+    option("--title", help="heading of the page"),
+    JSON,
 )
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    text = "Turn run folders into tables, plots and one page that opens in any browser."
-    parser = Parser("report", text, _EXAMPLES)
-    parser.add_names()
-    parser.add("--out", default=OUT, metavar="DIR", help=f"folder to write (default: {OUT})")
-    text = f"any of {', '.join(FORMATS)}, or all (default: {','.join(DEFAULT)})"
-    formats = [*FORMATS, "all"]
-    parser.add("--format", action="append", metavar="LIST", complete=formats, help=text)
-    parser.add("--title", default=None, help="heading of the page")
-    parser.add_json()
-    return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Writes a report; returns 0, however the runs ended."""
     from hires.report.report import ReportRequest, write_report
 
-    args = parser().read(words)
+    args = PARSER.read(words)
     request = ReportRequest(_formats(args.format), Path(args.out), args.title)
     selection = select(args.names, args.results)
     paths = selection.paths
@@ -64,8 +65,8 @@ def main(words: Sequence[str]) -> int:
 def _formats(lists: Sequence[str] | None) -> tuple[str, ...]:
     if not lists:
         return DEFAULT
-    names = chosen("--format", ",".join(lists), [*FORMATS, "all"])
-    return FORMATS if "all" in names else tuple(names)
+    wanted = chosen("--format", ",".join(lists), [*FORMATS, "all"])
+    return FORMATS if "all" in wanted else tuple(wanted)
 
 
 def _has_end(path: Path) -> bool:

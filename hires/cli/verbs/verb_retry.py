@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hires.cli.compose.repeat_keys import free_keys, with_keys
-from hires.cli.options import Parser, chosen
-from hires.cli.screens.show_status import count, repeats
+import yaml
+
+from hires.cli.compose.choices import keys, offer
+from hires.cli.options import Parser, chosen, named_runs, option
 from hires.cli.start_run import explain, wait_for
 from hires.cli.sweep.submission import submit
-from hires.core.config.run_config import RunConfig
+from hires.cli.verbs.verb_status import count, repeats
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import attempts, campaign, records, rundir
 from hires.core.store.file_names import last_number
+from hires.core.store.naming import COSMETIC, identity, plain
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launcher_of
 from hires.launcher.status.run_selection import select
@@ -26,11 +31,34 @@ from hires.launcher.status.state import states
 _NEVER = (RUNNING, INFEASIBLE)
 RETRIED = tuple(state for state in STATES if state not in _NEVER)
 """States of runs that may be run again."""
-
-_EXAMPLES = (
-    "hires retry                                       all runs that failed or were lost",
-    "hires retry mycampaign --state failed,cancelled   those of a campaign in these states",
-    "hires retry 0123abcd --set comm.timeout_s=600     one run, with more patience",
+_PLACES = ("campaign", "results")
+"""Cosmetic keys that say where a run is kept."""
+FREE = [key for key in COSMETIC if key not in _PLACES]
+"""Keys that a retry may change."""
+PARSER = Parser(
+    "retry",
+    "Run points again as their next attempt: same config, same plan, same run folder.",
+    (
+        "hires retry                                       all runs that failed or were lost",
+        "hires retry mycampaign --state failed,cancelled   those of a campaign in these states",
+        "hires retry 0123abcd --set comm.timeout_s=600     one run, with more patience",
+    ),
+    *named_runs(),
+    option(
+        "--state",
+        default="failed,lost",
+        metavar="STATES",
+        complete=RETRIED,
+        help=f"which ones, of {', '.join(RETRIED)} (default: failed,lost)",
+    ),
+    option(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        complete=[f"{key}=" for key in FREE],
+        help="change a key that does not change the point, as comm.timeout_s",
+    ),
 )
 
 
@@ -56,34 +84,16 @@ class _Repeat:
         """Its number of ranks."""
         return int(records.read_plan(self.path)["world"])
 
-    @property
-    def is_job(self) -> bool:
-        """Whether it is submitted."""
-        return launcher_of(self.config).has_jobs
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    text = "Run points again as their next attempt: same config, same plan, same run folder."
-    parser = Parser("retry", text, _EXAMPLES)
-    parser.add_names()
-    text = f"which ones, of {', '.join(RETRIED)} (default: failed,lost)"
-    parser.add("--state", default="failed,lost", metavar="STATES", complete=RETRIED, help=text)
-    parser.add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        complete=[f"{key}=" for key in free_keys()],
-        help="change a key that does not change the point, as comm.timeout_s",
-    )
-    return parser
-
 
 def main(words: Sequence[str]) -> int:
     """Runs points again: jobs are submitted, others run here, one after the other."""
-    args = parser().read(words)
-    wanted = _wanted(args.state)
+    args = PARSER.read(words)
+    wanted = chosen("--state", args.state, STATES)
+    for name in wanted:
+        if name in _NEVER:
+            raise ConfigError(
+                f"a run that is {name} cannot be run again; choose one of {', '.join(RETRIED)}"
+            )
     paths = select(args.names, args.results).paths
     seen = {path: last_number(path) for path in paths}
     all_states = states(paths)
@@ -94,40 +104,66 @@ def main(words: Sequence[str]) -> int:
         if all_states:
             print(count(all_states))
         return 0
-    runs = []  # all are checked before the first one starts
-    for state in ended:
+    here: list[_Repeat] = []
+    jobs: dict[str, list[_Repeat]] = {}
+    code = 0
+    for state in ended:  # all are checked before the first one starts
         assert state.path is not None
-        config = _config(state.path, args.set)
-        if config is not None:
-            runs.append(_Repeat(state.path, state, config, seen[state.path]))
-    code = 0 if len(runs) == len(ended) else RunError.exit_code
-    for name in sorted({run.config.launcher.name for run in runs if run.is_job}):
-        jobs = [run for run in runs if run.config.launcher.name == name]
-        with campaign.starting(run.path.parent for run in jobs):
-            code = _submit(jobs, ["hires", "retry", *words]) or code
-    return _run_here([run for run in runs if not run.is_job]) or code
+        try:
+            config = records.read_config(state.path)
+        except HiresError as error:  # an older hires wrote it
+            print(f"hires: {state.path.name} is left out: {error}", file=sys.stderr)
+            code = RunError.exit_code
+            continue
+        if args.set:
+            command = attempts.reproduce_line_of(state.path) or "hires run ..."
+            config = with_keys(config, args.set, command)
+        launcher = launcher_of(config)
+        group = jobs.setdefault(config.launcher.name, []) if launcher.has_jobs else here
+        group.append(_Repeat(state.path, state, config, seen[state.path]))
+    for _, runs in sorted(jobs.items()):
+        with campaign.starting(run.path.parent for run in runs):
+            code = _submit(runs, ["hires", "retry", *words]) or code
+    return _run_here(here) or code
 
 
-def _wanted(text: str) -> list[str]:
-    names = chosen("--state", text, STATES)
-    for name in names:
-        if name in _NEVER:
+def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunConfig:
+    """Returns a config with some keys changed that leave its point as it is.
+
+    Args:
+        config: of a run that exists.
+        changes: ``key=value`` each.
+        command: the command line that made the run.
+
+    Raises:
+        ConfigError: a key is unknown, its value has the wrong type, or it makes another point.
+    """
+    values = plain(config)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or key not in keys():
+            raise ConfigError(f"--set {change}: there is no key {key!r}; {offer(key, FREE)}")
+        if key in _PLACES:
             raise ConfigError(
-                f"a run that is {name} cannot be run again; choose one of {', '.join(RETRIED)}"
+                f"--set {change} would keep the run elsewhere; run it there with "
+                f"`{command} {shlex.quote(change)}`"
             )
-    return names
-
-
-def _config(path: Path, changes: Sequence[str]) -> RunConfig | None:
-    """Returns the config of a run with changes; None, with a message, if it cannot be read."""
-    try:
-        config = records.read_config(path)
-    except HiresError as error:  # an older hires wrote it
-        print(f"hires: {path.name} is left out: {error}", file=sys.stderr)
-        return None
-    if not changes:
-        return config
-    return with_keys(config, changes, attempts.reproduce_line_of(path) or "hires run ...")
+        *sections, last = key.split(".")
+        section = functools.reduce(dict.__getitem__, sections, values)
+        try:
+            section[last] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(
+                f"--set {change}: the value cannot be read; put text in quotes"
+            ) from None
+    changed = from_dict(values)
+    if identity(plain(changed)) != identity(plain(config)):
+        other = [c for c in changes if c.partition("=")[0] not in FREE]
+        raise ConfigError(
+            f"--set {' '.join(other)} makes another point, which is a run of its own: "
+            f"`{command} {shlex.join(other)}`; a retry may change {', '.join(FREE)}"
+        )
+    return changed
 
 
 def _submit(runs: Sequence[_Repeat], argv: list[str]) -> int:

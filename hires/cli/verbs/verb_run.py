@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.compose.compose_config import compose
-from hires.cli.options import Parser, command_line
+from hires.cli.options import AFTER, JSON, Parser, composing, flag
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_record
 from hires.cli.start_run import (
@@ -27,33 +27,29 @@ from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.report.tables.run_tables import write
 
-_EXAMPLES = (
-    "hires run                                        ResNet-50, one process, made-up images",
-    "hires run parallel=sp+lp precision=bf16          tiles first, then a second stage",
-    "hires run 'image=[480,640]' parallel=dp          quotes keep the shell off the brackets",
-    "hires run data=folder data.path=data/textures    your own images",
-    "hires run parallel=pp --cfg job                  only show the config",
-    "hires run parallel=sp launcher=slurm --wait      as a Slurm job",
-    "hires run parallel=sp launcher=slurm --dry-run   only write the scripts",
-    "hires run steps=10000 checkpoint.every=500       saved; a crash costs 500 steps at most",
-    "hires run -m parallel=sp,pp image=256,512        the same as hires sweep",
-)
 _MANY = ("-m", "--multirun")
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    parser = Parser("run", "Run an experiment and print its throughput and memory.", _EXAMPLES)
-    parser.add_overrides()
-    parser.add("--again", action="store_true", help="run even if it is complete already")
-    text = "write the run folder with its scripts, and stop"
-    parser.add("--dry-run", action="store_true", help=text)
-    text = "launcher=slurm: wait for the job, then print the tables"
-    parser.add("--wait", action="store_true", help=text)
-    parser.add_after()
-    parser.add(*_MANY, action="store_true", help="run a sweep, with the options of `hires sweep`")
-    parser.add_json()
-    return parser
+PARSER = Parser(
+    "run",
+    "Run an experiment and print its throughput and memory.",
+    (
+        "hires run                                        ResNet-50, one process, made-up images",
+        "hires run parallel=sp+lp precision=bf16          tiles first, then a second stage",
+        "hires run 'image=[480,640]' parallel=dp          quotes keep the shell off the brackets",
+        "hires run data=folder data.path=data/textures    your own images",
+        "hires run parallel=pp --cfg job                  only show the config",
+        "hires run parallel=sp launcher=slurm --wait      as a Slurm job",
+        "hires run parallel=sp launcher=slurm --dry-run   only write the scripts",
+        "hires run steps=10000 checkpoint.every=500       saved; a crash costs 500 steps at most",
+        "hires run -m parallel=sp,pp image=256,512        the same as hires sweep",
+    ),
+    *composing(),
+    flag("--again", help="run even if it is complete already"),
+    flag("--dry-run", help="write the run folder with its scripts, and stop"),
+    flag("--wait", help="launcher=slurm: wait for the job, then print the tables"),
+    *AFTER,
+    flag(*_MANY, help="run a sweep, with the options of `hires sweep`"),
+    JSON,
+)
 
 
 def main(words: Sequence[str]) -> int:
@@ -62,7 +58,7 @@ def main(words: Sequence[str]) -> int:
         from hires.cli.verbs import verb_sweep
 
         return verb_sweep.main([word for word in words if word not in _MANY])
-    args = parser().read(words)
+    args = PARSER.read(words)
     config = compose(args.overrides, args.config_dir)
     if args.cfg:
         return print_config(config)
@@ -73,7 +69,9 @@ def main(words: Sequence[str]) -> int:
         print(f"complete since an earlier time: {path} (--again runs it anew)", file=sys.stderr)
         _print(path, args.json)
         return 0
-    argv = command_line("run", [word for word in words if word != "--dry-run"], args)
+    argv = ["hires", "run", *(word for word in words if word != "--dry-run")]
+    if args.config_dir and not any(word.startswith("--config-dir") for word in words):
+        argv += ["--config-dir", args.config_dir]  # HIRES_CONF may be unset where it is run again
     with spawn.warm(config.launcher.threads):
         seen = last_number(path)
         plan = planned(config)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hires.cli.options import Parser, run_folders
-from hires.cli.screens.screen import print_record
+from hires.cli.options import JSON, RUN, Parser, flag, option, run_folders
+from hires.cli.screens.screen import print_record, print_table
 from hires.cli.screens.show_plan import placement_lines
 from hires.core.errors import ConfigError, RunError
-from hires.core.ranks.timeline import StepSpans, read
-from hires.core.store import checkpoints, file_names
+from hires.core.ranks import timeline
+from hires.core.store import checkpoints, file_names, provenance
 from hires.core.store.file_names import attempt_dir
 from hires.core.store.reading import text
 from hires.core.store.records import read_plan, read_record
 from hires.core.store.rundir import RunDir, locate, open_run
 from hires.core.units import size
-from hires.report.load.plain_values import count, value_text
+from hires.report.columns import Column
+from hires.report.load.plain_values import count, number, value_text
+
+if TYPE_CHECKING:  # pandas would keep --help and the shell completion waiting
+    from hires.report.compare.differences import Difference
 
 _EXAMPLES = (
     "hires show results/default/resnet50-224x224-single-fp32-0123abcd",
@@ -30,26 +36,27 @@ _EXAMPLES = (
     "hires show 0123abcd --timeline           what every rank did in a step, planned and measured",
     "hires show 0123abcd --trace trace.json   the same for https://ui.perfetto.dev",
 )
-_INDENT = "  "
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    parser = Parser("show", "Print the tables or the time line of a run.", _EXAMPLES)
-    parser.add_run()
-    parser.add("--timeline", action="store_true", help="draw one step of every rank")
-    parser.add("--trace", metavar="FILE", help="write the last steps in Chrome's trace format")
-    text = "print the line that makes it again, and what differs now"
-    parser.add("--reproduce", action="store_true", help=text)
-    text = "print how another run differs"
-    parser.add("--diff", metavar="OTHER", complete=run_folders, help=text)
-    parser.add_json()
-    return parser
+PARSER = Parser(
+    "show",
+    "Print the tables or the time line of a run.",
+    _EXAMPLES,
+    *RUN,
+    flag("--timeline", help="draw one step of every rank"),
+    option("--trace", metavar="FILE", help="write the last steps in Chrome's trace format"),
+    flag("--reproduce", help="print the line that makes it again, and what differs now"),
+    option("--diff", metavar="OTHER", complete=run_folders, help="print how another run differs"),
+    JSON,
+)
+_DIRTY = "-dirty"
+_RULE = (
+    "speed, fullest rank and last loss are medians over the complete attempts of a run, "
+    "as in `hires compare`; the rest is of the last attempt"
+)
 
 
 def main(words: Sequence[str]) -> int:
     """Prints the tables or the time line of a run; returns 0, however the run ended."""
-    args = parser().read(words)
+    args = PARSER.read(words)
     drawn = args.timeline or args.trace is not None
     if sum((drawn, args.reproduce, args.diff is not None)) > 1:
         raise ConfigError("--reproduce, --diff, --timeline and --trace exclude each other")
@@ -58,113 +65,168 @@ def main(words: Sequence[str]) -> int:
             "--json prints the record and --timeline a drawing; for the time line as data use "
             "--trace FILE"
         )
-    if args.reproduce or args.diff is not None:
-        from hires.cli.screens import show_run
-
-        path = locate(args.run, args.results)
-        if args.reproduce:
-            return show_run.reproduce(path, args.json)
-        return show_run.diff(path, locate(args.diff, args.results), args.json)
-    run = open_run(locate(args.run, args.results))
-    if drawn:
-        return _show_timeline(run, args.timeline, args.trace)
-    record = read_record(run.path)
-    if record is None:
-        saved = "".join(f"; {line}" for line in _checkpoint_lines(run))
-        raise RunError(
-            f"{run.path} has no record: it is still running or was killed; see "
-            f"{run.attempt_dir / file_names.LOGS}{saved}"
-        )
-    if args.json:
-        print(json.dumps(record, indent=2))
-        return 0
-    state, cause = (text(record.get(key)) for key in ("state", "cause"))
-    where = f"{text(str(run.path))}, attempt a{value_text(record.get('attempt'))}"
-    print(f"{where}: {state or 'unknown'}{f': {cause}' if cause else ''}")
-    for line in [*_resumed_line(record), *_checkpoint_lines(run)]:
-        print(line)
-    print_record(record)
-    for line in _over_attempts(run.path):
-        print(line)
-    print()
-    _print_layout(run)
+    if args.reproduce:
+        _reproduce(locate(args.run, args.results), args.json)
+    elif args.diff is not None:
+        _diff(locate(args.run, args.results), locate(args.diff, args.results), args.json)
+    elif drawn:
+        _show_timeline(open_run(locate(args.run, args.results)), args.timeline, args.trace)
+    else:
+        _show(open_run(locate(args.run, args.results)), args.json)
     return 0
 
 
-def _over_attempts(path: Path) -> list[str]:
-    """Returns the throughput over all attempts of a run; nothing if it has one."""
+def _show(run: RunDir, as_json: bool) -> None:
+    """Prints the record of a run, what it saved, and its layout."""
+    whole, damaged = checkpoints.whole_checkpoints(run.path)
+    saved = [f"{c.name} ({size(c.num_bytes)}, attempt a{c.attempt})" for c in whole]
+    saved = [f"checkpoints: {', '.join(saved)}"] if saved else []
+    saved = [text(line) or "" for line in saved + damaged]
+    record = read_record(run.path)
+    if record is None:
+        raise RunError(
+            f"{run.path} has no record: it is still running or was killed; see "
+            f"{'; '.join([str(run.attempt_dir / file_names.LOGS), *saved])}"
+        )
+    if as_json:
+        print(json.dumps(record, indent=2))
+        return
+    state, cause = (text(record.get(key)) for key in ("state", "cause"))
+    where = f"{text(str(run.path))}, attempt a{value_text(record.get('attempt'))}"
+    print(f"{where}: {state or 'unknown'}{f': {cause}' if cause else ''}")
+    begin = record.get("resumed")
+    if isinstance(begin, dict):
+        step, name, number = (value_text(begin.get(k)) for k in ("step", "checkpoint", "attempt"))
+        of = "" if begin.get("attempt") is None else f" of attempt a{number}"
+        print(f"it went on at step {step} from {name}{of}")
+    for line in saved:
+        print(line)
+    print_record(record)
+    _print_layout(run)
+
+
+def _print_layout(run: RunDir) -> None:
+    """Prints the throughput over several attempts, placement and time line, as far as there are."""
     from hires.report.compare.metrics import METRICS
     from hires.report.compare.pairing import ComparedPoint
     from hires.report.load.repeats import median
     from hires.report.load.runs import read_run
-
-    repeats = ComparedPoint([read_run(path)]).repeats(METRICS["throughput"])
-    if len(repeats) < 2:
-        return []
-    return [
-        f"this is the last attempt; the median over {len(repeats)} complete attempts, which "
-        f"`hires compare` and --diff take, is {median(repeats):.2f} img/s"
-    ]
-
-
-def _print_layout(run: RunDir) -> None:
-    """Prints placement and time line of a run as far as they are there."""
-    from hires.report.load.runs import read_run
     from hires.report.text_timeline import timeline_lines
 
-    held = read_run(run.path)
-    plan = held.plan()
+    read = read_run(run.path)
+    repeats = ComparedPoint([read]).repeats(METRICS["throughput"])
+    if len(repeats) > 1:
+        print(
+            f"this is the last attempt; the median over {len(repeats)} complete attempts, which "
+            f"`hires compare` and --diff take, is {median(repeats):.2f} img/s"
+        )
+    print()
+    plan, steps = read.plan(), read.timeline()
     if plan is not None:
-        print("placement (ranks)")
-        print("\n".join(f"{_INDENT}{line}" for line in placement_lines(plan.to_dict())))
-        steps = held.timeline()
+        lines = ["no time line was recorded"]
         if steps:
-            width = shutil.get_terminal_size().columns
-            lines = timeline_lines(plan, steps, width - len(_INDENT))
-            print("\ntime line of a step")
-            print("\n".join(f"{_INDENT}{line}".rstrip() for line in lines))
-        else:
-            print("\nno time line was recorded")
-    for note in held.notes:
+            lines = timeline_lines(plan, steps, shutil.get_terminal_size().columns - 2)
+            lines = ["time line of a step", *(f"  {line}".rstrip() for line in lines)]
+        placement = [f"  {line}" for line in placement_lines(plan.to_dict())]
+        print("\n".join(["placement (ranks)", *placement, "", *lines]))
+    for note in read.notes:
         print(f"note: {note.where}: {note.text}")
 
 
-def _resumed_line(record: dict[str, Any]) -> list[str]:
-    """Returns where the attempt began, if it was not at step 0."""
-    began = record.get("resumed")
-    if not isinstance(began, dict):
-        return []
-    step, name, whose = (value_text(began.get(key)) for key in ("step", "checkpoint", "attempt"))
-    of_whom = "" if began.get("attempt") is None else f" of attempt a{whose}"
-    return [f"it went on at step {step} from {name}{of_whom}"]
-
-
-def _checkpoint_lines(run: RunDir) -> list[str]:
-    """Returns which checkpoints a run has, the latest first; nothing if it has none."""
-    whole, damaged = checkpoints.whole_checkpoints(run.path)
-    names = [f"{c.name} ({size(c.num_bytes)}, attempt a{c.attempt})" for c in whole]
-    lines = [f"checkpoints: {', '.join(names)}"] if names else []
-    return [text(line) or "" for line in lines + damaged]
-
-
-def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> int:
-    """Draws the time line of a run, or writes it into a file."""
+def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> None:
+    """Draws the time line of the attempt that the record is of, or writes it into a file."""
     from hires.plan.plan import Plan
     from hires.report.text_timeline import timeline_lines
     from hires.report.trace_file import write_trace
 
-    steps = _read_timeline(run)
+    record = read_record(run.path)
+    attempt = None if record is None else count(record.get("attempt"))
+    folder = run.attempt_dir if attempt is None else attempt_dir(run.path, attempt)
+    steps = timeline.read(folder)
     plan = Plan.from_dict(read_plan(run.path))
     if trace is not None:
         num_spans = write_trace(trace, plan, steps)
         print(f"{trace}: {num_spans} spans; open it in https://ui.perfetto.dev or chrome://tracing")
     if drawn:
         print("\n".join(timeline_lines(plan, steps, shutil.get_terminal_size().columns)))
-    return 0
 
 
-def _read_timeline(run: RunDir) -> list[StepSpans]:
-    """Returns the time line of the attempt that the record is of, or else of the last one."""
-    record = read_record(run.path)
-    number = None if record is None else count(record.get("attempt"))
-    return read(run.attempt_dir if number is None else attempt_dir(run.path, number))
+def _reproduce(path: Path, as_json: bool) -> None:
+    """Prints the line that makes a run again, and what of code and machine is not as it was."""
+    from hires.report.compare.differences import named_differences, origin
+    from hires.report.load.runs import read_run
+
+    run = read_run(path)
+    try:  # every word quoted, so that a shell reads words and nothing else
+        line = shlex.join(shlex.split(run.reproduce)) if run.reproduce else None
+    except ValueError:  # it was cut, or is no line of ours
+        line = shlex.quote(run.reproduce or "")
+    then = {name: value for name, value in origin(run.provenance).items() if value is not None}
+    now = {name: value for name, value in origin(provenance.collect()).items() if name in then}
+    changed = named_differences([then], [now])
+    if as_json:
+        print(json.dumps({"reproduce": line, "changed": [asdict(c) for c in changed]}, indent=2))
+        return
+    print(line or "no line is recorded that makes it again")
+    if changed:
+        print()
+        _print_differences("What has changed", ("", "then", "now"), changed)
+    elif run.provenance:
+        print("commit, versions and machine are as they were")
+    commit = then.get("commit") or ""
+    if commit.endswith(_DIRTY):
+        print(f"the code was edited then: commit {commit.removesuffix(_DIRTY)} is not all of it")
+    elif any(change.what == "commit" for change in changed) and commit:
+        print(f"git checkout {shlex.quote(commit)} brings the code back")
+
+
+def _diff(path: Path, other: Path, as_json: bool) -> None:
+    """Prints in what two runs differ: config, versions, machine and numbers."""
+    from hires.report.compare.differences import (
+        config_differences,
+        number_rows,
+        origin_differences,
+    )
+    from hires.report.load.runs import read_run
+
+    a, b = read_run(path), read_run(other)
+    config, machine = config_differences([a], [b]), origin_differences([a], [b])
+    rows = number_rows(a, b)
+    if as_json:
+        values = {
+            "a": str(path),
+            "b": str(other),
+            "config": [asdict(difference) for difference in config],
+            "origin": [asdict(difference) for difference in machine],
+            "numbers": [{"what": what, "a": old, "b": new} for what, old, new in rows],
+        }
+        print(json.dumps(values, indent=2))
+        return
+    print(f"A: {a.campaign}/{a.name}\nB: {b.campaign}/{b.name}\n")
+    _print_differences("Config", ("key", "A", "B"), config)
+    _print_differences("Code, versions and machine", ("", "A", "B"), machine)
+    heads = ("A", "B", "change [%]")
+    columns = [Column("what", ""), *(Column(head, head, digits=0) for head in heads)]
+    print_table("Numbers", columns, [_number_row(*row) for row in rows])
+    print(_RULE)
+
+
+def _print_differences(title: str, heads: Sequence[str], differences: Sequence[Difference]) -> None:
+    if not differences:
+        print(f"{title}: no difference\n")
+        return
+    columns = [Column(head, head) for head in heads]
+    print_table(title, columns, [[d.what, d.a, d.b] for d in differences])
+
+
+def _number_row(what: str, a: Any, b: Any) -> list[str]:
+    """Returns the cells of two numbers, and by how much the second one is larger."""
+
+    def shown(value: Any) -> str:
+        if value is None:
+            return "-"
+        return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+    old, new = number(a), number(b)
+    change = f"{100 * (new / old - 1):+.1f}" if old and new is not None else "-"
+    return [what, shown(a), shown(b), change]

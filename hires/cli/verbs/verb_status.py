@@ -1,67 +1,66 @@
-"""``hires status``: shows the state of runs."""
+"""``hires status``: shows the state of runs.
+
+Plain text in columns: a table of 1,500 rows is ready at once, and can be searched with grep.
+"""
 
 from __future__ import annotations
 
-import argparse
+import collections
 import json
 import shutil
 import sys
 import time
 from collections.abc import Sequence
 
-from hires.cli.options import Parser
-from hires.cli.screens.show_status import lines
+from hires.cli.options import JSON, Parser, flag, named_runs
+from hires.cli.screens.screen import plural
+from hires.core import units
 from hires.core.errors import INTERRUPTED
+from hires.core.text_table import aligned
 from hires.launcher.status.run_selection import select
-from hires.launcher.status.run_state import PENDING, RUNNING, RunState
+from hires.launcher.status.run_state import DONE, PENDING, RUNNING, STATES, RunState
 from hires.launcher.status.state import states
 
 WATCH_S = 2.0
 """How often ``--watch`` looks again."""
+TITLES = ("run", "state", "step", "img/s", "peak", "attempt", "")
+_NOTE_MIN = 30
+"""Characters that the last column gets even where the screen is narrower."""
 _CLEAR = "\x1b[H\x1b[2J"
-
 _EXAMPLES = (
     "hires status                    all campaigns under results/",
     "hires status default --watch    one campaign, again and again, until nothing is left to do",
     "hires status 0123abcd --json    one run, by the beginning of its hash",
 )
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    text = "Show the state of runs: step, speed, memory, and why one waits or failed."
-    parser = Parser("status", text, _EXAMPLES)
-    parser.add_names()
-    parser.add("--watch", action="store_true", help="look again every two seconds")
-    parser.add_json()
-    return parser
+PARSER = Parser(
+    "status",
+    "Show the state of runs: step, speed, memory, and why one waits or failed.",
+    _EXAMPLES,
+    *named_runs(),
+    flag("--watch", help="look again every two seconds"),
+    JSON,
+)
 
 
 def main(words: Sequence[str]) -> int:
     """Prints the states of runs; returns 0, or 130 if Ctrl-C ended ``--watch``."""
-    args = parser().read(words)
+    args = PARSER.read(words)
+    on_screen = args.watch and sys.stdout.isatty() and not args.json
     try:
-        _watch(args)
+        while True:
+            selection = select(args.names, args.results)
+            shown = [*states(selection.paths), *selection.planned]
+            if on_screen:
+                print(_CLEAR, end="")
+            _show(shown, args.json, shutil.get_terminal_size().lines if on_screen else None)
+            sys.stdout.flush()
+            if not args.watch or not any(state.state in (PENDING, RUNNING) for state in shown):
+                return 0
+            time.sleep(WATCH_S)
     except KeyboardInterrupt:
         if not args.watch:
             raise
         return INTERRUPTED
-    return 0
-
-
-def _watch(args: argparse.Namespace) -> None:
-    """Prints the states, with ``--watch`` again and again until no run is pending or running."""
-    on_screen = args.watch and sys.stdout.isatty() and not args.json
-    while True:
-        selection = select(args.names, args.results)
-        shown = [*states(selection.paths), *selection.planned]
-        if on_screen:
-            print(_CLEAR, end="")
-        _show(shown, args.json, shutil.get_terminal_size().lines if on_screen else None)
-        sys.stdout.flush()
-        if not args.watch or not any(state.state in (PENDING, RUNNING) for state in shown):
-            return
-        time.sleep(WATCH_S)
 
 
 def _show(shown: Sequence[RunState], as_json: bool, height: int | None) -> None:
@@ -74,3 +73,55 @@ def _show(shown: Sequence[RunState], as_json: bool, height: int | None) -> None:
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print("\n".join(lines(shown, width, height)))
+
+
+def lines(states: Sequence[RunState], width: int | None, height: int | None = None) -> list[str]:
+    """Returns a table of runs with a line that counts them.
+
+    Args:
+        states: the runs.
+        width: characters of a line; None: as many as it takes.
+        height: lines of the screen; where there are more runs, those that are done go first.
+    """
+    room = len(states) if height is None else max(1, height - 4)
+    if len(states) > room:  # stable: in the order given, those that are done last
+        shown = sorted(states, key=lambda state: state.state == DONE)[:room]
+    else:
+        shown = list(states)
+    table = aligned([TITLES, *map(_cells, shown)], "llrrrll")
+    if width is not None:  # the note, which is last, takes what is left of the screen
+        most = max(width, len(table[0]) + 2 + _NOTE_MIN)
+        table = [line if len(line) <= most else f"{line[: most - 3]}..." for line in table]
+    if len(shown) < len(states):
+        table.append(f"... and {len(states) - len(shown)} more")
+    return [*table, count(states)]
+
+
+def count(states: Sequence[RunState]) -> str:
+    """Returns how many runs are in which state."""
+    counts = collections.Counter(state.state for state in states)
+    parts = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
+    return f"{plural(len(states), 'run')}: {parts}"
+
+
+def repeats(state: RunState) -> str:
+    """Returns how many repeats of a run there are, if some are missing."""
+    complete = state.repeats - state.missing
+    return f", {complete} of {state.repeats} repeats" if state.missing else ""
+
+
+def _cells(state: RunState) -> tuple[str, ...]:
+    notes = [] if state.job is None else [f"job {state.job}"]
+    if state.cause:
+        notes.append(" ".join(state.cause.split()))
+    if state.expected is not None:
+        notes.append(f"expected to start {state.expected}")
+    return (
+        state.name,
+        state.state + (f" ({state.reason})" if state.reason else "") + repeats(state),
+        f"{state.step}/{state.steps}" if state.steps else "-",
+        "-" if state.img_per_s is None else f"{state.img_per_s:.4g}",
+        "-" if state.peak_bytes is None else units.size(state.peak_bytes),
+        "-" if state.attempt is None else f"a{state.attempt}",
+        ", ".join(notes),
+    )

@@ -8,8 +8,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hires.cli.compose.choices import EXPERIMENTS, experiments, groups
-from hires.cli.options import Parser, overrides, positive
+from hires.cli.compose.choices import groups
+from hires.cli.options import (
+    AFTER,
+    JSON,
+    Parser,
+    composing,
+    flag,
+    option,
+    positive,
+    sweep_overrides,
+)
 from hires.cli.screens.screen import print_config
 from hires.cli.sweep.axes import grid_of
 from hires.cli.sweep.configs import Composer
@@ -27,51 +36,62 @@ from hires.core.store.campaign import locked
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 
-_EXAMPLES = (
-    "hires sweep parallel=sp,sp+gems precision=fp32,bf16 image=512,1024",
-    "hires sweep image=256,512,1024 batch=16,8,2 --zip image,batch      pairs, no product",
-    "hires sweep parallel=sp,pp batch=4,8 image=512,1024 --where 'image * batch <= 4096'",
-    "hires sweep parallel=sp,pp --repeat 3 --order interleaved           for error bars",
-    "hires sweep experiment=layouts --dry-run                            only look",
+
+def _hours(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of hours above 0")
+    return value
+
+
+PARSER = Parser(
+    "sweep",
+    "Run every combination of several values of some keys.",
+    (
+        "hires sweep parallel=sp,sp+gems precision=fp32,bf16 image=512,1024",
+        "hires sweep image=256,512,1024 batch=16,8,2 --zip image,batch      pairs, no product",
+        "hires sweep parallel=sp,pp batch=4,8 image=512,1024 --where 'image * batch <= 4096'",
+        "hires sweep parallel=sp,pp --repeat 3 --order interleaved           for error bars",
+        "hires sweep experiment=layouts --dry-run                            only look",
+    ),
+    *composing(sweep_overrides),
+    option("--zip", action="append", metavar="A,B", help="pair the values of these keys"),
+    option("--where", metavar="EXPR", help="keep points of which this is true, as 'image <= 512'"),
+    option(
+        "--repeat", type=positive, default=1, metavar="N", help="complete attempts of every point"
+    ),
+    option(
+        "--order",
+        choices=ORDERS,
+        default=ORDERS[0],
+        help="all attempts of a point together, or one of every point in turn",
+    ),
+    option(
+        "--max-parallel",
+        type=positive,
+        metavar="N",
+        help="points that run at once (default: 1; launcher=slurm: as many as the cluster allows)",
+    ),
+    option(
+        "--budget-gpu-hours",
+        type=_hours,
+        metavar="H",
+        help="start nothing more once ranks times hours of this command reach it (launcher=slurm: "
+        "refuse points that may need more)",
+    ),
+    *AFTER,
+    flag("--again", help="run what is complete already, too"),
+    flag("--dry-run", help="plan and show, write nothing"),
+    JSON,
 )
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    parser = Parser("sweep", "Run every combination of several values of some keys.", _EXAMPLES)
-    parser.add_overrides()
-    parser.complete("overrides", _overrides)
-    parser.add("--zip", action="append", metavar="A,B", help="pair the values of these keys")
-    text = "keep points of which this is true, as 'image <= 512'"
-    parser.add("--where", metavar="EXPR", help=text)
-    text = "complete attempts of every point"
-    parser.add("--repeat", type=positive, default=1, metavar="N", help=text)
-    text = "all attempts of a point together, or one of every point in turn"
-    parser.add("--order", choices=ORDERS, default=ORDERS[0], help=text)
-    text = "points that run at once (default: 1; launcher=slurm: as many as the cluster allows)"
-    parser.add("--max-parallel", type=positive, metavar="N", help=text)
-    text = (
-        "start nothing more once ranks times hours of this command reach it (launcher=slurm: "
-        "refuse points that may need more)"
-    )
-    parser.add("--budget-gpu-hours", type=_hours, metavar="H", help=text)
-    parser.add_after()
-    parser.add("--again", action="store_true", help="run what is complete already, too")
-    parser.add("--dry-run", action="store_true", help="plan and show, write nothing")
-    parser.add_json()
-    return parser
-
-
-def _overrides(current: str) -> list[str]:
-    """Returns the overrides that may follow, stored sweeps included."""
-    if current.startswith(f"{EXPERIMENTS}="):
-        return [f"{EXPERIMENTS}={name}" for name in experiments()]
-    return [*overrides(current), f"{EXPERIMENTS}="]
 
 
 def main(words: Sequence[str]) -> int:
     """Runs a sweep, or shows it; returns the exit code."""
-    args = parser().read(words)
+    args = PARSER.read(words)
     extra = Path(args.config_dir).expanduser() if args.config_dir else None
     typed, stored = taken_out(args.overrides, extra)
     options = _merged(words, args, stored)
@@ -111,7 +131,7 @@ def _merged(words: Sequence[str], args: argparse.Namespace, stored: Stored) -> a
         for name, value in kept.items()
         for one in (value if isinstance(value, list) else [value])
     ]
-    return parser().read([*typed, *words])
+    return PARSER.read([*typed, *words])
 
 
 def _plan(sweep: Sweep) -> None:
@@ -130,13 +150,3 @@ def _print_configs(points: Points) -> int:
         else:
             print_config(point.config)
     return 0
-
-
-def _hours(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of hours above 0")
-    return value

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hires.cli.compose.compose_config import compose
-from hires.cli.options import Parser
+from hires.cli.options import JSON, Parser, composing
 from hires.cli.prepare import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_table
 from hires.cli.start_run import explain, wait_for
@@ -32,25 +32,22 @@ from hires.report.columns import Column
 BOUND = 1e-10
 """Largest difference that passes, relative to the largest value of each tensor."""
 
-_EXAMPLES = (
-    "hires verify parallel=sp 'parallel.tiles=[3,1]' 'image=[75,61]'",
-    "hires verify parallel=sp+pp parallel.microbatches=4 --json",
-    "hires verify model=custom model.target=package.module:function parallel=sp",
+PARSER = Parser(
+    "verify",
+    "Compare a layout with one process on the same microbatches, in float64.",
+    (
+        "hires verify parallel=sp 'parallel.tiles=[3,1]' 'image=[75,61]'",
+        "hires verify parallel=sp+pp parallel.microbatches=4 --json",
+        "hires verify model=custom model.target=package.module:function parallel=sp",
+    ),
+    *composing(),
+    JSON,
 )
-
-
-def parser() -> Parser:
-    """Returns the parser of the verb."""
-    text = "Compare a layout with one process on the same microbatches, in float64."
-    parser = Parser("verify", text, _EXAMPLES)
-    parser.add_overrides()
-    parser.add_json()
-    return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Prints the largest relative errors; returns 0 if all are within 1e-10, else 1."""
-    args = parser().read(words)
+    args = PARSER.read(words)
     config = compose(args.overrides, args.config_dir)
     config = dataclasses.replace(config, precision=PrecisionConfig("fp64"))
     if args.cfg:

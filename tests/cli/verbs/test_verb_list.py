@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from hires.cli.compose.choices import ALIASES, conf_dir, groups
-from hires.cli.compose.config_keys import config_keys, keys
-from hires.cli.verb_table import VERBS
+from hires.cli.compose.choices import ALIASES, conf_dir, config_keys, groups, keys
+from hires.cli.main import VERBS
 
 
 def test_every_file_of_conf_is_listed(hires):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.screens.show_status import lines
 from hires.cli.verbs import verb_status
+from hires.cli.verbs.verb_status import lines
 from hires.launcher.status import state
 from hires.launcher.status.run_state import RunState
 from tests.helpers.run_folders import begin, done, end, make_run, steps, submitted

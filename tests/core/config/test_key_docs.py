@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.cli.compose.config_keys import ConfigKey, config_keys
+from hires.cli.compose.choices import ConfigKey, config_keys
 
 
 @pytest.mark.parametrize("key", config_keys().values(), ids=config_keys())
