@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hires.nets.resnet import ResNet
+
 
 class Zoo(nn.Module):
     """A small encoder-decoder in which every tiling rule occurs, ending in a classifier."""
@@ -165,3 +167,31 @@ def drops(classes: int = 5) -> nn.Module:
         nn.Flatten(),
         nn.Linear(8, classes),
     )
+
+
+def slim_resnet(depth: int = 18, classes: int = 4) -> nn.Module:
+    """Returns a ResNet with an eighth of its channels.
+
+    It has every operator and every shape in rows and columns, and a 64th of the arithmetic.
+    """
+    net = ResNet(depth, classes)
+    for name, module in list(net.named_modules()):
+        parent, _, leaf = name.rpartition(".")
+        if isinstance(module, nn.Conv2d):
+            images = module.in_channels == 3
+            thin: nn.Module = nn.Conv2d(
+                module.in_channels if images else module.in_channels // 8,
+                module.out_channels // 8,
+                module.kernel_size,  # type: ignore[arg-type]
+                module.stride,  # type: ignore[arg-type]
+                module.padding,  # type: ignore[arg-type]
+                bias=False,
+            )
+        elif isinstance(module, nn.BatchNorm2d):
+            thin = nn.BatchNorm2d(module.num_features // 8)
+        elif isinstance(module, nn.Linear):
+            thin = nn.Linear(module.in_features // 8, classes)
+        else:
+            continue
+        setattr(net.get_submodule(parent), leaf, thin)
+    return net

@@ -18,7 +18,7 @@ from typing import Any
 from hires.core.ranks.world import World
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "hires.worker", "pytest"])
+_context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "hires.worker", "pytest"])
 
 
 def run_ranks(job: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 90) -> list:

@@ -16,7 +16,8 @@ ZOO = {
     "model": {"name": "custom", "target": "tests.helpers.custom_nets:zoo"},
     "data": {"classes": 5, "length": 16},
 }
-BASIC = {"image": [75, 61], "model": {"name": "resnet", "depth": 18, "classes": 4}}
+SLIM = {"name": "custom", "target": "tests.helpers.custom_nets:slim_resnet"}
+BASIC = {"image": [75, 61], "model": SLIM}
 
 
 CELLS = {**ZOO, "model": {"name": "custom", "target": "tests.helpers.custom_nets:cells"}}
@@ -63,7 +64,7 @@ def test_fused_layers_of_tiles_with_eight_neighbours(tmp_path: Path):
 
 
 def test_fused_bottlenecks_and_preactivated_blocks(tmp_path: Path):
-    bottlenecks = {"model": {"name": "resnet", "depth": 50, "classes": 4}, "image": [75, 61]}
+    bottlenecks = {"model": {**SLIM, "args": {"depth": 50}}, "image": [75, 61]}
     check(tmp_path, [2, 1], {"fuse": 3}, **bottlenecks)
     preact = {"model": {"name": "preact_resnet", "n": 2, "classes": 4}, "image": [29, 31]}
     check(tmp_path, [2, 2], {"fuse": 2}, **preact)

@@ -90,7 +90,7 @@ def test_layout_equals_one_process(name: str, tmp_path: Path):
 @pytest.mark.parametrize("tiles", [[3, 1], [1, 3], [2, 2]])
 def test_stride_32_network_on_uneven_tiles_that_run_empty(tiles: list[int], tmp_path: Path):
     # 75x61 becomes 3x2 at the end: with three columns one tile holds nothing there.
-    model = {"name": "resnet", "depth": 18, "classes": 4}
+    model = {"name": "custom", "target": "tests.helpers.custom_nets:slim_resnet"}
     check(tmp_path, image=[75, 61], model=model, parallel={"name": "sp", "tiles": tiles})
 
 
