@@ -1,21 +1,18 @@
 """The supervisors of a Slurm job with ranks that need no torch, see fake_rank.py.
 
-``python -m tests.helpers.fake_batch element ARRAY_DIR`` is an element of an array, anything else
-the supervisor of one run.
+``python -m tests.helpers.fake_batch ARRAY_DIR`` runs a task of an array, ``RUN_DIR`` one run.
 """
 
 import functools
 import sys
 
 from hires.launcher.local import local_launcher
-from hires.launcher.slurm import array_task, batch
+from hires.launcher.slurm import batch
 
 
 def main(words):
     batch.launch = functools.partial(local_launcher.launch, module="fake_rank")
-    if words[0] == "element":
-        return array_task.main(words[1:], module="tests.helpers.fake_batch")
-    return batch.main(words)
+    return batch.main(words, module="tests.helpers.fake_batch")
 
 
 if __name__ == "__main__":

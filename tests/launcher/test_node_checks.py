@@ -7,7 +7,7 @@ import pytest
 import hires
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.store.provenance import collect
-from hires.launcher.node_checks import node_checks
+from hires.launcher.doctor_check import node_checks
 
 HERE = collect()
 

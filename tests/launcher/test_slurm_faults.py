@@ -113,7 +113,7 @@ def test_job_that_is_preempted_without_a_warning_goes_on_at_its_last_checkpoint(
         runs.wait_for_step(7)
         runs.jobs.append(ask(*TAKE_ALL, "--wrap=sleep 1"))
         assert ended(runs, 0) == ("failed", "preempted")
-        assert "had to make way at once (SIGTERM); the job is queued" in runs.exit(0)["cause"]
+        assert "was preempted at once (SIGTERM); the job is queued" in runs.exit(0)["cause"]
         first, second = runs.done_once(attempts=2)
     assert (first, second % 3) == (0, 0)
     assert second >= 6

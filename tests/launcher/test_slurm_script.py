@@ -248,15 +248,15 @@ def test_answer_without_a_job_is_shown(tmp_path, path):
 def test_nodes_that_the_site_excludes_stay_excluded_when_others_are(tmp_path):
     cluster = ClusterConfig(options={"exclude": "n[1-2],n3"})
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
-    step = job_script.BatchStep(array=job_script.ArrayShape(2, exclude=("n3", "n4")))
-    assert options(job_script.script(tmp_path, config, 1, [], step))["exclude"] == "n[1-2],n3,n4"
+    array = job_script.ArrayShape(2, exclude=("n3", "n4"))
+    assert options(job_script.script(tmp_path, config, 1, [], array))["exclude"] == "n[1-2],n3,n4"
 
 
 def test_job_waits_for_what_the_site_wants_and_for_more():
     cluster = ClusterConfig(options={"dependency": "singleton"})
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
-    assert job_script.after(config, None) == []
-    assert job_script.after(config, "afterok:3", None) == ["--dependency=singleton,afterok:3"]
+    assert sbatch.after(config, None) == []
+    assert sbatch.after(config, "afterok:3", None) == ["--dependency=singleton,afterok:3"]
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,9 @@ there.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import socket
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,10 +19,10 @@ from hires.core.errors import RunError
 from hires.core.ranks import mpi_dialects, network
 from hires.core.store import launch_file
 from hires.launcher.ranks.places import LOOPBACK, RankPlace, RankPlaces, loopback
+from hires.launcher.slurm import scheduler
 
 FIRST_PORT, NUM_PORTS = 10000, 20000
 """Ports of jobs: above the system's own, below those that Linux gives to clients."""
-_ASK_TIMEOUT_S = 60
 _SRUN = (
     "srun",
     "--overlap",
@@ -57,19 +55,15 @@ class Allocation:
     """The job that this process is part of."""
 
     job: str
-    """Number of the job; every element of an array has its own."""
+    """Number of the job; every task of an array has its own."""
     array: tuple[str, int] | None
-    """Number of the array and index in it, if it is an element of one."""
+    """Number of the array and index in it, if it is a task of one."""
     nodes: tuple[JobNode, ...]
     """In Slurm's order; the batch step, and with it this process, runs on the first."""
 
     @property
     def name(self) -> str:
-        """As Slurm calls it: ``123``, or ``123_4``.
-
-        The number of an array's last element is also that of the whole array, so that this alone
-        means the element.
-        """
+        """As Slurm calls it, ``123`` or ``123_4``: an array's last task has the array's number."""
         return self.job if self.array is None else f"{self.array[0]}_{self.array[1]}"
 
     def places(self, num_ranks: int, config: RunConfig, *, packed: bool = False) -> RankPlaces:
@@ -87,25 +81,23 @@ class Allocation:
         # This process runs where rank 0 does, so any port that is free here will do.
         first = 0 if packed else job_port(self.job)
         ports = (config.launcher.port,) if config.launcher.port else (first, 0, 0)
-        sizes = spread(num_ranks, len(self.nodes))
+        shares = list(zip(self.nodes, spread(num_ranks, len(self.nodes)), strict=False))
         one_command = config.mpi != "srun" or config.srun_mpi != "none"
         ranks = [
-            RankPlace(local, size, () if one_command else _srun(node), node.name)
-            for node, size in zip(self.nodes, sizes, strict=False)
+            RankPlace(
+                local, size, () if one_command else (*_SRUN, f"--nodelist={node.name}"), node.name
+            )
+            for node, size in shares
             for local in range(size)
         ]
-        places = RankPlaces(ranks, ports, address, interface, relayed=True)
-        if not one_command:
-            return places
-        hosts = [
-            mpi_dialects.Host(node.name, size)
-            for node, size in zip(self.nodes, sizes, strict=False)
-        ]
-        starter = mpi_dialects.starter(config, hosts, in_slurm=True)
-        return dataclasses.replace(places, starter=starter)
+        starter = None
+        if one_command:
+            hosts = [mpi_dialects.Host(node.name, size) for node, size in shares]
+            starter = mpi_dialects.starter(config, hosts, in_slurm=True)
+        return RankPlaces(ranks, ports, address, interface, relayed=True, starter=starter)
 
     def _meeting(self, config: RunConfig) -> tuple[str, str | None]:
-        """Returns where the ranks meet, and the interface that all of them use if it is known."""
+        """Returns where the ranks meet, and the interface that all of them use if it is named."""
         interface = config.interface
         if interface is not None:
             try:
@@ -118,18 +110,19 @@ class Allocation:
                 ) from None
         if len({node.host for node in self.nodes}) == 1:
             return LOOPBACK, loopback()
-        other = self.nodes[1]
+        node, other = self.nodes[:2]
         try:
             address = network.own_address_towards(other.address)
         except OSError as error:
-            raise RunError(_unreachable(self.nodes[0], other, str(error))) from None
-        if network.is_loopback(address):
-            raise RunError(_unreachable(self.nodes[0], other, f"its name leads to {address}"))
-        return address, None
-
-
-def _srun(node: JobNode) -> tuple[str, ...]:
-    return (*_SRUN, f"--nodelist={node.name}")
+            address, why = None, str(error)
+        else:
+            why = f"its name leads to {address}"
+        if address is not None and not network.is_loopback(address):
+            return address, None
+        raise RunError(
+            f"node {node.name} finds no address that {other.name} ({other.address}) could reach it "
+            f"at: {why}; name the network that joins them, as launcher.interface=ib0"
+        )
 
 
 def refuse_without_module() -> None:
@@ -142,13 +135,13 @@ def refuse_without_module() -> None:
     if name is not None:
         raise RunError(
             f"`module load {name}` failed on {socket.gethostname()}: job.log (of an array "
-            f"that in its folder) holds what it said; see `module avail` there, and change "
+            f"that in its folder) shows why; see `module avail` there, and change "
             f"cluster.modules"
         )
 
 
 def cores(job: Allocation, environ: Mapping[str, str] | None = None) -> list[int]:
-    """Returns how many cores a job has on each of its nodes; none where Slurm does not say.
+    """Returns how many cores a job has on each of its nodes; 0 where Slurm does not say.
 
     >>> nodes = (JobNode("a", "", ""), JobNode("b", "", ""), JobNode("c", "", ""))
     >>> cores(Allocation("7", None, nodes), {"SLURM_JOB_CPUS_PER_NODE": "3,2(x2)"})
@@ -156,8 +149,8 @@ def cores(job: Allocation, environ: Mapping[str, str] | None = None) -> list[int
     """
     environ = os.environ if environ is None else environ
     text = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    counts = [int(count) for count, times in found for _ in range(int(times or 1))]
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    counts = [int(count) for count, times in groups for _ in range(int(times or 1))]
     return counts if len(counts) == len(job.nodes) else [0] * len(job.nodes)
 
 
@@ -182,43 +175,12 @@ def current(environ: Mapping[str, str] | None = None) -> Allocation:
         raise RunError("this is no Slurm job; submit the run with `sbatch job.sbatch`")
     index = environ.get("SLURM_ARRAY_TASK_ID")
     array = (environ["SLURM_ARRAY_JOB_ID"], int(index)) if index else None
-    text = ask("scontrol", "show", "node", names, "--oneliner")
-    nodes = tuple(_node(line) for line in text.splitlines() if line.startswith("NodeName="))
+    text = scheduler.ask("scontrol", "show", "node", names, "--oneliner")
+    nodes = tuple(
+        JobNode(name, facts.get("NodeHostName", name), facts.get("NodeAddr", name))
+        for facts in map(scheduler.fields, text.splitlines())
+        if (name := facts.get("NodeName"))
+    )
     if not nodes:
         raise RunError(f"scontrol does not know the nodes {names}: {text.strip() or 'no answer'}")
     return Allocation(job, array, nodes)
-
-
-def ask(*command: str, most_s: float = _ASK_TIMEOUT_S) -> str:
-    """Returns what one of Slurm's commands prints.
-
-    Args:
-        command: its words.
-        most_s: how long it may take, in seconds.
-
-    Raises:
-        RunError: it failed, is not installed, or does not answer.
-    """
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=most_s, check=True)
-    except subprocess.CalledProcessError as error:
-        why = " ".join(str(error.stderr).split()) or f"exit code {error.returncode}"
-        raise RunError(f"{command[0]} failed: {why}") from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RunError(
-            f"{command[0]} cannot be used here: {error}; is this a Slurm node?"
-        ) from None
-    return done.stdout
-
-
-def _node(line: str) -> JobNode:
-    facts: dict[str, str] = dict(re.findall(r"(\w+)=(\S+)", line))
-    name = facts["NodeName"]
-    return JobNode(name, facts.get("NodeHostName", name), facts.get("NodeAddr", name))
-
-
-def _unreachable(node: JobNode, other: JobNode, why: str) -> str:
-    return (
-        f"node {node.name} finds no address that {other.name} ({other.address}) could reach it at: "
-        f"{why}; name the network that joins them, as launcher.interface=ib0"
-    )

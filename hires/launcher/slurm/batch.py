@@ -1,77 +1,150 @@
-"""Supervises one run in a Slurm job.
+"""Supervises the runs of a Slurm job, on its first node, where the job's script starts this module.
 
-``python -m hires.launcher.slurm.batch [--packed] RUN_DIR [ATTEMPT]``
-
-``job.sbatch`` runs it on the first node. It starts the ranks on all nodes, waits, and writes
-``exit.json`` and ``record.json`` as the local launcher does. When Slurm ends the job early, the
-ranks save their state, the job is queued again, and its next start makes the run's next attempt:
+``python -m hires.launcher.slurm.batch RUN_DIR [ATTEMPT]`` starts the ranks of a run on all nodes,
+waits, and writes ``exit.json`` and ``record.json`` as the local launcher does. When Slurm ends the
+job early, the ranks save their state, the job is queued again, and its next start makes the run's
+next attempt:
 
     Slurm: SIGUSR2 ──▶ supervisor ──SIGUSR2──▶ ranks: checkpoint, exit PREEMPTED
                        exit.json: failed, timeout | preempted
                        scontrol requeue JOB  (at most launcher.requeues time-outs)
     Slurm: starts the job again ──▶ attempt a1 resumes from the checkpoint
 
-``--packed``: several runs share the job, and the process that started this one queues it again.
+``... ARRAY_DIR [INDEX]`` runs one task of a job array, whose list of runs is in that folder. It
+supervises a single run itself; several runs share the task, each with a supervisor of its own
+(``... --packed RUN_DIR ATTEMPT``, see :mod:`hires.launcher.slurm.job_packing`). The output of a run
+goes to ``job.log`` in its own folder.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hires.core import log
-from hires.core.errors import HiresError, RunError
+from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.store import file_names, provenance, reading, records, rundir
 from hires.core.store.attempts import Attempt
+from hires.core.store.files import cannot_write
 from hires.launcher.end_reasons import restarts
-from hires.launcher.interface import Outcome
+from hires.launcher.interface import CANCELLED, Outcome
 from hires.launcher.local.local_launcher import launch, leave
 from hires.launcher.ranks.places import Preemption
-from hires.launcher.slurm import allocation, preemption
+from hires.launcher.slurm import allocation, job_arrays, preemption, scheduler
 from hires.launcher.slurm.allocation import Allocation
-from hires.launcher.slurm.job_attempts import is_over, is_restarted, say, take_attempt, timeouts
+from hires.launcher.slurm.job_attempts import JobRun, is_restarted, say
+from hires.launcher.slurm.job_packing import PackedRun, PackedRuns
+from hires.launcher.slurm.job_script import BATCH
 from hires.launcher.status.run_progress import Progress
+from hires.launcher.supervision.interrupts import Interrupts
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one attempt of a run as part of a Slurm job; returns the exit code."""
+def main(argv: Sequence[str] | None = None, module: str = BATCH) -> int:
+    """Runs the job; returns its exit code.
+
+    Args:
+        argv: the words of the command line.
+        module: the Python module that supervises one of several runs.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     packed = words[:1] == ["--packed"]
     words = words[packed:]
     if len(words) not in (1, 2) or not all(word.isdecimal() for word in words[1:]):
-        say("usage: python -m hires.launcher.slurm.batch RUN_DIR [ATTEMPT]")
+        say("usage: python -m hires.launcher.slurm.batch RUN_DIR [ATTEMPT] | ARRAY_DIR [INDEX]")
         return 2
     log.setup()
+    number = int(words[1]) if words[1:] else None
     try:
         job = allocation.current()
-        path = rundir.frozen_folder(words[0])
-        if not packed and is_restarted() and is_over(path, job):
-            say(f"{path.name} is complete: nothing is left for this start of job {job.name}")
+        if (Path(words[0]) / file_names.POINTS).exists():
+            return _run_task(Path(words[0]).absolute(), number, job, module)
+        run = JobRun(rundir.frozen_folder(words[0]), job, number)
+        if not packed and is_restarted() and run.is_over:
+            say(f"{run.path.name} is complete: nothing is left for this start of job {job.name}")
             return 0
-        number = take_attempt(path, job, int(words[1]) if words[1:] else None)
-        return JobAttempt(path, number, job, packed=packed).run()
+        return JobAttempt(run, run.take_attempt(), packed=packed).run()
     except HiresError as error:
         say(str(error))
         return error.exit_code
 
 
+def _run_task(folder: Path, index: int | None, job: Allocation, module: str) -> int:
+    """Runs a task of a job array; returns its exit code."""
+    if index is None:
+        if job.array is None:
+            raise RunError("this is no job array: name the task, as `sbatch job.sbatch 4`")
+        index = job.array[1]
+    tasks = job_arrays.read_tasks(folder)
+    if not 0 <= index < len(tasks):
+        raise RunError(f"{folder} has {len(tasks)} tasks, of which none is task {index}")
+    entries = tasks[index]
+    campaign = folder.parent.parent
+    runs = [JobRun(campaign / e.run, job, e.attempt, e.attempts, len(entries)) for e in entries]
+    runs = [run for run in runs if run.is_open]
+    if not runs:
+        say(f"nothing is left to do for job {job.name}: its runs have ended")
+        return 0
+    return _run_single(runs[0]) if len(entries) == 1 else _run_packed(runs, job, module)
+
+
+def _run_single(run: JobRun) -> int:
+    """Makes the attempts of one run, one after the other, until one fails; returns its code."""
+    rundir.frozen_folder(run.path)
+    number, output = run.take_attempt(), run.path / file_names.JOB_LOG
+    try:
+        sys.stdout.flush()
+        with output.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    except OSError as error:
+        cause = str(cannot_write(output, error))
+        leave(run.path, number, "failed", cause)
+        raise RunError(f"{run.path.name}: {cause}") from None
+    with Interrupts() as interrupts:  # an attempt handles signals itself; here those in between
+        code = JobAttempt(run, number).run()
+        while code == 0 and run.is_open:
+            if interrupts.count:
+                return CANCELLED
+            if interrupts.requests:
+                say(f"job {run.job.name} is preempted, and queued again for the next attempt")
+                scheduler.ask("scontrol", "requeue", run.job.name)
+                return PREEMPTED
+            code = JobAttempt(run, run.take_attempt()).run()
+    return code
+
+
+def _run_packed(runs: Sequence[JobRun], job: Allocation, module: str) -> int:
+    """Runs several runs; returns the exit code of the first that failed, or 0."""
+    packed, failed = [], 0
+    for run in runs:
+        try:
+            packed.append(PackedRun.read(run))
+        except HiresError as error:  # it does not stop the others
+            say(str(error))
+            failed = error.exit_code
+    code = PackedRuns(job, packed, module).run()
+    left = [one for one in packed if not one.over and one.run.is_open]
+    if code != CANCELLED and left:
+        say(f"job {job.name} is queued again: {len(left)} of its runs go on")
+        scheduler.ask("scontrol", "requeue", job.name)
+    return code or failed
+
+
 class JobAttempt:
     """One attempt of a run in a Slurm job, from its first rank to what follows its last."""
 
-    def __init__(self, path: Path, number: int, job: Allocation, *, packed: bool = False) -> None:
-        """Takes a run folder, the number of an attempt that was not launched yet, and the job.
+    def __init__(self, run: JobRun, number: int, *, packed: bool = False) -> None:
+        """Takes a run and the number of an attempt that was not launched yet.
 
         With ``packed`` another process decides whether the job is queued again.
         """
-        self.path = path
-        self.number = number
-        self.job = job
-        self.config = records.read_config(path)
-        self.world = int(records.read_plan(path)["world"])
+        self._job_run, self.path, self.job, self.number = run, run.path, run.job, number
+        self.config = records.read_config(run.path)
+        self.world = int(records.read_plan(run.path)["world"])
         self._packed = packed
         self._goes_on = False
 
@@ -90,7 +163,7 @@ class JobAttempt:
             subprocess.run(command, check=False)
         elif self._goes_on and restarts(outcome.reason) and not self._packed:
             try:
-                allocation.ask("scontrol", "requeue", self.job.name)
+                scheduler.ask("scontrol", "requeue", self.job.name)
             except RunError as error:  # the attempt's end is written, and stays as it is
                 say(f"the job could not be queued again: {error}; start the run again to go on")
         return outcome.exit_code
@@ -121,54 +194,39 @@ class JobAttempt:
         Raises:
             RunError: names both.
         """
-        planned, here = _planned_by(self.path, self.number), provenance.collect()
+        envs = [Attempt(self.path, number).env for number in range(self.number, -1, -1)]
+        envs.append(reading.read_json(self.path / file_names.PLANNED, []))
+        typed = [env for env in envs if env.get("argv") is not None]  # not those of jobs by hand
+        last = max(typed, key=lambda env: str(env.get("started")), default={})
+        planned, here = dict(last.get("provenance") or {}), provenance.collect()
         for key in ("hires", "git"):
             if planned.get(key) and here[key] and planned[key] != here[key]:
-                told = f"the run was planned by hires {planned['hires']} ({planned['git']})"
+                by = f"the run was planned by hires {planned['hires']} ({planned['git']})"
                 if not self.config.launcher.other_code:
                     raise RunError(
-                        f"{told}, but this node has {here['hires']} ({here['git']}): start the run "
+                        f"{by}, but this node has {here['hires']} ({here['git']}): start the run "
                         f"again with this one, or allow it with launcher.other_code=true"
                     )
-                say(f"{told} and runs with {here['hires']} ({here['git']})")
+                say(f"{by} and runs with {here['hires']} ({here['git']})")
                 return
 
     def _preemption(self) -> Preemption:
-        """Returns why Slurm sent SIGUSR2, and decides whether the job is queued again."""
-        found = preemption.after_sigusr2(self.job.name, self.config.launcher.signal_s)
-        self._goes_on = not self._is_last(found)
-        return dataclasses.replace(found, then=self._what_then(self._goes_on))
+        signal_s = self.config.launcher.signal_s
+        return self._with_sequel(preemption.after_sigusr2(self.job.name, signal_s))
 
     def _termination(self) -> Preemption | None:
-        """Returns why Slurm ends the job by SIGTERM; None if its user cancelled it."""
-        found = preemption.after_sigterm(self.job)
-        if found is None:
-            return None
-        last = self._is_last(found)
-        self._goes_on = not found.requeued and not last
-        return dataclasses.replace(found, then=self._what_then(not last))
+        why = preemption.after_sigterm(self.job)
+        return None if why is None else self._with_sequel(why)
 
-    def _is_last(self, found: Preemption) -> bool:
-        """Whether the run has used up how often its job may reach the time limit."""
-        if found.reason != "timeout":
-            return False
-        return timeouts(self.path, self.job, self.number) >= self.config.launcher.requeues
-
-    def _what_then(self, goes_on: bool) -> str:
-        """Returns in words what comes after a job that was stopped before its run was done."""
-        if goes_on:
-            return "the job is queued again and the run goes on as its next attempt"
+    def _with_sequel(self, why: Preemption) -> Preemption:
+        """Decides whether the job is queued again, and adds that to why it ends, in words."""
         requeues = self.config.launcher.requeues
-        return f"launcher.requeues={requeues} are used up: run it again to go on"
-
-
-def _planned_by(run: Path, number: int) -> dict[str, Any]:
-    """Returns the provenance of the hires that planned a run: of its last start by command line."""
-    envs = [Attempt(run, attempt).env for attempt in range(number, -1, -1)]
-    envs.append(reading.read_json(run / file_names.PLANNED, []))
-    typed = [env for env in envs if env.get("argv") is not None]
-    last: dict[str, Any] = max(typed, key=lambda env: str(env.get("started")), default={})
-    return dict(last.get("provenance") or {})
+        is_last = why.reason == "timeout" and self._job_run.timeouts >= requeues
+        self._goes_on = not is_last and not why.requeued
+        then = "the job is queued again and the run goes on as its next attempt"
+        if is_last:
+            then = f"launcher.requeues={requeues} are used up: run it again to go on"
+        return dataclasses.replace(why, then=then)
 
 
 if __name__ == "__main__":

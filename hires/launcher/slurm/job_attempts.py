@@ -8,103 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from hires.core.store import attempts, file_names, records, rundir
+from hires.core.store import attempts, records, rundir
 from hires.core.store.attempts import Attempt
+from hires.core.store.file_names import attempt_dir, attempt_numbers
 from hires.launcher.end_reasons import restarts
 from hires.launcher.interface import note_job
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.status import running_elsewhere
-
-
-def is_restarted() -> bool:
-    """Whether this is not the job's first start."""
-    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-
-
-def attempts_of(path: Path, job: Allocation) -> list[int]:
-    """Returns the attempts of a run that are this job's, in order."""
-    numbers = file_names.attempt_numbers(path)
-    return [n for n in numbers if Attempt(path, n).job_name == job.name]
-
-
-def timeouts(path: Path, job: Allocation, before: int) -> int:
-    """Returns how many attempts of a run, below a number, reached the time limit of a job."""
-    own = [number for number in attempts_of(path, job) if number < before]
-    return sum(Attempt(path, n).exit.get("reason") == "timeout" for n in own)
-
-
-def is_fresh(path: Path, number: int) -> bool:
-    """Whether an attempt exists and was not launched yet."""
-    attempt = Attempt(path, number)
-    return attempt.folder.is_dir() and not attempt.has_ended and not attempt.launched
-
-
-def is_over(path: Path, job: Allocation) -> bool:
-    """Whether a run was completed since this job has it.
-
-    What was complete before is no reason to stop: a run may be made again.
-    """
-    own = attempts_of(path, job)
-    return bool(own) and any(number >= own[0] for number in rundir.done_attempts(path))
-
-
-def is_open(path: Path, submitted: int, job: Allocation, attempts: int = 1) -> bool:
-    """Whether a run of this job still has something to do.
-
-    That is so if it was never begun, left no ``exit.json``, or was preempted and may go on. What
-    was stopped with the whole job has something to do, too: after the failure of a node Slurm
-    starts the job again. What was submitted by hand runs what is not complete.
-
-    Args:
-        path: the run folder.
-        submitted: the attempt that was submitted.
-        job: this job.
-        attempts: how many complete ones the job is to make.
-    """
-    own = attempts_of(path, job)
-    if not own:
-        return is_fresh(path, submitted) or records.done_attempt(path) is None
-    last = Attempt(path, own[-1])
-    end = last.exit
-    if not end:
-        return True
-    if end["state"] == "done":
-        states = [Attempt(path, number).exit.get("state") for number in own]
-        return states.count("done") < attempts
-    if end["state"] == "cancelled":
-        return not last.is_cancelled
-    if end.get("reason") == "timeout":
-        used = timeouts(path, job, own[-1] + 1)
-        return used <= records.read_config(path).launcher.requeues
-    return restarts(end.get("reason"))
-
-
-def take_attempt(path: Path, job: Allocation, submitted: int | None, pack: int = 1) -> int:
-    """Returns the attempt to launch: the submitted one, or the next if that was launched.
-
-    A job that is queued again, and one that was submitted by hand, take a new attempt.
-
-    Args:
-        path: the run folder.
-        job: this job.
-        submitted: the attempt that was submitted, if any was.
-        pack: how many runs share the job.
-
-    Raises:
-        RunError: another job has the run, or a process on some machine.
-    """
-    fresh = submitted if submitted is not None and is_fresh(path, submitted) else None
-    with running_elsewhere.alone(path, job.name, fresh):
-        if fresh is None:
-            _close_silent(path, job)
-        number = attempts.next_attempt(path) if fresh is None else fresh
-        if Attempt(path, number).job_name != job.name:
-            own, index = job.array or (job.job, None)
-            note_job(file_names.attempt_dir(path, number), own, index, pack)
-    return number
 
 
 def say(text: str) -> None:
@@ -113,19 +27,113 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _close_silent(path: Path, job: Allocation) -> None:
-    """Writes the end of this job's latest attempt if its supervisor could not.
+def is_restarted() -> bool:
+    """Whether this is not the job's first start."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
-    Slurm starts a job again unasked only after a node of it went down. (A job that several runs
-    share writes the end of a supervisor that was killed at once, so it is none of these.)
-    """
-    numbers = file_names.attempt_numbers(path)
-    if not is_restarted() or not numbers:
-        return
-    last = Attempt(path, numbers[-1])
-    if last.job_name == job.name and not last.has_ended:
-        cause = (
-            f"job {job.name} was started again by Slurm, and the supervisor of this attempt left "
-            f"no exit.json: its node went down, or it was killed"
-        )
-        leave(path, numbers[-1], "failed", cause, "node")
+
+@dataclass(frozen=True)
+class JobRun:
+    """A run that a job makes."""
+
+    path: Path
+    """The run folder."""
+    job: Allocation
+    submitted: int | None = None
+    """The attempt that was submitted; None: the script was submitted by hand."""
+    wanted: int = 1
+    """How many complete attempts the job is to make."""
+    pack: int = 1
+    """How many runs share the job."""
+
+    @property
+    def own(self) -> list[Attempt]:
+        """The attempts that are this job's, in order."""
+        every = (Attempt(self.path, number) for number in attempt_numbers(self.path))
+        return [attempt for attempt in every if attempt.job_name == self.job.name]
+
+    @property
+    def timeouts(self) -> int:
+        """How many of them reached the time limit of the job."""
+        return sum(attempt.exit.get("reason") == "timeout" for attempt in self.own)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether a user cancelled the run since this job has it.
+
+        While a run waits to go on, the request stands in an attempt that is over.
+        """
+        own = self.own or [Attempt(self.path, self.submitted or 0)]
+        return any(attempt.is_cancelled for attempt in own)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run was completed since this job has it: a run may be made again."""
+        own = self.own
+        return bool(own) and any(n >= own[0].number for n in rundir.done_attempts(self.path))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run still has something to do.
+
+        That is so if it was never begun, left no ``exit.json``, or was preempted and may go on.
+        What was stopped with the whole job has something to do, too: after the failure of a node
+        Slurm starts the job again. What was submitted by hand runs what is not complete.
+        """
+        own = self.own
+        if not own:
+            return self._is_fresh() or records.done_attempt(self.path) is None
+        end = own[-1].exit
+        if not end:
+            return True
+        if end["state"] == "done":
+            return [attempt.exit.get("state") for attempt in own].count("done") < self.wanted
+        if end["state"] == "cancelled":
+            return not own[-1].is_cancelled
+        if end.get("reason") == "timeout":
+            return self.timeouts <= records.read_config(self.path).launcher.requeues
+        return restarts(end.get("reason"))
+
+    def take_attempt(self) -> int:
+        """Returns the attempt to launch: the submitted one, or the next if that was launched.
+
+        A job that is queued again, and one that was submitted by hand, take a new attempt.
+
+        Raises:
+            RunError: another job has the run, or a process on some machine.
+        """
+        fresh = self.submitted if self._is_fresh() else None
+        with running_elsewhere.alone(self.path, self.job.name, fresh):
+            if fresh is None:
+                self._close_silent()
+            number = attempts.next_attempt(self.path) if fresh is None else fresh
+            if Attempt(self.path, number).job_name != self.job.name:
+                job, index = self.job.array or (self.job.job, None)
+                note_job(attempt_dir(self.path, number), job, index, self.pack)
+        return number
+
+    def _is_fresh(self) -> bool:
+        """Whether the submitted attempt exists and was not launched yet."""
+        if self.submitted is None:
+            return False
+        attempt = Attempt(self.path, self.submitted)
+        return attempt.folder.is_dir() and not attempt.has_ended and not attempt.launched
+
+    def _close_silent(self) -> None:
+        """Writes the end of this job's latest attempt if its supervisor could not.
+
+        Slurm starts a job again unasked only after a node of it went down. (A job that several runs
+        share writes the end of a supervisor that was killed at once, so it is none of these.)
+        """
+        last = attempts.latest(self.path)
+        if (
+            is_restarted()
+            and last is not None
+            and last.job_name == self.job.name
+            and not last.has_ended
+        ):
+            cause = (
+                f"job {self.job.name} was started again by Slurm, and the supervisor of this "
+                f"attempt left no exit.json: its node went down, or it was killed"
+            )
+            leave(self.path, last.number, "failed", cause, "node")

@@ -15,19 +15,17 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hires.core.config.launcher_config import spread
 from hires.core.errors import HiresError, RunError
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import cannot_write
 from hires.launcher.interface import CANCELLED
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.ranks.spawn import die_with
-from hires.launcher.slurm import job_script
 from hires.launcher.slurm.allocation import Allocation, cores
-from hires.launcher.slurm.job_attempts import attempts_of, say, take_attempt
+from hires.launcher.slurm.job_attempts import JobRun, say
 from hires.launcher.supervision.interrupts import Interrupts
 
 POLL_S = 0.2
@@ -42,15 +40,12 @@ LOOK_S = 2.0
 class PackedRun:
     """One of the runs."""
 
-    path: Path
-    """The run folder."""
+    run: JobRun
     needs: list[int]
     """Cores that it keeps busy on each node."""
     alone: bool
     """Whether it needs the job for itself, because its port is fixed."""
-    submitted: int
-    """The attempt that was submitted."""
-    number: int = 0
+    number: int | None = None
     """The attempt that is launched."""
     process: subprocess.Popen[bytes] | None = None
     preempted: bool = False
@@ -62,22 +57,17 @@ class PackedRun:
     its supervisor died, or it was cancelled before its turn."""
 
     @classmethod
-    def read(cls, path: Path, submitted: int, job: Allocation) -> PackedRun:
-        """Returns the run of a folder.
-
-        Args:
-            path: the folder.
-            submitted: the attempt that was submitted.
-            job: this job.
+    def read(cls, run: JobRun) -> PackedRun:
+        """Returns a run with what its folder says that it needs.
 
         Raises:
-            RunError: it cannot be read.
+            RunError: the folder cannot be read.
         """
-        config, world = records.read_config(path), int(records.read_plan(path)["world"])
-        sizes = spread(world, len(job.nodes))
-        sizes += [0] * (len(job.nodes) - len(sizes))
+        config, world = records.read_config(run.path), int(records.read_plan(run.path)["world"])
+        sizes = spread(world, len(run.job.nodes))
+        sizes += [0] * (len(run.job.nodes) - len(sizes))
         needs = [size * config.launcher.threads for size in sizes]
-        return cls(path, needs, config.launcher.port != 0, submitted)
+        return cls(run, needs, config.launcher.port != 0)
 
     def send(self, number: int) -> None:
         """Sends a signal to the supervisor, unless it has ended."""
@@ -94,7 +84,6 @@ class PackedRuns:
         self.job = job
         self.waiting = list(runs)
         self.running: list[PackedRun] = []
-        self._size = len(runs)
         self._module = module
         self._room = cores(job)
         self._codes: list[int] = []
@@ -110,7 +99,10 @@ class PackedRuns:
                     if not self.running:
                         break
                 else:
-                    self._start_fitting()
+                    for one in list(self.waiting):
+                        if self._fits(one):
+                            self.waiting.remove(one)
+                            self._start(one)
                     self._end_cancelled()
                 time.sleep(POLL_S)
         if interrupts.count:
@@ -118,33 +110,28 @@ class PackedRuns:
             return CANCELLED
         return next((code for code in self._codes if code), 0)
 
-    def _start_fitting(self) -> None:
-        for run in list(self.waiting):
-            if self._fits(run):
-                self.waiting.remove(run)
-                run.over = self._is_cancelled(run)
-                if not run.over:
-                    self._start(run)
-
-    def _fits(self, run: PackedRun) -> bool:
+    def _fits(self, one: PackedRun) -> bool:
         """Whether a run has room beside those that run now; one alone always has."""
         if not self.running:
             return True
-        if run.alone or any(other.alone for other in self.running):
+        if one.alone or any(other.alone for other in self.running):
             return False
-        needs = zip(*(one.needs for one in [run, *self.running]), strict=True)
+        needs = zip(*(other.needs for other in [one, *self.running]), strict=True)
         return all(sum(some) <= room for some, room in zip(needs, self._room, strict=True))
 
-    def _start(self, run: PackedRun) -> None:
-        """Starts the supervisor of a run; one that cannot be started has failed."""
-        number: int | None = None
-        log = run.path / job_script.LOG
+    def _start(self, one: PackedRun) -> None:
+        """Starts the supervisor of a run unless the run was cancelled meanwhile."""
+        one.over = one.run.is_cancelled
+        if one.over:
+            return
+        path = one.run.path
+        log = path / file_names.JOB_LOG
         try:
-            run.number = number = take_attempt(run.path, self.job, run.submitted, self._size)
+            one.number = one.run.take_attempt()
             words = [sys.executable, "-u", "-m", self._module, "--packed"]
             with log.open("ab") as output:
-                run.process = subprocess.Popen(
-                    [*words, str(run.path), str(number)],
+                one.process = subprocess.Popen(
+                    [*words, str(path), str(one.number)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -153,79 +140,68 @@ class PackedRuns:
                 )
         except (OSError, subprocess.SubprocessError, RunError) as error:
             why = error if isinstance(error, RunError) else cannot_write(log, error)
-            self._give_up(run, number, f"its supervisor could not be started: {why}")
+            self._give_up(one, f"its supervisor could not be started: {why}")
             return
-        say(f"{run.path.name}: attempt {number} begins")
-        self.running.append(run)
+        say(f"{path.name}: attempt {one.number} begins")
+        self.running.append(one)
 
     def _collect(self) -> None:
         """Removes the runs that ended."""
-        for run in list(self.running):
-            assert run.process is not None
-            code = run.process.poll()
+        for one in list(self.running):
+            assert one.process is not None
+            assert one.number is not None
+            code = one.process.poll()
             if code is None:
                 continue
-            self.running.remove(run)
-            say(f"{run.path.name}: attempt {run.number} ended with code {code}")
-            if Attempt(run.path, run.number).has_ended:
+            self.running.remove(one)
+            path = one.run.path
+            say(f"{path.name}: attempt {one.number} ended with code {code}")
+            if Attempt(path, one.number).has_ended:
                 self._codes.append(code)
                 continue
-            how = f"ended with code {code}"
+            cause = "its supervisor {}, and left no exit.json"
             if code < 0:
                 time.sleep(DIE_S)
-                how = f"was killed by {signal.Signals(-code).name}"
-            see = "" if code < 0 else f"; see {run.path / job_script.LOG}"
-            self._give_up(run, run.number, f"its supervisor {how}, and left no exit.json{see}")
+                cause = cause.format(f"was killed by {signal.Signals(-code).name}")
+            else:
+                log = path / file_names.JOB_LOG
+                cause = f"{cause.format(f'ended with code {code}')}; see {log}"
+            self._give_up(one, cause)
 
-    def _give_up(self, run: PackedRun, number: int | None, cause: str) -> None:
-        """Writes that a run failed whose own supervisor cannot; this job does not retry it.
-
-        Args:
-            run: the run.
-            number: its attempt; None: there is none to write to.
-            cause: why it failed.
-        """
-        say(f"{run.path.name}: {cause}")
-        run.over = True
+    def _give_up(self, one: PackedRun, cause: str) -> None:
+        """Writes that a run failed whose own supervisor cannot; this job does not retry it."""
+        say(f"{one.run.path.name}: {cause}")
+        one.over = True
         self._codes.append(RunError.exit_code)
-        if number is None:
-            return
+        if one.number is None:
+            return  # there is no attempt to write to
         try:
-            leave(run.path, number, "failed", cause)
+            leave(one.run.path, one.number, "failed", cause)
         except HiresError as error:  # it does not stop the other runs
-            say(f"{run.path.name}: {error}")
+            say(f"{one.run.path.name}: {error}")
 
     def _pass_on(self, interrupts: Interrupts) -> None:
-        for run in self.running:
-            if interrupts.requests and not run.preempted:
-                run.preempted = True
-                run.send(signal.SIGUSR2)
-            while run.ended < interrupts.count:
-                run.ended += 1
-                run.send(interrupts.number)
+        for one in self.running:
+            if interrupts.requests and not one.preempted:
+                one.preempted = True
+                one.send(signal.SIGUSR2)
+            while one.ended < interrupts.count:
+                one.ended += 1
+                one.send(interrupts.number)
 
     def _end_cancelled(self) -> None:
         """Ends the runs that a user cancelled, but not the job."""
         if time.monotonic() - self._looked_s < LOOK_S:
             return
         self._looked_s = time.monotonic()
-        for run in self.running:
-            if not run.ended and self._is_cancelled(run):
-                run.ended += 1
-                run.send(signal.SIGTERM)
-
-    def _is_cancelled(self, run: PackedRun) -> bool:
-        """Whether a user cancelled a run since this job has it.
-
-        While a run waits to go on, the request stands in an attempt that is over.
-        """
-        numbers = attempts_of(run.path, self.job) or [run.submitted]
-        return any(Attempt(run.path, number).is_cancelled for number in numbers)
+        for one in self.running:
+            if not one.ended and one.run.is_cancelled:
+                one.ended += 1
+                one.send(signal.SIGTERM)
 
     def _leave_waiting(self, why: str) -> None:
         """Writes that the runs which were not begun are cancelled with the job."""
-        for run in self.waiting:
+        for one in self.waiting:
             cause = f"job {self.job.name} was stopped by {why} before its turn"
             with contextlib.suppress(RunError):  # another job has it, and writes how it ends
-                number = take_attempt(run.path, self.job, run.submitted, self._size)
-                leave(run.path, number, "cancelled", cause)
+                leave(one.run.path, one.run.take_attempt(), "cancelled", cause)

@@ -15,9 +15,8 @@ from pathlib import Path
 from hires.core.errors import RunError
 from hires.core.store import file_names, reading
 from hires.core.store.attempts import Attempt, latest
-from hires.launcher.interface import job_of, note_job
-from hires.launcher.slurm import job_arrays, job_script, scheduler
-from hires.launcher.slurm.job_arrays import ArrayEntry
+from hires.launcher.interface import note_job
+from hires.launcher.slurm import job_arrays, scheduler
 
 
 def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
@@ -28,20 +27,30 @@ def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
     Args:
         runs: run folders.
     """
-    waiting = {run: number for run in runs if (number := _not_begun(run)) is not None}
-    # By script, and for arrays by task: the runs that it starts.
-    scripts: dict[str, dict[int | None, list[Path]]] = {}
+    waiting: dict[Path, int] = {}
+    for run in runs:
+        last = latest(run)
+        if last is not None and not last.launched and not (last.folder / file_names.JOB).exists():
+            waiting[run] = last.number
+    # By script, and for arrays by the index of the task: the runs that it starts.
+    scripts: dict[tuple[str, str], list[Path]] = {}
     for run in waiting:
-        if (run / job_script.SCRIPT).exists():
-            scripts[str(run / job_script.SCRIPT)] = {None: [run]}
+        if (run / file_names.JOB_SCRIPT).exists():
+            scripts[str(run / file_names.JOB_SCRIPT), ""] = [run]
     for campaign in {run.parent for run in waiting}:
-        for script, index, entry in _arrays_without_job(campaign):
-            if waiting.get(campaign / entry.run) == entry.attempt:
-                tasks = scripts.setdefault(str(script), {})
-                tasks.setdefault(index, []).append(campaign / entry.run)
+        for folder in _arrays(campaign):
+            if (folder / file_names.JOB).exists():
+                continue
+            with contextlib.suppress(RunError):  # repair() reports a damaged list
+                for index, entries in enumerate(job_arrays.read_tasks(folder)):
+                    scripts[str(folder / file_names.JOB_SCRIPT), str(index)] = [
+                        campaign / entry.run
+                        for entry in entries
+                        if waiting.get(campaign / entry.run) == entry.attempt
+                    ]
     jobs: dict[Path, str] = {}
-    for name, script_text in scheduler.scripts_of_all() if scripts else ():
-        for run in scripts.get(script_text, {}).get(job_of(name)["index"], []):
+    for name, script in scheduler.scripts_of_all() if any(scripts.values()) else ():
+        for run in scripts.get((script, name.partition("_")[2]), []):
             jobs.setdefault(run, name)
     return jobs
 
@@ -60,14 +69,14 @@ def repair(campaign: Path) -> Iterator[str]:
     Raises:
         RunError: an attempt cannot be written to.
     """
-    for path in _lists(campaign):
-        array = reading.read_json(path.with_name(file_names.JOB), [])
-        if not array:
+    for array in _arrays(campaign):
+        values = reading.read_json(array / file_names.JOB, [])
+        if not values:
             continue
         try:
-            job, tasks = str(array["job"]), job_arrays.read_all(path)
+            job, tasks = str(values["job"]), job_arrays.read_tasks(array)
         except KeyError:
-            yield f"{path.with_name(file_names.JOB)} is damaged: the job of its runs is not known"
+            yield f"{array / file_names.JOB} is damaged: the job of its runs is unknown"
             continue
         except RunError as error:
             yield str(error)
@@ -75,29 +84,12 @@ def repair(campaign: Path) -> Iterator[str]:
         for index, entries in enumerate(tasks):
             for entry in entries:
                 folder = file_names.attempt_dir(campaign / entry.run, entry.attempt)
-                known = (folder / file_names.JOB).exists() or (folder / file_names.EXIT).exists()
-                same = entry.id is not None and Attempt.at(folder).id == entry.id
-                if same and not known:
+                is_noted = any((folder / n).exists() for n in (file_names.JOB, file_names.EXIT))
+                is_same = entry.id is not None and Attempt.at(folder).id == entry.id
+                if is_same and not is_noted:
                     note_job(folder, job, index, len(entries))
 
 
-def _not_begun(run: Path) -> int | None:
-    """Returns a run's latest attempt if it was never launched and has no job; else None."""
-    last = latest(run)
-    if last is None or last.launched or (last.folder / file_names.JOB).exists():
-        return None
-    return last.number
-
-
-def _arrays_without_job(campaign: Path) -> Iterator[tuple[Path, int, ArrayEntry]]:
-    """Yields script, task and run of all arrays of a campaign whose number is not known."""
-    for path in _lists(campaign):
-        if not path.with_name(file_names.JOB).exists():
-            with contextlib.suppress(RunError):  # repair() reports a damaged list
-                for index, entries in enumerate(job_arrays.read_all(path)):
-                    for entry in entries:
-                        yield path.with_name(job_script.SCRIPT), index, entry
-
-
-def _lists(campaign: Path) -> list[Path]:
-    return sorted((campaign / job_arrays.FOLDER).glob(f"*/{job_arrays.LIST}"))
+def _arrays(campaign: Path) -> list[Path]:
+    lists = (campaign / job_arrays.FOLDER).glob(f"*/{file_names.POINTS}")
+    return sorted(path.parent for path in lists)

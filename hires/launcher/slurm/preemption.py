@@ -8,12 +8,11 @@ job and its nodes at that moment tell a preemption from a user's ``scancel``.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 
 from hires.core.errors import RunError
 from hires.launcher.ranks.places import Preemption
-from hires.launcher.slurm import allocation
+from hires.launcher.slurm import scheduler
 from hires.launcher.slurm.allocation import Allocation
 
 PATIENCE_S = 3.0
@@ -23,7 +22,6 @@ _EARLY_S = 75
 _END_S = 5
 """Kept for the supervisor's own end."""
 _GONE_NODE = ("DOWN", "FAIL", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN")
-_NOTHING = ("", "None", "Unknown", "N/A")
 
 
 def after_sigusr2(job: str, signal_s: int) -> Preemption:
@@ -37,7 +35,7 @@ def after_sigusr2(job: str, signal_s: int) -> Preemption:
     if left_s is not None and left_s <= signal_s + _EARLY_S:
         reason, cause, most_s = "timeout", f"the time limit of job {job} came near", left_s
     else:
-        reason, cause, most_s = "preempted", f"job {job} made way for others (SIGUSR2)", signal_s
+        reason, cause, most_s = "preempted", f"job {job} was preempted (SIGUSR2)", signal_s
     return Preemption(reason, cause, patience_s=max(most_s - _END_S, _END_S))
 
 
@@ -50,20 +48,29 @@ def after_sigterm(job: Allocation, environ: Mapping[str, str] | None = None) -> 
     """
     environ = os.environ if environ is None else environ
     try:
-        shown = allocation.ask("scontrol", "show", "job", "-o", job.name, most_s=PATIENCE_S)
+        shown = scheduler.ask("scontrol", "show", "job", "-o", job.name, most_s=PATIENCE_S)
     except RunError:
         return None
-    facts = _fields(shown)
+    facts = scheduler.fields(shown)
     starts = int(environ.get("SLURM_RESTART_COUNT") or 0)
     requeued = int(facts.get("Restarts", 0)) > starts
     state = facts.get("JobState", "")
     if requeued or state in ("NODE_FAIL", "COMPLETING"):
-        gone = _gone_nodes(job)
+        names = ",".join(node.name for node in job.nodes)
+        try:
+            text = scheduler.ask("scontrol", "show", "node", names, "-o", most_s=PATIENCE_S)
+        except RunError:
+            text = ""
+        gone = [
+            one["NodeName"]
+            for one in map(scheduler.fields, text.splitlines())
+            if any(word in one.get("State", "") for word in _GONE_NODE)
+        ]
         if gone or state == "NODE_FAIL":
             where = f"{' and '.join(gone)} went down" if gone else "a node went down"
             return Preemption("node", f"job {job.name} lost its nodes: {where}", requeued=requeued)
-    if requeued or state == "PREEMPTED" or facts.get("PreemptTime", "") not in _NOTHING:
-        cause = f"job {job.name} had to make way at once (SIGTERM)"
+    if requeued or state == "PREEMPTED" or facts.get("PreemptTime", "") not in scheduler.NOTHING:
+        cause = f"job {job.name} was preempted at once (SIGTERM)"
         return Preemption("preempted", cause, requeued=requeued)
     if state == "TIMEOUT":
         cause = f"the time limit of job {job.name} was reached"
@@ -71,35 +78,17 @@ def after_sigterm(job: Allocation, environ: Mapping[str, str] | None = None) -> 
     return None
 
 
-def _gone_nodes(job: Allocation) -> list[str]:
-    """Returns the nodes of a job that Slurm has given up."""
-    names = ",".join(node.name for node in job.nodes)
-    try:
-        text = allocation.ask("scontrol", "show", "node", names, "-o", most_s=PATIENCE_S)
-    except RunError:
-        return []
-    return [
-        one["NodeName"]
-        for one in map(_fields, text.splitlines())
-        if "NodeName" in one and any(word in one.get("State", "") for word in _GONE_NODE)
-    ]
-
-
-def _fields(text: str) -> dict[str, str]:
-    return dict(re.findall(r"(\w+)=(\S*)", text))
-
-
 def _seconds_left(job: str) -> int | None:
     """Returns how long a job may still run; None if there is no limit, or Slurm does not answer."""
     try:
-        text = allocation.ask("squeue", "--noheader", f"--jobs={job}", "--format=%L").strip()
+        text = scheduler.ask("squeue", "--noheader", f"--jobs={job}", "--format=%L").strip()
     except RunError:
         return None
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(?:(\d+):)?(\d+)", text)
-    if found is None:  # UNLIMITED, INVALID
+    days, _, clock = text.rpartition("-")
+    left_s = 0
+    try:
+        for part in clock.split(":"):  # seconds stand last, whatever stands before them
+            left_s = 60 * left_s + int(part)
+        return left_s + 86400 * int(days or 0)
+    except ValueError:  # UNLIMITED, INVALID
         return None
-    days, *clock = (int(part or 0) for part in found.groups())
-    hours, minutes, seconds = clock
-    if found[2] and not found[3]:  # MM:SS: the first of the two is minutes
-        hours, minutes = 0, hours
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

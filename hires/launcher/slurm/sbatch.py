@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import getpass
 import re
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.launcher.slurm import allocation
+from hires.launcher import commands
+from hires.launcher.slurm import scheduler
 
 RANKS = "the layout's ranks"
 """Where the number of ranks of a job comes from; that of a check follows from its nodes alone."""
 _TIMEOUT_S = 120
+_NUMBER = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?")
+"""A line of sbatch that names a job, with ``--parsable`` and without."""
 
 
 class RefusedError(ConfigError):
@@ -26,17 +30,11 @@ class RefusedError(ConfigError):
 
     def __init__(self, why: str, keys: Sequence[str] = (), advice: str = "") -> None:
         """Takes why, and the keys to change, or else what to do."""
-        self.why = why
-        self._keys = keys
-        self._advice = advice
+        self.why, self._keys, self._advice = why, keys, advice
         super().__init__(f"{why}; {self.remedy()}")
 
     def remedy(self, besides: str | None = None) -> str:
-        """Returns what would help.
-
-        Args:
-            besides: a key that this job does not have.
-        """
+        """Returns what would help, without a key that this job does not have."""
         *others, last = [key for key in self._keys if key != besides] or [self._advice]
         named = f"{', '.join(others)} or {last}" if others else last
         return f"change {named}" if self._keys else named
@@ -54,7 +52,17 @@ def submit(path: Path, options: Sequence[str] = (), *words: str) -> str:
         ConfigError: Slurm refuses an option, whose line is shown.
         RunError: Slurm is not here, does not answer, or names no job.
     """
-    return _number_in(_sbatch("--parsable", *options, str(path), *words, script=path))
+    answer = _sbatch("--parsable", *options, str(path), *words, script=path)
+    numbers = [
+        match[1] for match in map(_NUMBER.fullmatch, map(str.strip, answer.splitlines())) if match
+    ]
+    if numbers:
+        return str(numbers[-1])
+    text = " ".join(answer.split()) or "nothing"
+    raise RunError(
+        f"sbatch took the job, but names no number; it said: {text}; `squeue --me` shows whether "
+        f"the job is queued, and scancel removes it"
+    )
 
 
 def start_estimate(script: Path) -> str:
@@ -69,114 +77,121 @@ def start_estimate(script: Path) -> str:
     return " ".join(estimates).removeprefix("sbatch: ").strip()
 
 
-def _number_in(answer: str) -> str:
-    r"""Returns the number of the job that sbatch names, whatever a site's wrapper prints besides.
+def after(config: RunConfig, *others: str | None) -> list[str]:
+    """Returns sbatch's ``--dependency`` for all that a job has to wait for, as a list of words.
 
-    Raises:
-        RunError: it names none.
+    An option on the command line hides that line of the script, so it repeats the site's.
 
-    >>> _number_in("Welcome to our site\n41;cluster\n"), _number_in("Submitted batch job 42\n")
-    ('41', '42')
+    Args:
+        config: whose ``cluster.options`` may have a ``dependency``.
+        others: what else it waits for, in sbatch's words; None: nothing.
     """
-    lines = map(str.strip, answer.splitlines())
-    numbers = [match[1] for match in map(_NUMBER.fullmatch, lines) if match]
-    if numbers:
-        return str(numbers[-1])
-    said = " ".join(answer.split()) or "nothing"
-    raise RunError(
-        f"sbatch took the job, but names no number; it said: {said}; `squeue --me` shows whether "
-        f"the job is queued, and scancel removes it"
-    )
+    wanted = [text for text in others if text]
+    site = config.cluster.options.get("dependency")
+    return [f"--dependency={joined(str(site or ''), *wanted)}"] if wanted else []
 
 
-_NUMBER = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?")
-"""A line of sbatch that names a job, with ``--parsable`` and without."""
+def joined(*lists: str) -> str:
+    """Returns the entries of sbatch's lists with commas, each once.
+
+    >>> joined("n[1-2,4],n5", "n5,n6")
+    'n[1-2,4],n5,n6'
+    """
+    parts = (part for text in lists for part in re.split(r",(?![^[]*\])", text) if part)
+    return ",".join(dict.fromkeys(parts))
 
 
 def _sbatch(*words: str, script: Path) -> str:
     """Returns what sbatch prints; of a refusal, the reason and the line that caused it."""
     try:
-        done = subprocess.run(
-            ["sbatch", *words], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-    except FileNotFoundError:
+        done = commands.run("sbatch", *words, most_s=_TIMEOUT_S)
+    except commands.MissingProgramError:
         raise RunError(
             "there is no sbatch here: start it on a machine of a Slurm cluster, or use "
             "launcher=local; --dry-run writes the script all the same"
         ) from None
-    except subprocess.TimeoutExpired:
-        raise RunError(f"sbatch did not answer within {_TIMEOUT_S} s; try again later") from None
     if done.returncode != 0:
         raise _refusal(done.stderr or done.stdout, script)
     return done.stderr + done.stdout  # of two lines that name a job the last one counts
 
 
+class _Cause(NamedTuple):
+    """A cause of refusals."""
+
+    words: str
+    """Pattern of sbatch's message."""
+    option: str
+    """Pattern of the options of the script that it may mean."""
+    keys: tuple[str, ...] = ()
+    """Keys of the config that these options follow from."""
+    advice: str = ""
+    """What to do, where no key is to be changed."""
+    choices: tuple[str, ...] = ()
+    """Command that lists what ``launcher.OPTION`` may be."""
+
+
+_SIZES = "nodes|ntasks-per-node|cpus-per-task"
+_OF_SITE = "exclude|nodelist|nodefile|constraint|gres|gpus[a-z-]*|mem[a-z-]*|reservation"
+"""Options of ``cluster.options`` that leave fewer nodes to choose from."""
+_CAUSES = (  # the first whose words match counts
+    _Cause(
+        "dependency",
+        "after",
+        advice="change --after: give the number of a job that Slurm knows, or a campaign",
+    ),
+    _Cause(
+        "node name",
+        "exclude",
+        advice="a node of that list does not exist (any more): change cluster.options.exclude, "
+        "or if it is not from there run the points with `hires sweep`",
+    ),
+    _Cause(
+        "account",
+        "account",
+        choices=("sacctmgr", "-nP", "show", "associations", "users=@USER", "format=Account"),
+    ),
+    _Cause("qos", "qos", ("launcher.qos",)),
+    _Cause("array", "array", advice="change --max-parallel, or sweep fewer points at once"),
+    _Cause("partition", "partition", choices=("sinfo", "--noheader", "--format=%R (%a)")),
+    _Cause("time limit|--time|deadline", "time", ("launcher.minutes",)),
+    _Cause("signal", "signal", ("launcher.signal_s",)),
+    _Cause(
+        "cpu count|processors|cpus-per-task|--ntasks",
+        "cpus-per-task|ntasks|ntasks-per-node",
+        ("launcher.threads", RANKS),
+    ),
+    _Cause(
+        "node count|node configuration|--nodes",
+        f"{_SIZES}|{_OF_SITE}",
+        ("launcher.nodes", "launcher.threads", RANKS),
+    ),
+)
+
+
 def _refusal(message: str, script: Path) -> ConfigError | RunError:
     """Returns the error for a script that sbatch refuses with a message."""
-    said = "; ".join(line.removeprefix("sbatch: error: ") for line in message.splitlines() if line)
-    option = next((o for pattern, o in _CAUSES if re.search(pattern, message, re.IGNORECASE)), None)
-    if option is None:
-        return RunError(f"sbatch refused the job: {said or 'it gave no reason'}; see {script}")
-    text, of_site = f"sbatch refused the job: {said}", []
-    pattern = re.compile(rf"#SBATCH --({option}{f'|{_OF_SITE}' if option == _NODES else ''})(=|$)")
+    why = "; ".join(line.removeprefix("sbatch: error: ") for line in message.splitlines() if line)
+    cause = next((c for c in _CAUSES if re.search(c.words, message, re.IGNORECASE)), None)
+    if cause is None:
+        return RunError(f"sbatch refused the job: {why or 'it gave no reason'}; see {script}")
+    text, of_site = f"sbatch refused the job: {why}", []
+    pattern = re.compile(rf"#SBATCH --({cause.option})(=|$)")
     for number, line in enumerate(script.read_text(encoding="utf-8").splitlines(), start=1):
         match = pattern.match(line)
         if match is not None:
             text += f"; line {number} of {script} is: {line}"
-            if not re.fullmatch(option, match[1]):
+            if cause.keys and re.fullmatch(_OF_SITE, match[1]):
                 of_site.append(f"cluster.options.{match[1]}")
-    if option in _KEYS:
-        return RefusedError(text, (*of_site, *_KEYS[option]))
-    return RefusedError(text, advice=_advice(option))
-
-
-_NODES = "nodes|ntasks-per-node|cpus-per-task"
-_OF_SITE = "exclude|nodelist|nodefile|constraint|gres|gpus[a-z-]*|mem[a-z-]*|reservation"
-"""Options of ``cluster.options`` that leave fewer nodes to choose from."""
-
-# Words of sbatch's message, and the options that they may mean; the first match counts.
-_CAUSES = (
-    ("dependency", "after"),
-    ("node name", "exclude"),
-    ("account", "account"),
-    ("qos", "qos"),
-    ("array", "array"),
-    ("partition", "partition"),
-    ("time limit|--time|deadline", "time"),
-    ("signal", "signal"),
-    ("cpu count|processors|cpus-per-task|--ntasks", "cpus-per-task|ntasks|ntasks-per-node"),
-    ("node count|node configuration|--nodes", _NODES),
-)
-_KEYS = {
-    "time": ("launcher.minutes",),
-    "signal": ("launcher.signal_s",),
-    "qos": ("launcher.qos",),
-    "cpus-per-task|ntasks|ntasks-per-node": ("launcher.threads", RANKS),
-    _NODES: ("launcher.nodes", "launcher.threads", RANKS),
-}
-_ADVICE = {
-    "after": "change --after: give the number of a job that Slurm knows, or a campaign",
-    "array": "change --max-parallel, or sweep fewer points at once",
-    "exclude": "a node of that list does not exist (any more): change cluster.options.exclude, "
-    "or if it is not from there run the points with `hires sweep`",
-}
-
-
-def _advice(option: str) -> str:
-    if option == "partition":
-        return _choices("partition", "sinfo", "--noheader", "--format=%R (%a)")
-    if option == "account":
-        users = f"users={getpass.getuser()}"
-        command = ("sacctmgr", "-nP", "show", "associations", users, "format=Account")
-        return _choices("account", *command)
-    return _ADVICE[option]
+    advice = _choices(cause.option, *cause.choices) if cause.choices else cause.advice
+    return RefusedError(text, (*of_site, *cause.keys), advice)
 
 
 def _choices(key: str, *command: str) -> str:
     """Returns the names that a command lists, as a remedy."""
     try:
-        names = dict.fromkeys(line.strip() for line in allocation.ask(*command).splitlines())
+        text = scheduler.ask(*(word.replace("@USER", getpass.getuser()) for word in command))
     except RunError:
         return f"choose another launcher.{key}"
+    names = dict.fromkeys(line.strip() for line in text.splitlines())
     there = ", ".join(name.removesuffix(" (up)") for name in names if name)
     return f"launcher.{key} may be one of {there}" if there else f"leave launcher.{key} out"

@@ -1,4 +1,4 @@
-"""Queries Slurm about jobs and cancels them, with Slurm's own tools and no shell.
+"""Queries Slurm about jobs and nodes and cancels jobs, with Slurm's own tools and no shell.
 
     squeue     jobs that wait, run, or ended lately
     sacct      jobs that ended long ago, where the site keeps accounts
@@ -17,6 +17,10 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 
 from hires.core.errors import RunError
+from hires.core.store.attempts import Attempt
+from hires.core.store.file_names import attempt_numbers
+from hires.launcher import commands
+from hires.launcher.commands import last_line
 from hires.launcher.interface import (
     ENDED,
     GONE,
@@ -27,10 +31,15 @@ from hires.launcher.interface import (
     JobStatus,
     job_name,
 )
+from hires.launcher.status.run_state import RunState
 
+NOTHING = ("", "(null)", "None", "N/A", "Unknown")
+"""Slurm's words for a value that is not set."""
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
-_TIMEOUT_S = 30.0
+_BAD_NODE = ("down", "drain", "fail", "error", "unknown", "reboot", "maint")
+"""How Slurm's words for nodes that run nothing begin; an asterisk behind one means no answer."""
+_TIMEOUT_S = 60.0
 _AT_ONCE = 8000
 """Numbers of jobs on one command line, a word of which Linux lets have 128 KiB."""
 _SINGLE = 32
@@ -39,7 +48,27 @@ _RANGES = 500
 """Ranges of tasks in one word for scancel."""
 _MISSING = ("Invalid job id", "not found")
 """Slurm's words for a job that it does not list, as a task that was cancelled while it waited."""
-_NOTHING = ("", "(null)", "None", "N/A", "Unknown")
+
+
+def ask(*command: str, most_s: float | None = None) -> str:
+    """Returns what one of Slurm's tools prints.
+
+    Args:
+        command: its words.
+        most_s: how long it may take, in seconds; None: a minute.
+
+    Raises:
+        RunError: it failed, is not installed, or does not answer.
+    """
+    done = _run(*command, most_s=most_s)
+    if done.returncode:
+        raise RunError(f"{command[0]} failed: {_complaint(done)}")
+    return done.stdout
+
+
+def fields(line: str) -> dict[str, str]:
+    """Returns the values of a line of scontrol, as ``NodeName=n1 State=IDLE``."""
+    return dict(re.findall(r"(\w+)=(\S*)", line))
 
 
 def job_states(jobs: Iterable[Job]) -> dict[str, JobStatus]:
@@ -106,11 +135,46 @@ def cancel(jobs: Iterable[Job]) -> None:
         named = f"job{'s' if len(some) > 1 else ''} {', '.join(some[:3])}"
         named += f" and {len(some) - 3} more" if len(some) > 3 else ""
         try:
-            done = _run("scancel", *some)
+            ask("scancel", *some)
         except RunError as error:
             raise RunError(f"{named} cannot be cancelled: {error}") from None
-        if done.returncode:
-            raise RunError(f"{named} cannot be cancelled: {_complaint(done)}")
+
+
+def failed_nodes(states: Sequence[RunState], num_nodes: int, partition: str | None) -> list[str]:
+    """Returns the nodes that the next attempts of runs should avoid, sorted.
+
+    An attempt whose end has the reason ``node`` ran on nodes that its events name. If Slurm says
+    which of them are down, those are avoided; else all of them, as long as enough others are left.
+
+    Args:
+        states: how the runs ended.
+        num_nodes: most nodes that one of them needs.
+        partition: of the nodes; None: any.
+    """
+    suspects = {node for state in states for node in _suspect_nodes(state)}
+    if not suspects:
+        return []
+    only = [f"--partition={partition}"] if partition else []
+    try:
+        lines = ask("sinfo", "--noheader", "--Node", "--format=%N %T", *only).splitlines()
+    except RunError:
+        lines = []
+    words = {node: word.strip() for node, _, word in (line.partition(" ") for line in lines)}
+    bad = {node for node, word in words.items() if word.startswith(_BAD_NODE) or word[-1:] == "*"}
+    others = words.keys() - suspects - bad
+    bad &= suspects
+    return sorted(suspects if not bad and len(others) >= num_nodes else bad)
+
+
+def _suspect_nodes(state: RunState) -> Iterator[str]:
+    """Yields the nodes of a run's attempts that ended because a node failed."""
+    for number in attempt_numbers(state.path) if state.path is not None else ():
+        attempt = Attempt(str(state.path), number)
+        is_latest = number == state.attempt and state.reason == "node"
+        if is_latest or attempt.exit.get("reason") == "node":
+            for line in attempt.events:
+                if line.get("event") == "rank_started" and line.get("node"):
+                    yield str(line["node"])
 
 
 def _scancel_words(job: str, indices: set[int | None]) -> Iterator[str]:
@@ -132,32 +196,30 @@ def _scancel_words(job: str, indices: set[int | None]) -> Iterator[str]:
 
 def _states_of(names: dict[str, list[str]]) -> dict[str, JobStatus]:
     """Returns the states of jobs and tasks, whose names are given by their numbers."""
+
+    def missing() -> list[str]:
+        return [number for number, some in names.items() if any(n not in listed for n in some)]
+
     try:
         listed = _squeue(list(names))
     except RunError as error:
         unknown = JobStatus(UNKNOWN, str(error))
         return {name: unknown for some in names.values() for name in some}
-    missing = _missing(names, listed)
-    if missing:
-        listed = {**_sacct(missing), **listed}
-    for number in _missing(names, listed)[:_SINGLE]:
+    if missing():
+        listed = {**_sacct(missing()), **listed}
+    for number in missing()[:_SINGLE]:
         try:
             more = _scontrol(number)
         except RunError as error:
             more = dict.fromkeys(names[number], JobStatus(UNKNOWN, str(error)))
         listed = {**more, **listed}
-    cancelled = JobStatus(ENDED, "CANCELLED")
     states = {}
+    cancelled = JobStatus(ENDED, "CANCELLED")
     for number, some in names.items():
         # Of an array that is cancelled, the tasks that waited are listed under its number alone.
         rest = cancelled if listed.get(number) == cancelled else JobStatus(GONE)
         states.update({name: listed.get(name, rest) for name in some})
     return states
-
-
-def _missing(names: dict[str, list[str]], listed: dict[str, JobStatus]) -> list[str]:
-    """Returns the numbers of jobs and arrays of which some name is not listed."""
-    return [number for number, some in names.items() if any(name not in listed for name in some)]
 
 
 def _squeue(numbers: Sequence[str]) -> dict[str, JobStatus]:
@@ -170,10 +232,11 @@ def _squeue(numbers: Sequence[str]) -> dict[str, JobStatus]:
     done = _run("squeue", "--noheader", *wanted)
     if done.returncode and not _is_missing(done):
         raise RunError(_complaint(done))
-    states = {}
-    for job, index, state, start, reason in _rows(done, 5):
-        states.update(dict.fromkeys(_names(job, index), _status(state, reason, start)))
-    return states
+    return {
+        name: _status(state, reason, start)
+        for job, index, state, start, reason in _rows(done, 5)
+        for name in _names(job, index)
+    }
 
 
 def _sacct(numbers: Sequence[str]) -> dict[str, JobStatus]:
@@ -183,11 +246,11 @@ def _sacct(numbers: Sequence[str]) -> dict[str, JobStatus]:
         done = _run("sacct", "--noheader", "--parsable2", "--allocations", *wanted)
     except RunError:
         return {}
-    states: dict[str, JobStatus] = {}
-    for name, state, reason in _rows(done, 3) if done.returncode == 0 else ():
-        job, _, index = name.partition("_")
-        states.update(dict.fromkeys(_names(job, index), _status(state, reason, "")))
-    return states
+    return {
+        name: _status(state, reason, "")
+        for job, state, reason in (_rows(done, 3) if done.returncode == 0 else ())
+        for name in _names(*job.partition("_")[::2])
+    }
 
 
 def _scontrol(number: str) -> dict[str, JobStatus]:
@@ -202,19 +265,17 @@ def _scontrol(number: str) -> dict[str, JobStatus]:
             return {}
         raise RunError(_complaint(done))
     states: dict[str, JobStatus] = {}
-    for line in done.stdout.splitlines():
-        words = (word.partition("=") for word in line.split())
-        fields = {key: value for key, equals, value in words if equals}
-        reason, start = fields.get("Reason", ""), fields.get("StartTime", "")
-        status = _status(fields.get("JobState", ""), reason, start)
-        states.update(dict.fromkeys(_names(number, fields.get("ArrayTaskId", "")), status))
+    for facts in map(fields, done.stdout.splitlines()):
+        reason, start = facts.get("Reason", ""), facts.get("StartTime", "")
+        status = _status(facts.get("JobState", ""), reason, start)
+        states.update(dict.fromkeys(_names(number, facts.get("ArrayTaskId", "")), status))
     return states
 
 
 def _names(job: str, index: str) -> Iterator[str]:
     """Yields the names of a job, or of all tasks that ``4`` or ``5-9,12-20:2%3`` means."""
     text = index.strip("[]").partition("%")[0]
-    if text in _NOTHING:
+    if text in NOTHING:
         yield job
         return
     for part in text.split(","):
@@ -228,40 +289,22 @@ def _names(job: str, index: str) -> Iterator[str]:
 def _status(state: str, reason: str, start: str) -> JobStatus:
     """Returns the status that Slurm's words mean; ``CANCELLED by 0`` is ``CANCELLED``."""
     word = state.split()[0].rstrip("+") if state.split() else ""
-    why = None if reason in _NOTHING else reason
+    why = None if reason in NOTHING else reason
     if word in _PENDING:
-        return JobStatus(PENDING, why, None if start in _NOTHING else start)
+        return JobStatus(PENDING, why, None if start in NOTHING else start)
     if word in _RUNNING:
         return JobStatus(RUNNING, why)
     return JobStatus(ENDED, word) if word else JobStatus(UNKNOWN, f"no state in {state!r}")
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    """Runs one of Slurm's tools, whatever its exit code.
-
-    Raises:
-        RunError: it is not installed, or does not answer.
-    """
+def _run(*command: str, most_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs one of Slurm's tools, whatever its exit code, with dates and lists in one form."""
     environ = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     environ["SLURM_BITSTR_LEN"] = "0"  # or lists of tasks would be cut after 64 characters
     try:
-        return subprocess.run(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        why = f"{command[0]} is not installed here; ask on a machine of the cluster"
-    except subprocess.TimeoutExpired:
-        why = f"{command[0]} did not answer within {_TIMEOUT_S:g} s"
-    except OSError as error:
-        why = f"{command[0]} cannot be run: {error.strerror}"
-    raise RunError(why)
+        return commands.run(*command, most_s=most_s or _TIMEOUT_S, environ=environ)
+    except commands.MissingProgramError as error:
+        raise RunError(f"{error}; use a machine of the cluster") from None
 
 
 def _rows(done: subprocess.CompletedProcess[str], count: int) -> Iterator[list[str]]:
@@ -276,5 +319,4 @@ def _is_missing(done: subprocess.CompletedProcess[str]) -> bool:
 
 def _complaint(done: subprocess.CompletedProcess[str]) -> str:
     """Returns the last line of a tool's errors, or else its exit code."""
-    lines = (done.stderr or done.stdout).strip().splitlines()
-    return lines[-1] if lines else f"{done.args[0]} exited with code {done.returncode}"
+    return last_line(done.stderr or done.stdout, f"exit code {done.returncode}")

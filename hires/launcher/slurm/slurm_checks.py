@@ -1,4 +1,9 @@
-"""Checks for ``hires doctor``: whether Slurm answers, and what a small job finds on its nodes."""
+"""Checks for ``hires doctor``: whether Slurm answers, and what a small job finds on its nodes.
+
+hires doctor    submits a job, waits for it, and judges the files that it leaves
+the job         python -m hires.launcher.slurm.slurm_checks FOLDER, on its first node
+each node       one rank of hires.comm.node_report, started exactly as the ranks of a run
+"""
 
 from __future__ import annotations
 
@@ -16,22 +21,25 @@ from typing import Any
 
 import yaml
 
+from hires.core import log
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import HiresError
+from hires.core.errors import HiresError, RunError
 from hires.core.ranks import heartbeat
-from hires.core.store import file_names, reading
+from hires.core.store import file_names, reading, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.naming import plain
-from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, ask, last
+from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, node_checks
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus
-from hires.launcher.node_checks import node_checks
-from hires.launcher.slurm import doctor_job, job_script, sbatch, scheduler
+from hires.launcher.local.local_launcher import launch, leave
+from hires.launcher.slurm import allocation, job_script, sbatch, scheduler
 from hires.launcher.supervision.interrupts import Interrupts
 
-_UP = re.compile(r"^(idle|mix|alloc|comp)", re.IGNORECASE)
+MODULE = "hires.launcher.slurm.slurm_checks"
+RANK = "hires.comm.node_report"
 LOOK_S = 0.5
 ASK_S = 3.0
+_UP = re.compile(r"^(idle|mix|alloc|comp)", re.IGNORECASE)
 _EMPTY = 2
 """Queries in a row that must agree that the job has ended."""
 _MINUTES = 10
@@ -45,25 +53,22 @@ def slurm_checks(config: RunConfig) -> list[Check]:
         config: its launcher says how many nodes of which partition are wanted, and whether Slurm
             is to be used at all.
     """
-    where = shutil.which("sbatch")
+    where, is_wanted = shutil.which("sbatch"), config.launcher.name == "slurm"
+    if where is None and not is_wanted:
+        return [Check("slurm", OK, "not here; runs start on this machine")]
     if where is None:
-        if config.launcher.name != "slurm":
-            return [Check("slurm", OK, "not here; runs start on this machine")]
         remedy = "log in to a machine of the cluster, or leave launcher=slurm out"
         return [Check("slurm", FAILED, "there is no sbatch here", remedy)]
-    code, text = ask("scontrol", "show", "config", most_s=60)
-    if code:
-        state = FAILED if config.launcher.name == "slurm" else WARNING
+    try:
+        lines = scheduler.ask("scontrol", "show", "config").splitlines()
+    except RunError as error:
+        text = f"{where}, but it does not answer: {error}"
         remedy = "`scontrol ping` says more; is slurmctld up, is SLURM_CONF that of the cluster?"
-        return [Check("slurm", state, f"{where}, but it does not answer: {last(text)}", remedy)]
-    facts = {key.strip(): value.strip() for key, _, value in map(_parted, text.splitlines())}
+        return [Check("slurm", FAILED if is_wanted else WARNING, text, remedy)]
+    facts = {key.strip(): value.strip() for key, _, value in (s.partition("=") for s in lines)}
     summary = f"{facts.get('SLURM_VERSION', 'of some version')}, cluster {facts.get('ClusterName')}"
     summary += f", arrays below {facts.get('MaxArraySize', '?')}"
     return [Check("slurm", OK, summary), _accounting(facts), _nodes(config)]
-
-
-def _parted(line: str) -> tuple[str, str, str]:
-    return line.partition("=")
 
 
 def _accounting(facts: dict[str, str]) -> Check:
@@ -71,21 +76,22 @@ def _accounting(facts: dict[str, str]) -> Check:
     kind = facts.get("AccountingStorageType", "").rpartition("/")[2]
     if kind in ("", "none", "(null)"):
         return Check("accounting", OK, "absent; ends of runs come from their folders and squeue")
-    code, text = ask("sacct", "--noheader", "--allocations", "--format=JobID", most_s=60)
-    if code == 0:
-        return Check("accounting", OK, f"{kind}, sacct answers")
-    remedy = "ask the site about slurmdbd; hires goes on without it"
-    return Check("accounting", WARNING, f"{kind}, but sacct says: {last(text)}", remedy)
+    try:
+        scheduler.ask("sacct", "--noheader", "--allocations", "--format=JobID")
+    except RunError as error:
+        remedy = "ask the site about slurmdbd; hires goes on without it"
+        return Check("accounting", WARNING, f"{kind}, but {error}", remedy)
+    return Check("accounting", OK, f"{kind}, sacct answers")
 
 
 def _nodes(config: RunConfig) -> Check:
-    wanted, words = config.launcher.nodes, []
-    if config.partition is not None:
-        words = [f"--partition={config.partition}"]
-    code, text = ask("sinfo", "--noheader", "--Node", "--format=%N|%P|%t", *words, most_s=60)
+    wanted = config.launcher.nodes
+    words = [] if config.partition is None else [f"--partition={config.partition}"]
+    try:
+        text = scheduler.ask("sinfo", "--noheader", "--Node", "--format=%N|%P|%t", *words)
+    except RunError as error:
+        return Check("nodes", WARNING, str(error), "`scontrol ping` says more")
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
-    if code:
-        return Check("nodes", WARNING, f"sinfo says: {last(text)}", "`scontrol ping` says more")
     if not words and any(row[1].endswith("*") for row in rows):
         rows = [row for row in rows if row[1].endswith("*")]
     partition = rows[0][1].rstrip("*") if rows else config.partition
@@ -113,49 +119,43 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
     Raises:
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came; the job is cancelled.
     """
-    with Interrupts() as interrupts:
-        return _checks(config, argv, patience_s, interrupts)
-
-
-def _checks(
-    config: RunConfig, argv: Sequence[str], patience_s: float, interrupts: Interrupts
-) -> list[Check]:
-    """Returns what :func:`cluster_checks` does, while signals are only counted."""
     launcher = dataclasses.replace(config.launcher, minutes=_MINUTES, signal_s=10)
     config = dataclasses.replace(config, launcher=launcher)
     folder = Path(config.results).absolute() / f".doctor-{uuid.uuid4().hex[:8]}"
-    try:
-        job = _submitted(folder, config, argv)
-    except sbatch.RefusedError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        return [Check("job", FAILED, error.why, error.remedy(besides=sbatch.RANKS), "job")]
-    except HiresError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        return [Check("job", FAILED, str(error), "fix the cause that Slurm names", "job")]
-    sys.stderr.write(f"job {job} checks {launcher.nodes} nodes\n")
-    why: str | None = "interrupted"
-    try:
-        why = _waited(folder, job, patience_s, interrupts)
-    finally:
-        if why is not None:
-            _cancel(job)
-    checks = _job_checks(folder, config, job, why)
+    with Interrupts() as interrupts:  # a job that was submitted is always cancelled
+        try:
+            job = _submit(folder, config, argv)
+        except HiresError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            why, remedy = str(error), "fix the cause that Slurm names"
+            if isinstance(error, sbatch.RefusedError):
+                why, remedy = error.why, error.remedy(besides=sbatch.RANKS)
+            return [Check("job", FAILED, why, remedy, "job")]
+        sys.stderr.write(f"job {job} checks {launcher.nodes} nodes\n")
+        given_up: str | None = "interrupted"
+        try:
+            given_up = _wait(folder, job, patience_s, interrupts)
+        finally:
+            if given_up is not None:
+                with contextlib.suppress(HiresError):
+                    scheduler.cancel([{"job": job}])
+        checks = _job_checks(folder, config, job, given_up)
     if all(check.state != FAILED for check in checks):
         shutil.rmtree(folder, ignore_errors=True)
     return checks
 
 
-def _submitted(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
+def _submit(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
     """Makes a folder that looks like that of a run, and submits its job."""
+    nodes = config.launcher.nodes
     make_folder(folder / "a0" / file_names.LOGS)
     write_atomically(folder / file_names.CONFIG, yaml.safe_dump(plain(config), allow_unicode=False))
-    write_atomically(folder / file_names.PLAN, json.dumps({"world": config.launcher.nodes}))
-    nodes = config.launcher.nodes
-    job_script.write_script(folder, config, nodes, argv, job_script.BatchStep(doctor_job.MODULE))
+    write_atomically(folder / file_names.PLAN, json.dumps({"world": nodes}))
+    job_script.write_script(folder, config, nodes, argv, module=MODULE)
     return job_script.submit(folder, 0)
 
 
-def _waited(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -> str | None:
+def _wait(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -> str | None:
     """Waits for the end of the job; returns why it is not waited for any longer, or None."""
     until_s, asked_s, over = time.monotonic() + patience_s, 0.0, 0
     answer = JobStatus(UNKNOWN)
@@ -176,26 +176,27 @@ def _waited(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -
     return None
 
 
-def _cancel(job: str) -> None:
-    with contextlib.suppress(HiresError):
-        scheduler.cancel([{"job": job}])
-
-
-def _job_checks(folder: Path, config: RunConfig, job: str, why: str | None) -> list[Check]:
+def _job_checks(folder: Path, config: RunConfig, job: str, given_up: str | None) -> list[Check]:
     """Returns the checks of what the job has left."""
     end = Attempt(folder, 0).exit
     facts, met = _reports(folder, "facts"), _reports(folder, "met")
-    nodes = ", ".join(one["node"] for one in facts) or "no node"
     if end.get("state") == "done":
+        nodes = ", ".join(one["node"] for one in facts) or "no node"
         head = Check("job", OK, f"{job} ran on {nodes}", where="job")
     else:
-        if why is None and not end:
+        why = given_up or end.get("cause")
+        if not end and given_up is None:
             why = (
                 f"it left no result in {folder}, as if its node did not see it or could not "
                 f"start {sys.executable}"
             )
-        remedy = f"its files: {folder}; {_tail(folder)}"
-        head = Check("job", FAILED, f"{job}: {why or end.get('cause')}", remedy, "job")
+        logs = sorted((folder / "a0" / file_names.LOGS).glob("rank*.log"))
+        lines: list[str] = []
+        for path in (folder / file_names.JOB_LOG, *logs):
+            with contextlib.suppress(OSError):
+                lines += path.read_text(encoding="utf-8", errors="replace").split("\n")[-_TAIL:]
+        tail = " | ".join(line.strip() for line in lines if line.strip()) or "no output"
+        head = Check("job", FAILED, f"{job}: {why}", f"its files: {folder}; {tail}", "job")
     here_s = heartbeat.file_clock(folder) - time.time()
     return [head, *node_checks(config, facts, met, here_s)]
 
@@ -210,15 +211,24 @@ def _reports(folder: Path, kind: str) -> list[dict[str, Any]]:
     return reports
 
 
-def _tail(folder: Path) -> str:
-    """Returns the last lines of the logs of the job and its ranks."""
-    lines: list[str] = []
-    for path in (
-        folder / job_script.LOG,
-        *sorted((folder / "a0" / file_names.LOGS).glob("rank*.log")),
-    ):
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the ranks of a check as the job; returns the exit code."""
+    folder = Path((sys.argv[1:] if argv is None else argv)[0])
+    log.setup()
+    try:
+        config, world = records.read_config(folder), int(records.read_plan(folder)["world"])
         try:
-            lines += path.read_text(encoding="utf-8", errors="replace").split("\n")[-_TAIL:]
-        except OSError:
-            continue
-    return " | ".join(line.strip() for line in lines if line.strip()) or "no output"
+            allocation.refuse_without_module()
+            places = allocation.current().places(world, config)
+        except RunError as error:
+            leave(folder, 0, "failed", str(error))
+            raise
+        # Any argument says that no steps are measured.
+        return launch(folder, 0, args=("--checkup",), module=RANK, places=places).exit_code
+    except HiresError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -245,7 +245,9 @@ def test_nodes_that_failed_are_excluded(hires, runs, cluster, nodes, excluded):
 
 def test_nodes_are_looked_up_in_the_partition_of_the_site(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(slurm_cluster, "to_exclude", lambda *words: asked.append(words) or [])
+    monkeypatch.setattr(
+        slurm_cluster.scheduler, "failed_nodes", lambda *words: asked.append(words) or []
+    )
     config = RunConfig(cluster=ClusterConfig(partition="scav"))
     state = RunState(tmp_path, "r", "c", "failed")
     assert launcher_named("slurm").avoided_nodes([state], [config]) == []

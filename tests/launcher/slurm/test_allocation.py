@@ -9,7 +9,7 @@ import pytest
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.launcher.slurm import allocation, preemption
+from hires.launcher.slurm import allocation, preemption, scheduler
 from hires.launcher.slurm.allocation import Allocation, JobNode
 
 HERE = (JobNode("n1", "a", "10.0.0.1"), JobNode("n2", "b", "10.0.0.2"))
@@ -88,7 +88,7 @@ def test_named_interface_decides_the_address(monkeypatch):
 
 def test_nodes_are_read_from_slurm(monkeypatch):
     lines = "NodeName=n1 Arch=x NodeAddr=10.0.0.1 NodeHostName=a OS=Linux 6 #1\nNodeName=n2 Arch=x"
-    monkeypatch.setattr(allocation, "ask", lambda *command: f"{lines}\n")
+    monkeypatch.setattr(scheduler, "ask", lambda *command: f"{lines}\n")
     environ = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]"}
     assert allocation.current(environ) == Allocation(
         "9", None, (HERE[0], JobNode("n2", "n2", "n2"))
@@ -114,12 +114,12 @@ def test_process_outside_of_a_job_is_told_so():
     ],
 )
 def test_little_time_left_means_a_time_limit(monkeypatch, left, reason, patience_s):
-    monkeypatch.setattr(allocation, "ask", lambda *command: f"{left}\n")
+    monkeypatch.setattr(scheduler, "ask", lambda *command: f"{left}\n")
     making = preemption.after_sigusr2("5", 120)
     assert (making.reason, making.patience_s) == (reason, patience_s)
 
 
 def test_command_that_is_not_there_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RunError, match="scontrol cannot be used here"):
-        allocation.ask("scontrol", "show")
+    with pytest.raises(RunError, match="scontrol is not installed here"):
+        scheduler.ask("scontrol", "show")

@@ -20,7 +20,7 @@ from hires.core.store.attempts import Attempt
 from hires.launcher.interface import FrozenRun, SubmitOptions, note_job
 from hires.launcher.slurm import job_arrays
 from hires.launcher.slurm.allocation import Allocation, JobNode
-from hires.launcher.slurm.job_attempts import is_open
+from hires.launcher.slurm.job_attempts import JobRun
 
 ROOT = Path(__file__).parents[3]
 JOB = Allocation("8", ("7", 0), (JobNode("n1", "a", "127.0.0.1"),))
@@ -79,7 +79,7 @@ def start(folder: Path, ranks: str | dict[str, str] = "ok", **environ: str) -> s
     """Starts the element."""
     told = {"0": ranks, "1": ranks} if isinstance(ranks, str) else ranks
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.helpers.fake_batch", "element", str(folder)],
+        [sys.executable, "-m", "tests.helpers.fake_batch", str(folder)],
         cwd=ROOT,
         env={**os.environ, "FAKE_RANKS": json.dumps(told), **environ},
         stdout=subprocess.PIPE,
@@ -241,14 +241,14 @@ def test_pack_that_makes_way_saves_what_runs_and_goes_on_with_the_rest(submitted
 def test_run_whose_time_limits_are_used_up_is_not_begun_again(submitted, cluster):
     [run] = submitted(1, pack=1)
     for attempt in range(2):  # launcher.requeues=1
-        assert is_open(run, 0, JOB)
+        assert JobRun(run, JOB, 0).is_open
         number = 0 if attempt == 0 else attempts.next_attempt(run)
         folder = file_names.attempt_dir(run, number)
         note_job(folder, "7", 0)
         end = {"state": "failed", "reason": "timeout", "cause": "", "exit_codes": {}}
         (folder / "exit.json").write_text(json.dumps(end))
-    assert not is_open(run, 0, JOB)
-    assert is_open(run, 0, Allocation("9", None, JOB.nodes))  # by hand, again
+    assert not JobRun(run, JOB, 0).is_open
+    assert JobRun(run, Allocation("9", None, JOB.nodes), 0).is_open  # by hand, again
 
 
 def test_pack_by_hand_leaves_what_another_job_has_and_is_not_queued_again(submitted, cluster):
@@ -325,16 +325,16 @@ def test_end_of_the_whole_job_is_written_down_for_all_and_a_restart_goes_on(subm
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "usage: python -m hires.launcher.slurm.array_task ARRAY_DIR [INDEX]"),
+        ([], "usage: python -m hires.launcher.slurm.batch RUN_DIR [ATTEMPT] | ARRAY_DIR [INDEX]"),
         (["x", "y"], "usage: "),
-        (["none"], "none/points.jsonl cannot be read"),
-        (["results/default/arrays/0", "9"], "has 1 lines, of which none is element 9"),
+        (["none"], "none is no run folder"),
+        (["results/default/arrays/0", "9"], "has 1 tasks, of which none is task 9"),
     ],
 )
 def test_wrong_words_are_told(submitted, cluster, words, told, tmp_path):
     submitted(1, pack=1)
     done = subprocess.run(
-        [sys.executable, "-m", "hires.launcher.slurm.array_task", *words],
+        [sys.executable, "-m", "hires.launcher.slurm.batch", *words],
         cwd=tmp_path,
         capture_output=True,
         text=True,

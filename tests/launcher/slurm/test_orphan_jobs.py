@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import RunError
-from hires.core.store import attempts
+from hires.core.store import attempts, file_names
 from hires.launcher.local import local_launcher
-from hires.launcher.slurm import job_arrays, job_script
+from hires.launcher.slurm import job_arrays
 from hires.launcher.status import running_elsewhere
 from tests.helpers.run_folders import begin, end, make_run, submitted
 
@@ -37,7 +37,7 @@ def squeue(tmp_path, monkeypatch):
 def failed(fake_world):
     """A run whose submission was given up."""
     made = fake_world("ok")
-    (made.path / job_script.SCRIPT).touch()
+    (made.path / file_names.JOB_SCRIPT).touch()
     local_launcher.leave(made.path, 0, "failed", "sbatch did not answer within 120 s")
     return made.path
 
@@ -67,7 +67,7 @@ def test_slurm_is_not_asked_about_what_was_begun_or_has_no_script(tmp_path, fake
     squeue()
     running_elsewhere.refuse_queued(fake_world("ok").path)
     begun = make_run(tmp_path / "begun")
-    (begun / job_script.SCRIPT).touch()
+    (begun / file_names.JOB_SCRIPT).touch()
     end(begin(begun), "failed")
     running_elsewhere.refuse_queued(begun)
     assert squeue.words() == ""
@@ -78,8 +78,8 @@ def array(runs: list[list[Path]], number: int = 0) -> Path:
     folder = runs[0][0].parent / job_arrays.FOLDER / str(number)
     folder.mkdir(parents=True)
     lines = [json.dumps([{"run": run.name, "attempt": 0} for run in some]) for some in runs]
-    (folder / job_arrays.LIST).write_text("".join(f"{line}\n" for line in lines))
-    return folder / job_script.SCRIPT
+    (folder / file_names.POINTS).write_text("".join(f"{line}\n" for line in lines))
+    return folder / file_names.JOB_SCRIPT
 
 
 def test_elements_of_an_array_that_was_submitted_unheard_are_known_by_its_list(tmp_path, squeue):
@@ -103,6 +103,6 @@ def test_elements_of_an_array_that_was_submitted_unheard_are_known_by_its_list(t
 def test_damaged_list_of_an_array_is_passed_over(tmp_path, squeue):
     run = make_run(tmp_path)
     (run / "a0").mkdir()
-    array([[run]]).with_name(job_arrays.LIST).write_text("{\n")
+    array([[run]]).with_name(file_names.POINTS).write_text("{\n")
     squeue()
     assert running_elsewhere.queued([run]) == {}

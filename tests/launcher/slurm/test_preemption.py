@@ -16,8 +16,9 @@ from hires.core.store.attempts import Attempt
 from hires.launcher import interface
 from hires.launcher.interface import JobStatus, note_job
 from hires.launcher.ranks.places import Preemption, here
-from hires.launcher.slurm import job_attempts, preemption
+from hires.launcher.slurm import preemption
 from hires.launcher.slurm.allocation import Allocation, JobNode
+from hires.launcher.slurm.job_attempts import JobRun
 from tests.launcher.conftest import alive, rank_pids
 
 NODES = (JobNode("n1", "h1", "h1"), JobNode("n2", "h2", "h2"))
@@ -155,7 +156,7 @@ def test_silent_attempt_is_ended_by_the_next_start_of_its_job(fake_world, monkey
     note_job(run.attempt_dir, "7", None)
     records.event(run, 0, "launch_started", pid=1, host="n1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert job_attempts.take_attempt(run.path, JOB, 0) == 1
+    assert JobRun(run.path, JOB, 0).take_attempt() == 1
     left = json.loads((run.attempt_dir / "exit.json").read_text())
     assert (left["state"], left["reason"]) == ("failed", "node")
     assert "left no exit.json" in left["cause"]
@@ -168,5 +169,5 @@ def test_attempt_of_another_job_is_not_ended(fake_world, monkeypatch):
     records.event(run, 0, "launch_started", pid=1, host="n1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     monkeypatch.setattr(interface, "job_states", lambda _: {"6": JobStatus(interface.GONE)})
-    assert job_attempts.take_attempt(run.path, JOB, 0) == 1
+    assert JobRun(run.path, JOB, 0).take_attempt() == 1
     assert not (run.attempt_dir / "exit.json").exists()
