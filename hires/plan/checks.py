@@ -5,9 +5,10 @@ The findings are shown with those of the plan, so that a layout is corrected in 
 
 from __future__ import annotations
 
-from hires.core.config.parallel_config import ParallelConfig
+from collections.abc import Iterator
+
+from hires.core.config.parallel_config import SCHEDULES, ParallelConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.losses import choices_for
 from hires.plan.graph import Graph, Node, describe
 from hires.plan.operators.operator_table import uses_batch_statistics
 from hires.plan.partition import layer_starts, scaled
@@ -20,24 +21,71 @@ SHOWN = 8
 
 def check_numbers(config: RunConfig) -> list[Finding]:
     """Returns what is wrong with a layout whatever the network."""
-    return [*check_batch(config), *check_tiles(config), *check_together(config)]
-
-
-def check_batch(config: RunConfig) -> list[Finding]:
-    """Returns errors if the batch does not divide into microbatches, or these into shards."""
-    parallel = config.parallel
-    if config.batch % parallel.pieces:
-        return [Finding("error", "batch", _indivisible(config))]
+    parallel, findings = config.parallel, []
     samples = config.batch // parallel.pieces
-    if samples % parallel.local_dp == 0:
-        return []
-    fitting = max(d for d in range(1, parallel.local_dp) if samples % d == 0)
-    batch = parallel.pieces * -(-samples // parallel.local_dp) * parallel.local_dp
-    text = (
-        f"parallel.local_dp={parallel.local_dp} does not divide a microbatch of {samples} "
-        f"image{'s' if samples > 1 else ''}; use parallel.local_dp={fitting} or batch={batch}"
-    )
-    return [Finding("error", "parallel.local_dp", text)]
+    if config.batch % parallel.pieces:
+        findings.append(Finding("error", "batch", _indivisible(config)))
+    elif samples % parallel.local_dp:
+        fitting = max(d for d in range(1, parallel.local_dp) if samples % d == 0)
+        batch = parallel.pieces * -(-samples // parallel.local_dp) * parallel.local_dp
+        text = (
+            f"parallel.local_dp={parallel.local_dp} does not divide a microbatch of {samples} "
+            f"image{'s' if samples > 1 else ''}; use parallel.local_dp={fitting} or batch={batch}"
+        )
+        findings.append(Finding("error", "parallel.local_dp", text))
+    for dim, name, length in ((0, "rows", config.height), (1, "columns", config.width)):
+        parts = max(grid[dim] for grid in parallel.grids)
+        if parts > length:
+            text = (
+                f"parallel.tiles={parallel.tiles} cuts {length} {name} of the image into "
+                f"{parts} tiles; use at most {length}, or a larger image"
+            )
+            findings.append(Finding("error", "parallel.tiles", text))
+    return [*findings, *check_together(config)]
+
+
+def check_together(config: RunConfig) -> Iterator[Finding]:
+    """Yields an error for every two keys of a layout that do not go together.
+
+    Each key alone makes sense (:mod:`hires.core.config.parallel_config`).
+    """
+    parallel = config.parallel
+    directions = SCHEDULES[parallel.schedule]
+    # Another number of stages than was given needs other layers per stage.
+    freed = " with parallel.balance=null" if parallel.balance is not None else ""
+    if parallel.directions > 1 and parallel.num_ranks == parallel.replicas:
+        others = ["parallel.schedule=gpipe"] if directions > 1 else []
+        others += ["parallel.pairs=1"] if parallel.pairs > 1 else []
+        text = (
+            f"parallel.directions=2 mirrors the stages over the ranks, but there is one rank; use "
+            f"parallel.stages=2{freed}, or parallel.directions=1"
+            f"{' with ' if others else ''}{' and '.join(others)}"
+        )
+        yield Finding("error", "parallel.directions", text)
+    if parallel.directions == 1 and parallel.pairs > 1:
+        most, unit = parallel.pairs * parallel.microbatches, parallel.replicas * parallel.local_dp
+        # As many as there were, or the next fewer that the batch divides into.
+        fitting = (n for n in range(most, 0, -1) if config.batch % (unit * n) == 0)
+        text = (
+            f"parallel.pairs={parallel.pairs} needs parallel.directions=2 (parallel=gems); in one "
+            f"direction use parallel.pairs=1 with parallel.microbatches={next(fitting, most)}"
+        )
+        yield Finding("error", "parallel.pairs", text)
+    if parallel.directions != directions:
+        fit = [name for name, count in SCHEDULES.items() if count == parallel.directions]
+        text = (
+            f"parallel.schedule={parallel.schedule} is for {directions} direction"
+            f"{'s' if directions > 1 else ''}; with parallel.directions={parallel.directions} use "
+            f"parallel.schedule={' or '.join(fit)}"
+        )
+        yield Finding("error", "parallel.schedule", text)
+    if parallel.local_dp > 1 and parallel.spatial_stages >= parallel.stages:
+        text = (
+            f"parallel.local_dp={parallel.local_dp} divides the stages behind the tiles, but all "
+            f"{parallel.stages} are tiled; use parallel.stages={parallel.stages + 1}"
+            f"{freed}, or parallel.local_dp=1"
+        )
+        yield Finding("error", "parallel.local_dp", text)
 
 
 def _indivisible(config: RunConfig) -> str:
@@ -67,20 +115,18 @@ def _indivisible(config: RunConfig) -> str:
 
 def check_directions(plan: Plan) -> list[Finding]:
     """Returns a note on ranks that hold tiles of both directions."""
-    if plan.num_directions == 1:
-        return []
     doubly = [
-        rank
-        for rank in range(plan.ranks_per_replica)
+        str(rank)
+        for rank in (range(plan.ranks_per_replica) if plan.num_directions > 1 else ())
         if all(plan.stages[slot.stage].num_tiles > 1 for slot in plan.slots_of(rank))
     ]
     if not doubly:
         return []
     behind = sum(stage.num_ranks for stage in plan.stages if stage.num_tiles == 1)
     more = -(-(plan.ranks_per_replica - 2 * behind) // plan.stages[-1].shards)
+    subject = "ranks {} hold" if len(doubly) > 1 else "rank {} holds"
     text = (
-        f"rank{'s' if len(doubly) > 1 else ''} {', '.join(map(str, doubly))} hold"
-        f"{'' if len(doubly) > 1 else 's'} tiles of both directions, which therefore compute in "
+        f"{subject.format(', '.join(doubly))} tiles of both directions, which therefore compute in "
         f"turn and exchange halos in one order; parallel.stages={len(plan.stages) + more} would "
         f"keep them apart"
     )
@@ -107,106 +153,72 @@ def check_cuts(parallel: ParallelConfig, graph: Graph) -> list[Finding]:
     return findings
 
 
-def check_tiles(config: RunConfig) -> list[Finding]:
-    """Returns errors if the image has fewer rows or columns than tiles."""
-    findings = []
-    lengths = {"rows": config.height, "columns": config.width}
-    for dim, (name, length) in enumerate(lengths.items()):
-        parts = max(grid[dim] for grid in config.parallel.grids)
-        if parts > length:
-            text = (
-                f"parallel.tiles={config.parallel.tiles} cuts {length} {name} of the image into "
-                f"{parts} tiles; use at most {length}, or a larger image"
-            )
-            findings.append(Finding("error", "parallel.tiles", text))
-    return findings
-
-
 def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
     """Returns an error if no loss can be computed from the network's output."""
     made, shape = graph.by_name[graph.output], graph.shape(graph.output)
     if config.task.name != "train":
         return []
-    problem = ""
-    if config.target_size is not None and (problems := _check_image(config, shape)):
-        return problems
+    if config.target_size is not None:
+        wanted = [shape[0], config.model.channels, *config.target_size]
+        if shape != wanted:
+            text = (
+                f"the network returns {shape} where task.loss=l1 compares images of {wanted} (n, "
+                f"channels, rows, columns), model.scale={config.model.scale} times the size of the "
+                f"input; {_image_remedy(config, shape)}"
+            )
+            return [Finding("error", "model.scale", text)]
     if len(shape) not in (2, 4) or shape[0] != graph.input_shape[0]:
         problem = f"the network returns {shape} for {graph.input_shape[0]} images"
     elif "float" not in (made.dtype or "") or not made.needs_grad:
         problem = f"no gradient flows from the network's output, {describe(made)}, to a parameter"
-    elif config.target_size is None and shape[1] < (config.model.classes or 0):
+    elif config.loss == "cross_entropy" and shape[1] < (config.model.classes or 0):
         problem = f"the network returns {shape[1]} classes, the data has {config.model.classes}"
-    if not problem:
+    else:
         return []
     text = (
         f"{problem}; training needs floating-point numbers of shape (n, classes), or "
         f"(n, classes, rows, columns) with the image's class for every pixel, or images "
-        f"({choices_for('images')})"
+        f"(task.loss=l1)"
     )
     return [Finding("error", "model", text)]
 
 
-def _check_image(config: RunConfig, shape: list[int]) -> list[Finding]:
-    """Returns an error if the output is no image of the size of its target."""
-    assert config.target_size is not None
-    wanted = [shape[0], config.model.channels, *config.target_size]
-    if shape == wanted:
-        return []
-    text = (
-        f"the network returns {shape} where task.loss={config.loss} compares images of "
-        f"{wanted} (n, channels, rows, columns), model.scale={config.model.scale} times the "
-        f"size of the input; {_remedy(config, shape)}"
-    )
-    return [Finding("error", "model.scale", text)]
-
-
-def _remedy(config: RunConfig, shape: list[int]) -> str:
-    """Returns what would make an output of this shape one that the loss can take."""
+def _image_remedy(config: RunConfig, shape: list[int]) -> str:
+    """Returns what would make an output of this shape one that can be compared with images."""
     channels, *size = shape[1:]
     scale = size[0] // config.height if size else 0
     if scale and [scale * config.height, scale * config.width] == size:
         if scale != config.model.scale:
-            return f"use model.scale={scale}, or data with classes and {choices_for('classes')}"
+            return f"use model.scale={scale}, or data with classes and task.loss=cross_entropy"
         return f"make the network return {config.model.channels} channels, not {channels}"
-    return f"use a network that makes images, as model=edsr, or {choices_for('classes')}"
+    return "use a network that makes images, as model=edsr, or task.loss=cross_entropy"
 
 
 def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Finding]:
     """Returns an error for every two stages apart in which training would change a parameter."""
-    users: dict[str, list[tuple[Stage, Node]]] = {}
+    users: dict[str, list[tuple[int, Node]]] = {}
     for stage in stages if training else ():
         for node in graph.nodes[stage.first : stage.last]:
             for name in node.params:
                 if graph.params[name].trainable or uses_batch_statistics(node):
-                    users.setdefault(name, []).append((stage, node))
+                    users.setdefault(name, []).append((stage.index, node))
     tied: dict[tuple[int, int], list[str]] = {}
     for name, uses in users.items():
-        first, last = uses[0][0].index, uses[-1][0].index
+        first, last = uses[0][0], uses[-1][0]
         if first != last:
             tied.setdefault((first, last), []).append(name)
-    return [_tie(pair, names, users) for pair, names in tied.items()]
-
-
-def _tie(
-    pair: tuple[int, int], names: list[str], users: dict[str, list[tuple[Stage, Node]]]
-) -> Finding:
-    """Returns the error of the parameters that two stages share, with the users of the first."""
-    uses = users[names[0]]
-    one, other = describe(uses[0][1]), describe(uses[-1][1])
-    text = (
-        f"{_listed(names)} used by stages {pair[0]} ({one}) and {pair[1]} ({other}); cut so that "
-        f"one stage holds both, or use fewer stages"
-    )
-    return Finding("error", "parallel.balance", text)
-
-
-def _listed(names: list[str]) -> str:
-    """Returns the subject of a sentence with its verb; of many names the first."""
-    if len(names) == 1:
-        return f"{names[0]} is"
-    more = len(names) - SHOWN
-    shown = names[:SHOWN] + ([f"{more} more"] if more > 0 else [])
-    return f"{', '.join(shown[:-1])} and {shown[-1]} are"
+    findings = []
+    for (first, last), names in tied.items():
+        one, other = (describe(users[names[0]][index][1]) for index in (0, -1))
+        more = len(names) - SHOWN
+        shown = names[:SHOWN] + ([f"{more} more"] if more > 0 else [])
+        subject = f"{', '.join(shown[:-1])} and {shown[-1]} are" if shown[1:] else f"{shown[0]} is"
+        text = (
+            f"{subject} used by stages {first} ({one}) and {last} ({other}); cut so that "
+            f"one stage holds both, or use fewer stages"
+        )
+        findings.append(Finding("error", "parallel.balance", text))
+    return findings
 
 
 def check_shared(graph: Graph, stages: list[Stage], training: bool) -> list[Finding]:
@@ -230,77 +242,3 @@ def check_shared(graph: Graph, stages: list[Stage], training: bool) -> list[Find
                 )
                 findings.append(Finding("error", "parallel.tiles", text))
     return findings
-
-
-def check_together(config: RunConfig) -> list[Finding]:
-    """Returns an error for every two keys of a layout that do not go together."""
-    parallel = config.parallel
-    return [
-        *_check_mirror(parallel),
-        *_check_pairs(config),
-        *_check_schedule(parallel),
-        *_check_local_dp(parallel),
-    ]
-
-
-def _check_mirror(parallel: ParallelConfig) -> list[Finding]:
-    """Returns an error if there is nothing that two directions could mirror."""
-    if parallel.directions == 1 or parallel.num_ranks > parallel.replicas:
-        return []
-    others = ["parallel.schedule=gpipe"] if _is_mirrored(parallel.schedule) else []
-    others += ["parallel.pairs=1"] if parallel.pairs > 1 else []
-    text = (
-        f"parallel.directions=2 mirrors the stages over the ranks, but there is one rank; use "
-        f"parallel.stages=2{_freed(parallel)}, or parallel.directions=1"
-        f"{' with ' if others else ''}{' and '.join(others)}"
-    )
-    return [Finding("error", "parallel.directions", text)]
-
-
-def _check_pairs(config: RunConfig) -> list[Finding]:
-    parallel = config.parallel
-    if parallel.directions > 1 or parallel.pairs == 1:
-        return []
-    most, unit = parallel.pairs * parallel.microbatches, parallel.replicas * parallel.local_dp
-    # As many as there were, or the next fewer that the batch divides into.
-    fitting = (n for n in range(most, 0, -1) if config.batch % (unit * n) == 0)
-    text = (
-        f"parallel.pairs={parallel.pairs} needs parallel.directions=2 (parallel=gems); in one "
-        f"direction use parallel.pairs=1 with parallel.microbatches={next(fitting, most)}"
-    )
-    return [Finding("error", "parallel.pairs", text)]
-
-
-def _check_schedule(parallel: ParallelConfig) -> list[Finding]:
-    """Returns an error if the schedule is for another number of directions."""
-    both = _is_mirrored(parallel.schedule)
-    if both == (parallel.directions == 2):
-        return []
-    fit = "gems or gems_1f1b" if parallel.directions == 2 else "gpipe or 1f1b"
-    text = (
-        f"parallel.schedule={parallel.schedule} is for {2 if both else 1} direction"
-        f"{'s' if both else ''}; with parallel.directions={parallel.directions} use "
-        f"parallel.schedule={fit}"
-    )
-    return [Finding("error", "parallel.schedule", text)]
-
-
-def _check_local_dp(parallel: ParallelConfig) -> list[Finding]:
-    """Returns an error if no stage is left that could be divided among shards."""
-    if parallel.local_dp == 1 or parallel.spatial_stages < parallel.stages:
-        return []
-    text = (
-        f"parallel.local_dp={parallel.local_dp} divides the stages behind the tiles, but all "
-        f"{parallel.stages} are tiled; use parallel.stages={parallel.stages + 1}"
-        f"{_freed(parallel)}, or parallel.local_dp=1"
-    )
-    return [Finding("error", "parallel.local_dp", text)]
-
-
-def _is_mirrored(schedule: str) -> bool:
-    return schedule.startswith("gems")
-
-
-def _freed(parallel: ParallelConfig) -> str:
-    """Returns the key that another number of stages needs too, or nothing."""
-    return " with parallel.balance=null" if parallel.balance is not None else ""

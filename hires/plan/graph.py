@@ -132,7 +132,9 @@ class Graph:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
-        return dataclasses.asdict(self)
+        nodes = [fields_of(node) for node in self.nodes]
+        params = {name: fields_of(param) for name, param in self.params.items()}
+        return {**fields_of(self), "nodes": nodes, "params": params}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Graph:
@@ -143,6 +145,11 @@ class Graph:
             input_shape=values["input_shape"],
             params={name: Parameter(**p) for name, p in values["params"].items()},
         )
+
+
+def fields_of(item: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass, without copies; derived facts are left out."""
+    return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
 
 
 def describe(node: Node) -> str:

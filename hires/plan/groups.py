@@ -32,6 +32,10 @@ from hires.plan.halos import ran_back
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Plan
 
+TOGETHER, EARLY, LATE = "together", "early", "late"
+ALONE_BYTES = 2**20
+"""Gradients from this size on travel alone, without a copy."""
+
 
 def groups(plan: Plan) -> list[list[int]]:
     """Returns the ranks of every group, in the order in which all ranks create them.
@@ -39,15 +43,14 @@ def groups(plan: Plan) -> list[list[int]]:
     First the ranks of each (replica, direction, stage), then the gradient groups: all ranks of a
     stage, in both directions.
     """
-    made = []
-    for replica in range(plan.num_replicas):
-        for direction in range(plan.num_directions):
-            for stage in plan.stages:
-                made.append(_members(plan, stage.index, [replica], [direction]))
-    for stage in plan.stages:
-        directions = range(plan.num_directions)
-        made.append(_members(plan, stage.index, range(plan.num_replicas), directions))
-    return made
+    replicas, directions = range(plan.num_replicas), range(plan.num_directions)
+    tiles = [
+        _members(plan, stage.index, [replica], [direction])
+        for replica in replicas
+        for direction in directions
+        for stage in plan.stages
+    ]
+    return tiles + [_members(plan, stage.index, replicas, directions) for stage in plan.stages]
 
 
 def num_tile_groups(plan: Plan) -> int:
@@ -73,30 +76,20 @@ def held_stages(plan: Plan, rank: int) -> list[int]:
 
 def num_holders(plan: Plan, stage: int) -> int:
     """Returns how many ranks hold a stage."""
-
-    def make() -> int:
-        return len(_members(plan, stage, range(plan.num_replicas), range(plan.num_directions)))
-
-    return plan.remember(("holders", stage), make)
+    every = range(plan.num_replicas), range(plan.num_directions)
+    return plan.remember(("holders", stage), lambda: len(_members(plan, stage, *every)))
 
 
 def _members(
     plan: Plan, stage: int, replicas: Iterable[int], directions: Iterable[int]
 ) -> list[int]:
-    """Returns the ranks that hold a stage."""
-    tiles = range(plan.stages[stage].num_ranks)
     held = {
         plan.rank_of(replica, direction, stage, tile)
         for replica in replicas
         for direction in directions
-        for tile in tiles
+        for tile in range(plan.stages[stage].num_ranks)
     }
     return sorted(held)
-
-
-TOGETHER, EARLY, LATE = "together", "early", "late"
-ALONE_BYTES = 2**20
-"""Gradients from this size on travel alone, without a copy."""
 
 
 class GradientSum(NamedTuple):
@@ -129,11 +122,6 @@ def wide_dtype(plan: Plan) -> str:
     return "float64" if plan.dtype == "float64" else "float32"
 
 
-def sums_of(plan: Plan, stage: int) -> list[GradientSum]:
-    """Returns the messages in which a stage's gradients are summed, in the order of issue."""
-    return plan.remember(("sums", stage, plan.gradients), lambda: _sums_of(plan, stage))
-
-
 def trained(plan: Plan, stage: int) -> dict[str, list[str]]:
     """Returns the parameters to which the backward pass of a stage comes, and the users of each.
 
@@ -159,28 +147,31 @@ def running_decays(plan: Plan, stage: int) -> dict[str, float]:
     return decays
 
 
-def _sums_of(plan: Plan, stage: int) -> list[GradientSum]:
-    """Returns the list of :func:`sums_of`."""
-    if not plan.training or num_holders(plan, stage) == 1:
-        return []
-    params, several = plan.graph.params, plan.num_replicas * plan.num_directions > 1
-    users = trained(plan, stage)
-    least = ALONE_BYTES // BYTES[wide_dtype(plan)]
-    # The backward pass makes the last layer's gradients first.
-    large = [name for name in reversed(users) if params[name].num_elements >= least]
-    alone = [] if plan.gradients == TOGETHER else large
-    early = plan.gradients == EARLY and plan.num_directions == 1
-    sums = [
-        # A parameter of several nodes is complete at the first of them, which others may precede.
-        GradientSum((name,), (), params[name].num_elements, True, nodes[0] if once else "")
-        for name in alone
-        for nodes in [users[name]]
-        for once in [early and len(nodes) == 1]
-    ]
-    sums.sort(key=lambda one: not one.node)
-    rest = [*(name for name in large if name not in alone), *(n for n in users if n not in large)]
-    statistics = [*running_decays(plan, stage)] if several else []
-    elements = sum(params[name].num_elements for name in [*rest, *statistics])
-    if elements:
-        sums.append(GradientSum(tuple(rest), tuple(statistics), elements, False))
-    return sums
+def sums_of(plan: Plan, stage: int) -> list[GradientSum]:
+    """Returns the messages in which a stage's gradients are summed, in the order of issue."""
+
+    def make() -> list[GradientSum]:
+        if not plan.training or num_holders(plan, stage) == 1:
+            return []
+        params, users = plan.graph.params, trained(plan, stage)
+        least = ALONE_BYTES // BYTES[wide_dtype(plan)]
+        # The backward pass makes the last layer's gradients first.
+        large = [name for name in reversed(users) if params[name].num_elements >= least]
+        alone = [] if plan.gradients == TOGETHER else large
+        early = plan.gradients == EARLY and plan.num_directions == 1
+        sums = []
+        for name in alone:
+            # Complete at the first of its nodes: with several, others may precede that one.
+            node = users[name][0] if early and len(users[name]) == 1 else ""
+            sums.append(GradientSum((name,), (), params[name].num_elements, True, node))
+        sums.sort(key=lambda one: not one.node)
+        rest = [name for name in large if name not in alone]
+        rest += [name for name in users if name not in large]
+        several = plan.num_replicas * plan.num_directions > 1
+        statistics = [*running_decays(plan, stage)] if several else []
+        elements = sum(params[name].num_elements for name in [*rest, *statistics])
+        if elements:
+            sums.append(GradientSum(tuple(rest), tuple(statistics), elements, False))
+        return sums
+
+    return plan.remember(("sums", stage, plan.gradients), make)

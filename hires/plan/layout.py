@@ -14,8 +14,19 @@ from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.halos import halos_of, ran_back, widen
 from hires.plan.plan import CommOp, Edge, Finding, Stage
 from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_in
-from hires.plan.search.joins import far_halos, no_rule, vanishing
+from hires.plan.search.joins import no_rule
 from hires.plan.tiling import intersect, is_empty, own_rect, regrid_messages, split
+
+
+class Box(NamedTuple):
+    """A part of a value: some samples, and some pixels if it is an image."""
+
+    n0: int
+    n1: int
+    r0: int = 0
+    r1: int = 1
+    c0: int = 0
+    c1: int = 1
 
 
 def lay_out(
@@ -35,35 +46,20 @@ def lay_out(
     """
     findings: list[Finding] = []
     for stage in stages:
-        rules, refused = _judged(graph, stages, stage)
+        rules, refused = _rules(graph, stages, stage)
         widen(graph, stage, rules, fuse if not refused else 1)
         stage.comm = _stage_comm(graph, stage, rules)
         findings += [no_rule(graph, stages, stage, nodes, listed) for nodes in refused]
     return findings
 
 
-def look_over(graph: Graph, stages: list[Stage], listed: bool) -> list[Finding]:
-    """Returns what a layout would meet, without its messages, which are many where tiles are.
-
-    The errors are those of :func:`lay_out`; tiles that hold nothing are warnings.
-    """
-    findings: list[Finding] = []
-    for stage in stages:
-        _, refused = _judged(graph, stages, stage)
-        findings += [no_rule(graph, stages, stage, nodes, listed) for nodes in refused]
-    return [*findings, *vanishing(graph, stages, listed)]
-
-
-def small_tiles(graph: Graph, stages: list[Stage], listed: bool) -> list[Finding]:
-    """Returns warnings of tiles that hold nothing or borrow from beyond their neighbour."""
-    far = [finding for stage in stages for finding in far_halos(stage)]
-    return [*vanishing(graph, stages, listed), *far]
-
-
-def add_loss(graph: Graph, stage: Stage) -> None:
-    """Adds the sum of the ranks' losses where the output lies in tiles or shards."""
-    if stage.num_ranks > 1 and stage.layout[graph.output] != WHOLE:
-        stage.comm.append(CommOp(graph.output, "loss", graph.output, elements=1))
+def judge(graph: Graph, stages: list[Stage], listed: bool) -> list[Finding]:
+    """Returns the errors of :func:`lay_out` and fills in the layouts, without communication."""
+    return [
+        no_rule(graph, stages, stage, nodes, listed)
+        for stage in stages
+        for nodes in _rules(graph, stages, stage)[1]
+    ]
 
 
 def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:
@@ -78,7 +74,48 @@ def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:
     return edges
 
 
-def _judged(
+def edge_of(graph: Graph, value: str, source: Stage, target: Stage, back: bool) -> Edge:
+    """Returns the messages that bring one value from a stage to a later one that reads it.
+
+    Args:
+        graph: the network.
+        value: what travels.
+        source: the stage that makes it.
+        target: the stage that reads it.
+        back: whether its gradient travels too.
+    """
+    layouts = source.layout[value], target.layout[value]
+    if layouts == (TILED, TILED):
+        samples = graph.shape(value)[0]
+        pieces = regrid_messages(graph.shape(value)[2:], source.tiles, target.tiles)
+        messages = [[s, t, 0, samples, *rect] for s, t, *rect in pieces]
+        return Edge(value, source.index, target.index, False, messages, messages if back else [])
+    held, wanted = held_by(graph, source, value), held_by(graph, target, value)
+    messages = _pieces(held, wanted, layouts[0])
+    # A value that is made from parameters gets from each shard a part of its gradient; if its own
+    # ranks are shards too, they add their parts up with those of the parameters.
+    parts = layouts[1] == WHOLE and target.shards > 1 and source.shards == 1
+    returns = _pieces(wanted, held, "parts" if parts else layouts[1])
+    returned = [[s, t, *box] for t, s, *box in returns]
+    whole = TILED not in layouts
+    return Edge(value, source.index, target.index, whole, messages, returned if back else [])
+
+
+def held_by(graph: Graph, stage: Stage, value: str) -> list[Box]:
+    """Returns the part of a value that each rank of a stage holds."""
+    samples, *rest = graph.shape(value) or [1]
+    layout = stage.layout[value]
+    if layout == TILED:
+        rects = [own_rect(rest[1:], stage.tiles, tile) for tile in range(stage.num_tiles)]
+        return [Box(0, samples, *rect) for rect in rects]
+    pixels = (0, rest[1], 0, rest[2]) if len(rest) == 3 else ()
+    if layout == WHOLE:
+        return [Box(0, samples, *pixels)] * stage.num_ranks
+    shards = range(stage.shards)
+    return [Box(*split(samples, stage.shards, index), *pixels) for index in shards]
+
+
+def _rules(
     graph: Graph, stages: list[Stage], stage: Stage
 ) -> tuple[dict[str, Rule], list[list[Node]]]:
     """Fills in the layout of a stage; returns every node's rule, and those without by kind."""
@@ -87,9 +124,11 @@ def _judged(
     refused: dict[str, list[Node]] = {}
     for node in graph.nodes[stage.first : stage.last]:
         rule = rule_in(stage, node, graph)
-        if rule is None:
+        if rule is None:  # how its value would lie, so that what follows it is judged as well
             refused.setdefault(node.kind, []).append(node)
-            rule = _guessed(node, stage.layout)
+            image = node.shape is None or len(node.shape) == 4
+            tiled = any(stage.layout[name] == TILED for name in node.inputs)
+            rule = Rule("pointwise" if image and tiled else "whole")
         divided = stage.shards > 1 and rule.kind != "whole"
         stage.layout[node.name] = SHARDED if divided else rule.result
         rules[node.name] = rule
@@ -119,120 +158,38 @@ def _incoming(graph: Graph, stages: list[Stage], stage: Stage, value: str) -> st
         return TILED
     maker, shape = _maker(graph, stages, value), graph.shape(value)
     image = len(shape) == 4 and shape[2] * shape[3] > 1 and value in graph.of_images
-    if maker.num_ranks == 1 and image:
-        return TILED
-    return maker.layout[value]
+    return TILED if maker.num_ranks == 1 and image else maker.layout[value]
 
 
 def _stage_comm(graph: Graph, stage: Stage, rules: dict[str, Rule]) -> list[CommOp]:
-    """Returns the communication between the tiles of a stage in a forward pass, in order."""
+    """Returns what the ranks of a stage exchange in a forward pass, in order.
+
+    A node's collectives stand around its halos:
+
+        share    whole operand: nothing forward, the sum of its gradient on the way back
+        halos    pixels of the inputs
+        norm     statistics, and as many sums on the way back; or reduce, a sum over the image
+    """
     if stage.num_ranks == 1:
         return []
     backward = ran_back(graph, stage)
     halos = halos_of(graph, stage, rules, backward) if stage.num_tiles > 1 else {}
-    ops = []
+    ops: list[CommOp] = []
     for node in graph.nodes[stage.first : stage.last]:
-        shares, others = _node_comm(graph, stage, node, rules[node.name], node.name in backward)
-        ops += [*shares, *halos.get(node.name, []), *others]
+        rule, back = rules[node.name], node.name in backward
+        tiled = [name for name in node.inputs if stage.layout[name] == TILED]
+        for name in node.inputs if tiled and back else ():
+            if stage.layout[name] == WHOLE and graph.needs_grad(name):
+                size = math.prod(graph.shape(name))
+                ops.append(CommOp(node.name, "share", name, elements=size, back=True))
+        ops += halos.get(node.name, [])
+        if rule.kind == "norm":
+            value = node.inputs[0]
+            way_back = back and graph.needs_grad(value)
+            ops.append(CommOp(node.name, "norm", value, elements=rule.elements, back=way_back))
+        elif rule.kind == "reduce":
+            ops.append(CommOp(node.name, "reduce", tiled[0], elements=rule.elements))
     return ops
-
-
-def _node_comm(
-    graph: Graph, stage: Stage, node: Node, rule: Rule, back: bool
-) -> tuple[list[CommOp], list[CommOp]]:
-    """Returns the collectives before and after a node's halos.
-
-    Args:
-        graph: the network.
-        stage: the node's stage.
-        node: what is computed.
-        rule: how.
-        back: whether the backward pass comes to the node.
-    """
-    if stage.shards > 1 and rule.kind == "norm":
-        return [], [_norm_comm(graph, node, rule, back)]
-    tiled = [name for name in node.inputs if stage.layout[name] == TILED]
-    if not tiled:
-        return [], []
-    shares = [
-        CommOp(node.name, "share", name, elements=_elements(graph, name), back=True)
-        for name in node.inputs
-        if stage.layout[name] == WHOLE and graph.needs_grad(name) and back
-    ]
-    others = []
-    if rule.kind == "norm":
-        others.append(_norm_comm(graph, node, rule, back))
-    elif rule.kind == "reduce":
-        others.append(CommOp(node.name, "reduce", tiled[0], elements=rule.elements))
-    return shares, others
-
-
-def _norm_comm(graph: Graph, node: Node, rule: Rule, back: bool) -> CommOp:
-    """Returns the exchange of statistics, and of as many sums on the way back."""
-    value = node.inputs[0]
-    back = back and graph.needs_grad(value)
-    return CommOp(node.name, "norm", value, elements=rule.elements, back=back)
-
-
-def _elements(graph: Graph, value: str) -> int:
-    return math.prod(graph.shape(value))
-
-
-def _guessed(node: Node, layout: dict[str, str]) -> Rule:
-    """Returns how a refused node's value would lie, so that what follows it is judged as well."""
-    image = node.shape is None or len(node.shape) == 4
-    tiled = any(layout[name] == TILED for name in node.inputs)
-    return Rule("pointwise" if image and tiled else "whole")
-
-
-class Box(NamedTuple):
-    """A part of a value: some samples, and some pixels if it is an image."""
-
-    n0: int
-    n1: int
-    r0: int = 0
-    r1: int = 1
-    c0: int = 0
-    c1: int = 1
-
-
-def held_by(graph: Graph, stage: Stage, value: str) -> list[Box]:
-    """Returns the part of a value that each rank of a stage holds."""
-    samples, *rest = graph.shape(value) or [1]
-    layout = stage.layout[value]
-    if layout == SHARDED:
-        return [_box(split(samples, stage.shards, i), rest) for i in range(stage.shards)]
-    if layout == WHOLE:
-        return [_box((0, samples), rest)] * stage.num_ranks
-    rects = [own_rect(rest[1:], stage.tiles, tile) for tile in range(stage.num_tiles)]
-    return [Box(0, samples, *rect) for rect in rects]
-
-
-def edge_of(graph: Graph, value: str, source: Stage, target: Stage, back: bool) -> Edge:
-    """Returns the messages that bring one value from a stage to another.
-
-    Args:
-        graph: the network.
-        value: what travels.
-        source: the stage that makes it.
-        target: a later stage that reads it.
-        back: whether its gradient travels too.
-    """
-    layouts = source.layout[value], target.layout[value]
-    if layouts == (TILED, TILED):
-        samples = graph.shape(value)[0]
-        found = regrid_messages(graph.shape(value)[2:], source.tiles, target.tiles)
-        messages = [[s, t, 0, samples, *rect] for s, t, *rect in found]
-        return Edge(value, source.index, target.index, False, messages, messages if back else [])
-    held, wanted = held_by(graph, source, value), held_by(graph, target, value)
-    messages = _pieces(held, wanted, layouts[0])
-    # A value that is made from parameters gets from each shard a part of its gradient; if its own
-    # ranks are shards too, they add their parts up with those of the parameters.
-    parts = layouts[1] == WHOLE and target.shards > 1 and source.shards == 1
-    returns = _pieces(wanted, held, "parts" if parts else layouts[1])
-    returned = [[s, t, *box] for t, s, *box in returns]
-    whole = TILED not in layouts
-    return Edge(value, source.index, target.index, whole, messages, returned if back else [])
 
 
 def _pieces(held: list[Box], wanted: list[Box], layout: str) -> list[list[int]]:
@@ -240,25 +197,11 @@ def _pieces(held: list[Box], wanted: list[Box], layout: str) -> list[list[int]]:
 
     If every holder has the complete value they take turns, else each sends what it has.
     """
-    found = []
+    pieces = []
     for receiver, want in enumerate(wanted):
-        holders = [receiver % len(held)] if layout == WHOLE else range(len(held))
-        for holder in holders:
-            box = _common(held[holder], want)
-            if box is not None:
-                found.append([holder, receiver, *box])
-    return found
-
-
-def _common(a: Box, b: Box) -> Box | None:
-    """Returns what two boxes share, or None."""
-    n0, n1 = max(a.n0, b.n0), min(a.n1, b.n1)
-    rect = intersect(a[2:], b[2:])
-    return None if n0 >= n1 or is_empty(rect) else Box(n0, n1, *rect)
-
-
-def _box(samples: tuple[int, int], rest: list[int]) -> Box:
-    """Returns the box of some samples and all pixels, if there are any."""
-    if len(rest) != 3:
-        return Box(*samples)
-    return Box(*samples, 0, rest[1], 0, rest[2])
+        for holder in [receiver % len(held)] if layout == WHOLE else range(len(held)):
+            n0, n1 = max(held[holder].n0, want.n0), min(held[holder].n1, want.n1)
+            rect = intersect(held[holder][2:], want[2:])
+            if n0 < n1 and not is_empty(rect):
+                pieces.append([holder, receiver, n0, n1, *rect])
+    return pieces

@@ -6,14 +6,15 @@ Replicas are equal, so stages, messages and schedules are stored once, in terms 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from hires.core.errors import PlanError
-from hires.plan.graph import Graph, Node
+from hires.plan.graph import Graph, Node, fields_of
 from hires.plan.schedule import Pipeline, timeline
 
 SCHEMA = 2
@@ -80,6 +81,15 @@ class Edge:
     messages: list[list[int]]
     back: list[list[int]]
     """The same for the gradient, which goes target -> source; empty if there is none."""
+
+    def shape(self, graph: Graph, row: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of a message."""
+        _, _, n0, n1, r0, r1, c0, c1 = row
+        shape = graph.shape(self.value)
+        if not self.whole:
+            return n1 - n0, shape[1], r1 - r0, c1 - c0
+        # A number, made from a parameter, has no samples.
+        return (n1 - n0, *shape[1:]) if shape else ()
 
 
 @dataclass
@@ -192,8 +202,9 @@ class Plan:
         replica, local = divmod(rank, self.ranks_per_replica)
         if direction:
             local = self.ranks_per_replica - 1 - local
-        stage, tile = self._places[local]
-        return Slot(replica, direction, stage, tile)
+        starts = self.remember("starts", lambda: [stage.first_rank for stage in self.stages])
+        stage = bisect.bisect_right(starts, local) - 1
+        return Slot(replica, direction, stage, local - starts[stage])
 
     def slots_of(self, rank: int) -> list[Slot]:
         """Returns the slots that a rank holds, one a direction."""
@@ -235,7 +246,7 @@ class Plan:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a pickle holds: no derived facts, which name objects of this process."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return fields_of(self)
 
     def remember(self, key: Any, make: Callable[[], T]) -> T:
         """Returns what was derived from the finished plan before, or makes it now."""
@@ -244,11 +255,6 @@ class Plan:
             held[key] = make()
         return held[key]  # type: ignore[no-any-return]
 
-    @functools.cached_property
-    def _places(self) -> list[tuple[int, int]]:
-        """Stage and tile of every rank of a replica in direction down."""
-        return [(stage.index, tile) for stage in self.stages for tile in range(stage.num_ranks)]
-
     def require_ok(self) -> None:
         """Raises PlanError with all errors if there are any."""
         errors = [f"{f.text} [{f.key}]" for f in self.findings if f.severity == "error"]
@@ -256,15 +262,39 @@ class Plan:
             raise PlanError("; ".join(errors))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values for ``plan.json``."""
-        values: dict[str, Any] = {"schema": SCHEMA, "world": self.world}
-        values["placement"] = self._placement()
-        values["batch_per_microbatch"] = self.graph.input_shape[0]
-        values.update({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
-        for key in ("stages", "edges", "findings"):
-            values[key] = [dataclasses.asdict(item) for item in values[key]]
-        values["graph"] = self.graph.to_dict()
-        return values
+        """Returns plain values for ``plan.json``, with the slots of every rank.
+
+        Lists are the plan's own: those of thousands of tiles take seconds to copy.
+        """
+        placement = []
+        for rank in range(self.world):
+            for slot in self.slots_of(rank):
+                stage = self.stages[slot.stage]
+                where = list(divmod(slot.tile, stage.tiles[1])) if stage.num_tiles > 1 else None
+                placement.append(
+                    {
+                        "rank": rank,
+                        "replica": slot.replica,
+                        "direction": ("down", "up")[slot.direction],
+                        "stage": slot.stage,
+                        "tile": where,
+                        "shard": slot.tile if stage.shards > 1 else None,
+                    }
+                )
+        return {
+            "schema": SCHEMA,
+            "world": self.world,
+            "placement": placement,
+            "batch_per_microbatch": self.graph.input_shape[0],
+            **fields_of(self),
+            "graph": self.graph.to_dict(),
+            "stages": [
+                {**fields_of(stage), "comm": [fields_of(op) for op in stage.comm]}
+                for stage in self.stages
+            ],
+            "edges": [fields_of(edge) for edge in self.edges],
+            "findings": [fields_of(finding) for finding in self.findings],
+        }
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Plan:
@@ -281,30 +311,10 @@ class Plan:
         # An older hires wrote fewer facts; what it left out has its default.
         kept = {f.name: values[f.name] for f in dataclasses.fields(Plan) if f.name in values}
         kept["graph"] = Graph.from_dict(values["graph"])
-        kept["stages"] = [_stage(item) for item in values["stages"]]
+        kept["stages"] = [
+            Stage(**{**item, "comm": [CommOp(**op) for op in item["comm"]]})
+            for item in values["stages"]
+        ]
         kept["edges"] = [Edge(**item) for item in values["edges"]]
         kept["findings"] = [Finding(**item) for item in values["findings"]]
         return Plan(**kept)
-
-    def _placement(self) -> list[dict[str, Any]]:
-        """Returns the slots of every rank, by rank and direction."""
-        placed = []
-        for rank in range(self.world):
-            for slot in self.slots_of(rank):
-                stage = self.stages[slot.stage]
-                where = list(divmod(slot.tile, stage.tiles[1])) if stage.num_tiles > 1 else None
-                placed.append(
-                    {
-                        "rank": rank,
-                        "replica": slot.replica,
-                        "direction": ("down", "up")[slot.direction],
-                        "stage": slot.stage,
-                        "tile": where,
-                        "shard": slot.tile if stage.shards > 1 else None,
-                    }
-                )
-        return placed
-
-
-def _stage(values: dict[str, Any]) -> Stage:
-    return Stage(**{**values, "comm": [CommOp(**op) for op in values["comm"]]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,13 +18,15 @@ from hires.plan.checks import (
 )
 from hires.plan.event import BYTES
 from hires.plan.graph import Graph
-from hires.plan.groups import gradient_mode, held_stages, num_holders, sums_of
-from hires.plan.layout import add_loss, edges_of, lay_out, look_over, small_tiles
+from hires.plan.groups import gradient_mode, num_holders, sums_of
+from hires.plan.layout import edges_of, judge, lay_out
 from hires.plan.partition import add_segments, layer_starts, partition
-from hires.plan.plan import Finding, Plan, Stage
-from hires.plan.program import edge_messages, pass_comm
+from hires.plan.plan import CommOp, Finding, Plan, Stage
+from hires.plan.program import pass_comm
 from hires.plan.proof.prove import verify
+from hires.plan.rules import WHOLE
 from hires.plan.schedule import SCHEDULES, forward_only
+from hires.plan.search.joins import far_halos, vanishing
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 
@@ -37,76 +40,92 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
         known: findings about the layout that others made; with an error nothing is connected or
             proved, which takes long for thousands of ranks.
     """
+    parallel = config.parallel
     plan = Plan(
         graph=graph,
         stages=[Stage(0, 0, len(graph.nodes), [1, 1], 0)],
         edges=[],
-        num_replicas=config.parallel.replicas,
-        num_microbatches=config.parallel.microbatches,
+        num_replicas=parallel.replicas,
+        num_microbatches=parallel.microbatches,
         training=config.task.name == "train",
         dtype=DTYPES[config.precision.name],
         schedule=[[]],
-        halo_overlap=config.parallel.halo.overlap,
+        halo_overlap=parallel.halo.overlap,
         backend=config.comm.backend,
-        gradients=gradient_mode(config, config.parallel.num_ranks),
-        num_directions=config.parallel.directions,
-        num_pairs=config.parallel.pairs,
-        findings=[
-            *check_numbers(config),
-            *check_output(config, graph),
-        ],
+        gradients=gradient_mode(config, parallel.num_ranks),
+        num_directions=parallel.directions,
+        num_pairs=parallel.pairs,
+        findings=[*check_numbers(config), *check_output(config, graph)],
     )
     possible = plan.ok and all(finding.severity != "error" for finding in known)
-    uncut = check_cuts(config.parallel, graph)
-    plan.findings += [*(uncut or _divide(config, plan, possible)), *known]
-    if plan.ok:
-        _connect(config, plan)
-    return plan
-
-
-def _divide(config: RunConfig, plan: Plan, possible: bool) -> list[Finding]:
-    """Lays the network out on stages and tiles; the plan keeps them if they are possible so far."""
-    stages = _stages(config, plan.graph)
-    if possible:
-        plan.stages = stages
-        plan.schedule = _schedule(config, plan)
-        laid = check_directions(plan)
-        laid += lay_out(plan.graph, stages, config.parallel.halo.fuse, config.parallel.listed)
-    else:
-        laid = look_over(plan.graph, stages, config.parallel.listed)
-    return [
-        *laid,
-        *check_ties(plan.graph, stages, plan.training),
-        *check_shared(plan.graph, stages, plan.training),
-    ]
-
-
-def _connect(config: RunConfig, plan: Plan) -> None:
-    """Adds the messages, and proves that they cannot block each other."""
-    if plan.training:
-        add_loss(plan.graph, plan.stages[-1])
+    uncut = check_cuts(parallel, graph)
+    plan.findings += uncut
+    if not uncut:
+        stages = _stages(config, graph)
+        if possible:
+            plan.stages = stages
+            make = SCHEDULES[parallel.schedule] if plan.training else forward_only
+            plan.schedule = make(plan.pipeline)
+            plan.findings += check_directions(plan)
+            plan.findings += lay_out(graph, stages, parallel.halo.fuse, parallel.listed)
+        else:  # the errors of a layout come without its messages, which are many where tiles are
+            plan.findings += judge(graph, stages, parallel.listed)
+            plan.findings += vanishing(graph, stages, parallel.listed)
+        plan.findings += check_ties(graph, stages, plan.training)
+        plan.findings += check_shared(graph, stages, plan.training)
+    plan.findings += known
+    if not plan.ok:
+        return plan
+    last = plan.stages[-1]
+    if plan.training and last.num_ranks > 1 and last.layout[graph.output] != WHOLE:
+        last.comm.append(CommOp(graph.output, "loss", graph.output, elements=1))
     add_segments(plan, config.memory.checkpoint)
-    plan.edges = edges_of(plan.graph, plan.stages, plan.training)
-    plan.findings += small_tiles(plan.graph, plan.stages, config.parallel.listed)
+    plan.edges = edges_of(graph, plan.stages, plan.training)
+    plan.findings += vanishing(graph, plan.stages, parallel.listed)
+    plan.findings += far_halos(plan.stages)
     plan.findings += verify(plan)
     plan.totals = totals(plan)
+    return plan
 
 
 def totals(plan: Plan) -> dict[str, Any]:
     """Returns messages and bytes of one step of the whole world, in all and by kind.
 
     A collective of n ranks counts as n messages; an all-reduce of b bytes as 2 (n - 1) b bytes,
-    the least that any algorithm sends.
+    the least that any algorithm sends. Sums travel in single precision or better.
     """
+    graph, size = plan.graph, BYTES[plan.dtype]
+    wide = max(size, BYTES["float32"])
     by_kind: dict[str, dict[str, int]] = {}
 
-    def add(kind: str, messages: int, num_bytes: int) -> None:
+    def add(kind: str, messages: int, num_bytes: int, times: int) -> None:
         entry = by_kind.setdefault(kind, {"messages": 0, "bytes": 0})
-        entry["messages"] += messages * plan.num_replicas
-        entry["bytes"] += num_bytes * plan.num_replicas
+        entry["messages"] += messages * times
+        entry["bytes"] += num_bytes * times
 
-    for rank in range(plan.ranks_per_replica):
-        _count_rank(plan, rank, add)
+    # Every microbatch passes every stage once each way, so no rank is looked at.
+    for back in (False, True) if plan.training else (False,):
+        for edge in plan.edges:
+            source, target = plan.stages[edge.source], plan.stages[edge.target]
+            kind = "stage" if source.num_ranks == target.num_ranks else "join"
+            rows = edge.back if back else edge.messages
+            numbers = sum(math.prod(edge.shape(graph, row)) for row in rows)
+            if rows:
+                add(kind, len(rows), numbers * size, plan.pieces)
+        for stage in plan.stages:
+            for op, _ in pass_comm(plan, stage, back):
+                if op.kind != "halo":  # every rank hands what it has to all others of the stage
+                    numbers = stage.num_ranks * (stage.num_ranks - 1) * op.elements
+                    add(op.kind, stage.num_ranks, numbers * wide, plan.pieces)
+                elif op.messages:
+                    pixels = sum((r1 - r0) * (c1 - c0) for _, _, r0, r1, c0, c1 in op.messages)
+                    depth = math.prod(graph.shape(op.value)[:2])
+                    add("halo", len(op.messages), pixels * depth * size, plan.pieces)
+    for stage in plan.stages:
+        holders = num_holders(plan, stage.index)
+        for one in sums_of(plan, stage.index):
+            each = int(2 * (holders - 1) / holders * one.elements * wide)
+            add("gradient", holders, holders * each, 1)
     return {
         "messages": sum(entry["messages"] for entry in by_kind.values()),
         "bytes": sum(entry["bytes"] for entry in by_kind.values()),
@@ -114,59 +133,30 @@ def totals(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _count_rank(plan: Plan, rank: int, add: Any) -> None:
-    """Adds what one rank sends in one step; sums travel in single precision or better."""
-    size = BYTES[plan.dtype]
-    wide = max(size, BYTES["float32"])
-    alike: dict[tuple[str, int], list[str]] = {}  # passes that differ in their microbatch only
-    for action in plan.actions_of(rank):
-        alike.setdefault((action[0], plan.direction_of(action)), []).append(action)
-    for (letter, direction), actions in alike.items():
-        stage, times = plan.stages[plan.slot_of(rank, direction).stage], len(actions)
-        for message in edge_messages(plan, rank, actions[0], outgoing=True):
-            peer = plan.slot_of(message.peer, direction)
-            kind = "stage" if plan.stages[peer.stage].num_ranks == stage.num_ranks else "join"
-            add(kind, times, times * math.prod(message.shape) * size)
-        for op, _ in pass_comm(plan, stage, letter == "B"):
-            if op.kind == "halo":
-                # All tiles of a stage do the same passes: the first one counts for all of them.
-                if plan.slot_of(rank, direction).tile == 0 and op.messages:
-                    each = math.prod(plan.graph.shape(op.value)[:2]) * size
-                    pixels = sum((r1 - r0) * (c1 - c0) for _, _, r0, r1, c0, c1 in op.messages)
-                    add("halo", times * len(op.messages), times * pixels * each)
-            else:
-                # A gather: every rank hands what it has to all others of the stage.
-                add(op.kind, times, times * (stage.num_ranks - 1) * op.elements * wide)
-    for index in held_stages(plan, rank):
-        holders = num_holders(plan, index)
-        for one in sums_of(plan, index):
-            add("gradient", 1, int(2 * (holders - 1) / holders * one.elements * wide))
-
-
 def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
-    """Returns the stages: where the network is cut, what is tiled, and the ranks of each."""
-    parallel = config.parallel
-    grids, shards = parallel.grids, parallel.shards
+    """Returns where the network is cut, what is tiled, and the ranks of each stage."""
+    grids, shards = config.parallel.grids, config.parallel.shards
     num_ranks = [rows * cols * parts for (rows, cols), parts in zip(grids, shards, strict=True)]
-    bounds = partition(graph, num_ranks, parallel.balance)
+    bounds = partition(graph, num_ranks, config.parallel.balance)
     starts = set(layer_starts(graph))
     stages: list[Stage] = []
     rank = 0
-    for index, tiles in enumerate(grids):
-        nodes = graph.nodes[bounds[index] : bounds[index + 1]]
-        names = {name for node in nodes for name in node.params}
-        stage = Stage(index, bounds[index], bounds[index + 1], tiles, rank, shards[index])
-        stage.num_layers = len(starts & set(range(stage.first, stage.last)))
-        stage.first_layer, stage.last_layer = nodes[0].name, nodes[-1].name
-        stage.flops = sum(node.flops for node in nodes)
-        stage.params = sum(
-            graph.params[name].num_elements for name in names if graph.params[name].trainable
+    for index, (first, last) in enumerate(itertools.pairwise(bounds)):
+        nodes = graph.nodes[first:last]
+        used = [graph.params[name] for name in {name for node in nodes for name in node.params}]
+        stage = Stage(
+            index,
+            first,
+            last,
+            grids[index],
+            rank,
+            shards[index],
+            num_layers=len(starts & set(range(first, last))),
+            first_layer=nodes[0].name,
+            last_layer=nodes[-1].name,
+            flops=sum(node.flops for node in nodes),
+            params=sum(param.num_elements for param in used if param.trainable),
         )
         stages.append(stage)
         rank += stage.num_ranks
     return stages
-
-
-def _schedule(config: RunConfig, plan: Plan) -> list[list[str]]:
-    make = SCHEDULES[config.parallel.schedule] if plan.training else forward_only
-    return make(plan.pipeline)

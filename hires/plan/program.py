@@ -24,6 +24,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 from hires.core.ranks.mailbox_limits import mail_bytes
 from hires.plan.event import BYTES, Event, Part
@@ -34,6 +35,11 @@ from hires.plan.plan import CommOp, Plan, Stage
 
 AHEAD, JOINED = "ahead", "joined"
 """When the receives of an action are posted."""
+
+Peers = list[tuple[int, list[int], tuple[int, ...]]]
+"""(tile at the other side, box, shape)."""
+Links = dict[tuple[int, bool], dict[int, list[tuple[int, int, Peers]]]]
+"""(stage, whether outgoing) -> tile -> (edge, other stage, peers)."""
 
 
 def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
@@ -46,27 +52,52 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
     """
     actions = plan.actions_of(rank)
     calls = itertools.count(1)
-    yield Event("barrier", -1, 0, what="the agreement to begin the step")
+    yield _alone("barrier", "the agreement to begin the step")
     if plan.training:
-        yield Event("begin", -1, 0, what="the step")
+        yield _alone("begin", "the step")
     for action in actions[:1]:
         yield from edge_messages(plan, rank, action, outgoing=False, call=next(calls))
-    for index, action in enumerate(actions):
-        later = actions[index + 1] if index + 1 < len(actions) else ""
+    for action, later in itertools.zip_longest(actions, actions[1:], fillvalue=""):
         if later and order == AHEAD:
             yield from edge_messages(plan, rank, later, outgoing=False, call=next(calls))
         for post in edge_messages(plan, rank, action, outgoing=False):
             yield _wait_for(post)
-        yield from _begin_of_pass(plan, rank, action)
+        if action[0] == "F" and _reads(plan, plan.slot_of(rank, plan.direction_of(action)).stage):
+            yield _alone("read", f"the microbatch of {action}", action)
+        yield _alone("backward" if action[0] == "B" else "forward", f"pass {action}", action)
         yield from _inside(plan, rank, action, calls, is_last=not later)
         call = next(calls)
         yield from edge_messages(plan, rank, action, outgoing=True, call=call)
         if later and order == JOINED:
             yield from edge_messages(plan, rank, later, outgoing=False, call=call)
-        yield Event("end", -1, 0, what=f"the end of {action}", part=Part(action))
-    yield Event("wait_sends", -1, 0, what="its sends")
+        yield _alone("end", f"the end of {action}", action)
+    yield _alone("wait_sends", "its sends")
     if plan.training:
-        yield from _end_of_step(plan, rank)
+        for stage in held_stages(plan, rank):
+            yield from (e for e in _gradient_events(plan, stage, "issue") if not e.part.node)
+            yield from _gradient_events(plan, stage, "collective")
+            yield from _gradient_events(plan, stage, "wait_issued")
+        yield _alone("statistics", "the running statistics")
+        yield _alone("optimise", "the parameters")
+
+
+def _alone(kind: str, what: str, action: str = "") -> Event:
+    return Event(kind, -1, 0, what=what, part=Part(action))
+
+
+def _wait_for(post: Event) -> Event:
+    kind, peer, tag, _, _, what, lane, mail, _, part, _ = post
+    return Event(f"wait_{kind}", peer, tag, (), "", what, lane, mail, 0, part)
+
+
+def _reads(plan: Plan, stage: int) -> bool:
+    """Whether the ranks of a stage need images or targets."""
+
+    def make() -> bool:
+        compares = plan.training and stage == len(plan.stages) - 1
+        return compares or any(INPUT in node.inputs for node in plan.nodes(stage))
+
+    return plan.remember(("reads", stage), make)
 
 
 def pass_comm(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
@@ -81,41 +112,15 @@ def pass_comm(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]
         if not back:
             return [(op, False) for op in stage.comm if op.kind != "share"]
         bounds = stage.segments or [stage.first, stage.last]
-        found: list[tuple[CommOp, bool]] = []
+        ops: list[tuple[CommOp, bool]] = []
         for first, last in reversed([*itertools.pairwise(bounds)]):
             own = [op for op in stage.comm if first <= plan.graph.position[op.node] < last]
             if stage.segments:
-                found += [(op, False) for op in own if op.kind not in ("share", "loss")]
-            found += [(op, True) for op in reversed(own) if op.back]
-        return found
+                ops += [(op, False) for op in own if op.kind not in ("share", "loss")]
+            ops += [(op, True) for op in reversed(own) if op.back]
+        return ops
 
     return plan.remember(("pass comm", stage.index, back), make)
-
-
-def _wait_for(post: Event) -> Event:
-    """Returns the wait for a send or receive."""
-    kind, peer, tag, _, _, what, lane, mail, _, part, _ = post
-    return Event(f"wait_{kind}", peer, tag, (), "", what, lane, mail, 0, part)
-
-
-def _begin_of_pass(plan: Plan, rank: int, action: str) -> Iterator[Event]:
-    """Yields the reading of a microbatch, where images or targets are needed, and the pass."""
-    stage = plan.slot_of(rank, plan.direction_of(action)).stage
-    part = Part(action)
-    if action[0] == "F" and _reads(plan, stage):
-        yield Event("read", -1, 0, what=f"the microbatch of {action}", part=part)
-    kind = "backward" if action[0] == "B" else "forward"
-    yield Event(kind, -1, 0, what=f"pass {action}", part=part)
-
-
-def _reads(plan: Plan, stage: int) -> bool:
-    """Whether the ranks of a stage need images or targets."""
-
-    def make() -> bool:
-        compares = plan.training and stage == len(plan.stages) - 1
-        return compares or any(INPUT in node.inputs for node in plan.nodes(stage))
-
-    return plan.remember(("reads", stage), make)
 
 
 def _inside(
@@ -123,74 +128,54 @@ def _inside(
 ) -> Iterator[Event]:
     """Yields what a rank exchanges while it computes an action.
 
-    The last backward pass completes the gradients, so the sums that are early are issued in it.
+    The last backward pass completes the gradients, so the sums that are early are issued in it:
+
+        backward   conv9 [halo]  conv8 [halo]  conv7 ...
+        issue                  conv9         conv8         as soon as the pass is behind the node
+
+    Pixels of the next exchange may set out with those of this one (:func:`companions`); they are
+    waited for at their own node:
+
+        post a, post b | wait a | post c | wait b | wait c
     """
-    direction = plan.direction_of(action)
+    direction, back_pass = plan.direction_of(action), action[0] == "B"
     stage = plan.stages[plan.slot_of(rank, direction).stage]
+    position = plan.graph.position
     with_next = plan.remember(("with", stage.index), lambda: companions(plan.graph, stage))
+    early = _gradient_events(plan, stage.index, "issue", action) if is_last and back_pass else ()
+    sums = deque(event for event in early if event.part.node)
     posted: set[str] = set()
-    early = _gradient_events(plan, stage.index, "issue", action) if is_last else ()
-    sums = deque(event for event in early if event.part.node and action[0] == "B")
-    for op, back in pass_comm(plan, stage, action[0] == "B"):
+    for op, back in pass_comm(plan, stage, back_pass):
+        # The pass has done the nodes behind this one; or, if the node belongs to a segment that is
+        # computed again, all nodes of the segments behind.
         if sums:
-            done = _first_done(plan, stage, op, back)
-            while sums and plan.graph.position[sums[0].part.node] >= done:
+            done = position[op.node] + 1
+            if not back:
+                done = stage.segments[bisect.bisect_right(stage.segments, done - 1)]
+            while sums and position[sums[0].part.node] >= done:
                 yield sums.popleft()
-        if op.kind == "halo":
-            yield from _halo(plan, rank, op, back, action, with_next, posted, next(calls))
+        if op.kind != "halo":
+            again = " again" if back_pass and not back else ""
+            what = f"{op.kind} of {op.node}{again} in {action}"
+            part = Part(action, op.node, op.value, back, op_index(plan, stage.index, op))
+            group = tile_group(plan, rank, direction)
+            yield Event("collective", group, 0, (op.elements,), plan.dtype, what, part=part)
             continue
-        again = " again" if action[0] == "B" and not back else ""
-        what = f"{op.kind} of {op.node}{again} in {action}"
-        part = Part(action, op.node, op.value, back, op_index(plan, stage.index, op))
-        group = tile_group(plan, rank, direction)
-        yield Event("collective", group, 0, (op.elements,), plan.dtype, what, part=part)
+        place: dict[str, Any] = {"action": action, "call": next(calls)}
+        sends, receives = halo_messages(plan, rank, direction, op, back, **place)
+        name = name_of(op)
+        if name not in posted:
+            yield from (*receives, *sends)
+        if not back:
+            posted.discard(name)
+            later = with_next.get(name)
+            if later is not None:
+                others = halo_messages(plan, rank, direction, later, back, node=op.node, **place)
+                yield from (*others[1], *others[0])
+                posted.add(name_of(later))
+        for post in (*receives, *sends):
+            yield _wait_for(post)
     yield from sums
-
-
-def _halo(
-    plan: Plan,
-    rank: int,
-    op: CommOp,
-    back: bool,
-    action: str,
-    with_next: dict[str, CommOp],
-    posted: set[str],
-    call: int,
-) -> Iterator[Event]:
-    """Yields one exchange: receives and sends, which are posted together, then their waits.
-
-    The pixels of the next exchange may set out with these (:func:`companions`); it is waited
-    for at its own node. ``posted`` holds the exchanges that have set out so.
-    """
-    direction, name = plan.direction_of(action), name_of(op)
-    sends, receives = halo_messages(plan, rank, direction, op, back, action=action, call=call)
-    if name not in posted:
-        yield from receives
-        yield from sends
-    later = None if back else with_next.get(name)
-    if not back:
-        posted.discard(name)
-    if later is not None:
-        others = halo_messages(
-            plan, rank, direction, later, back, action=action, node=op.node, call=call
-        )
-        yield from others[1]
-        yield from others[0]
-        posted.add(name_of(later))
-    for post in (*receives, *sends):
-        yield _wait_for(post)
-
-
-def _first_done(plan: Plan, stage: Stage, op: CommOp, back: bool) -> int:
-    """Returns from which node on all gradients are complete when a pass comes to an operation.
-
-    The backward pass has done the nodes behind it; if the operation belongs to a segment that is
-    computed again, all nodes of the segments behind.
-    """
-    position = plan.graph.position[op.node]
-    if back:
-        return position + 1
-    return stage.segments[bisect.bisect_right(stage.segments, position)]
 
 
 def _gradient_events(plan: Plan, stage: int, kind: str, action: str = "") -> Iterator[Event]:
@@ -207,27 +192,11 @@ def _gradient_events(plan: Plan, stage: int, kind: str, action: str = "") -> Ite
         yield Event(kind, group, index, (one.elements,), wide_dtype(plan), what, part=part)
 
 
-def _end_of_step(plan: Plan, rank: int) -> Iterator[Event]:
-    """Yields the sums of gradients that are not under way yet, and what follows them."""
-    for stage in held_stages(plan, rank):
-        yield from (e for e in _gradient_events(plan, stage, "issue") if not e.part.node)
-        yield from _gradient_events(plan, stage, "collective")
-        yield from _gradient_events(plan, stage, "wait_issued")
-    yield Event("statistics", -1, 0, what="the running statistics")
-    yield Event("optimise", -1, 0, what="the parameters")
-
-
-Peers = list[tuple[int, list[int], tuple[int, ...]]]
-"""(tile at the other side, box, shape)."""
-Links = dict[tuple[int, bool], dict[int, list[tuple[int, int, Peers]]]]
-"""(stage, whether outgoing) -> tile -> (edge, other stage, peers)."""
-
-
 def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int = 0) -> list[Event]:
     """Returns what a rank receives before, or sends after, an action, in order of posting."""
     direction, back = plan.direction_of(action), action[0] == "B"
     replica, _, stage, tile = plan.slot_of(rank, direction)
-    kind, made = "send" if outgoing else "recv", []
+    kind, posts = "send" if outgoing else "recv", []
     # A gradient leaves the stage that read the value and comes to the stage that made it.
     for index, other, peers in _links(plan, back)[stage, outgoing].get(tile, ()):
         value = plan.edges[index].value
@@ -236,10 +205,10 @@ def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int 
         tag = (2 * index + back) * plan.total_microbatches + int(action[1:])
         for there, box, shape in peers:
             peer = plan.rank_of(replica, direction, other, there)
-            made.append(
+            posts.append(
                 Event(kind, peer, tag, shape, plan.dtype, what, direction, False, call, part, box)
             )
-    return made
+    return posts
 
 
 def halo_messages(
@@ -298,13 +267,13 @@ def _halo_rows(plan: Plan, op: CommOp) -> dict[int, Peers]:
 
     def make() -> dict[int, Peers]:
         n, channels, *_ = plan.graph.shape(op.value)
-        found: dict[int, Peers] = {}
+        by_tile: dict[int, Peers] = {}
         for row in op.messages:
             source, target, r0, r1, c0, c1 = row
             shape = (n, channels, r1 - r0, c1 - c0)
-            found.setdefault(source, []).append((target, row, shape))
-            found.setdefault(target, []).append((source, row, shape))
-        return found
+            by_tile.setdefault(source, []).append((target, row, shape))
+            by_tile.setdefault(target, []).append((source, row, shape))
+        return by_tile
 
     return plan.remember(("rows", id(op)), make)
 
@@ -320,29 +289,22 @@ def _first_tag(plan: Plan, stage: int) -> int:
 
 
 def _links(plan: Plan, back: bool) -> Links:
-    """Returns who is connected to whom, forward or backward; all microbatches share it."""
+    """Returns which tiles are connected, forward or backward; all microbatches share it."""
 
     def make() -> Links:
-        found: Links = {(s.index, out): {} for s in plan.stages for out in (False, True)}
+        links: Links = {(s.index, out): {} for s in plan.stages for out in (False, True)}
         for index, edge in enumerate(plan.edges):
-            makes: dict[int, Peers] = {}
-            reads: dict[int, Peers] = {}
-            shape = plan.graph.shape(edge.value)
-            for source, target, *row in edge.back if back else edge.messages:
-                n0, n1, r0, r1, c0, c1 = row
-                # A number, made from a parameter, has no samples.
-                sizes = [n1 - n0, *shape[1:]] if shape else []
-                if not edge.whole:
-                    sizes = [n1 - n0, shape[1], r1 - r0, c1 - c0]
-                box = row[:2] if edge.whole else row
-                makes.setdefault(source, []).append((target, box, tuple(sizes)))
-                reads.setdefault(target, []).append((source, box, tuple(sizes)))
-            for tile, peers in makes.items():
-                place = found[edge.source, not back].setdefault(tile, [])
-                place.append((index, edge.target, peers))
-            for tile, peers in reads.items():
-                place = found[edge.target, back].setdefault(tile, [])
-                place.append((index, edge.source, peers))
-        return found
+            ends = (edge.source, not back), (edge.target, back)
+            # A message concerns the tile at each end, and names the one at the other.
+            peers: tuple[dict[int, Peers], dict[int, Peers]] = ({}, {})
+            for row in edge.back if back else edge.messages:
+                (*tiles, n0, n1), shape = row[:4], edge.shape(plan.graph, row)
+                box = [n0, n1] if edge.whole else row[2:]
+                for end in (0, 1):
+                    peers[end].setdefault(tiles[end], []).append((tiles[1 - end], box, shape))
+            for end, others in ((0, edge.target), (1, edge.source)):
+                for tile, own in peers[end].items():
+                    links[ends[end]].setdefault(tile, []).append((index, others, own))
+        return links
 
     return plan.remember(("links", back), make)

@@ -1,7 +1,7 @@
 """Orders the passes of each rank: GPipe, 1F1B, GEMS, GEMS with 1F1B.
 
-A schedule is data: for every rank of a replica the list of its actions. :func:`started` runs it
-with passes of equal length, which shows whether the order can run at all and how long it takes.
+A schedule is data: for every rank of a replica the list of its actions. To add one: a function
+under ``@SCHEDULES.register``, its name and directions in ``hires.core.config.parallel_config``.
 """
 
 from __future__ import annotations
@@ -196,42 +196,28 @@ def timeline(pipeline: Pipeline, schedule: Schedule) -> list[str]:
         One line a stage, or one line a rank in two directions; each column is one unit of time and
         ``.`` means idle. Actions that can never run are left out.
     """
-    lines = _lines(pipeline, schedule)
-    if len(pipeline.ranks) == 1:
-        lines = [lines[ranks[0]] for ranks in pipeline.ranks[0]]
-    width = max((len(cell) for line in lines for cell in line), default=1)
-    return [" ".join(cell.ljust(width) for cell in line).rstrip() for line in lines]
-
-
-def bubble(pipeline: Pipeline, schedule: Schedule) -> float:
-    """Returns the idle share of all ranks' time when every pass takes the same time."""
-    cells = [cell for line in _lines(pipeline, schedule) for cell in line]
-    return sum(cell == "." for cell in cells) / max(1, len(cells))
-
-
-def _lines(pipeline: Pipeline, schedule: Schedule) -> list[list[str]]:
-    """Returns what every rank does in each unit of time."""
     start = started(pipeline, schedule)
     length = max(start.values(), default=-1) + 1
     lines = [["."] * length for _ in range(pipeline.num_ranks)]
     for task, time in start.items():
         for rank in pipeline.ranks_of(task):
             lines[rank][time] = task.action
-    return lines
+    if len(pipeline.ranks) == 1:
+        lines = [lines[ranks[0]] for ranks in pipeline.ranks[0]]
+    width = max((len(cell) for line in lines for cell in line), default=1)
+    return [" ".join(cell.ljust(width) for cell in line).rstrip() for line in lines]
 
 
 def started(pipeline: Pipeline, schedule: Schedule) -> dict[Task, int]:
     """Returns when each task of a schedule begins, as far as it can run; each takes one unit."""
-    todo = [[pipeline.task_of(rank, a) for a in actions] for rank, actions in enumerate(schedule)]
-    position = [0] * len(todo)
+    todo = [
+        [pipeline.task_of(rank, action) for action in reversed(actions)]
+        for rank, actions in enumerate(schedule)
+    ]
     start: dict[Task, int] = {}
     time, moved = 0, True
     while moved:
-        heads = {
-            rank: tasks[at]
-            for rank, (tasks, at) in enumerate(zip(todo, position, strict=True))
-            if at < len(tasks)
-        }
+        heads = {rank: tasks[-1] for rank, tasks in enumerate(todo) if tasks}
         begun = {
             task
             for task in set(heads.values())
@@ -241,14 +227,13 @@ def started(pipeline: Pipeline, schedule: Schedule) -> dict[Task, int]:
         for task in begun:
             start[task] = time
             for rank in pipeline.ranks_of(task):
-                position[rank] += 1
+                todo[rank].pop()
         moved = bool(begun)
         time += 1
     return start
 
 
 def _is_ready(pipeline: Pipeline, task: Task, start: dict[Task, int], time: int) -> bool:
-    """Whether what a task needs is there at a time."""
     before = pipeline.before(task)
     return before is None or start.get(before, time) < time
 
@@ -269,33 +254,24 @@ def _arranged(
         urgency: smallest first.
     """
     schedule: Schedule = [[] for _ in range(pipeline.num_ranks)]
-    queues = _queues(pipeline)
+    # Tasks of one stage, direction and kind run in order; the first is at the end of its queue.
+    queues: dict[tuple[int, int, bool], list[Task]] = {}
+    for task in reversed([*pipeline.tasks()]):
+        key = task.stage, pipeline.direction_of(task.microbatch), task.back
+        queues.setdefault(key, []).append(task)
     done: dict[Task, int] = {}
-    left, time = sum(map(len, queues)), 0
-    while left:
-        heads = [queue[-1] for queue in queues if queue]
+    time = 0
+    while any(queues.values()):
+        heads = [queue[-1] for queue in queues.values() if queue]
         able = [t for t in heads if _is_ready(pipeline, t, done, time) and may_start(t, done)]
         busy: set[int] = set()
-        begun = []
         for task in sorted(able, key=urgency):
             ranks = pipeline.ranks_of(task)
             if busy.isdisjoint(ranks):
                 busy.update(ranks)
-                begun.append(task)
-        for task in begun:
-            done[task] = time
-            left -= 1
-            for rank in pipeline.ranks_of(task):
-                schedule[rank].append(task.action)
-            next(queue for queue in queues if queue and queue[-1] == task).pop()
+                done[task] = time
+                for rank in ranks:
+                    schedule[rank].append(task.action)
+                queues[task.stage, pipeline.direction_of(task.microbatch), task.back].pop()
         time += 1
     return schedule
-
-
-def _queues(pipeline: Pipeline) -> list[list[Task]]:
-    """Returns the tasks of each stage, direction and kind, which run in order, the first last."""
-    queues: dict[tuple[int, int, bool], list[Task]] = {}
-    for task in pipeline.tasks():
-        key = task.stage, pipeline.direction_of(task.microbatch), task.back
-        queues.setdefault(key, []).append(task)
-    return [queue[::-1] for queue in queues.values()]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.core.config import parallel_config
-from hires.plan.schedule import SCHEDULES, Pipeline, bubble, forward_only, timeline
+from hires.plan.schedule import SCHEDULES, Pipeline, Schedule, forward_only, timeline
 
 ONE_WAY = ["gpipe", "1f1b"]
 BOTH_WAYS = ["gems", "gems_1f1b"]
@@ -30,6 +30,12 @@ def drawn(name: str, *sizes: int) -> list[str]:
     """Returns the time line of a schedule of a pipeline of these sizes."""
     made = pipeline(*sizes)
     return timeline(made, SCHEDULES[name](made))
+
+
+def bubble(made: Pipeline, schedule: Schedule) -> float:
+    """Returns the idle share of all ranks' time when every pass takes the same time."""
+    cells = [cell for line in timeline(made, schedule) for cell in line.split()]
+    return sum(cell == "." for cell in cells) / max(1, len(cells))
 
 
 def test_gpipe_timeline():
@@ -196,4 +202,4 @@ def test_both_directions_fill_the_bubbles_of_one(num_stages, num_microbatches):
 
 
 def test_config_and_plan_know_the_same_schedules():
-    assert tuple(SCHEDULES) == parallel_config.SCHEDULES
+    assert tuple(SCHEDULES) == tuple(parallel_config.SCHEDULES)

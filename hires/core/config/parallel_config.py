@@ -8,7 +8,8 @@ from typing import Any
 from hires.core.config.value_checks import Checks, at_least, check_choices, choice
 from hires.core.errors import ConfigError
 
-SCHEDULES = ("gpipe", "1f1b", "gems", "gems_1f1b")
+SCHEDULES = {"gpipe": 1, "1f1b": 1, "gems": 2, "gems_1f1b": 2}
+"""The directions of the pipeline that a schedule is for."""
 
 
 @dataclass
@@ -56,7 +57,7 @@ class ParallelConfig:
     """2 runs a mirrored copy of the pipeline on the same ranks in the opposite order (GEMS)."""
     pairs: int = 1
     """Model passes per step of each direction; the batch is spread over all of them."""
-    schedule: str = choice("gpipe", SCHEDULES)
+    schedule: str = choice("gpipe", tuple(SCHEDULES))
     """Order of the passes of a pipeline: ``gpipe`` or ``1f1b``; in two directions ``gems`` (least
     memory) or ``gems_1f1b`` (shortest step)."""
     balance: list[int] | None = None

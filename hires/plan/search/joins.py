@@ -13,6 +13,7 @@ The candidates change as few keys as they can: directions, stages and tiles stay
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from hires.plan.graph import Graph, Node, describe
@@ -76,19 +77,20 @@ def vanishing(graph: Graph, stages: list[Stage], listed: bool) -> list[Finding]:
     return findings
 
 
-def far_halos(stage: Stage) -> list[Finding]:
-    """Returns a warning for the first halo that reaches beyond the nearest tile."""
-    cols = stage.tiles[1]
-    for op in stage.comm:
-        for source, target, *_ in op.messages:
-            far_rows = abs(source // cols - target // cols) > 1
-            if far_rows or abs(source % cols - target % cols) > 1:
-                text = (
-                    f"tiles of stage {stage.index} are smaller than the halo of {op.node}: tile "
-                    f"{target} also borrows from tile {source}; fewer tiles would send less"
-                )
-                return [Finding("warning", "parallel.tiles", text)]
-    return []
+def far_halos(stages: list[Stage]) -> list[Finding]:
+    """Returns a warning for each stage's first halo that reaches beyond the nearest tile."""
+    findings = []
+    for stage in stages:
+        cols = stage.tiles[1]
+        far = (
+            f"tiles of stage {stage.index} are smaller than the halo of {op.node}: tile "
+            f"{target} also borrows from tile {source}; fewer tiles would send less"
+            for op in stage.comm
+            for source, target, *_ in op.messages
+            if abs(source // cols - target // cols) > 1 or abs(source % cols - target % cols) > 1
+        )
+        findings += [Finding("warning", "parallel.tiles", text) for text in islice(far, 1)]
+    return findings
 
 
 def _tile_ends(
