@@ -23,12 +23,11 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
 
 from hires.plan.graph import Graph, Node, Rect
 from hires.plan.plan import CommOp, Stage
 from hires.plan.rules import TILED, Rule
-from hires.plan.tiling import cover, inside, is_empty, loans, need_of, own_rect, window_loans
+from hires.plan.tiling import cover, inside, loans, need_of, own_rect, window_loans
 
 BORDER_SHARE = 1 / 32
 """``parallel.halo.overlap=auto`` computes the border apart up to this part of a tile: it is
@@ -137,23 +136,18 @@ def ran_back(graph: Graph, stage: Stage) -> set[str]:
     return found
 
 
-def widen(
-    graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int
-) -> dict[str, list[list[int]]]:
-    """Returns, and stores in the stage, the rectangles of values that tiles hold beyond their own.
+def widen(graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int) -> None:
+    """Stores in the stage the rectangles of values that tiles hold beyond their own.
 
     Args:
         graph: the network.
         stage: tiles and layout.
         rules: how each node is computed.
         fuse: most windowed layers that one exchange serves.
-
-    Returns:
-        Value -> [row0, row1, col0, col1] for each tile.
     """
     stage.extents = {}
     if fuse == 1 or stage.num_tiles == 1:
-        return stage.extents
+        return
     nodes = graph.nodes[stage.first : stage.last]
     wider = {node.name for node in nodes if _can_be_wider(graph, stage, node, rules[node.name])}
     wider -= _exchanged(graph, stage, rules, fuse, wider)
@@ -170,7 +164,6 @@ def widen(
                 held = [cover(a, b) for a, b in zip(held, wanted, strict=True)]
         if held != own:
             stage.extents[node.name] = [list(rect) for rect in held]
-    return stage.extents
 
 
 def _can_be_wider(graph: Graph, stage: Stage, node: Node, rule: Rule) -> bool:
@@ -182,8 +175,8 @@ def _can_be_wider(graph: Graph, stage: Stage, node: Node, rule: Rule) -> bool:
         return False
     if node.name == graph.output or graph.consumers.get(node.name, [0])[-1] >= stage.last:
         return False
-    size = graph.shape(node.name)[2:]
-    return not any(is_empty(own_rect(size, stage.tiles, t)) for t in range(stage.num_tiles))
+    rows, cols = graph.shape(node.name)[2:]
+    return rows >= stage.tiles[0] and cols >= stage.tiles[1]
 
 
 def _exchanged(
@@ -193,11 +186,23 @@ def _exchanged(
 
     One walk over the nodes counts the windowed layers since the last exchange. Where they are too
     many, the last value that was alive alone is exchanged and the walk resumes behind it; if there
-    is none since the last exchange, the inputs of the layer are exchanged.
+    is none since the last exchange, the inputs of the layer are exchanged:
+
+        fuse=2    conv1 -> relu1 -> conv2 -> conv3        conv3 is the third: relu1 is exchanged,
+                  1        1  ^     2        too deep     and the walk resumes with conv2 at 1
     """
     nodes = graph.nodes[stage.first : stage.last]
     index_of = {node.name: index for index, node in enumerate(nodes)}
-    alone = _alive_alone(graph, stage, nodes)
+    # Behind these nodes the stage reads no older tiled value than theirs.
+    last_read: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        last_read.update({n: index for n in node.inputs if stage.layout[n] == TILED})
+    until = max((last for name, last in last_read.items() if name not in index_of), default=-1)
+    alone: list[int] = []
+    for index, node in enumerate(nodes):
+        if until <= index:
+            alone.append(index)
+        until = max(until, last_read.get(node.name, -1))
     chosen: set[str] = set()
     depth: dict[str, int] = {}
     restart, index = -1, 0  # node of the last exchanged value that was alive alone; of the walk
@@ -222,18 +227,3 @@ def _exchanged(
         depth[node.name] = reached if node.name in wider else 0
         index += 1
     return chosen
-
-
-def _alive_alone(graph: Graph, stage: Stage, nodes: Sequence[Node]) -> list[int]:
-    """Returns the nodes behind which the stage reads no older tiled value than theirs."""
-    last_read: dict[str, int] = {}
-    for index, node in enumerate(nodes):
-        last_read.update({n: index for n in node.inputs if stage.layout[n] == TILED})
-    incoming = last_read.keys() - {node.name for node in nodes}
-    until = max((last_read[name] for name in incoming), default=-1)
-    alone = []
-    for index, node in enumerate(nodes):
-        if until <= index:
-            alone.append(index)
-        until = max(until, last_read.get(node.name, -1))
-    return alone

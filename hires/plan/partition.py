@@ -106,25 +106,34 @@ def cut_costs(graph: Graph) -> list[int | None]:
 def cheapest_cuts(total: list[int], costs: list[int], num_ranks: list[int]) -> list[int]:
     """Returns the first layer of every stage.
 
-    Dynamic programming: the least that crosses, of all cuts whose slowest stage is within
-    SLACK of the fastest possible.
+    Two rounds of dynamic programming over (stages so far, layers so far): the slowest stage of the
+    best balance, then the least that crosses of all cuts whose slowest stage is within SLACK of it.
 
     Args:
         total: FLOPs of the layers before each layer, and of all.
         costs: of a cut before each layer, in numbers that cross it.
         num_ranks: ranks of each stage.
     """
-    limit = _smallest_maximum(total, num_ranks) * SLACK
     n = len(costs)
+    slowest = [math.inf] + [work / num_ranks[0] for work in total[1:]]  # of the layers before i
+    for stage, ranks in enumerate(num_ranks[1:], start=1):
+        longer = [math.inf] * (n + 1)
+        for end in range(stage + 1, n + 1):
+            for start in range(end - 1, stage - 1, -1):
+                own = (total[end] - total[start]) / ranks
+                if own >= longer[end]:
+                    break
+                longer[end] = min(longer[end], max(slowest[start], own))
+        slowest = longer
+    limit = slowest[n] * SLACK
     # best[k][i]: (cost of the cuts, first layer of the last stage) of k stages before layer i.
     best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
     for ranks in num_ranks:
         row: dict[int, tuple[int, int]] = {}
         for start, (sent, _) in best[-1].items():
             here = sent + (costs[start] if 0 < start < n else 0)
-            before = total[start]
             for end in range(start + 1, n + 1):
-                if total[end] - before > limit * ranks:
+                if total[end] - total[start] > limit * ranks:
                     break
                 if end not in row or here < row[end][0]:
                     row[end] = (here, start)
@@ -133,27 +142,6 @@ def cheapest_cuts(total: list[int], costs: list[int], num_ranks: list[int]) -> l
     for row in reversed(best[1:]):
         firsts.append(row[firsts[-1]][1])
     return firsts[:0:-1]
-
-
-def _smallest_maximum(total: list[int], num_ranks: list[int]) -> float:
-    """Returns the FLOPs per rank of the slowest stage in the best balance.
-
-    Args:
-        total: FLOPs of the layers before each layer, and of all.
-        num_ranks: ranks of each stage.
-    """
-    n = len(total) - 1
-    row = [math.inf] + [work / num_ranks[0] for work in total[1:]]  # one stage, the layers before i
-    for stage, ranks in enumerate(num_ranks[1:], start=1):
-        longer = [math.inf] * (n + 1)
-        for end in range(stage + 1, n + 1):
-            for start in range(end - 1, stage - 1, -1):
-                own = (total[end] - total[start]) / ranks
-                if own >= longer[end]:
-                    break
-                longer[end] = min(longer[end], max(row[start], own))
-        row = longer
-    return row[n]
 
 
 MAX_CANDIDATES = 160
@@ -167,10 +155,11 @@ def add_segments(plan: Plan, checkpoint: str) -> None:
     if checkpoint == "none" or not plan.training:
         return
     for stage in plan.stages:
-        if checkpoint == "stage":
-            stage.segments = [stage.first, stage.last]
-        else:
-            stage.segments = cut_segments(plan.graph, stage, _most_in_flight(plan, stage.index))
+        stage.segments = [stage.first, stage.last]
+        if checkpoint == "block":
+            actions = plan.actions_of(plan.rank_of(0, 0, stage.index, 0))
+            held = itertools.accumulate(1 if action[0] == "F" else -1 for action in actions)
+            stage.segments = cut_segments(plan.graph, stage, max(held, default=0))
 
 
 def cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
@@ -187,16 +176,17 @@ def cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
     inner = [made[place - stage.first] for place in places]
     kept = [in_flight * crossing[place] for place in places]
     smallest = max(b - a for a, b in itertools.pairwise(inner))
-    best: tuple[int, list[int]] | None = None
-    for step in range(STEPS + 1):
-        limit = int(smallest * max(1.0, inner[-1] / max(1, smallest)) ** (step / STEPS))
-        cuts = _fewest_kept(inner, kept, limit)
-        ends = [inner[i] for i in cuts]
-        peak = sum(kept[i] for i in cuts[:-1]) + max(b - a for a, b in itertools.pairwise(ends))
-        if best is None or peak < best[0]:
-            best = peak, [places[i] for i in cuts]
-    assert best is not None
-    return best[1]
+    limits = (
+        int(smallest * max(1.0, inner[-1] / max(1, smallest)) ** (step / STEPS))
+        for step in range(STEPS + 1)
+    )
+
+    def peak(cuts: list[int]) -> int:
+        largest = max(inner[b] - inner[a] for a, b in itertools.pairwise(cuts))
+        return largest + sum(kept[i] for i in cuts[:-1])
+
+    best = min((_fewest_kept(inner, kept, limit) for limit in limits), key=peak)
+    return [places[i] for i in best]
 
 
 def crossing_elements(graph: Graph, stage: Stage) -> dict[int, int]:
@@ -257,10 +247,3 @@ def _fewest_kept(inner: list[int], kept: list[int], limit: int) -> list[int]:
     while cuts[-1] > 0:
         cuts.append(best[cuts[-1]][1])
     return cuts[::-1]
-
-
-def _most_in_flight(plan: Plan, stage: int) -> int:
-    """Returns the most microbatches that a rank of a stage holds between their passes."""
-    actions = plan.actions_of(plan.rank_of(0, 0, stage, 0))
-    held = itertools.accumulate(1 if action[0] == "F" else -1 for action in actions)
-    return max(held, default=0)

@@ -50,6 +50,14 @@ class Rule:
         return WHOLE if self.kind in ("reduce", "whole") else TILED
 
 
+def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
+    """Returns the rule of a node of a stage whose layout is known, or None if there is none."""
+    if stage.num_ranks == 1:
+        return Rule("whole")
+    rule = shard_rule if stage.shards > 1 else rule_of
+    return rule(node, graph, stage.layout)
+
+
 def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     """Returns the rule of a node, or None if tiles cannot compute it.
 
@@ -65,13 +73,6 @@ def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
         return Rule("whole")
     rules = (_TILINGS[way](node, graph, tiled) for way in facts_of(node.kind).tiling)
     return next((rule for rule in rules if rule is not None), None)
-
-
-def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
-    """Returns the rule of a node of a stage whose layout is known, or None if there is none."""
-    if stage.shards > 1:
-        return shard_rule(node, graph, stage.layout)
-    return rule_of(node, graph, stage.layout) if stage.num_tiles > 1 else Rule("whole")
 
 
 def window_axes_of(node: Node, graph: Graph) -> Axes | None:

@@ -110,7 +110,13 @@ class Axis:
             which decides on which side of a boundary a nearest neighbour falls.
         """
         if self.kind.startswith("nearest"):
-            index = self._nearest(out)
+            scale = _single(self.scale)
+            if self.kind == "nearest_exact":
+                index = min(int(_single((out + 0.5) * scale)), self.size_in - 1)
+            elif self.size_out in (self.size_in, 2 * self.size_in):
+                index = out * self.size_in // self.size_out
+            else:
+                index = min(int(_single(out * scale)), self.size_in - 1)
             return index, index, 0.0
         if self.size_out == self.size_in:
             return out, out, 0.0
@@ -121,17 +127,6 @@ class Axis:
         low = min(int(centre), top)
         weight = min(max(centre - low, 0.0), 1.0)
         return low, min(low + 1, top), weight
-
-    def _nearest(self, out: int) -> int:
-        """Returns the input row that a row of nearest interpolation copies."""
-        scale = _single(self.scale)
-        if self.kind == "nearest_exact":
-            return min(int(_single((out + 0.5) * scale)), self.size_in - 1)
-        if self.size_out == self.size_in:
-            return out
-        if self.size_out == 2 * self.size_in:
-            return out // 2
-        return min(int(_single(out * scale)), self.size_in - 1)
 
     def need(self, out: Interval) -> Interval:
         """Returns the input interval inside the image that an output interval depends on."""
@@ -154,15 +149,11 @@ def need_of(axes: Axes, out: Rect) -> Rect:
     return (0, 0, 0, 0) if is_empty(rect) else rect
 
 
-def need_rect(axes: Axes, grid: Sequence[int], tile: int) -> Rect:
-    """Returns the input rectangle that a tile needs for the output that it owns."""
-    return need_of(axes, own_rect([axis.size_out for axis in axes], grid, tile))
-
-
 def window_loans(axes: Axes, grid: Sequence[int]) -> list[list[int]]:
     """Returns the messages between tiles before one operation, as :func:`loans`."""
+    sizes_out = [axis.size_out for axis in axes]
     tiles = range(grid[0] * grid[1])
-    needs = [need_rect(axes, grid, tile) for tile in tiles]
+    needs = [need_of(axes, own_rect(sizes_out, grid, tile)) for tile in tiles]
     return loans([axis.size_in for axis in axes], grid, needs)
 
 

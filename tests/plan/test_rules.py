@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hires.plan.rules import rule_of, window_axes_of
-from hires.plan.tiling import Axes, need_rect, own_rect
+from hires.plan.tiling import Axes, need_of, own_rect
 from tests.helpers.tiny_nets import Forward, Net, tiled, traced
 
 
@@ -154,8 +154,8 @@ def test_output_of_a_tile_reads_no_pixel_outside_its_need(case):
     expected = net(x)
     for grid in ((2, 2), (3, 1), (1, 4), (11, 2)):
         for tile in range(grid[0] * grid[1]):
-            r0, r1, c0, c1 = own_rect(expected.shape[2:], grid, tile)
-            top, bottom, left, right = need_rect(axes, grid, tile)
+            r0, r1, c0, c1 = own = own_rect(expected.shape[2:], grid, tile)
+            top, bottom, left, right = need_of(axes, own)
             poisoned = torch.full_like(x, torch.nan)
             poisoned[:, :, top:bottom, left:right] = x[:, :, top:bottom, left:right]
             made = net(poisoned)[:, :, r0:r1, c0:c1]

@@ -13,7 +13,7 @@ from hires.plan.tiling import (
     Axis,
     intersect,
     is_empty,
-    need_rect,
+    need_of,
     own_rect,
     regrid_messages,
     split,
@@ -145,7 +145,7 @@ def test_halo_messages_bring_what_is_needed_and_not_owned_from_its_owner(axes: A
     assert messages == sorted(messages, key=lambda message: (message[1], message[0]))
     for tile in range(grid[0] * grid[1]):
         own = pixels(own_rect(size, grid, tile))
-        needed = pixels(need_rect(axes, grid, tile))
+        needed = pixels(need_of(axes, own_rect([a.size_out for a in axes], grid, tile)))
         received: list[tuple[int, int]] = []
         for source, target, *rect in messages:
             if target == tile:
