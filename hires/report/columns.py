@@ -66,7 +66,12 @@ class Table:
     """File name without its ending."""
     title: str
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[Cell]] = ()
+    caption: str = ""
+    missing: str = ""
+    """What is shown instead of a table without rows."""
+    frame: Any = field(default=None, compare=False)
+    """The same rows and columns with types, as a DataFrame; None where nobody needs it."""
 
     def text_rows(self) -> list[list[str]]:
         """Returns the rows as they are shown."""
@@ -98,9 +103,12 @@ class Table:
         return f"## {self.title}\n\n" + "".join(f"| {line}\n" for line in lines)
 
 
-def table_of(name: str, title: str, columns: Sequence[Column], rows: Iterable[Row]) -> Table:
+def table_of(
+    name: str, title: str, columns: Sequence[Column], rows: Iterable[Row], missing: str = ""
+) -> Table:
     """Returns a table with some columns of some rows."""
-    return Table(name, title, columns, [[row.get(c.key) for c in columns] for row in rows])
+    cells = [[row.get(column.key) for column in columns] for row in rows]
+    return Table(name, title, columns, cells, missing=missing)
 
 
 def keys(*groups: Iterable[Column]) -> tuple[str, ...]:
@@ -153,6 +161,10 @@ def _mib(key: str, title: str) -> Column:
     return Column(key, title, "MiB", 1 / MIB, 1, _count(key))
 
 
+CAMPAIGN = Column("campaign", "campaign")
+RUN = Column("run", "run")
+ATTEMPT = Column("attempt", "attempt", digits=0)
+RANKS = Column("ranks", "ranks", digits=0)
 POINT = (
     Column("model", "model"),
     Column("image", "image"),

@@ -7,22 +7,17 @@ import logging
 import re
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import hires.report.plots  # noqa: F401  (registers all plots)
-from hires.core.store.files import cannot_write
 from hires.core.store.reading import Note
 from hires.report.plots import style
-from hires.report.plots.base import PLOTS, NotDrawnError, Plot, PlotData, PlotKind
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from hires.report.plots.base import PLOTS, NotDrawnError, Plot, PlotData
 
 FORMATS = ("svg", "pdf", "png")
 DPI = 200
 """Of a PNG."""
-OPTION = "--out DIR"
 _COLOURS = {
     style.INK: "currentColor",
     style.MUTED: "var(--muted)",
@@ -41,34 +36,7 @@ def draw(data: PlotData) -> list[Plot]:
 
     A plot that fails on a damaged run is left out with a note; the others are drawn.
     """
-    return [_draw(PLOTS[place], data) for place in sorted(PLOTS)]
-
-
-def _draw(kind: PlotKind, data: PlotData) -> Plot:
-    plot = Plot(kind.name, kind.title, kind.wide)
-    try:
-        with style.styled():
-            figure, plot.caption, plot.setting = kind.draw(data)
-            _sign(figure, plot.setting or data.setting)
-            plot.figure = figure
-    except NotDrawnError as reason:
-        plot.missing = str(reason)
-    except Exception as error:  # run folders may hold anything
-        text = f"{type(error).__name__}: {error}"[:300]
-        data.frames.notes.append(Note(f"plot {kind.name}", text))
-        plot.missing = "the runs hold values that break it"
-    return plot
-
-
-def _sign(figure: Figure, setting: str) -> None:
-    """Writes below a figure where it was measured."""
-    height = figure.get_size_inches()[1]
-    below = 0.2 / height
-    engine: Any = figure.get_layout_engine()
-    engine.set(rect=(0, below, 1, 1 - below))
-    figure.text(
-        0.995, 0.04 / height, setting, ha="right", va="bottom", fontsize=7, color=style.MUTED
-    )
+    return [_drawn(PLOTS[place], data) for place in sorted(PLOTS)]
 
 
 def missing(plots: Sequence[Plot]) -> list[str]:
@@ -78,22 +46,22 @@ def missing(plots: Sequence[Plot]) -> list[str]:
 
 def text_of(plot: Plot) -> str:
     """Returns a figure as SVG, the same text for the same numbers."""
-    return _rendered(plot, "svg").decode("utf-8")
+    return encoded(plot, "svg").decode()
 
 
-def write_plot(folder: Path, plot: Plot, form: str) -> Path:
-    """Writes a figure and returns the file.
+def encoded(plot: Plot, form: str) -> bytes:
+    """Returns a figure as a file without the time of day: equal numbers make equal files."""
+    import matplotlib as mpl
 
-    Raises:
-        RunError: the file cannot be written.
-    """
-    path = folder / f"{plot.name}.{form}"
-    data = _rendered(plot, form)
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise cannot_write(path, error, OPTION) from error
-    return path
+    assert plot.figure is not None
+    data = io.BytesIO()
+    dates: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with style.styled(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about letters that the font lacks
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        mpl.rcParams["svg.hashsalt"] = plot.name
+        plot.figure.savefig(data, format=form, dpi=DPI, metadata=dates.get(form))
+    return data.getvalue()
 
 
 def inline(svg: str, name: str) -> str:
@@ -116,16 +84,23 @@ def page_colour(layout: str) -> str:
     return _COLOURS.get(colour, colour)
 
 
-def _rendered(plot: Plot, form: str) -> bytes:
-    """Returns a figure as a file without the time of day: equal numbers make equal files."""
-    import matplotlib as mpl
-
-    assert plot.figure is not None
-    data = io.BytesIO()
-    dates: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with style.styled(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about letters that the font lacks
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
-        mpl.rcParams["svg.hashsalt"] = plot.name
-        plot.figure.savefig(data, format=form, dpi=DPI, metadata=dates.get(form))
-    return data.getvalue()
+def _drawn(plot: Plot, data: PlotData) -> Plot:
+    try:
+        with style.styled():
+            figure, caption, setting = plot.draw(data)
+            # The line below the figure says where it was measured.
+            height = figure.get_size_inches()[1]
+            below = 0.2 / height
+            engine: Any = figure.get_layout_engine()
+            engine.set(rect=(0, below, 1, 1 - below))
+            figure.text(
+                0.995, 0.04 / height, setting or data.frames.setting,
+                ha="right", va="bottom", fontsize=7, color=style.MUTED,
+            )  # fmt: skip
+        return replace(plot, figure=figure, caption=caption, setting=setting)
+    except NotDrawnError as reason:
+        return replace(plot, missing=str(reason))
+    except Exception as error:  # run folders may hold anything
+        text = f"{type(error).__name__}: {error}"[:300]
+        data.frames.notes.append(Note(f"plot {plot.name}", text))
+        return replace(plot, missing="the runs hold values that break it")

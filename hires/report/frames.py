@@ -8,25 +8,40 @@ A damaged folder raises nothing here; notes say what could not be used.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hires.core.store import campaign
-from hires.core.store.reading import Note
+from hires.core.store.reading import Note, text
 from hires.report.columns import MEMORY, POINT, Row
 from hires.report.load import measured_points, rows
-from hires.report.load.plain_values import value_text
+from hires.report.load.plain_values import count, dicts, dig, value_text
 from hires.report.load.runs import End, Run, campaign_labels, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
 
+DEVICE = "device"
+"""Source of a rank's memory in a record, if it computed on an accelerator."""
+
+
+def _frame_of(
+    columns: Sequence[str], rows_of: Callable[[list[Run]], Iterable[Row]]
+) -> functools.cached_property[pd.DataFrame]:
+    """Returns a property of :class:`Frames`: the rows of all its runs, made on first use."""
+    return functools.cached_property(lambda self: _frame(columns, rows_of(self.held)))
+
+
+def _each(rows_of: Callable[[Run], Iterable[Row]]) -> Callable[[list[Run]], Iterable[Row]]:
+    return lambda runs: (row for run in runs for row in rows_of(run))
+
 
 @dataclass
 class Frames:
-    """The data of some runs; a frame is made on first use."""
+    """The data of some runs."""
 
     held: list[Run]
     planned_rows: list[Row]
@@ -34,46 +49,32 @@ class Frames:
     labels: dict[Path, str] = field(default_factory=dict)
     """Names of the campaigns by their folders."""
 
-    @functools.cached_property
-    def runs(self) -> pd.DataFrame:
-        """One row a run: what it is, how it ended, its latest numbers, how to reproduce it."""
-        return _frame(rows.RUN_COLUMNS, map(rows.run_row, self.held))
-
-    @functools.cached_property
-    def attempts(self) -> pd.DataFrame:
-        """One row a complete attempt: throughput and step time."""
-        return _frame(rows.ATTEMPT_COLUMNS, self._each(rows.attempt_rows))
-
-    @functools.cached_property
-    def samples(self) -> pd.DataFrame:
-        """One row a step of a complete attempt: its seconds, and whether it counts."""
-        return _frame(rows.SAMPLE_COLUMNS, self._each(rows.sample_rows))
+    runs = _frame_of(rows.RUN_COLUMNS, lambda runs: map(rows.run_row, runs))
+    """One row a run: what it is, how it ended, its latest numbers, how to reproduce it."""
+    attempts = _frame_of(rows.ATTEMPT_COLUMNS, _each(rows.attempt_rows))
+    """One row a complete attempt: throughput and step time."""
+    samples = _frame_of(rows.SAMPLE_COLUMNS, _each(rows.sample_rows))
+    """One row a step of a complete attempt: its seconds, and whether it counts."""
+    memory = _frame_of(rows.MEMORY_COLUMNS, _each(rows.rank_rows))
+    """One row a rank that recorded its memory: its place and its bytes."""
+    communication = _frame_of(rows.COMMUNICATION_COLUMNS, rows.traffic_rows)
+    """One row a kind and size class of messages in a step of the plan."""
+    failures = _frame_of(rows.FAILURE_COLUMNS, _each(rows.failure_rows))
+    """One row an attempt that failed, with the state of its run."""
+    precision = _frame_of(rows.PRECISION_COLUMNS, rows.precision_rows)
+    """One row a run with a loss, beside the same point in the most exact precision."""
 
     @functools.cached_property
     def points(self) -> pd.DataFrame:
         """One row a point: the median over its attempts, and its share of single processes."""
         steps: dict[tuple[str, str, int], list[float]] = {}
-        for row in self._each(rows.sample_rows):
-            if row["counted"] and row["step_s"] is not None:
-                key = row["campaign"], row["run"], row["attempt"]
-                steps.setdefault(key, []).append(row["step_s"])
+        for run in self.held:
+            for row in rows.sample_rows(run):
+                if row["counted"] and row["step_s"] is not None:
+                    key = row["campaign"], row["run"], row["attempt"]
+                    steps.setdefault(key, []).append(row["step_s"])
         points = measured_points.point_rows(plain_rows(self.attempts), steps)
         return _frame(measured_points.COLUMNS, points)
-
-    @functools.cached_property
-    def memory(self) -> pd.DataFrame:
-        """One row a rank that recorded its memory: its place and its bytes."""
-        return _frame(rows.MEMORY_COLUMNS, self._each(rows.rank_rows))
-
-    @functools.cached_property
-    def communication(self) -> pd.DataFrame:
-        """One row a kind and size class of messages in a step of the plan."""
-        return _frame(rows.COMMUNICATION_COLUMNS, rows.traffic_rows(self.held))
-
-    @functools.cached_property
-    def failures(self) -> pd.DataFrame:
-        """One row an attempt that failed, with the state of its run."""
-        return _frame(rows.FAILURE_COLUMNS, self._each(rows.failure_rows))
 
     @functools.cached_property
     def planned(self) -> pd.DataFrame:
@@ -87,34 +88,43 @@ class Frames:
         return _frame(rows.PLANNED_COLUMNS, points)
 
     @functools.cached_property
-    def precision(self) -> pd.DataFrame:
-        """One row a run with a loss, beside the same point in the most exact precision."""
-        return _frame(rows.PRECISION_COLUMNS, rows.precision_rows(self.held))
-
-    @functools.cached_property
     def configs(self) -> pd.DataFrame:
         """One row a run, one column for every key of its config, as ``parallel.stages``."""
-        configs = [
-            {
-                "campaign": run.campaign,
-                "run": run.name,
-                **{key: value_text(value) for key, value in run.flat_config.items()},
-            }
-            for run in self.held
-        ]
+        configs = []
+        for run in self.held:
+            texts = {key: value_text(value) for key, value in run.flat_config.items()}
+            configs.append({"campaign": run.campaign, "run": run.name, **texts})
         keys = dict.fromkeys(["campaign", "run", *(key for row in configs for key in row)])
         return _frame(list(keys), configs)
 
-    def run(self, campaign: str, name: str) -> Run | None:
-        """Returns a run by the columns ``campaign`` and ``run`` of every frame."""
-        return self._by_name.get((campaign, name))
-
     @functools.cached_property
-    def _by_name(self) -> dict[tuple[str, str], Run]:
+    def by_name(self) -> dict[tuple[str, str], Run]:
+        """The runs by the columns ``campaign`` and ``run`` of every frame."""
         return {(run.campaign, run.name): run for run in self.held}
 
-    def _each(self, rows_of: Callable[[Run], Iterable[Row]]) -> Iterable[Row]:
-        return (row for run in self.held for row in rows_of(run))
+    @functools.cached_property
+    def setting(self) -> str:
+        """What kind of device was measured, as every figure says it."""
+        places = [machine for run in self.held for machine in _machines(run)]
+        cores = sorted({place.cores for place in places if place.cores})
+        if not cores:
+            return "device not recorded"
+        several = len({place.host for place in places})
+        sources = set(self.memory["source"].dropna())
+        kinds = ["accelerator"] if DEVICE in sources else []
+        kinds += ["CPU"] if sources != {DEVICE} else []
+        number = f"{cores[0]} to {cores[-1]}" if len(cores) > 1 else f"{cores[0]}"
+        where = "1 machine" if several == 1 else f"{several} machines"
+        parts = [f"{' and '.join(kinds)}, {number} cores{'' if several == 1 else ' each'}, {where}"]
+        crowded = [place.ranks for place in places if place.cores and place.ranks > place.cores]
+        if crowded and "CPU" in kinds:
+            parts.append(f"simulated ranks: up to {max(crowded)} share the cores")
+        elif several == 1 and max(place.ranks for place in places) > 1:
+            parts.append("ranks are processes of one machine")
+        most = max(place.ranks_per_device for place in places)
+        if most > 1 and DEVICE in sources:
+            parts.append(f"up to {most} ranks share one accelerator")
+        return "; ".join(parts)
 
     def all_notes(self) -> list[Note]:
         """Returns everything that could not be used, each once."""
@@ -164,11 +174,34 @@ def numeric(frame: pd.DataFrame, column: str) -> pd.Series:
     return pd.to_numeric(frame[column], errors="coerce").astype("float64")
 
 
-def column_of(numbers: list[float | None]) -> Any:
-    """Returns numbers as a column that holds missing ones."""
-    import pandas as pd
+class _Place(NamedTuple):
+    host: str
+    ranks: int
+    """Ranks of the run on it."""
+    cores: int | None
+    """Cores that these ranks may use together; None: not recorded."""
+    ranks_per_device: int
+    """Most ranks that share one accelerator; 0 if none was recorded."""
 
-    return pd.array(numbers, dtype="Float64")
+
+def _machines(run: Run) -> list[_Place]:
+    """Returns the machines of a run, in the order of its ranks; empty if none was recorded."""
+    origin = run.provenance
+    host, rank0_cores = text(origin.get("host"), 60), count(dig(origin, "hardware", "cores"))
+    by_host: dict[str, list[Row]] = {}
+    for rank in dicts(origin.get("ranks")):
+        by_host.setdefault(text(rank.get("host"), 60) or host or "?", []).append(rank)
+    if not by_host:  # an older record, with the machine of rank 0 only
+        return [_Place(host, count(run.record.get("world")) or 1, rank0_cores, 0)] if host else []
+    machines = []
+    for name, ranks in by_host.items():
+        lists = [rank.get("cores") for rank in ranks]
+        used = {n for own in lists if isinstance(own, list) for n in map(count, own)} - {None}
+        visible = Counter(words for rank in ranks if (words := text(rank.get("devices"), 200)))
+        shares = [-(-number // len(words.split(","))) for words, number in visible.items()]
+        most = max(shares, default=0)
+        machines.append(_Place(name, len(ranks), len(used) or rank0_cores, most))
+    return machines
 
 
 def _frame(columns: Sequence[str], held: Iterable[Row]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from typing import Any
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.reading import Note
 from hires.report import figures
-from hires.report.frames import Frames, add_campaign, load
+from hires.report.frames import add_campaign, load
 from hires.report.load.runs import End
 from hires.report.plots.backends import read_benches
-from hires.report.plots.base import Plot, plot_data
+from hires.report.plots.base import plot_data
 from hires.report.tables import formats
 from hires.report.tables.summaries import summaries
 
@@ -97,27 +97,25 @@ def write_report(
         for folder in campaigns:
             add_campaign(frames, folder)
         report = ReportFiles(len(frames.held))
+        tables, plots = summaries(frames), []
+        for form in (form for form in formats.FORMATS if form in request.formats):
+            files = {t.name: formats.encoded(t, form) if t.rows else None for t in tables}
+            report.files += _written(out / "tables", files, form)
 
-        tables = summaries(frames)
-        filled = {table.name: table for table in tables if table.table.rows}
-        names = [table.name for table in tables]
-        for form in formats.FORMATS:
-            if form in request.formats:
-                report.files += _write_each(
-                    out / "tables", names, filled, form, formats.write_table
-                )
-
-        plots = _draw_plots(frames, paths, request)
-        drawn = {plot.name: plot for plot in plots if plot.figure is not None}
-        names = [plot.name for plot in plots]
-        for form in figures.FORMATS:
-            if form in request.formats:
-                report.files += _write_each(out / "plots", names, drawn, form, figures.write_plot)
+        drawn = [form for form in figures.FORMATS if form in request.formats]
+        if drawn or "html" in request.formats:
+            data = plot_data(frames)
+            roots = dict.fromkeys(path.parent.parent for path in paths)
+            data.benches = [bench for root in roots for bench in read_benches(root, frames.notes)]
+            plots = figures.draw(data)
+        for form in drawn:
+            files = {p.name: figures.encoded(p, form) if p.figure else None for p in plots}
+            report.files += _written(out / "plots", files, form)
         report.left_out = figures.missing(plots)
 
         report.notes = frames.all_notes()
         if "html" in request.formats:
-            from hires.report.page.render import render
+            from hires.report.page import render
 
             make_folder(out, OPTION)
             text = render(frames, tables, plots, request.title)
@@ -126,30 +124,19 @@ def write_report(
     return report
 
 
-def _draw_plots(frames: Frames, paths: Sequence[Path], request: ReportRequest) -> list[Plot]:
-    """Returns all plots if a format needs them."""
-    if not set(request.formats) & {"html", *figures.FORMATS}:
-        return []
-    data = plot_data(frames)
-    roots = dict.fromkeys(path.parent.parent for path in paths)
-    data.benches = [bench for root in roots for bench in read_benches(root, frames.notes)]
-    return figures.draw(data)
-
-
-def _write_each(
-    folder: Path,
-    names: Sequence[str],
-    held: Mapping[str, Any],
-    form: str,
-    write: Callable[[Path, Any, str], Path],
-) -> list[Path]:
+def _written(folder: Path, files: Mapping[str, bytes | None], form: str) -> list[Path]:
     """Writes tables or plots in one format; removes files of an earlier report that lack here."""
     make_folder(folder, OPTION)
-    for name in names:
-        if name not in held:
+    paths = []
+    for name, data in files.items():
+        path = folder / f"{name}.{form}"
+        if data is not None:
+            write_atomically(path, data, option=OPTION)
+            paths.append(path)
+        else:
             with contextlib.suppress(OSError):
-                (folder / f"{name}.{form}").unlink()
-    return [write(folder, held[name], form) for name in names if name in held]
+                path.unlink()
+    return paths
 
 
 @contextlib.contextmanager

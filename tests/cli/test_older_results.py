@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.store.naming import SCHEMA
-from hires.report.tables import campaign_tables as report
+from hires.report.tables.run_tables import done_records
 from tests.helpers.run_folders import begin, done, end, make_run
 
 OLD = SCHEMA - 1
@@ -46,7 +46,7 @@ def test_show_says_why_there_are_no_tables(hires, old):
 
 
 def test_tables_of_a_campaign_leave_them_out(old):
-    assert report.done_records(old, 1) == []
+    assert done_records(old, 1) == []
 
 
 def test_campaign_file_of_another_schema_hides_no_run(hires, old):

@@ -16,7 +16,7 @@ def test_columns_of_throughput_and_memory_stand_in_every_table_and_frame(tmp_pat
     record = json.loads((run / "record.json").read_text())
     own = {table.name: keys(table.columns) for table in run_tables.tables(record)}
     held = frames.load([run])
-    page = {summary.name: keys(summary.table.columns) for summary in summaries(held)}
+    page = {summary.name: keys(summary.columns) for summary in summaries(held)}
     for name, columns in (("throughput", keys(SPEED)), ("memory", keys(MEMORY))):
         assert set(columns) <= set(own[name])
         known = {

@@ -9,7 +9,6 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from hires.report import figures, frames
-from hires.report.load.machines import setting
 from hires.report.plots import loss_curve, style
 from hires.report.plots.base import DrawnRun, plot_data
 from tests.helpers.report_runs import report_run, sized_campaign
@@ -50,7 +49,7 @@ def test_ranks_that_share_cores_are_told(tmp_path):
     record = json.loads((run / "record.json").read_text())
     record["provenance"]["hardware"]["cores"] = 2
     (run / "record.json").write_text(json.dumps(record))
-    assert "simulated ranks: up to 6 share the cores" in setting(frames.load([run]))
+    assert "simulated ranks: up to 6 share the cores" in frames.load([run]).setting
 
 
 def test_ranks_on_an_accelerator_are_not_marked_as_simulated(tmp_path):
@@ -60,7 +59,7 @@ def test_ranks_on_an_accelerator_are_not_marked_as_simulated(tmp_path):
     for entry in record["memory"]:
         entry["source"] = "device"
     (run / "record.json").write_text(json.dumps(record))
-    assert setting(frames.load([run])).startswith("accelerator, 2 cores, 1 machine; ranks are")
+    assert frames.load([run]).setting.startswith("accelerator, 2 cores, 1 machine; ranks are")
 
 
 def placed(folder, source, *ranks):
@@ -75,7 +74,7 @@ def placed(folder, source, *ranks):
     for entry in record["memory"]:
         entry["source"] = source
     (run / "record.json").write_text(json.dumps(record))
-    return setting(frames.load([run]))
+    return frames.load([run]).setting
 
 
 def test_ranks_of_several_machines_are_counted_where_they_stand(tmp_path):
@@ -199,10 +198,9 @@ def test_titles_of_memory_are_cut_only_where_there_is_no_room(tmp_path):
 
 
 @pytest.mark.parametrize("form", figures.FORMATS)
-def test_files_are_what_their_names_say(plots, tmp_path, form):
+def test_files_are_what_their_names_say(plots, form):
     begins = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}
-    path = figures.write_plot(tmp_path, plots["loss"], form)
-    assert path.read_bytes().startswith(begins[form])
+    assert figures.encoded(plots["loss"], form).startswith(begins[form])
 
 
 def test_equal_runs_make_equal_files(tmp_path):

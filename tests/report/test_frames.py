@@ -98,7 +98,9 @@ def test_campaigns_of_one_name_in_two_folders_are_two(tmp_path):
     names = [f"{tmp_path.name}/results/before", "other/results/before", "alone"]
     assert list(found.runs["campaign"]) == names
     assert len(found.points) == 3
-    assert [found.run(name, run.name).path for name, run in zip(names, runs, strict=False)] == runs
+    assert [
+        found.by_name[name, run.name].path for name, run in zip(names, runs, strict=False)
+    ] == runs
     frames.add_campaign(found, runs[1].parent)
     frames.add_campaign(found, tmp_path / "third" / "before")
     assert list(found.planned["campaign"]) == [names[1], f"{tmp_path.name}/third/before"]

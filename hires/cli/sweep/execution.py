@@ -31,8 +31,7 @@ from hires.launcher.local.local_queue import run_all
 from hires.launcher.local.queue_tasks import Limits, Result, Task
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
-from hires.report.tables import campaign_tables
-from hires.report.tables.run_tables import write, write_tables
+from hires.report.tables.run_tables import campaign_rows, campaign_tables, write, write_tables
 
 
 @dataclass
@@ -114,7 +113,7 @@ def run_sweep(sweep: Sweep) -> int:
         record = read_record(path)
         if record is not None:
             write(path, record)
-    tables = campaign_tables.campaign_tables(campaign_tables.rows_of(sweep.folder, held))
+    tables = campaign_tables(campaign_rows(sweep.folder, held))
     write_tables(sweep.folder, tables)
     if options.json:
         print(json.dumps(as_json(points, result.ended, options.repeat), indent=2))

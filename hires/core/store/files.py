@@ -53,9 +53,9 @@ _REMEDIES = {
 
 
 def write_atomically(
-    path: StrPath, text: str, *, executable: bool = False, option: str = OPTION
+    path: StrPath, data: str | bytes, *, executable: bool = False, option: str = OPTION
 ) -> None:
-    """Writes a whole file that is either there with all of ``text`` or not there (or as before).
+    """Writes a whole file that is either there with all of ``data`` or not there (or as before).
 
     Raises:
         RunError: the file cannot be written; the message says why and what would work. With an
@@ -64,8 +64,9 @@ def write_atomically(
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        content = data.encode() if isinstance(data, str) else data
+        with temporary.open("xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         if executable:

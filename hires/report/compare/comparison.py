@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from hires.core.errors import ConfigError
 from hires.core.store.files import write_atomically
@@ -27,6 +26,7 @@ from hires.report.compare.verdicts import (
 )
 from hires.report.load.plain_values import dicts, listed
 from hires.report.load.runs import Run
+from hires.report.templates import rendered
 
 _FEW = 3
 """Repeats from which on their spread is known at least roughly."""
@@ -182,34 +182,21 @@ def junit_text(comparison: Comparison) -> str:
     skipped = (UNKNOWN, UNDECIDED)
     counts = {
         "name": _xml_text(f"hires compare {names[0]} {names[1]}"),
-        "tests": str(len(verdicts)),
-        "failures": str(sum(verdict.status == WORSE for verdict in verdicts)),
-        "skipped": str(sum(verdict.status in skipped for verdict in verdicts)),
-        "errors": "0",
+        "tests": len(verdicts),
+        "failures": sum(verdict.status == WORSE for verdict in verdicts),
+        "skipped": sum(verdict.status in skipped for verdict in verdicts),
+        "errors": 0,
     }
-    root = ElementTree.Element("testsuites", counts)
-    suite = ElementTree.SubElement(root, "testsuite", counts)
     facts = [("A", names[0]), ("B", names[1])]
     facts += [(key, str(getattr(settings, key))) for key in ("seed", "resamples", "confidence")]
     facts += [(d.what, f"{d.a} -> {d.b}") for d in [*comparison.config, *comparison.origin]]
-    properties = ElementTree.SubElement(suite, "properties")
-    for name, value in facts:
-        attributes = {"name": _xml_text(name), "value": _xml_text(value)}
-        ElementTree.SubElement(properties, "property", attributes)
-    for verdict in verdicts:
-        labels = {"classname": f"hires.{verdict.metric.name}", "name": _xml_text(verdict.point)}
-        case = ElementTree.SubElement(suite, "testcase", labels)
-        message = _xml_text(sentence(verdict))
-        if verdict.status == WORSE:
-            failure = ElementTree.SubElement(case, "failure", message=message, type="regression")
-            failure.text = message
-        elif verdict.status in skipped:
-            ElementTree.SubElement(case, "skipped", message=message)
-        else:
-            ElementTree.SubElement(case, "system-out").text = message
-    ElementTree.indent(root)
-    xml = ElementTree.tostring(root, encoding="unicode")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{xml}\n'
+    return rendered(
+        "junit.xml",
+        counts=counts,
+        facts=[(_xml_text(name), _xml_text(value)) for name, value in facts],
+        cases=[(v, _xml_text(v.point), _xml_text(sentence(v))) for v in verdicts],
+        skipped=skipped,
+    )
 
 
 def sentence(verdict: PointVerdict) -> str:

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from hires.core.ranks.timeline import StepSpans, complete_steps
 from hires.plan.plan import Plan
 from hires.report.frames import Frames
-from hires.report.load.machines import setting
 from hires.report.load.plain_values import discarded_steps
 from hires.report.load.runs import Run
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 MAX_RUNS = 6
@@ -30,30 +28,31 @@ MAX_RANKS = 64
 """Ranks of a run that are drawn one by one; more would be thinner than a line."""
 
 
-@dataclass
-class Plot:
-    """A figure and its caption, or the reason why it is not drawn."""
-
-    name: str
-    """File name without its ending."""
-    title: str
-    wide: bool = False
-    """Whether it needs the width of a page."""
-    figure: Figure | None = None
-    caption: str = ""
-    """What it shows, with its numbers."""
-    missing: str = ""
-    """Why it is not drawn."""
-    setting: str = ""
-    """Where it was measured, if not where the runs were."""
-
-
 class Drawing(NamedTuple):
     """What the function of a plot returns."""
 
     figure: Figure
     caption: str
+    """What it shows, with its numbers."""
     setting: str = ""
+    """Where it was measured, if not where the runs were."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A registered plot, and once it is drawn its figure or the reason why it has none."""
+
+    name: str
+    """File name without its ending."""
+    title: str
+    wide: bool
+    """Whether it needs the width of a page."""
+    draw: Callable[[PlotData], Drawing]
+    figure: Figure | None = None
+    caption: str = ""
+    setting: str = ""
+    missing: str = ""
+    """Why it is not drawn."""
 
 
 class NotDrawnError(Exception):
@@ -95,35 +94,23 @@ class PlotData:
     frames: Frames
     runs: list[DrawnRun]
     """The runs that are drawn rank by rank."""
-    setting: str
-    """Where the runs were measured, written below every figure."""
     benches: Sequence[dict[str, object]] = field(default_factory=list)
 
 
-class PlotKind(NamedTuple):
-    """One registered plot."""
-
-    name: str
-    title: str
-    wide: bool
-    draw: Callable[[PlotData], Drawing]
-
-
-PLOTS: dict[int, PlotKind] = {}
+PLOTS: dict[int, Plot] = {}
 """All plots by their place on the page."""
+_Draw = Callable[[PlotData], Drawing]
 
 
-def plot(
-    place: int, name: str, title: str, *, wide: bool = False
-) -> Callable[[Callable[[PlotData], Drawing]], Callable[[PlotData], Drawing]]:
+def plot(place: int, name: str, title: str, *, wide: bool = False) -> Callable[[_Draw], _Draw]:
     """Returns a decorator that registers a plot at a place on the page.
 
     The function returns a :class:`Drawing`, or raises :class:`NotDrawnError`.
     """
 
-    def register(draw: Callable[[PlotData], Drawing]) -> Callable[[PlotData], Drawing]:
+    def register(draw: _Draw) -> _Draw:
         assert place not in PLOTS, f"two plots have place {place}"
-        PLOTS[place] = PlotKind(name, title, wide, draw)
+        PLOTS[place] = Plot(name, title, wide, draw)
         return draw
 
     return register
@@ -131,7 +118,7 @@ def plot(
 
 def plot_data(frames: Frames) -> PlotData:
     """Returns what the plots of some runs are drawn from."""
-    return PlotData(frames, _drawn_runs(frames), setting(frames))
+    return PlotData(frames, _drawn_runs(frames))
 
 
 def _drawn_runs(frames: Frames) -> list[DrawnRun]:
@@ -151,16 +138,13 @@ def _drawn_runs(frames: Frames) -> list[DrawnRun]:
     rows = rows.sort_values(
         ["_layouts", "_plain", "_pixels", "img_per_s_median"], ascending=False, na_position="last"
     )
-    return _labelled(frames, rows.drop_duplicates("_layout").head(MAX_RUNS))
-
-
-def _labelled(frames: Frames, rows: pd.DataFrame) -> list[DrawnRun]:
-    """Labels runs by their layouts and the columns in which they differ."""
+    rows = rows.drop_duplicates("_layout").head(MAX_RUNS)
+    # A label is the layout, and what of the other columns differs between these runs.
     keys = ("campaign", "model", "image", "precision", "task")
     differing = [key for key in keys if rows[key].nunique(dropna=False) > 1]
     drawn = []
     for row in rows.to_dict("records"):
-        run = frames.run(str(row["campaign"]), str(row["run"]))
+        run = frames.by_name.get((str(row["campaign"]), str(row["run"])))
         if run is not None:
             label = " ".join([row["_layout"], *(str(row[key]) for key in differing)])
             label = label if len(label) <= MAX_LABEL else f"{label[:MAX_LABEL]}..."

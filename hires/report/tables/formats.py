@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hires.core.errors import ConfigError
-from hires.core.store.files import cannot_write, make_folder, write_atomically
-from hires.report.columns import Cell, Column, Table
+from hires.core.store.files import make_folder, write_atomically
+from hires.report.columns import Column, Table
 from hires.report.frames import Frames
-from hires.report.tables.summaries import Summary, cells
+from hires.report.tables.summaries import cells
 
 FORMATS = ("csv", "md", "tex", "parquet")
 FRAMES = (
@@ -36,18 +36,24 @@ as ``- / 1,0``."""
 OPTION = "--out DIR"
 
 
-def write_table(folder: Path, summary: Summary, form: str) -> Path:
-    """Writes a table in one format and returns the file.
+def encoded(table: Table, form: str) -> bytes:
+    """Returns a table as a file.
 
     Raises:
-        ConfigError: the file cannot be written, or needs a library that is not installed.
+        ConfigError: the format needs a library that is not installed.
     """
-    path = folder / f"{summary.name}.{form}"
-    if form == "parquet":
-        _write_parquet(path, summary)
-    else:
-        write_atomically(path, _TEXTS[form](summary), option=OPTION)
-    return path
+    if form != "parquet":
+        return _TEXTS[form](table).encode()
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "--format parquet needs pyarrow, which is not installed; pip install pyarrow, or "
+            "choose csv"
+        ) from None
+    data = io.BytesIO()
+    table.frame.to_parquet(data, index=False)
+    return data.getvalue()
 
 
 def write_frames(frames: Frames, out: Path) -> list[Path]:
@@ -68,29 +74,22 @@ def write_frames(frames: Frames, out: Path) -> list[Path]:
     return files
 
 
-def csv_text(summary: Summary) -> str:
-    """Returns a table as CSV, plain values under names with units."""
-    return safe_csv(summary.table)
-
-
 def safe_csv(table: Table) -> str:
     """Returns a table as CSV; a text that a spreadsheet would compute gets an apostrophe."""
     return _mapped(table, lambda t: f"'{t}" if _FORMULA.match(t) else t).to_csv()
 
 
-def markdown_text(summary: Summary) -> str:
+def markdown_text(table: Table) -> str:
     """Returns a table as Markdown, its caption below it."""
-    table = _mapped(summary.table, _no_markup)
-    return f"{table.to_markdown()}\n{_no_markup(summary.caption)}\n"
+    return f"{_mapped(table, _no_markup).to_markdown()}\n{_no_markup(table.caption)}\n"
 
 
-def latex_text(summary: Summary) -> str:
+def latex_text(table: Table) -> str:
     """Returns a table for LaTeX: booktabs rules, numbers flush right, everything escaped.
 
     It is as wide as the text, however many columns it has, which ``DataFrame.to_latex`` cannot do.
     The reproduce lines, too long for a page, follow the table as comments.
     """
-    table = summary.table
     shown = [i for i, column in enumerate(table.columns) if column.key != "reproduce"]
     columns = [table.columns[i] for i in shown]
     keys = [column.key for column in table.columns]
@@ -100,7 +99,7 @@ def latex_text(summary: Summary) -> str:
             "% needs \\usepackage{booktabs} and \\usepackage{graphicx}",
             r"\begin{table}",
             r"  \centering",
-            f"  \\caption{{{latex(table.title)}. {latex(summary.caption)}}}",
+            f"  \\caption{{{latex(table.title)}. {latex(table.caption)}}}",
             f"  \\label{{tab:{table.name}}}",
             r"  \resizebox{\linewidth}{!}{%",
             f"  \\begin{{tabular}}{{{''.join('r' if c.numeric else 'l' for c in columns)}}}",
@@ -122,22 +121,6 @@ def latex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
-def _write_parquet(path: Path, summary: Summary) -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "--format parquet needs pyarrow, which is not installed; pip install pyarrow, or "
-            "choose csv"
-        ) from None
-    data = io.BytesIO()
-    summary.frame.to_parquet(data, index=False)
-    try:
-        path.write_bytes(data.getvalue())
-    except OSError as error:
-        raise cannot_write(path, error, OPTION) from error
-
-
 def _no_markup(text: str) -> str:
     """Returns a text that Markdown shows as it is, HTML in it included."""
     kept = text.replace("&", "&amp;").replace("<", "&lt;")
@@ -146,12 +129,8 @@ def _no_markup(text: str) -> str:
 
 def _mapped(table: Table, change: Callable[[str], str]) -> Table:
     """Returns a table whose texts were changed."""
-
-    def changed(cell: Cell) -> Cell:
-        return change(cell) if isinstance(cell, str) else cell
-
-    rows = [[changed(cell) for cell in row] for row in table.rows]
+    rows = [[change(c) if isinstance(c, str) else c for c in row] for row in table.rows]
     return dataclasses.replace(table, rows=rows)
 
 
-_TEXTS = {"csv": csv_text, "md": markdown_text, "tex": latex_text}
+_TEXTS = {"csv": safe_csv, "md": markdown_text, "tex": latex_text}

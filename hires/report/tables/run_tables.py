@@ -1,22 +1,37 @@
-"""Builds the tables of a run from its record, and writes them into the run's folder.
+"""Builds the tables of a run and of a campaign from records, and writes them into their folders.
 
 CSV holds plain numbers in bytes and seconds; Markdown and the screen hold the same, rounded, with
-units in the headings.
+units in the headings. A campaign has the tables of its runs, one below the other: each row follows
+the hash of its run and what distinguishes it from the other rows.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hires.core.errors import HiresError
-from hires.core.store import records
+from hires.core.errors import HiresError, RunError
+from hires.core.store import file_names, records, rundir
+from hires.core.store.campaign import Campaign
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.core.store.reading import text
-from hires.report.columns import MEMORY, POINT, SPEED, Column, Table, memory_rows, table_of, values
+from hires.report.columns import (
+    ATTEMPT,
+    MEMORY,
+    POINT,
+    RUN,
+    SPEED,
+    Cell,
+    Column,
+    Table,
+    memory_rows,
+    table_of,
+    values,
+)
 from hires.report.load.plain_values import count, value_text
 
 _THROUGHPUT = (
@@ -28,6 +43,20 @@ _THROUGHPUT = (
     ),
     *SPEED,
 )  # fmt: skip
+_OVERRIDES = Column("overrides", "overrides")
+_WITH_COLUMN = ("model", "image", "parallel", "precision", "batch")
+"""Overrides that have a column in the table of throughput."""
+
+
+@dataclass(frozen=True)
+class AttemptRow:
+    """A complete attempt of a campaign's point."""
+
+    run: str
+    """The hash of its run."""
+    overrides: str
+    """Overrides that not all points share and no column shows."""
+    record: dict[str, Any]
 
 
 def throughput_table(record: dict[str, Any]) -> Table:
@@ -49,6 +78,49 @@ def tables(record: dict[str, Any]) -> list[Table]:
     return [throughput_table(record), memory_table(record)]
 
 
+def campaign_rows(folder: Path, campaign: Campaign) -> list[AttemptRow]:
+    """Returns the complete attempts of a campaign: as many of each point as it repeats."""
+    words = [set(point.overrides) for point in campaign.points]
+    shared = set.intersection(*words) if words else set()
+    rows = []
+    for point in campaign.points:
+        own = [word for word in point.overrides if word not in shared]
+        own = [word for word in own if word.partition("=")[0].lstrip("+") not in _WITH_COLUMN]
+        for record in done_records(folder / point.run, point.repeat):
+            rows.append(AttemptRow(point.run.rpartition("-")[2], " ".join(own), record))
+    return rows
+
+
+def done_records(run: Path, most: int) -> list[dict[str, Any]]:
+    """Returns the records of the last ``most`` complete attempts of a run, without damaged ones.
+
+    An old run, without records of its attempts, has one.
+    """
+    attempts = rundir.done_attempts(run)[-most:]
+    own = [_read(file_names.attempt_dir(run, attempt)) for attempt in attempts]
+    readable = [record for record in own if record is not None]
+    last = None if readable else _read(run)
+    return [last] if last is not None and last.get("state") == "done" else readable
+
+
+def campaign_tables(rows: Sequence[AttemptRow]) -> list[Table]:
+    """Returns the tables of all rows, each with the columns that distinguish the rows."""
+    several = len({row.run for row in rows}) < len(rows)
+    extra = [RUN]
+    extra += [_OVERRIDES] if any(row.overrides for row in rows) else []
+    extra += [ATTEMPT] if several else []
+    joined: dict[str, Table] = {}
+    for row in rows:
+        first: dict[Column, Cell] = {RUN: row.run, _OVERRIDES: row.overrides}
+        first[ATTEMPT] = row.record["attempt"]
+        for table in tables(row.record):
+            columns = [*extra, *table.columns]
+            above = joined[table.name].rows if table.name in joined else ()
+            cells = [[*(first[column] for column in extra), *own] for own in table.rows]
+            joined[table.name] = Table(table.name, table.title, columns, [*above, *cells])
+    return list(joined.values())
+
+
 def write(run_dir: StrPath, record: dict[str, Any]) -> list[Path]:
     """Writes the tables of a complete run into its folder, and returns the files.
 
@@ -60,14 +132,14 @@ def write(run_dir: StrPath, record: dict[str, Any]) -> list[Path]:
     return write_tables(run_dir, tables(record)) if record["state"] == "done" else []
 
 
-def write_tables(folder: StrPath, held: Iterable[Table]) -> list[Path]:
+def write_tables(folder: StrPath, tables: Iterable[Table]) -> list[Path]:
     """Writes tables as CSV and Markdown, and returns the files.
 
     Raises:
         RunError: a file cannot be written.
     """
     files = []
-    for table in held:
+    for table in tables:
         for ending, data in (("csv", table.to_csv()), ("md", table.to_markdown())):
             files.append(Path(folder) / f"{table.name}.{ending}")
             write_atomically(files[-1], data)
@@ -91,3 +163,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     sys.stdout.write("\n".join(table.to_markdown() for table in tables(record)))
     return 0
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    try:
+        return records.read_record(folder)
+    except RunError:
+        return None

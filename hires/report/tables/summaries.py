@@ -1,77 +1,52 @@
 """Declares the tables of a report: the frame, columns and caption of each.
 
 To add a column: here, or in ``report/columns.py`` if it is read from a record; the page and every
-format follow. To add a table: one more ``_TableKind``.
+format follow. To add a table: one more entry of ``_TABLES``.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hires.core.units import MIB
 from hires.report.columns import (
+    ATTEMPT,
+    CAMPAIGN,
     MEMORY,
     POINT,
+    RANKS,
     RATES,
+    RUN,
     SPEED,
     Cell,
     Column,
     Table,
 )
-from hires.report.frames import Frames, column_of, plain_cells, plain_rows
+from hires.report.frames import Frames, plain_cells, plain_rows
 from hires.report.load.measured_points import efficiency, single_speeds
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class Summary:
-    """One table of a report."""
-
-    table: Table
-    frame: pd.DataFrame
-    """The same rows and columns, with types."""
-    caption: str
-    missing: str
-    """What is shown instead of a table without rows."""
-
-    @property
-    def name(self) -> str:
-        """File name without its ending."""
-        return self.table.name
-
-
-@dataclass(frozen=True)
-class _TableKind:
-    name: str
-    title: str
-    columns: Sequence[Column]
-    frame: Callable[[Frames], pd.DataFrame]
-    caption: str
-    missing: str
-
-
-def summaries(frames: Frames) -> list[Summary]:
-    """Returns all tables of a report, the empty ones too."""
-    return [_summary(kind, kind.frame(frames)) for kind in _KINDS]
-
-
-def _summary(kind: _TableKind, frame: pd.DataFrame) -> Summary:
-    """Returns a table with those columns that have any value."""
-    columns = [
-        column
-        for column in (*_RUN, *kind.columns, _AGAIN)
-        if column.key in _ALWAYS or (len(frame) and frame[column.key].notna().any())
-    ]
-    if len(frame) and frame["campaign"].nunique() < 2:
-        columns = [column for column in columns if column.key != "campaign"]
-    own = frame[[column.key for column in columns]]
-    table = Table(kind.name, kind.title, columns, cells(own))
-    return Summary(table, own, kind.caption, kind.missing)
+def summaries(frames: Frames) -> list[Table]:
+    """Returns all tables of a report, each with those columns that have any value."""
+    tables = []
+    for table in _TABLES:
+        name = table.name
+        frame = _FRAMES[name](frames) if name in _FRAMES else getattr(frames, name)
+        columns = [
+            column
+            for column in (CAMPAIGN, RUN, *table.columns, _REPRODUCE)
+            if column in (RUN, _REPRODUCE) or (len(frame) and frame[column.key].notna().any())
+        ]
+        if len(frame) and frame["campaign"].nunique() < 2:
+            columns.remove(CAMPAIGN)
+        own = frame[[column.key for column in columns]]
+        tables.append(replace(table, columns=columns, rows=cells(own), frame=own))
+    return tables
 
 
 def cells(frame: pd.DataFrame) -> list[list[Cell]]:
@@ -84,9 +59,11 @@ def cells(frame: pd.DataFrame) -> list[list[Cell]]:
 
 
 def _throughput(frames: Frames) -> pd.DataFrame:
+    import pandas as pd
+
     singles = single_speeds(plain_rows(frames.points))
     share = [efficiency(row, singles) for row in plain_rows(frames.attempts)]
-    frame = frames.attempts.assign(efficiency_percent=column_of(share))
+    frame = frames.attempts.assign(efficiency_percent=pd.array(share, dtype="Float64"))
     return frame.sort_values(["campaign", "model", "height", "layout", "precision"])
 
 
@@ -98,58 +75,51 @@ def _planned(frames: Frames) -> pd.DataFrame:
 
 _ORDER = defaultdict(lambda: 2, infeasible=0, failed=1, done=9)
 """Order of the states of points."""
-_ALWAYS = ("run", "reproduce")
-_RUN = (Column("campaign", "campaign"), Column("run", "run"))
-_AGAIN = Column("reproduce", "reproduce")
-_RANKS = Column("ranks", "ranks", digits=0)
-_ATTEMPT = Column("attempt", "attempt", digits=0)
+_REPRODUCE = Column("reproduce", "reproduce")
 
-_KINDS = (
-    _TableKind(
+_TABLES = (
+    Table(
         "throughput",
         "Throughput",
         (
             *POINT,
             Column("task", "task"),
-            _RANKS,
+            RANKS,
             Column("batch", "images/step", digits=0),
-            _ATTEMPT,
+            ATTEMPT,
             *SPEED,
             Column("efficiency_percent", "efficiency", "%", digits=1),
         ),
-        _throughput,
-        "Every complete attempt; a step takes as long as its slowest rank, and p10 and p90 are of "
-        "the steps after the warm-up. The headline and the plots have the median over the attempts "
-        "of a point by its latest commit and machine. Efficiency is the share of as many single "
-        "processes at the same point.",
-        "No run is complete, so there is no throughput.",
+        caption="Every complete attempt; a step takes as long as its slowest rank, and p10 and "
+        "p90 are of the steps after the warm-up. The headline and the plots have the median "
+        "over the attempts of a point by its latest commit and machine. Efficiency is the "
+        "share of as many single processes at the same point.",
+        missing="No run is complete, so there is no throughput.",
     ),
-    _TableKind(
+    Table(
         "memory",
         "Memory per rank",
         (*POINT, *MEMORY),
-        lambda frames: frames.memory,
-        "Of the last attempt: the measured peak beside the predicted one. An error above 0 means "
-        "that more was predicted than was needed.",
-        "No rank recorded its memory.",
+        caption="Of the last attempt: the measured peak beside the predicted one. An error "
+        "above 0 means that more was predicted than was needed.",
+        missing="No rank recorded its memory.",
     ),
-    _TableKind(
+    Table(
         "communication",
         "Communication by size class",
         (
             *POINT,
-            _RANKS,
+            RANKS,
             Column("kind", "kind"),
             Column("size_class", "size of a message"),
             Column("messages_per_step", "messages/step", digits=0),
             Column("bytes_per_step", "sent per step", "MiB", 1 / MIB, 3),
         ),
-        lambda frames: frames.communication,
-        "What one step of the plan sends over all ranks. A sum of gradients counts as the least "
-        "bytes that any algorithm sends.",
-        "All runs have one rank, or no plan that can be read: nothing is sent.",
+        caption="What one step of the plan sends over all ranks. A sum of gradients counts as "
+        "the least bytes that any algorithm sends.",
+        missing="All runs have one rank, or no plan that can be read: nothing is sent.",
     ),
-    _TableKind(
+    Table(
         "precision",
         "Precision and accuracy",
         (
@@ -162,28 +132,26 @@ _KINDS = (
             Column("last_loss_error", "error of last", "%", 100.0, 4),
             RATES[0],
         ),
-        lambda frames: frames.precision,
-        "Errors are relative to the same point in the most exact precision that was run. The "
-        "first loss has the same weights and images in both. Losses are of the last attempt, "
-        "images per second the median over those of the latest code.",
-        "No complete run recorded a loss.",
+        caption="Errors are relative to the same point in the most exact precision that was "
+        "run. The first loss has the same weights and images in both. Losses are of the last "
+        "attempt, images per second the median over those of the latest code.",
+        missing="No complete run recorded a loss.",
     ),
-    _TableKind(
+    Table(
         "failures",
         "Failures",
         (
             *POINT,
-            _ATTEMPT,
+            ATTEMPT,
             Column("ended_as", "ended as"),
             Column("reason", "reason"),
             Column("cause", "cause"),
             Column("state", "run is now"),
         ),
-        lambda frames: frames.failures,
-        "Every attempt that did not complete, with the cause if it is known.",
-        "Nothing failed.",
+        caption="Every attempt that did not complete, with the cause if it is known.",
+        missing="Nothing failed.",
     ),
-    _TableKind(
+    Table(
         "points",
         "Planned and excluded points",
         (
@@ -192,8 +160,10 @@ _KINDS = (
             Column("reason", "why not"),
             Column("nearest", "nearest that can run"),
         ),
-        _planned,
-        "What the sweeps planned. An infeasible point was excluded before anything started.",
-        "No sweep planned these runs.",
+        caption="What the sweeps planned. An infeasible point was excluded before anything "
+        "started.",
+        missing="No sweep planned these runs.",
     ),
 )
+_FRAMES = {"throughput": _throughput, "points": _planned}
+"""Frames of tables that are not an attribute of that name."""

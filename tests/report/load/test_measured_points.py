@@ -7,10 +7,9 @@ import json
 import pandas as pd
 import pytest
 
-from hires.report import figures, frames
+from hires.report import figures, frames, page
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import points as pairs
-from hires.report.page import facts
 from hires.report.plots.base import plot_data
 from hires.report.tables.summaries import summaries
 from tests.helpers.report_runs import MIB, report_run
@@ -21,7 +20,7 @@ def drawn(*paths):
 
 
 def rows_of(*paths):
-    table = facts.headline(frames.load(paths))
+    table = page.headline(frames.load(paths))
     return [dict(zip([c.key for c in table.columns], row, strict=True)) for row in table.rows]
 
 
@@ -121,9 +120,9 @@ def test_attempts_of_other_code_and_machines_count_in_no_median(tmp_path):
     assert point["img_per_s_median"] == pytest.approx(6.0)
     [repeats] = [point.repeats(METRICS["throughput"]) for _, point in pairs(held.held)]
     assert len(repeats) == 2
-    assert facts.run_card(held.held[0], 0).summary.startswith("6.00 img/s, median of 2 attempts")
+    assert page.run_card(held.held[0], 0).summary.startswith("6.00 img/s, median of 2 attempts")
     assert any("1 complete attempts of another commit" in note.text for note in held.all_notes())
-    assert "0.0.9 (0123456789)" in dict(facts.origins(held))["hires"]
+    assert "0.0.9 (0123456789)" in dict(page.origins(held))["hires"]
 
 
 def test_fullest_rank_is_the_median_of_the_attempts(tmp_path):
@@ -135,13 +134,13 @@ def test_fullest_rank_is_the_median_of_the_attempts(tmp_path):
     path.write_text(json.dumps(record))
     [row] = rows_of(run)
     assert row["peak_bytes_max"] == 20 * MIB
-    assert "fullest rank 20.0 MiB" in facts.run_card(frames.load([run]).held[0], 0).summary
+    assert "fullest rank 20.0 MiB" in page.run_card(frames.load([run]).held[0], 0).summary
 
 
 def test_box_lists_attempts_and_says_their_median(tmp_path):
     run = report_run(tmp_path, step_s=0.5)
     more_attempts(run, 1.0, 2.0)
-    box = facts.run_card(frames.load([run]).held[0], 0)
+    box = page.run_card(frames.load([run]).held[0], 0)
     assert box.summary.startswith("8.00 img/s, median of 3 attempts")
     assert box.attempts[1:] == [
         ("attempt 1", "done, 8.00 img/s"),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hires.core.store.campaign import Campaign, PlannedPoint
-from hires.report.tables import campaign_tables, run_tables
+from hires.report.tables import run_tables
 
 SPREAD = {"median": 12.0, "p10": 11.0, "p90": 13.0}
 
@@ -43,9 +43,8 @@ def make(tmp_path):
 
 
 def tables(folder, *points):
-    return campaign_tables.campaign_tables(
-        campaign_tables.rows_of(folder, Campaign("c", list(points)))
-    )
+    rows = run_tables.campaign_rows(folder, Campaign("c", list(points)))
+    return run_tables.campaign_tables(rows)
 
 
 def test_rows_of_all_points_below_each_other(make, tmp_path):

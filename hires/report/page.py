@@ -1,16 +1,24 @@
-"""Collects what the page says besides tables and plots: its head, and a card for each run."""
+"""Renders the page of a report: one file, light and dark, without network access.
+
+Its only script is its own, which the page's policy allows by hash.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import hires
+from hires.core.store import provenance
 from hires.core.store.attempts import Attempt
 from hires.core.store.reading import text
 from hires.core.units import MIB, size
-from hires.report.columns import Column, Row, Table, table_of
+from hires.report import figures
+from hires.report.columns import CAMPAIGN, RANKS, Column, Row, Table, table_of
 from hires.report.frames import Frames, plain_rows
 from hires.report.load.measured_points import (
     RIVALS,
@@ -25,18 +33,23 @@ from hires.report.load.measured_points import (
 from hires.report.load.plain_values import count, dicts, dig, listed, value_text
 from hires.report.load.rows import largest
 from hires.report.load.runs import Run
+from hires.report.plots.base import Plot
+from hires.report.templates import FOLDER, rendered
 
+MAX_ROWS = 2000
+"""Rows of one table on the page; files hold all of them."""
+MAX_CARDS = 2000
+MAX_NOTES = 200
 _MAX_VALUES = 6
 """Values that a line lists before it counts the others."""
 _MAX_ATTEMPTS = 20
 _MAX_KEYS = 80
 _MAX_RANKS = 64
-_TITLE = "Layouts side by side, each the median over its attempts by the latest commit"
 HEADLINE = (
-    Column("campaign", "campaign"),
+    CAMPAIGN,
     Column("layout", "layout"),
     Column("point", "point"),
-    Column("ranks", "ranks", digits=0),
+    RANKS,
     Column("img_per_s_median", "median", "img/s", digits=2),
     Column("speedup", "over single", "x", digits=2),
     Column("peak_bytes_max", "fullest rank", "MiB", 1 / MIB, 1),
@@ -48,16 +61,13 @@ HEADLINE = (
 class RunCard:
     """One run on the page."""
 
+    run: Run
     anchor: str
-    name: str
-    short: str
-    """The hash of the run."""
-    campaign: str
     state: str
     layout: str
     summary: str
+    """Speed and fullest rank."""
     cause: str
-    reproduce: str
     attempts: list[tuple[str, str]]
     """Name and result of each."""
     settings: list[tuple[str, str]]
@@ -66,24 +76,68 @@ class RunCard:
     """Each rank and its place in the layout."""
 
 
+def render(
+    frames: Frames, tables: Sequence[Table], plots: Sequence[Plot], title: str | None
+) -> str:
+    """Returns the page as HTML.
+
+    Args:
+        frames: the runs.
+        tables: of them.
+        plots: of them, those without a figure too.
+        title: heading; unset: the names of the campaigns.
+    """
+    from markupsafe import Markup
+
+    script, css = ((FOLDER / n).read_text(encoding="utf-8") for n in ("script.js", "style.css"))
+    cards = [run_card(run, number) for number, run in enumerate(frames.held[:MAX_CARDS])]
+    campaigns = ", ".join(dict.fromkeys(run.campaign for run in frames.held[:1000])) or "hires"
+    notes = frames.all_notes()
+    layouts = {*map(str, frames.runs["layout"].dropna()), *(card.layout for card in cards)}
+    return rendered(
+        "page.html",
+        title=(title or f"Report of {campaigns}")[:200],
+        made=provenance.now()[:16].replace("T", " "),
+        version=hires.__version__,
+        script=Markup(script),
+        style=Markup(css),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        setting=frames.setting,
+        origins=origins(frames),
+        counts=counts(frames),
+        headline=headline(frames),
+        swatches={name: figures.page_colour(name) for name in layouts},
+        figures=[plot for plot in plots if plot.figure is not None],
+        # matplotlib has escaped the texts of a drawing.
+        svg=lambda plot: Markup(figures.inline(figures.text_of(plot), plot.name)),
+        missing=figures.missing(plots),
+        tables=tables,
+        max_rows=MAX_ROWS,
+        cards=cards,
+        # Tables of one campaign name a run without it.
+        card_of={key: c for c in cards for key in ((c.run.campaign, c.run.name), c.run.name)},
+        num_cards=len(frames.held),
+        notes=notes[:MAX_NOTES],
+        num_notes=len(notes),
+    )
+
+
 def origins(frames: Frames) -> list[tuple[str, str]]:
     """Returns what was run, where and with which versions, as lines with a name each."""
     runs = frames.runs
     every = [a.record.get("provenance") for run in frames.held for a in run.attempts]
     origin = [run.provenance for run in frames.held] + [o for o in every if isinstance(o, dict)]
+    hardware = [dig(one, "hardware") for one in origin]
+    columns = ("model", "image", "layout", "precision", "task", "campaign")
+    times = sorted({str(t)[:16].replace("T", " ") for t in runs["started"].dropna()})
     lines = [
-        ("networks", _different(runs["model"])),
-        ("images", _different(runs["image"])),
-        ("layouts", _different(runs["layout"])),
-        ("precisions", _different(runs["precision"])),
-        ("tasks", _different(runs["task"])),
-        ("campaigns", _different(runs["campaign"])),
+        *((f"{'network' if key == 'model' else key}s", _different(runs[key])) for key in columns),
         ("machines", _different(text(one.get("host"), 60) for one in origin)),
-        ("processors", _different(_processor(dig(one, "hardware")) for one in origin)),
-        ("hires", _different(_version(one) for one in origin)),
+        ("processors", _different(map(_processor, hardware))),
+        ("hires", _different(map(_version, origin))),
         ("torch", _different(text(one.get("torch"), 40) for one in origin)),
         ("Python", _different(text(one.get("python"), 40) for one in origin)),
-        ("started", _between(runs["started"].dropna())),
+        ("started", " to ".join(dict.fromkeys((*times[:1], *times[-1:]))) + " UTC" * bool(times)),
     ]
     return [(name, words) for name, words in lines if words]
 
@@ -91,10 +145,10 @@ def origins(frames: Frames) -> list[tuple[str, str]]:
 def counts(frames: Frames) -> list[tuple[str, str]]:
     """Returns the number of runs in all, of each state, and of excluded points."""
     total = len(frames.runs)
-    found = [("run" if total == 1 else "runs", str(total))]
-    found += [(str(s), str(n)) for s, n in frames.runs["state"].value_counts().items()]
+    numbers = [("run" if total == 1 else "runs", str(total))]
+    numbers += [(str(s), str(n)) for s, n in frames.runs["state"].value_counts().items()]
     excluded = int((frames.planned["state"] == "infeasible").sum())
-    return [*found, ("excluded", str(excluded))] if excluded else found
+    return [*numbers, ("excluded", str(excluded))] if excluded else numbers
 
 
 def headline(frames: Frames) -> Table:
@@ -119,7 +173,8 @@ def headline(frames: Frames) -> Table:
         arranged = distinction(row, frames.points[every == rivals], ("arranged",))
         rows.append({**row, "point": ", ".join(filter(None, (words, settings, arranged)))})
     first = 0 if points["campaign"].nunique() > 1 else 1
-    return table_of("headline", _TITLE, HEADLINE[first:], rows)
+    title = "Layouts side by side, each the median over its attempts by the latest commit"
+    return table_of("headline", title, HEADLINE[first:], rows, missing="No run is complete.")
 
 
 def run_card(run: Run, number: int) -> RunCard:
@@ -137,20 +192,15 @@ def run_card(run: Run, number: int) -> RunCard:
     layout = text(record.get("layout"), 60) or text(dig(run.config, "parallel", "name"), 60)
     settings = [(key, value_text(value)) for key, value in run.flat_config.items()]
     changed = [(key, word) for key, word in settings if defaults().get(key) != word]
+    attempts = run.attempts[:_MAX_ATTEMPTS]
     return RunCard(
+        run=run,
         anchor=f"run-{number}",
-        name=run.name,
-        short=run.short,
-        campaign=run.campaign,
         state=state,
         layout=layout or "?",
         summary=", ".join(summary),
         cause=f"{reason}: {cause}" if reason and cause else cause or reason or "",
-        reproduce=run.reproduce or "not recorded",
-        attempts=[
-            (f"attempt {attempt.number}", _attempt_words(attempt))
-            for attempt in run.attempts[:_MAX_ATTEMPTS]
-        ],
+        attempts=[(f"attempt {one.number}", _attempt_words(one)) for one in attempts],
         settings=changed[:_MAX_KEYS],
         placement=_placement(dicts(record.get("memory"))),
     )
@@ -184,14 +234,6 @@ def _different(values: Iterable[Any]) -> str:
     words = map(str, values)
     known = (word for word in words if word not in ("<NA>", "nan", "None"))
     return listed(list(dict.fromkeys(known)), _MAX_VALUES)
-
-
-def _between(times: Iterable[Any]) -> str:
-    """Returns the first and the last of some times."""
-    order = sorted(str(time)[:16].replace("T", " ") for time in times)
-    if not order:
-        return ""
-    return f"{order[0]} UTC" if order[0] == order[-1] else f"{order[0]} to {order[-1]} UTC"
 
 
 def _processor(hardware: Any) -> str | None:

@@ -1,1 +1,0 @@
-"""Renders a report as one HTML page that opens in any browser."""
