@@ -22,11 +22,11 @@ from hires.core.ranks import heartbeat
 from hires.core.ranks.binding import bind
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names, records
-from hires.engine import resume, stopping
+from hires.engine import resume
 from hires.engine.build import RankEngine, build_rank
 from hires.engine.checkpoint import Saver
 from hires.engine.memory_meter import PeakMeter
-from hires.engine.run import run_steps
+from hires.engine.run import hold_preemption, run_steps
 from hires.engine.verify import verify_rank
 from hires.plan.plan import Plan
 
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path, help="a run folder that `hires run` made")
     parser.add_argument("--verify", action="store_true", help="compare one step with one process")
     options = parser.parse_args(argv)
-    stopping.hold_back()
+    hold_preemption()
     world = None
     try:
         world = from_environment()
@@ -104,7 +104,7 @@ def run_attempt(
     begin = resume.choose(run_dir, config, plan, world)
     engine = build_rank(config, plan, world.rank, range(begin.step, config.steps))
     _log_place(engine)
-    resume.take_over(begin, engine, config)
+    resume.restore(begin, engine, config)
     if begin.checkpoint is not None and world.rank == 0:
         records.append(metrics, begin.line(run_dir))
     saver = Saver(run_dir, world.attempt, config, engine, begin.step)

@@ -16,17 +16,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn.parallel import DistributedDataParallel
 
 from hires.core.config.run_config import RunConfig
-from hires.data.source import open_data
-from hires.engine.build import (
-    build_rank,
-    cast,
-    image_dtype,
-    make_optimizer,
-    samples_of,
-    target_of,
-)
-from hires.engine.loader import Loader, Microbatch
-from hires.nets.build_network import build_model, materialise
+from hires.engine.build import build_rank, make_optimizer, whole_model
+from hires.engine.loader import Microbatch, whole_microbatches
 from hires.parallel.loss import plain_loss
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT
@@ -144,10 +135,7 @@ def plain_module(config: RunConfig, trick: bool = True) -> nn.Module:
         config: the row's config.
         trick: whether 1x1 convolutions get the dilation that makes ATen choose oneDNN.
     """
-    model = build_model(config.model, config.seed)
-    materialise(model, [*model.state_dict()], config.seed)
-    cast(model, config)
-    model.train(config.task.name == "train")
+    model = whole_model(config)
     for module in model.modules() if trick else ():
         if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
             module.dilation = (2, 2)
@@ -215,28 +203,6 @@ class Replay:
     def next_microbatch(self, direction: int = 0) -> Microbatch:
         """Returns the next microbatch of a direction."""
         return next(self._by_direction[direction])
-
-
-def whole_microbatches(config: RunConfig, replica: int) -> list[Example]:
-    """Returns the microbatches of a replica's first step, whole images."""
-    source = open_data(config)
-    loader = Loader(
-        source,
-        order=lambda step: samples_of(config, source, step, replica),
-        num_microbatches=config.parallel.pieces // config.parallel.replicas,
-        rows=(0, config.height),
-        cols=(0, config.width),
-        target=target_of(source, config.target_rect),
-        steps=1,
-        prefetch=0,
-        dtype=image_dtype(config),
-    )
-    examples = []
-    for images, target in loader:
-        assert images is not None
-        assert target is not None
-        examples.append((images, target))
-    return examples
 
 
 def whole_batch(config: RunConfig, replica: int) -> Example:

@@ -32,25 +32,15 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hires.comm import rehearsal
-from hires.comm.rehearsal import SilentWire
 from hires.core.config.run_config import RunConfig, from_dict
-from hires.engine.build import (
-    RankEngine,
-    assemble,
-    cast,
-    contexts_of,
-    image_dtype,
-    names_of,
-    reads_images,
-    reads_labels,
-    target_rect,
-)
+from hires.engine.build import RankEngine, assemble, cast, contexts_of, named_tensors, names_of
 from hires.engine.live_bytes import LiveBytes
-from hires.engine.loader import Loaders
+from hires.engine.loader import Loaders, image_dtype, reads_images, reads_target, target_rect
 from hires.nets import trace
 from hires.nets.build_network import build_model
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
+from hires.plan.graph import Rect
 from hires.plan.memory import RankMemory
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
@@ -98,18 +88,21 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
     """
     live = LiveBytes()
     silent = rehearsal(rank, config.comm.shared_memory)
-    with silent as wire, FakeTensorMode(allow_non_fake_inputs=True) as mode, live:
+    with silent as wire, FakeTensorMode(allow_non_fake_inputs=True), live:
         wire.on_receive = lambda tensor: live.assign([tensor], "buffers")
         contexts = contexts_of(plan, rank)
-        twin = _twin(model, names_of(plan, contexts, model), mode)
-        cast(twin, config)
-        engine = assemble(config, contexts, twin, Loaders([]))
-        live.assign([*twin.parameters(), *twin.buffers()], "params")
+        real = named_tensors(model)
+        tensors = {name: _blank(real[name]) for name in names_of(contexts, real)}
+        cast(tensors.values(), image_dtype(config))
+        engine = assemble(config, contexts, tensors, Loaders([]))
+        live.assign(tensors.values(), "params")
         _fill_optimizer(engine, live)
-        feed = _Feed(config, contexts, live)
+        feed = _BlankLoader(config, contexts, live)
         live.forget_peak()
         engine.executor.step(feed)
-    return _memory(live, wire, config.task.name)
+    parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
+    parts["buffers_bytes"] += wire.shared_bytes() + PROCESS_BYTES[config.task.name]
+    return RankMemory(**parts)
 
 
 def main() -> int:
@@ -117,13 +110,11 @@ def main() -> int:
     return trace.main({"trace": trace.answer, "memory": _answer})
 
 
-class _Feed:
+class _BlankLoader:
     """Microbatches of the right shape, as many ahead as the loader would have read."""
 
     def __init__(self, config: RunConfig, contexts: list[Context], live: LiveBytes) -> None:
-        self._config = config
-        self._contexts = contexts
-        self._live = live
+        self._config, self._contexts, self._live = config, contexts, live
         count = config.data.prefetch
         self._ahead = [deque(self._read(c) for _ in range(count)) for c in contexts]
 
@@ -133,54 +124,30 @@ class _Feed:
         return self._ahead[direction].popleft()
 
     def _read(self, context: Context) -> Batch:
-        """Returns uninitialised images and labels, as far as the slot needs them."""
+        """Returns uninitialised images and targets, as far as the slot needs them."""
         first, end = context.samples
-        r0, r1, c0, c1 = context.own(self._config.image)
-        shape = (end - first, self._config.model.channels, r1 - r0, c1 - c0)
-        images = labels = None
+        images = target = None
         if reads_images(context):
-            dtype = image_dtype(self._config)
-            images = torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
-        if reads_labels(context):
-            labels = self._targets(context, end - first)
-        self._live.assign([images, labels], "buffers")
-        return images, labels
+            images = self._images(end - first, context.own(self._config.image))
+        if reads_target(context):
+            rect = target_rect(self._config, context)
+            classes = torch.empty(end - first, dtype=torch.int64)
+            target = classes if rect is None else self._images(end - first, rect)
+        self._live.assign([images, target], "buffers")
+        return images, target
 
-    def _targets(self, context: Context, count: int) -> Tensor:
-        """Returns uninitialised classes, or larger images."""
-        rect = target_rect(self._config, context)
-        if rect is None:
-            return torch.empty(count, dtype=torch.int64)
+    def _images(self, count: int, rect: Rect) -> Tensor:
         shape = (count, self._config.model.channels, rect[1] - rect[0], rect[3] - rect[2])
         dtype = image_dtype(self._config)
         return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
 
 
-def _twin(model: nn.Module, names: set[str], mode: FakeTensorMode) -> nn.Module:
-    """Returns the network with tensors without memory: those named on the CPU, the others meta."""
-    memo: dict[int, Any] = {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        device = "cpu" if name in names else "meta"
-        blank: Tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-        if isinstance(tensor, nn.Parameter):
-            blank = nn.Parameter(blank, requires_grad=tensor.requires_grad)
-        memo[id(tensor)] = blank
-    return _copied(model, memo)
-
-
-def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Returns a copy of a network with other tensors; modules are copied, nothing else."""
-    twin = model.__class__.__new__(model.__class__)
-    twin.__dict__.update(model.__dict__)
-    for store in ("_parameters", "_buffers"):
-        held = model.__dict__[store]
-        twin.__dict__[store] = {key: memo.get(id(value), value) for key, value in held.items()}
-    children = model.__dict__["_modules"]
-    twin.__dict__["_modules"] = {
-        key: None if child is None else memo.setdefault(id(child), _copied(child, memo))
-        for key, child in children.items()
-    }
-    return twin
+def _blank(tensor: Tensor) -> Tensor:
+    """Returns a tensor of the same kind, shape and type, without values."""
+    blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(blank, requires_grad=tensor.requires_grad)
+    return blank
 
 
 def _fill_optimizer(engine: RankEngine, live: LiveBytes) -> None:
@@ -196,13 +163,6 @@ def _fill_optimizer(engine: RankEngine, live: LiveBytes) -> None:
     for parameter in parameters:
         mark = parameter.register_post_accumulate_grad_hook
         mark(lambda p: live.assign([p.grad], "grads"))  # type: ignore[no-untyped-call]
-
-
-def _memory(live: LiveBytes, wire: SilentWire, task: str) -> RankMemory:
-    """Returns the parts of the fullest moment, with what no operator allocates."""
-    parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
-    parts["buffers_bytes"] += wire.shared_bytes() + PROCESS_BYTES[task]
-    return RankMemory(**parts)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,30 +1,33 @@
-"""Loads the microbatches of a rank.
+"""Loads the microbatches of a rank: only its samples, and of these only its window.
 
-One background thread reads the next microbatches while the rank computes: only this rank's samples,
-and of these only its window. Tensors are filled in the layout and type that the network wants.
+One background thread reads the next microbatches while the rank computes. Tensors are filled in the
+layout and type that the network wants.
 """
 
 from __future__ import annotations
 
-import threading
+import collections
+import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hires.core.config.run_config import RunConfig
 from hires.data.image_window import Source, Span
-from hires.data.source import PairSource
+from hires.data.order import step_indices
+from hires.data.source import PairSource, open_data
+from hires.parallel.context import Context
+from hires.plan.graph import INPUT, Rect
+from hires.plan.rules import TILED
 
-Order = Callable[[int], list[int]]
-"""Gives the samples that this rank needs in a step, in the order of its microbatches."""
-
-
+Data = Source | PairSource
 Target = Callable[[int], Any]
-"""Gives what the network shall make of a sample: its class, or an image (C, h, w)."""
+"""Returns what the output for a sample is compared with: its class, or an image (C, h, w)."""
 
 
 class Microbatch(NamedTuple):
@@ -37,13 +40,25 @@ class Microbatch(NamedTuple):
 
 
 class Loader:
-    """Gives the microbatches of a run, one after the other."""
+    """Returns the microbatches of a run, one after the other.
+
+    Args:
+        source: where images come from.
+        order: this rank's samples of a step, microbatch after microbatch.
+        num_microbatches: microbatches of a step, all of the same size.
+        rows: rows of this rank's window; None if it needs no pixels.
+        cols: columns of this rank's window; None if it needs no pixels.
+        target: returns what the output is compared with; None if this rank compares nothing.
+        steps: steps of the run; a range of them, or how many.
+        prefetch: microbatches that are read ahead; 0 reads on demand, without a thread.
+        dtype: type of the images.
+    """
 
     def __init__(
         self,
-        source: Source | PairSource,
+        source: Data,
         *,
-        order: Order,
+        order: Callable[[int], list[int]],
         num_microbatches: int,
         rows: Span | None,
         cols: Span | None,
@@ -52,33 +67,21 @@ class Loader:
         prefetch: int = 2,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Starts to read ahead.
-
-        Args:
-            source: where images come from.
-            order: this rank's samples of a step; their number is a multiple of
-                ``num_microbatches``.
-            num_microbatches: pieces of a step, all of the same size.
-            rows: rows of this rank's window; None if it needs no pixels.
-            cols: columns of this rank's window; None if it needs no pixels.
-            target: gives what the output is compared with; None if this rank compares nothing.
-            steps: steps of the run; a range of them, or how many.
-            prefetch: microbatches that are read ahead; 0 reads when asked, without a thread.
-            dtype: type of the images.
-        """
         assert (rows is None) == (cols is None)
         self.wait_s = 0.0
         """Seconds that the caller has waited for data, so far."""
         window = None if rows is None or cols is None else (rows, cols)
-        reader = _Reader(source, window, target, dtype)
         numbers = range(steps) if isinstance(steps, int) else steps
-        work = _pieces(order, num_microbatches, numbers)
-        self._microbatches = (reader.read(samples) for samples in work)
-        self._ahead = None
+        work = _samples_by_microbatch(order, num_microbatches, numbers)
+        self._microbatches = (_read(source, samples, window, target, dtype) for samples in work)
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: collections.deque[Future[Microbatch | None]] = collections.deque()
         if prefetch and (window or target):
-            self._ahead = _Ahead(self._microbatches, prefetch)
-            # The thread holds _Ahead but not the loader, so a forgotten loader ends its thread.
-            self._stop = weakref.finalize(self, self._ahead.stop)
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
+            # The thread holds the generator but not the loader: a forgotten loader ends its thread.
+            self._stop = weakref.finalize(self, self._pool.shutdown, cancel_futures=True)
+            for _ in range(prefetch):
+                self._ahead.append(self._pool.submit(next, self._microbatches, None))
 
     def next_microbatch(self) -> Microbatch:
         """Returns the next microbatch; those of a step come one after the other.
@@ -89,9 +92,7 @@ class Loader:
         """
         begin = time.perf_counter()
         try:
-            microbatch = (
-                next(self._microbatches, None) if self._ahead is None else self._ahead.take()
-            )
+            microbatch = self._next()
         finally:
             self.wait_s += time.perf_counter() - begin
         if microbatch is None:
@@ -99,18 +100,27 @@ class Loader:
         return microbatch
 
     def close(self) -> None:
-        """Stops the thread and waits for it; happens at the latest when the process ends."""
-        if self._ahead is not None:
+        """Stops the thread and waits for it."""
+        if self._pool is not None:
             self._stop()
 
     def __iter__(self) -> Iterator[Microbatch]:
         """Yields the microbatches that are left."""
-        while True:
-            try:
-                microbatch = self.next_microbatch()
-            except EOFError:
-                return
-            yield microbatch
+        with contextlib.suppress(EOFError):
+            while True:
+                yield self.next_microbatch()
+
+    def _next(self) -> Microbatch | None:
+        if self._pool is None:
+            return next(self._microbatches, None)
+        if not self._stop.alive:
+            return None
+        # The end, and an error, stay at the head of the queue: later calls meet them again.
+        microbatch = self._ahead[0].result()
+        if microbatch is not None:
+            self._ahead.popleft()
+            self._ahead.append(self._pool.submit(next, self._microbatches, None))
+        return microbatch
 
 
 class Loaders:
@@ -134,98 +144,126 @@ class Loaders:
             loader.close()
 
 
-class _Reader:
-    """Reads samples into tensors."""
+def slot_loader(config: RunConfig, context: Context, steps: int | range) -> Loader:
+    """Returns the loader of a slot: its window of its replica's images."""
+    source = open_data(config)
+    r0, r1, c0, c1 = context.own(config.image)
+    reads = reads_images(context)
+    size = context.plan.graph.input_shape[0]
+    first, end = context.samples
 
-    def __init__(
-        self,
-        source: Source | PairSource,
-        window: tuple[Span, Span] | None,
-        target: Target | None,
-        dtype: torch.dtype,
-    ) -> None:
-        self._source = source
-        self._window = window
-        self._target = target
-        self._dtype = dtype
+    def order(step: int) -> list[int]:
+        samples = replica_samples(config, source, step, context.replica)
+        return [
+            index
+            for microbatch in context.plan.microbatches_of(context.direction)
+            for index in samples[microbatch * size + first : microbatch * size + end]
+        ]
 
-    def read(self, samples: list[int]) -> Microbatch:
-        """Returns what the rank needs of these samples."""
-        images = target = None
-        if window := self._window:
-            images = self._stacked(samples, lambda i: self._source.window(i, *window))
-        if self._target is not None:
-            target = self._stacked(samples, self._target)
-        return Microbatch(images, target)
-
-    def _stacked(self, samples: list[int], read: Target) -> Tensor:
-        """Returns the samples' images as (n, C, h, w), channels_last, or their classes as (n,)."""
-        first = read(samples[0])
-        if isinstance(first, int):
-            return torch.tensor([first, *map(read, samples[1:])])
-        shape = (len(samples), *first.shape)
-        images = torch.empty(shape, dtype=self._dtype, memory_format=torch.channels_last)
-        images[0] = torch.from_numpy(first)
-        for k, sample in enumerate(samples[1:], start=1):
-            images[k] = torch.from_numpy(read(sample))
-        return images
+    return Loader(
+        source,
+        order=order,
+        num_microbatches=len(context.plan.microbatches_of(context.direction)),
+        rows=(r0, r1) if reads else None,
+        cols=(c0, c1) if reads else None,
+        target=target_of(source, target_rect(config, context)) if reads_target(context) else None,
+        steps=steps,
+        prefetch=config.data.prefetch,
+        dtype=image_dtype(config),
+    )
 
 
-class _Ahead:
-    """A thread that takes items from an iterator, up to ``depth`` ahead of the consumer."""
-
-    def __init__(self, items: Iterator[Microbatch], depth: int) -> None:
-        self._items = items
-        self._free = threading.Semaphore(depth)
-        self._ready: SimpleQueue[Microbatch | Exception | None] = SimpleQueue()
-        self._stopped = False
-        self._end: Exception | None = None
-        self._ended = False
-        # A daemon, because the interpreter waits for other threads before it stops this one.
-        self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
-        self._thread.start()
-
-    def take(self) -> Microbatch | None:
-        """Returns the next item, or None after the last; raises an error where it occurred."""
-        if not self._ended and not self._stopped:
-            item = self._ready.get()
-            self._free.release()
-            if isinstance(item, Microbatch):
-                return item
-            self._ended, self._end = True, item
-        if self._end is not None:
-            raise self._end
-        return None
-
-    def stop(self) -> None:
-        """Ends the thread, after the item that it is reading."""
-        self._stopped = True
-        self._free.release()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-        self._ready.put(None)
-
-    def _run(self) -> None:
-        """Reads until the last item, an error, or the stop."""
-        while True:
-            self._free.acquire()
-            if self._stopped:
-                return
-            try:
-                item = next(self._items, None)
-            except Exception as error:
-                self._ready.put(error)
-                return
-            self._ready.put(item)
-            if item is None:
-                return
+def whole_microbatches(config: RunConfig, replica: int) -> list[tuple[Tensor, Tensor]]:
+    """Returns whole images and targets of a replica's first step, microbatch by microbatch."""
+    source = open_data(config)
+    loader = Loader(
+        source,
+        order=lambda step: replica_samples(config, source, step, replica),
+        num_microbatches=config.parallel.pieces // config.parallel.replicas,
+        rows=(0, config.height),
+        cols=(0, config.width),
+        target=target_of(source, config.target_rect),
+        steps=1,
+        prefetch=0,
+        dtype=image_dtype(config),
+    )
+    return [(images, target) for images, target in loader if images is not None is not target]
 
 
-def _pieces(order: Order, num_microbatches: int, steps: range) -> Iterator[list[int]]:
-    """Yields the samples of every microbatch."""
+def reads_images(context: Context) -> bool:
+    """Whether a slot needs pixels."""
+    return any(INPUT in node.inputs for node in context.plan.nodes(context.stage.index))
+
+
+def reads_target(context: Context) -> bool:
+    """Whether a slot compares the network's output with something."""
+    last = context.stage.index == len(context.plan.stages) - 1
+    return last and context.plan.training
+
+
+def target_rect(config: RunConfig, context: Context) -> Rect | None:
+    """Returns the part of the target image that this rank's output is compared with."""
+    size = config.target_size
+    tiled = context.stage.layout[context.plan.graph.output] == TILED
+    return context.own(list(size)) if size and tiled else config.target_rect
+
+
+def image_dtype(config: RunConfig) -> torch.dtype:
+    """Returns the type of images and parameters; under autocast they stay fp32."""
+    if config.precision.name == "bf16" and config.task.name == "infer":
+        return torch.bfloat16
+    return torch.float64 if config.precision.name == "fp64" else torch.float32
+
+
+def target_of(source: Data, rect: Rect | None) -> Target:
+    """Returns the function from a sample to its class, or to a part of its larger image."""
+    if isinstance(source, PairSource):
+        assert rect is not None
+        (r0, r1, c0, c1), pairs = rect, source
+        return lambda sample: pairs.target(sample, (r0, r1), (c0, c1))
+    return source.label
+
+
+def replica_samples(config: RunConfig, source: Data, step: int, replica: int) -> list[int]:
+    """Returns the indices of a replica's images in a step, microbatch after microbatch."""
+    indices = step_indices(
+        step, config.batch, len(source), config.seed, shuffle=config.data.shuffle
+    )
+    share = config.batch // config.parallel.replicas
+    return indices[replica * share : (replica + 1) * share]
+
+
+def _samples_by_microbatch(
+    order: Callable[[int], list[int]], num_microbatches: int, steps: range
+) -> Iterator[list[int]]:
     for step in steps:
         samples = order(step)
         size, rest = divmod(len(samples), num_microbatches)
         assert rest == 0, f"{len(samples)} samples in {num_microbatches} microbatches"
         for k in range(num_microbatches):
             yield samples[k * size : (k + 1) * size]
+
+
+def _read(
+    source: Data,
+    samples: list[int],
+    window: tuple[Span, Span] | None,
+    target: Target | None,
+    dtype: torch.dtype,
+) -> Microbatch:
+    def stacked(read: Target) -> Tensor:
+        """Returns images as (n, C, h, w), channels_last, or classes as (n,)."""
+        first = read(samples[0])
+        if isinstance(first, int):
+            return torch.tensor([first, *map(read, samples[1:])])
+        shape = (len(samples), *first.shape)
+        images = torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
+        images[0] = torch.from_numpy(first)
+        for k, sample in enumerate(samples[1:], start=1):
+            images[k] = torch.from_numpy(read(sample))
+        return images
+
+    return Microbatch(
+        stacked(lambda sample: source.window(sample, *window)) if window else None,
+        stacked(target) if target is not None else None,
+    )

@@ -1,10 +1,13 @@
 """Measures the memory of this process, and how much a step of it needs.
 
-The resident size of a process is misleading: it counts the libraries' pages, which all
-ranks of a machine share, and what the allocator keeps of memory that was freed, a third of the peak
-for small tensors. :class:`PeakMeter` measures one step of the warm-up with an allocator that gives
-everything of 64 KiB and more back at once, and counts the process's own pages only, as a GPU's
-allocator counts what is allocated and not what it has reserved.
+The resident size of a process misleads: it counts the libraries' pages, which all ranks of a
+machine share, and freed memory that the allocator keeps, a third of the peak for small tensors.
+:class:`PeakMeter` measures one step of the warm-up with an allocator that gives everything of
+64 KiB and more back at once, and counts the process's own pages only, as a GPU's allocator counts
+what is allocated and not what it has reserved.
+
+    step        0 (warm-up)   1 (last of the warm-up)   2   3   4 ...
+    allocator   exact         exact: measured           keeps what is freed: fast
 """
 
 from __future__ import annotations
@@ -52,8 +55,9 @@ class PeakMeter:
         self.step = config.measure.warmup - 1 if exact else None
         """The step that is measured; None if none is."""
         load_lazy_parts()
-        self.rss_import = rss_bytes()
-        self._own_import = own_bytes()
+        self.rss_import = _status("VmRSS")
+        # What the rank itself has filled, and no file backs.
+        self._own_import = _status("RssAnon") + _status("RssShmem")
         self._peak_rss = 0
         self._own_peak: int | None = None
         self._reported = False
@@ -77,10 +81,7 @@ class PeakMeter:
         keep_memory()
 
     def news(self) -> dict[str, int | str] | None:
-        """Returns :meth:`line` once, as soon as the chosen step was measured; else None.
-
-        Long runs report their peak while they run.
-        """
+        """Returns :meth:`line` once, as soon as the chosen step was measured; else None."""
         if self._own_peak is None or self._reported:
             return None
         self._reported = True
@@ -118,16 +119,6 @@ def load_lazy_parts() -> None:
     np.random.default_rng()
 
 
-def rss_bytes() -> int:
-    """Returns the resident memory of this process."""
-    return _status("VmRSS")
-
-
-def own_bytes() -> int:
-    """Returns the resident memory that belongs to no file: what a rank itself has filled."""
-    return _status("RssAnon") + _status("RssShmem")
-
-
 def peak_rss_bytes() -> int:
     """Returns the largest resident memory since :func:`reset_peak`, or since the start."""
     return _status("VmHWM")
@@ -135,10 +126,8 @@ def peak_rss_bytes() -> int:
 
 def reset_peak() -> None:
     """Begins to count the peak anew; where the kernel does not allow it, the old peak stands."""
-    try:
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
 
 
 def _set_allocator(system_bytes: int, kept_bytes: int) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from hires.parallel.flat import flat, shaped
+from hires.parallel.gradients import flat, shaped
 
 
 class FusedSGD:
@@ -33,22 +33,33 @@ class FusedSGD:
         self.lr = lr
         self.momentum = momentum
         self.weight_decay = weight_decay
-        self._directions: dict[int, Tensor] = {}
+        self._directions: dict[Tensor, Tensor] = {}
 
     def zero_grad(self) -> None:
-        """Forgets the gradients."""
+        """Drops the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
         """Moves the parameters that have a gradient, each type's together."""
-        by_type: dict[torch.dtype, list[int]] = {}
-        for index, parameter in enumerate(self.parameters):
+        by_type: dict[torch.dtype, list[tuple[nn.Parameter, Tensor]]] = {}
+        for parameter in self.parameters:
             if parameter.grad is not None:
-                by_type.setdefault(parameter.dtype, []).append(index)
-        for indices in by_type.values():
-            self._step(indices)
+                by_type.setdefault(parameter.dtype, []).append((parameter, parameter.grad))
+        for moved in by_type.values():
+            torch._fused_sgd_(
+                [flat(parameter.detach()) for parameter, _ in moved],
+                [flat(gradient) for _, gradient in moved],
+                [self._direction(p) for p, _ in moved] if self.momentum else [],
+                weight_decay=self.weight_decay,
+                momentum=self.momentum,
+                lr=self.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
 
     def state(self) -> list[Tensor]:
         """Returns the momentum of the parameters that were moved so far."""
@@ -56,37 +67,17 @@ class FusedSGD:
 
     def direction(self, parameter: Tensor) -> Tensor | None:
         """Returns a parameter's momentum in its shape, as a view; None if it was never moved."""
-        for index, one in enumerate(self.parameters):
-            if one is parameter and index in self._directions:
-                return shaped(self._directions[index], one)
-        return None
+        numbers = self._directions.get(parameter)
+        return None if numbers is None else shaped(numbers, parameter)
 
     @torch.no_grad()
     def set_direction(self, parameter: Tensor, direction: Tensor) -> None:
         """Takes over a parameter's momentum, given in its shape; without momentum it is dropped."""
-        for index, one in enumerate(self.parameters):
-            if one is parameter and self.momentum:
-                shaped(self._direction(index), one).copy_(direction)
+        if self.momentum:
+            shaped(self._direction(parameter), parameter).copy_(direction)
 
-    def _step(self, indices: list[int]) -> None:
-        """Moves parameters of one type."""
-        moved = [self.parameters[index] for index in indices]
-        gradients = [p.grad for p in moved if p.grad is not None]
-        torch._fused_sgd_(
-            [flat(p.detach()) for p in moved],
-            [flat(g) for g in gradients],
-            [self._direction(index) for index in indices] if self.momentum else [],
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            lr=self.lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
-
-    def _direction(self, index: int) -> Tensor:
+    def _direction(self, parameter: Tensor) -> Tensor:
         """Returns a parameter's momentum; zeros at first, to which the gradient is added."""
-        if index not in self._directions:
-            self._directions[index] = torch.zeros_like(flat(self.parameters[index].detach()))
-        return self._directions[index]
+        if parameter not in self._directions:
+            self._directions[parameter] = torch.zeros_like(flat(parameter.detach()))
+        return self._directions[parameter]

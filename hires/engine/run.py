@@ -1,4 +1,11 @@
-"""Runs the steps of an attempt on one rank, and writes a line about each."""
+"""Runs the steps of an attempt on one rank, to its end or until a preemption.
+
+SIGUSR2 asks a rank to save its state and end. The handler only sets a flag; where a step begins,
+all ranks take the largest flag, so that they end at the same step whichever of them got the signal:
+
+    rank 0   step 3 ............ | barrier: max(0, 1) | save, end with code 75
+    rank 1   step 3 .. SIGUSR2 . | barrier: max(0, 1) | save, end with code 75
+"""
 
 from __future__ import annotations
 
@@ -6,10 +13,14 @@ import contextlib
 import functools
 import logging
 import math
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
+from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, LossError
 from hires.core.store import records
@@ -17,7 +28,43 @@ from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
 from hires.engine.memory_meter import PeakMeter
 
+PREEMPTION_SIGNAL = signal.SIGUSR2
+
 log = logging.getLogger(__name__)
+
+# A process has one handler of a signal, so the flag belongs to the module.
+_preempted = False
+
+
+def hold_preemption() -> None:
+    """Installs the handler, and blocks the signal until :func:`accept_preemption`.
+
+    Without a handler it would end the process. Blocked, it stays away from threads that start
+    meanwhile: those of libraries do not expect that a system call is interrupted. Only the main
+    thread can do that; elsewhere nothing happens.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.pthread_sigmask(signal.SIG_BLOCK, {PREEMPTION_SIGNAL})
+        signal.signal(PREEMPTION_SIGNAL, _on_preemption)
+        signal.siginterrupt(PREEMPTION_SIGNAL, False)
+
+
+def accept_preemption() -> None:
+    """Unblocks the signal in this thread; one that came since :func:`hold_preemption` counts."""
+    hold_preemption()
+    if threading.current_thread() is threading.main_thread():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {PREEMPTION_SIGNAL})
+
+
+def is_preempted() -> bool:
+    """Whether the signal has come since :func:`clear_preemption`."""
+    return _preempted
+
+
+def clear_preemption() -> None:
+    """Clears the flag."""
+    global _preempted
+    _preempted = False
 
 
 def run_steps(
@@ -35,22 +82,22 @@ def run_steps(
         saver: saves the run, and holds the step at which it begins.
 
     Returns:
-        How many steps of the run are done: fewer than all if it was told to stop.
+        How many steps of the run are done: fewer than all after a preemption.
 
     Raises:
         LossError: the loss is not finite.
     """
-    rank, done = engine.context.rank, config.steps
+    rank, done, every = engine.context.rank, config.steps, config.checkpoint.every
+    accept_preemption()
 
     def note(kind: str, **values: object) -> None:
-        """Appends a line of this rank."""
         records.append(metrics, {"kind": kind, "rank": rank, **values})
 
     note("ready", rss_import_bytes=meter.rss_import, **engine.byte_counts())
     with _timeline(engine, metrics.parent):
         for step in range(saver.first, config.steps):
             # The barrier of the step: all ranks agree whether the run ends here.
-            if engine.executor.begin(functools.partial(saver.makes_way, step)):
+            if engine.executor.begin(functools.partial(_ends_before, step, saver)):
                 done = step
                 break
             waited_s, start_s = engine.loader.wait_s, time.perf_counter()
@@ -66,10 +113,19 @@ def run_steps(
                 raise LossError(
                     f"the loss is {loss} at step {step}; a smaller task.lr (now {lr}) helps"
                 )
-            saver.after(step + 1)
+            if every and (step + 1) % every == 0:
+                saver.save(step + 1)
         note("memory", **meter.line(), **engine.byte_counts())
     engine.loader.close()
     return done
+
+
+def _ends_before(step: int, saver: Saver) -> bool:
+    """Whether a preemption ends the run before a step, after its state was saved."""
+    if not comm.max_all(int(is_preempted())):
+        return False
+    clear_preemption()
+    return saver.last == step or saver.save(step)
 
 
 @contextlib.contextmanager
@@ -82,3 +138,8 @@ def _timeline(engine: RankEngine, folder: Path) -> Iterator[None]:
             engine.recorder.write(folder, engine.context.rank)
         raise
     engine.recorder.write(folder, engine.context.rank)
+
+
+def _on_preemption(number: int, frame: FrameType | None) -> None:
+    global _preempted
+    _preempted = True

@@ -1,10 +1,11 @@
 """Writes and reads safetensors files one tensor at a time.
 
-``safetensors.torch.save_file`` wants contiguous tensors, so it would need a second copy of all
-convolution weights, which lie in channels-last order, and it maps the file into memory, where a
-full disk is a deadly signal instead of an error. The format is a header in JSON and then plain
-numbers, so it is written here piece by piece; the header's ``__metadata__`` holds a CRC-32 of every
-tensor. Any reader of safetensors can read the files; here the library itself does.
+``safetensors.torch.save_file`` wants contiguous tensors, so it would copy all convolution weights,
+which lie in channels-last order, and it maps the file into memory, where a full disk is a deadly
+signal instead of an error. So the file is written here piece by piece; the library reads it.
+
+    | length of the header | header: JSON, padded to 8 bytes | numbers of tensor 0 | tensor 1 | ...
+                             name -> dtype, shape, place; __metadata__: name -> CRC-32
 
 Source:
     https://github.com/huggingface/safetensors, README, "Format".
@@ -28,7 +29,7 @@ from hires.core.store.checkpoints import DamagedError
 
 PIECE_BYTES = 2**22
 """A tensor is written in pieces of about this size: all memory that writing adds."""
-
+_NO_SUM = "0" * 8
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -41,7 +42,6 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_NO_SUM = "0" * 8
 
 
 class TensorFile:
@@ -62,11 +62,7 @@ class TensorFile:
             raise DamagedError(f"{path} is damaged: {error}") from None
 
     def tensor(self, name: str) -> Tensor:
-        """Returns one of the tensors, as it was written.
-
-        Raises:
-            DamagedError: it cannot be read.
-        """
+        """Returns one of the tensors, as it was written; DamagedError: it cannot be read."""
         try:
             tensor: Tensor = self._file.get_tensor(name)
         except (SafetensorError, OSError) as error:
@@ -80,7 +76,7 @@ class TensorFile:
             DamagedError: one of them has changed since.
         """
         for name in sorted(names):
-            if _sum_of(self.tensor(name)) != self._sums.get(name):
+            if _check_sum(self.tensor(name)) != self._sums.get(name):
                 raise DamagedError(f"{self.path} is damaged: {name} is not what was written")
 
 
@@ -101,7 +97,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with path.open("xb") as file:
         file.write(_header(ordered, sums))
         for name, tensor in ordered.items():
-            sums[name] = _write(file, tensor)
+            sums[name] = _check_sum(tensor, file)
         file.seek(0)
         file.write(_header(ordered, sums))
         file.flush()
@@ -126,19 +122,12 @@ def _header(tensors: Mapping[str, Tensor], sums: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _write(file: IO[bytes], tensor: Tensor) -> str:
-    """Writes a tensor's numbers; returns their sum."""
+def _check_sum(tensor: Tensor, file: IO[bytes] | None = None) -> str:
+    """Returns the CRC-32 of a tensor's numbers, which are also written if a file is given."""
     total = 0
     for piece in _pieces(tensor):
-        file.write(piece)
-        total = zlib.crc32(piece, total)
-    return f"{total:08x}"
-
-
-def _sum_of(tensor: Tensor) -> str:
-    """Returns the sum of a tensor's numbers."""
-    total = 0
-    for piece in _pieces(tensor):
+        if file is not None:
+            file.write(piece)
         total = zlib.crc32(piece, total)
     return f"{total:08x}"
 

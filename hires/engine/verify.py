@@ -20,17 +20,9 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ParityError
 from hires.core.store import file_names, records
 from hires.core.store.files import write_atomically
-from hires.data.source import open_data
-from hires.engine.build import (
-    RankEngine,
-    cast,
-    image_dtype,
-    samples_of,
-    target_of,
-)
-from hires.nets.build_network import build_model, materialise
+from hires.engine.build import RankEngine, whole_model
+from hires.engine.loader import whole_microbatches
 from hires.parallel.loss import plain_loss
-from hires.plan.graph import Graph
 
 TOLERANCE = 1e-10
 FLOOR = 1e-4
@@ -61,14 +53,22 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
     barrier()
     if rank == 0:
         reference_file.unlink()
-        wanted = _wanted(reference, engine.context.plan.graph)
+        # Some rank must compare everything but the layers that the output ignores.
+        params = engine.context.plan.graph.params
+        kinds = ("output/", "loss/")
+        wanted = [n for n in reference if n.startswith(kinds) or n.partition("/")[2] in params]
         answer = summary(records.read_lines(attempt / file_names.VERIFY_LINES), wanted)
         write_atomically(attempt / file_names.VERIFY, json.dumps(answer))
     engine.loader.close()
     if rank == 0 and not answer["ok"]:
+        worst = ", ".join(
+            f"{kind.replace('_', ' ')} {error:.2e}"
+            for kind, error in answer["errors"].items()
+            if error is not None and not error <= TOLERANCE
+        )
         raise ParityError(
             f"the layout differs from one process by {answer['max_rel_err']:.2e}, allowed is "
-            f"{TOLERANCE:.0e}: {_worst(answer['errors'])}"
+            f"{TOLERANCE:.0e}: {worst}"
         )
 
 
@@ -95,66 +95,28 @@ def summary(lines: list[dict[str, Any]], wanted: list[str]) -> dict[str, Any]:
     return {"ok": largest <= TOLERANCE, "max_rel_err": largest, "errors": worst}
 
 
-def _worst(errors: dict[str, float | None]) -> str:
-    """Returns the kinds that differ too much, in words."""
-    return ", ".join(
-        f"{kind.replace('_', ' ')} {error:.2e}"
-        for kind, error in errors.items()
-        if error is not None and not error <= TOLERANCE
-    )
-
-
 def reference_step(config: RunConfig) -> Tensors:
     """Returns everything that one process computes in one step, by ``kind/name``."""
-    model = build_model(config.model, config.seed)
-    materialise(model, [*model.state_dict()], config.seed)
-    cast(model, config)
-    training = config.task.name == "train"
-    model.train(training)
-    pieces = config.parallel.pieces
+    model, training = whole_model(config), config.task.name == "train"
+    replicas = range(config.parallel.replicas)
+    microbatches = [m for replica in replicas for m in whole_microbatches(config, replica)]
     tensors: Tensors = {}
     with torch.set_grad_enabled(training):
-        for index, (images, target) in enumerate(_microbatches(config)):
+        for index, (images, target) in enumerate(microbatches):
             output = model(images)
             tensors[f"output/{index}"] = output.detach()
             if training:
                 loss = plain_loss(config.loss, output, target)
-                torch.autograd.backward(loss / pieces)
+                torch.autograd.backward(loss / len(microbatches))
                 tensors[f"loss/{index}"] = loss.detach()
     if training:
-        _finish_step(config, model, tensors)
+        task, trainable = config.task, [p for p in model.parameters() if p.requires_grad]
+        if trainable:
+            decay = task.weight_decay
+            torch.optim.SGD(trainable, task.lr, task.momentum, weight_decay=decay).step()
+        tensors |= _trained(dict(model.named_parameters()))
     tensors |= {f"running_stats/{name}": t for name, t in model.named_buffers()}
     return tensors
-
-
-def _finish_step(config: RunConfig, model: nn.Module, tensors: Tensors) -> None:
-    """Takes the optimiser's step and notes gradients and parameters."""
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            tensors[f"gradients/{name}"] = parameter.grad.clone()
-    task, trainable = config.task, [p for p in model.parameters() if p.requires_grad]
-    if trainable:
-        torch.optim.SGD(trainable, task.lr, task.momentum, weight_decay=task.weight_decay).step()
-    tensors |= {f"parameters/{name}": p.detach() for name, p in model.named_parameters()}
-
-
-def _microbatches(config: RunConfig) -> list[tuple[Tensor, Tensor]]:
-    """Returns images and targets of the first step, microbatch by microbatch of each replica."""
-    source = open_data(config)
-    target = target_of(source, config.target_rect)
-    rows, cols = (0, config.height), (0, config.width)
-    size = config.batch // (config.parallel.pieces)
-    made = []
-    for replica in range(config.parallel.replicas):
-        samples = samples_of(config, source, 0, replica)
-        for first in range(0, len(samples), size):
-            chosen = samples[first : first + size]
-            images = [torch.from_numpy(source.window(i, rows, cols)) for i in chosen]
-            wanted = torch.stack([torch.as_tensor(target(i)) for i in chosen])
-            if wanted.is_floating_point():
-                wanted = wanted.to(image_dtype(config))
-            made.append((torch.stack(images).to(image_dtype(config)), wanted))
-    return made
 
 
 def _layout_step(engine: RankEngine) -> Tensors:
@@ -165,13 +127,17 @@ def _layout_step(engine: RankEngine) -> Tensors:
     held = {f"output/{first + i}": output for i, output in result.outputs.items()}
     if training:
         held |= {f"loss/{first + i}": loss for i, loss in result.losses.items()}
-        for name, parameter in engine.parameters.items():
-            if parameter.grad is not None:
-                held[f"gradients/{name}"] = parameter.grad.clone()
-        held |= {f"parameters/{n}": p.detach() for n, p in engine.parameters.items()}
-    buffers = dict(engine.model.named_buffers())
-    held |= {f"running_stats/{n}": t for n, t in buffers.items() if not t.is_meta}
+        held |= _trained(engine.parameters)
+    for name in engine.tensors.keys() - engine.parameters.keys():
+        held[f"running_stats/{name}"] = engine.tensors[name]
     return held
+
+
+def _trained(parameters: dict[str, nn.Parameter]) -> Tensors:
+    """Returns parameters and their gradients after a step, by ``kind/name``."""
+    reached = {n: p.grad for n, p in parameters.items() if p.grad is not None}
+    gradients = {f"gradients/{name}": gradient for name, gradient in reached.items()}
+    return gradients | {f"parameters/{name}": p.detach() for name, p in parameters.items()}
 
 
 def _compare(held: Tensors, reference: Tensors, engine: RankEngine) -> dict[str, float]:
@@ -203,16 +169,6 @@ def _expected(name: str, reference: Tensors, engine: RankEngine) -> Tensor:
     context = engine.contexts[plan.direction_of(f"F{microbatch}")]
     n0, n1, r0, r1, c0, c1 = context.held(plan.graph.output)
     return expected[n0:n1, :, r0:r1, c0:c1] if expected.dim() == 4 else expected[n0:n1]
-
-
-def _wanted(reference: Tensors, graph: Graph) -> list[str]:
-    """Returns what some rank must compare: all but the layers that the output ignores."""
-    wanted = []
-    for name in reference:
-        kind, _, rest = name.partition("/")
-        if kind in ("output", "loss") or rest in graph.params:
-            wanted.append(name)
-    return wanted
 
 
 def _size(tensor: Tensor) -> float:

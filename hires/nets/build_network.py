@@ -72,20 +72,6 @@ def materialise(model: nn.Module, names: Collection[str], seed: int) -> None:
             _initialise(module, prefix, seed)
 
 
-def release(model: nn.Module, names: Collection[str]) -> None:
-    """Frees the parameters and buffers that are not named, which other ranks hold."""
-    kept = set(names)
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        for key, parameter in module.named_parameters(recurse=False):
-            if prefix + key not in kept:
-                empty = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-                setattr(module, key, empty)
-        for key, buffer in module.named_buffers(recurse=False):
-            if prefix + key not in kept:
-                setattr(module, key, buffer.to("meta"))
-
-
 def _initialise(module: nn.Module, prefix: str, seed: int) -> None:
     """Fills a layer: He normal for convolutions, torch's uniform for linear, 1 and 0 for norms."""
     digest = hashlib.sha256(f"{seed}/{prefix}".encode()).digest()

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hires.parallel.collective import share
 from hires.parallel.context import Context
 from hires.parallel.convolution import SUBSTITUTES
 from hires.parallel.halo import Exchange, Frame, exchange_of, gather_window, part
-from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values
+from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
 from hires.parallel.window import Window
 from hires.plan.graph import Node, Rect
 from hires.plan.halos import is_list

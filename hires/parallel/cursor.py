@@ -3,8 +3,9 @@
 The executor and the operators share one position in one list. The executor runs the events between
 passes. When it runs a pass, the operators come to their own events one after the other:
 
-    executor    ... recv B0   forward F0                                         send   end F0
-    operators                   post and wait for halos, gather statistics, ...
+    events      recv B0 | forward F0 | post halo   wait halo   gather norm | send   end F0
+    executor    -------------------->|                                     |-------------->
+    operators                        |  conv1 ..... conv1 ....... bn1 .... |
 
 So an operator decides when it communicates, and the plan what and in which order. An operator that
 comes at another time than the plan has it ends the run, before a message can reach a wrong receive.
@@ -49,7 +50,8 @@ class Cursor:
         self.groups = groups
         self.at = 0
         self.sums: Sums | None = None
-        # By (kind, peer, tag), the oldest first: halos of all microbatches have one tag.
+        # By (kind, peer, tag), the oldest first: halos of all microbatches have one tag, and
+        # messages of one tag between two ranks arrive in the order of sending.
         self._open: dict[tuple[str, int, int], deque[tuple[Handle, Event, Tensor]]] = {}
 
     def __iter__(self) -> Iterator[Event]:
@@ -112,8 +114,8 @@ class Cursor:
         while True:
             event = self._next()
             part = event.part
-            mine = part.number == number and part.back == back and part.node
-            if not mine or event.kind not in WAITS:
+            ours = part.number == number and part.back == back and part.node
+            if not ours or event.kind not in WAITS:
                 return arrived
             self._take(event)
             post, tensor = self.wait(event)
@@ -130,7 +132,14 @@ class Cursor:
         all_reduce(tensor, self.groups[self._collective(node, False).peer])
 
     def start_ready_sums(self) -> None:
-        """Begins the sums that come next, as far as their gradients are complete."""
+        """Begins the sums that come next, as far as their gradients are complete.
+
+        Autograd may finish gradients in another order than the plan sums them. Sums are collectives
+        that all ranks must begin in one order, so an early gradient waits for its turn:
+
+            plan        issue conv3   issue conv2        ready: conv2          -> nothing begins
+                        ^ here                           ready: conv2, conv3   -> both begin
+        """
         assert self.sums is not None
         while (event := self.events[self.at]).kind == "issue" and self.sums.is_ready(event):
             self.at += 1
@@ -153,11 +162,10 @@ class Cursor:
         return event
 
     def _take(self, event: Event) -> None:
-        """Goes past an event of :meth:`_next`, and begins the sums before it.
-
-        Their gradients are complete: the pass has left the nodes that make them. Most have begun
-        when autograd made them; but a tile without pixels has made none.
-        """
+        """Goes past an event of :meth:`_next`, and begins the sums before it."""
+        # Most of these sums have begun when autograd made their gradients. But a tile without
+        # pixels makes none, so no hook has run for it; the pass has left the nodes before this
+        # event, so what there is of their gradients is complete.
         while (before := self.events[self.at]) is not event:
             assert self.sums is not None
             self.at += 1

@@ -3,9 +3,12 @@
 ``hires.plan.program.events`` lists them, and the proof has walked the same list. Between passes the
 executor takes one event after the other; inside a pass the operators do (``parallel.cursor``):
 
-    recv B0   wait_recv F0   read F0   forward F0 ............... send   end F0   ...
-              arrived[F0]    batch     | halos, statistics |      made[F0]
-                                       flights[0]: kept for backward B0
+    event       recv B0   wait_recv F0   read F0   forward F0 ............ send   end F0   ...
+    state                 arrived[F0]    batch     | halos, statistics |   made
+                                                   flights[0]: inputs, outputs and loss for B0
+
+A receive is posted long before its wait, so that the message travels while the rank computes; the
+plan says how long before.
 """
 
 from __future__ import annotations
@@ -18,15 +21,8 @@ import torch
 from torch import Tensor
 
 from hires.core.errors import RunError
-from hires.core.ranks.timeline import (
-    BACKWARD,
-    DATA,
-    FORWARD,
-    GRADIENTS,
-    OPTIMISER,
-    WAIT,
-    Recorder,
-)
+from hires.core.ranks import timeline
+from hires.core.ranks.timeline import Recorder
 from hires.parallel.gradients import GradientSync
 from hires.parallel.slot_pass import Batch, Flight, SlotPass
 from hires.plan.event import Event
@@ -45,7 +41,7 @@ class Optimiser(Protocol):
     """What moves the parameters."""
 
     def zero_grad(self) -> None:
-        """Forgets the gradients."""
+        """Drops the gradients."""
 
     def step(self) -> None:
         """Moves the parameters that have a gradient."""
@@ -53,7 +49,7 @@ class Optimiser(Protocol):
 
 @dataclass
 class StepResult:
-    """What this rank knows after one step, by microbatch of its replica."""
+    """What one step of a rank gives, by microbatch of its replica."""
 
     losses: dict[int, Tensor] = field(default_factory=dict)
     """On ranks that see the output."""
@@ -62,7 +58,7 @@ class StepResult:
 
     @property
     def loss(self) -> float | None:
-        """Mean of the losses that this rank knows; None if it knows none."""
+        """Mean of the losses; None on ranks that see no output."""
         return float(torch.stack([*self.losses.values()]).mean()) if self.losses else None
 
 
@@ -104,18 +100,15 @@ class Executor:
                 "issue": sync.start,
                 "collective": self._timed(sync.add_up),
                 "wait_issued": self._timed(sync.finish),
-                "statistics": self._timed(sync.take_statistics),
+                "statistics": self._timed(sync.update_statistics),
                 "optimise": self._optimise,
             }
 
     def begin(self, agree: Callable[[], bool]) -> bool:
-        """Executes the barrier before a step.
+        """Executes the barrier before a step; returns what all ranks agree on.
 
         Args:
             agree: a collective of all ranks that gives all of them the same answer.
-
-        Returns:
-            The answer.
         """
         self.cursor.restart()
         event = next(iter(self.cursor))
@@ -136,6 +129,7 @@ class Executor:
         self.recorder.begin_step()
         self.feed, self.keep_outputs = feed, keep_outputs
         self.result = StepResult()
+        # What the next pass takes, and what passes leave for later events.
         self.batch = NOTHING
         self.flights: dict[int, Flight] = {}
         self.arrived: dict[str, list[tuple[Event, Tensor]]] = {}
@@ -152,21 +146,20 @@ class Executor:
         self.methods[event.kind](event)
 
     def _begin(self, event: Event) -> None:
-        """Forgets the gradients of the last step."""
         assert self.sync is not None
         if self.optimiser is not None:
             self.optimiser.zero_grad()
         self.sync.begin_step()
 
     def _read(self, event: Event) -> None:
-        with self.recorder.span(DATA, event.part.action):
+        with self.recorder.span(timeline.DATA, event.part.action):
             self.batch = self.feed.next_microbatch(self._slot(event).context.direction)
 
     def _forward(self, event: Event) -> None:
         """Computes a forward pass, and sends what it made."""
         slot, action, microbatch = self._slot(event), event.part.action, int(event.part.action[1:])
         batch, self.batch = self.batch, NOTHING
-        with self.recorder.span(FORWARD, action):
+        with self.recorder.span(timeline.FORWARD, action):
             if self.sync is not None:
                 self.sync.before_forward(slot.context.direction)
             flight = slot.forward(self.arrived.pop(action, []), batch)
@@ -186,7 +179,8 @@ class Executor:
         assert self.sync is not None
         action = event.part.action
         self.sync.begin_backward()
-        with self.recorder.span(BACKWARD, action):
+        with self.recorder.span(timeline.BACKWARD, action):
+            # Taken out of the table: autograd frees the pass's activations while it goes back.
             flight = self.flights.pop(int(action[1:]))
             gradients = self._slot(event).backward(flight, self.arrived.pop(action, []))
             self._to_end(gradients)
@@ -208,6 +202,7 @@ class Executor:
 
     def _wait_receives(self, event: Event) -> None:
         """Waits for a message, and for those that are waited for directly after it."""
+        # One span of the timeline for all of them: a join of 16 tiles would draw 16.
         action, waits, cursor = event.part.action, [event], self.cursor
         while (later := cursor.events[cursor.at]).kind == "wait_recv":
             if later.part.action != action:
@@ -215,25 +210,25 @@ class Executor:
             waits.append(later)
             cursor.at += 1
         peers = sorted({wait.peer for wait in waits})
-        with self.recorder.span(WAIT, action, f"from {', '.join(map(str, peers))}"):
+        with self.recorder.span(timeline.WAIT, action, f"from {', '.join(map(str, peers))}"):
             self.arrived.setdefault(action, []).extend(cursor.wait(wait) for wait in waits)
 
     def _wait_sends(self, event: Event) -> None:
-        with self.recorder.span(WAIT, what="its sends"):
+        with self.recorder.span(timeline.WAIT, what="its sends"):
             self.cursor.wait_sends()
 
     def _timed(self, method: Callable[[Event], None]) -> Callable[[Event], None]:
         """Returns a method of the gradient sums whose time the recorder keeps."""
 
         def call(event: Event) -> None:
-            with self.recorder.span(GRADIENTS):
+            with self.recorder.span(timeline.GRADIENTS):
                 method(event)
 
         return call
 
     def _optimise(self, event: Event) -> None:
         if self.optimiser is not None:
-            with self.recorder.span(OPTIMISER):
+            with self.recorder.span(timeline.OPTIMISER):
                 self.optimiser.step()
 
     def _slot(self, event: Event) -> SlotPass:

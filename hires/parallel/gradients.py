@@ -1,4 +1,4 @@
-"""Sums the gradients of a stage over its holders, in the messages that the plan lists.
+"""Sums gradients and running statistics of a stage over its holders, in the plan's messages.
 
 Gradients are summed over the tiles and averaged over everything else; the loss of every microbatch
 is already divided by the number of microbatches of all replicas, so a sum over all holders is all
@@ -10,22 +10,39 @@ contributes 1 / tiles of it:
 
 ``hires.plan.groups`` decides what travels together, and which sums begin during the last backward
 pass. Those begin as soon as autograd has made their gradient, if the plan has come to them.
+
+Running statistics end as if one process had seen the microbatches of all replicas and directions
+one after the other. The update r <- (1 - m) r + m s is linear, so after N microbatches r is
+(1 - m)^N r_0 + sum_k (1 - m)^(N-1-k) m s_k: where several copies share the microbatches, each adds
+up its own terms, and one sum over the copies completes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from hires.comm import Handle, all_reduce, all_reduce_coalesced
 from hires.parallel.context import Context
-from hires.parallel.flat import flat
-from hires.parallel.running import RunningStatistics
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
-from hires.plan.groups import gradient_group, sums_of, trained
+from hires.plan.groups import gradient_group, running_decays, sums_of, trained
+
+
+@dataclass
+class _RunningStatistic:
+    """One running mean or variance that several copies of a stage update."""
+
+    tensor: Tensor
+    decay: float
+    """What one microbatch leaves of the old value."""
+    before: Tensor
+    """Value at the start of the step."""
+    terms: Tensor
+    """Sum of this rank's terms in the step; at its end, of all ranks'."""
 
 
 class StageGradients:
@@ -37,13 +54,26 @@ class StageGradients:
         self.parameters = {name: module.parameters[name] for name in trained(plan, stage.index)}
         self.num_tiles = stage.num_tiles
         self.partial = module.partial
-        self.running = RunningStatistics(context, module)
+        several = plan.num_replicas * plan.num_directions > 1
+        decays = running_decays(plan, stage.index) if several and plan.training else {}
+        # As .data: autograd has saved the statistics of microbatches in flight, though in training
+        # it never reads them, and would take their new values for a mistake.
+        tensors = {name: module.tensors[name].data for name in decays}
+        self.statistics = {
+            name: _RunningStatistic(tensor, decays[name], tensor.clone(), torch.zeros_like(tensor))
+            for name, tensor in tensors.items()
+        }
 
     def terms(self, number: int) -> list[Tensor]:
         """Returns what this rank contributes to a sum; the tensors take the result."""
         one = self.sums[number]
-        gradients = [flat(self._term(name)) for name in one.parameters]
-        return [*gradients, *(self.running.statistics[name].terms for name in one.statistics)]
+        gradients = []
+        for name in one.parameters:
+            gradient = self.gradient(name)
+            if self.num_tiles > 1 and name not in self.partial:
+                gradient.div_(self.num_tiles)
+            gradients.append(flat(gradient))
+        return [*gradients, *(self.statistics[name].terms for name in one.statistics)]
 
     def gradient(self, name: str) -> Tensor:
         """Returns a parameter's gradient; zeros where a tile without pixels has made none."""
@@ -52,16 +82,9 @@ class StageGradients:
             parameter.grad = torch.zeros_like(parameter)
         return parameter.grad
 
-    def _term(self, name: str) -> Tensor:
-        """Returns this rank's term of a gradient."""
-        gradient = self.gradient(name)
-        if self.num_tiles > 1 and name not in self.partial:
-            gradient.div_(self.num_tiles)
-        return gradient
-
 
 class GradientSync:
-    """The gradient sums of a rank.
+    """The gradient sums of a rank, and its running statistics.
 
     Args:
         contexts: the rank's slots.
@@ -78,40 +101,55 @@ class GradientSync:
     ) -> None:
         plan = contexts[0].plan
         self.pieces = plan.pieces
+        self.first_piece = contexts[0].replica * plan.total_microbatches
         self.counters = counters
         self.cursor = contexts[0].cursor
         self.cursor.sums = self
+        self.contexts = contexts
         self.by_group: dict[int, StageGradients] = {}
+        self.of_direction: list[StageGradients] = []
         for context, module in zip(contexts, modules, strict=True):
             group = gradient_group(plan, context.stage.index)
             if group not in self.by_group:
                 self.by_group[group] = StageGradients(context, module)
                 self._add_hooks(group)
-        self.contexts = contexts
-        self.of_direction = [
-            self.by_group[gradient_group(plan, context.stage.index)] for context in contexts
-        ]
+            self.of_direction.append(self.by_group[group])
+        # Sums by group and tag: complete in this backward pass, and begun in this step.
         self._ready: set[tuple[int, int]] = set()
         self._under_way: dict[tuple[int, int], Handle | None] = {}
 
+    @torch.no_grad()
     def begin_step(self) -> None:
-        """Begins a step."""
+        """Keeps the running statistics from which all copies start."""
         self._under_way.clear()
         for stage in self.by_group.values():
-            stage.running.begin_step()
+            for statistic in stage.statistics.values():
+                statistic.before.copy_(statistic.tensor)
+                statistic.terms.zero_()
 
     def begin_backward(self) -> None:
         """Begins a backward pass, which makes its gradients anew."""
         self._ready.clear()
 
+    @torch.no_grad()
     def before_forward(self, direction: int) -> None:
-        """Prepares the running statistics for a microbatch's forward pass."""
-        self.of_direction[direction].running.before_forward()
+        """Clears the running statistics, so that the next update leaves the microbatch's part."""
+        for statistic in self.of_direction[direction].statistics.values():
+            statistic.tensor.zero_()
 
+    @torch.no_grad()
     def after_forward(self, direction: int, microbatch: int) -> None:
-        """Keeps the statistics of a microbatch; of several tiles, the first one does."""
-        counts = self.contexts[direction].tile == 0
-        self.of_direction[direction].running.after_forward(microbatch, counts)
+        """Adds a microbatch's part of the running statistics, weighed by those that come later.
+
+        Args:
+            direction: of the slot.
+            microbatch: counted through all model passes of the replica.
+        """
+        if self.contexts[direction].tile:  # of several tiles, which are equal, the first counts
+            return
+        later = self.pieces - 1 - (self.first_piece + microbatch)
+        for statistic in self.of_direction[direction].statistics.values():
+            statistic.terms.add_(statistic.tensor, alpha=statistic.decay**later)
 
     def is_ready(self, event: Event) -> bool:
         """Whether the gradient of a sum is complete in this pass."""
@@ -137,18 +175,20 @@ class GradientSync:
         all_reduce_coalesced(terms, self.cursor.groups[event.peer])
 
     @torch.no_grad()
-    def take_statistics(self, event: Event) -> None:
+    def update_statistics(self, event: Event) -> None:
         """Makes running statistics and counters those of all microbatches of the step."""
         del event  # there is one a step
         for stage in self.by_group.values():
             for name in stage.parameters:
                 stage.gradient(name)
-            stage.running.end_step()
+            for statistic in stage.statistics.values():
+                kept = statistic.decay**self.pieces
+                statistic.tensor.copy_(statistic.terms).add_(statistic.before, alpha=kept)
         for counter, uses in self.counters:
             counter.add_(self.pieces * uses)
 
     def _add_hooks(self, group: int) -> None:
-        """Lets the gradients that are summed early say when they are complete."""
+        """Makes autograd mark the gradients that are summed early when they are complete."""
         stage = self.by_group[group]
         for number, one in enumerate(stage.sums):
             if one.node:
@@ -157,11 +197,27 @@ class GradientSync:
                 add_hook(self._on_gradient((group, number)))  # type: ignore[no-untyped-call]
 
     def _on_gradient(self, key: tuple[int, int]) -> Callable[[nn.Parameter], None]:
-        """Returns what autograd calls when it has added to a gradient."""
-
         def hook(_parameter: nn.Parameter) -> None:
             assert key not in self._under_way, "the plan sums a gradient before it is complete"
             self._ready.add(key)
             self.cursor.start_ready_sums()
 
         return hook
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """Returns the numbers of a dense tensor (channels-last or contiguous) as they lie, as a view.
+
+    So one kernel or message takes weights of both orders without a copy.
+    """
+    if tensor.dim() == 4 and not tensor.is_contiguous():
+        tensor = tensor.permute(0, 2, 3, 1)
+    return tensor.view(-1)
+
+
+def shaped(numbers: Tensor, like: Tensor) -> Tensor:
+    """Returns what :func:`flat` returned in the shape and order of another tensor, as a view."""
+    if like.dim() == 4 and not like.is_contiguous():
+        n, channels, height, width = like.shape
+        return numbers.view(n, height, width, channels).permute(0, 3, 1, 2)
+    return numbers.view(like.shape)

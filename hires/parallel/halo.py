@@ -9,7 +9,12 @@ the first reader, which is the last one that it comes to, they go to their owner
 
 A pixel that is borrowed has an influence on both tiles, so its gradient is the sum of what both
 find. Without the way back the gradient of the weights before the exchange would be wrong at every
-border. Which messages these are, and in which order, the events of the plan say.
+border. Readers a, b and c of one value, in a pass and on its way back:
+
+    forward    a: post sends, receives   a, b, c: wait (the first time), compute
+    backward   c: keep its part   b: add its part   a: add its part, post; wait, add what returns
+
+Which messages these are, and in which order, is in the events of the plan.
 """
 
 from __future__ import annotations
@@ -75,9 +80,10 @@ class Exchange:
             reader: the node that borrows.
         """
         if reader == self.readers[0]:
-            # The plan may let the next value's pixels set out at this node too.
+            # The plan may let the next value's pixels set out at this node too: messages of two
+            # branches travel together.
             for event in self.cursor.posts(self.node, back=False):
-                exchange_at(self.context, event.part.number)._borrowed(values).post(event)
+                _exchange_at(self.context, event.part.number)._borrowed(values).post(event)
             self._borrowed(values)  # where this rank sends and receives nothing
         borrowed: Borrowed = values[self.key]
         if reader == self.readers[-1]:
@@ -93,11 +99,11 @@ class Exchange:
 
 
 def exchange_of(context: Context, op: CommOp) -> Exchange:
-    """Returns the exchange of an operation of the slot's stage."""
-    return exchange_at(context, op_index(context.plan, context.stage.index, op))
+    """Returns the exchange of an operation of the slot's stage; its readers share it."""
+    return _exchange_at(context, op_index(context.plan, context.stage.index, op))
 
 
-def exchange_at(context: Context, number: int) -> Exchange:
+def _exchange_at(context: Context, number: int) -> Exchange:
     """Returns an exchange by its position in the ``comm`` of the slot's stage."""
     if number not in context.exchanges:
         context.exchanges[number] = Exchange(context, context.stage.comm[number], number)
@@ -126,7 +132,11 @@ class Borrowed:
         if event.kind == "recv":
             tensor = new_map(self._like, event.shape)
         elif event.part.back:
-            tensor = self._gradient(event)
+            assert event.rect is not None
+            if event.rect not in self._gradients:
+                # No reader used these pixels, but their owner waits for a message.
+                self._gradients[event.rect] = new_map(self._like, event.shape).zero_()
+            tensor = self._gradients[event.rect]
         else:
             assert self._source is not None
             tensor = part(self._source, self.exchange.own, event.rect)
@@ -134,7 +144,7 @@ class Borrowed:
 
     def pieces(self) -> list[Piece]:
         """Returns the borrowed pixels once they have come."""
-        if self._source is not None:
+        if self._source is not None:  # the first reader waits, and lets own pixels go
             self._pieces = self.exchange.cursor.waits(self.exchange.number, back=False)
             self._source = None
         return self._pieces
@@ -153,7 +163,8 @@ class Borrowed:
                 continue
             added = part(grad, origin, common)
             if common == rect and len(self.exchange.readers) == 1:
-                self._gradients[rect] = added  # all of it: no other reader adds to these pixels
+                # All of it, and no other reader adds to these pixels: a view is sent as it lies.
+                self._gradients[rect] = added
                 continue
             if rect not in self._gradients:
                 self._gradients[rect] = torch.zeros_like(pixels)
@@ -162,8 +173,7 @@ class Borrowed:
     def reduce_halo_gradients(self) -> Borrowed | None:
         """Sends the gradients to their owners when the last reader has added its own.
 
-        Returns:
-            For the last reader itself, whose :meth:`returned` waits for what others send back.
+        Only that reader gets ``self`` back, to wait in :meth:`returned` for what others send.
         """
         self._readers_left -= 1
         if self._readers_left:
@@ -175,13 +185,6 @@ class Borrowed:
     def returned(self) -> list[Piece]:
         """Returns the gradients of own pixels that others borrowed, once they have come."""
         return self.exchange.cursor.waits(self.exchange.number, back=True)
-
-    def _gradient(self, event: Event) -> Tensor:
-        """Returns the gradient of what came with a message."""
-        assert event.rect is not None
-        if event.rect in self._gradients:
-            return self._gradients[event.rect]
-        return new_map(self._like, event.shape).zero_()
 
 
 class GatherWindow(torch.autograd.Function):
@@ -210,15 +213,20 @@ class GatherWindow(torch.autograd.Function):
             ctx.borrowed.add_gradient(frame.window, grad, frame.window)
             arriving = ctx.borrowed.reduce_halo_gradients()
         whole = inside(frame.held, frame.window) and not is_empty(frame.held)
-        result = part(grad, frame.window, frame.held) if whole else None
-        changed = arriving is not None
-        if result is None or (changed and not (frame.private and _is_dense(result))):
-            result = new_map(grad, ctx.shape)
-            common = intersect(frame.held, frame.window)
-            if not whole:
-                result.zero_()
-            if not is_empty(common):
-                part(result, frame.held, common).copy_(part(grad, frame.window, common))
+        if whole:
+            own = part(grad, frame.window, frame.held)
+            # A view does where nothing is added to it, or where it may be: it is no other operand's
+            # gradient, and lies in memory as a tensor of its own would.
+            dense = own.is_contiguous(memory_format=torch.channels_last)
+            if arriving is None or (frame.private and dense):
+                add_pieces(own, frame.held, arriving)
+                return own, None, None
+        result = new_map(grad, ctx.shape)
+        if not whole:
+            result.zero_()
+        common = intersect(frame.held, frame.window)
+        if not is_empty(common):
+            part(result, frame.held, common).copy_(part(grad, frame.window, common))
         add_pieces(result, frame.held, arriving)
         return result, None, None
 
@@ -263,11 +271,6 @@ def new_map(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.empty(
         shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last
     )
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether a view lies in memory as a tensor of its own would."""
-    return x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _fill_ring(gathered: Tensor, frame: Frame) -> None:

@@ -1,7 +1,26 @@
-"""Computes norms and means, which need sums over all tiles or shards of the image.
+r"""Computes norms and means, which need sums over all tiles or shards of the image.
 
 A new norm is one function here, registered under its ATen name, beside its entry in
 ``hires.plan.operators``.
+
+Batch normalisation in training has the statistics of the whole microbatch. Every tile computes mean
+and variance of its own pixels; the tiles exchange them in one message and combine them with the
+parallel variance formula, which does not cancel as sums of squares do:
+
+    tile 0   mean 0, var 0 \            mean = sum of share t * mean t
+                            > gather
+    tile 1   mean 1, var 1 /            var  = sum of share t * (var t + (mean t - mean)^2)
+
+The statistics depend on every pixel, so the gradient of a pixel has a term of the whole image:
+
+    grad_x = a * (grad - mean(grad) - xhat * mean(grad * xhat)),  a = weight / sqrt(var + eps)
+
+Both means are over all tiles: one more message, on the way back. Weight and bias need none here:
+their sums over the tile are parts of the gradient, which are summed at the end of the step.
+
+Source:
+    Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances", 1979.
 """
 
 from __future__ import annotations
@@ -10,14 +29,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hires.core.registry import Registry
-from hires.parallel.collective import mean_over_image
 from hires.parallel.context import Context
-from hires.parallel.halo import crop
-from hires.parallel.norm import NormTiles, tiled_batch_norm
-from hires.plan.graph import Node
+from hires.parallel.cursor import Cursor
+from hires.parallel.halo import crop, part
+from hires.plan.graph import Node, Rect
 from hires.plan.layout import held_by
 
 Values = dict[str, Any]
@@ -31,6 +51,25 @@ IMAGE_KERNELS: Registry[Callable[[Node, Context, Bind], Operator]] = Registry("i
 """ATen name -> makes the callable of a node whose rule is ``norm`` or ``reduce``."""
 
 
+@IMAGE_KERNELS.register("mean")
+@IMAGE_KERNELS.register("adaptive_avg_pool2d")
+def _image_mean(node: Node, context: Context, bind: Bind) -> Operator:
+    """Returns the callable of a mean over the whole image."""
+    [source] = node.inputs
+    _, _, height, width = context.plan.graph.shape(source)
+    flat = node.shape is not None and len(node.shape) == 2
+    held, own = context.extent(source), context.own([height, width])
+
+    def run(values: Values) -> Tensor:
+        x = crop(values[source], held, own)  # (n, C, h, w); a tile may hold no pixel
+        partial = x.sum((2, 3), keepdim=True, dtype=_wide(x))
+        total = SumOverTiles.apply(partial, context.cursor, node.name)  # type: ignore[no-untyped-call]
+        mean: Tensor = (total / (height * width)).to(x.dtype)
+        return mean.flatten(1) if flat else mean
+
+    return run
+
+
 @IMAGE_KERNELS.register("batch_norm")
 def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
     """Returns the callable of batch normalisation in training, its statistics over all ranks."""
@@ -40,35 +79,186 @@ def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
     counts = [(b.n1 - b.n0) * (b.r1 - b.r0) * (b.c1 - b.c0) for b in boxes]
     if len(shape) != 4:  # shards of a vector or a sequence; tiles are of images
         counts = [count * math.prod(shape[2:]) for count in counts]
-    counts = [counts[tile] for tile in context.tile_order]
+    # Gathers stack in the order of ranks; the up direction has its tiles in reverse order of them.
+    order = [context.plan.slot_of(rank, context.direction).tile for rank in context.tiles.ranks]
+    counts = [counts[tile] for tile in order]
     rects = None
     if context.stage.num_tiles > 1 and context.extent(node.name) != context.own(shape[2:]):
         rects = context.extent(node.name), context.own(shape[2:])
     tiles = NormTiles(context.cursor, node.name, counts, rects)
+    unbiased = tiles.count / max(tiles.count - 1, 1)
 
     def run(values: Values) -> Tensor:
-        a = bind(values)
-        tracked = a["running_mean"] is not None and not context.recomputing
-        running = (a["running_mean"], a["running_var"]) if tracked else None
-        return tiled_batch_norm(
-            a["input"], a["weight"], a["bias"], running, tiles, a["momentum"], a["eps"]
-        )
+        args = bind(values)
+        x, weight, bias, momentum = (args[k] for k in ("input", "weight", "bias", "momentum"))
+        weight = x.new_ones(x.shape[1], dtype=_wide(x)) if weight is None else weight
+        bias = x.new_zeros(x.shape[1], dtype=_wide(x)) if bias is None else bias
+        apply = TiledBatchNorm.apply
+        y, mean, var = apply(x, weight, bias, tiles, args["eps"])  # type: ignore[no-untyped-call]
+        if args["running_mean"] is not None and not context.recomputing:
+            with torch.no_grad():
+                args["running_mean"].mul_(1 - momentum).add_(mean, alpha=momentum)
+                args["running_var"].mul_(1 - momentum).add_(var, alpha=momentum * unbiased)
+        return y  # type: ignore[no-any-return]
 
     return run
 
 
-@IMAGE_KERNELS.register("mean")
-@IMAGE_KERNELS.register("adaptive_avg_pool2d")
-def _global_mean(node: Node, context: Context, bind: Bind) -> Operator:
-    """Returns the callable of a mean over the whole image."""
-    [source] = node.inputs
-    _, _, height, width = context.plan.graph.shape(source)
-    flat = node.shape is not None and len(node.shape) == 2
-    held, own = context.extent(source), context.own([height, width])
+class NormTiles:
+    """The ranks that normalise one value together, and how much of the image each holds.
 
-    def run(values: Values) -> Tensor:
-        x = crop(values[source], held, own)
-        mean = mean_over_image(x, context.cursor, node.name, height * width)
-        return mean.flatten(1) if flat else mean
+    Args:
+        cursor: of the rank.
+        node: the norm.
+        counts: pixels times samples that each tile or shard owns, in the order of ranks.
+        rects: what this tile holds and what it owns, if that is less. All held pixels are
+            normalised, but each counts once: with its owner.
+    """
 
-    return run
+    def __init__(
+        self, cursor: Cursor, node: str, counts: list[int], rects: tuple[Rect, Rect] | None
+    ) -> None:
+        self.cursor = cursor
+        self.node = node
+        self.rects = rects
+        self.count = sum(counts)
+        self._shares = (torch.tensor(counts, dtype=torch.float64) / self.count).view(-1, 1)
+        self._constants: dict[torch.dtype, Tensor] = {}
+
+    def gather(self, tensor: Tensor, back: bool = False) -> Tensor:
+        """Returns a tensor of all tiles, stacked: one message forward, one on the way back."""
+        return self.cursor.gather(tensor, self.node, back)
+
+    def own(self, x: Tensor) -> Tensor:
+        """Returns the tile's own pixels of those that it holds."""
+        return x if self.rects is None else part(x, *self.rects)
+
+    def shares(self, like: Tensor) -> Tensor:
+        """Returns each tile's part of the image, (tiles, 1), in another tensor's type."""
+        if like.dtype not in self._constants:
+            self._constants[like.dtype] = self._shares.to(like)
+        return self._constants[like.dtype]
+
+
+class TiledBatchNorm(torch.autograd.Function):
+    """Batch normalisation in training, over all tiles."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tiles: NormTiles, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(n, C, h, w) -> normalised tile, and mean and variance (C) of the whole image."""
+        own, kind = tiles.own(x), _wide(x)
+        if own.numel():
+            local = torch.stack(torch.batch_norm_update_stats(own, None, None, 0.0)).to(kind)
+        else:  # a tile without pixels has the share 0
+            local = x.new_zeros(2, x.shape[1], dtype=kind)
+        means, variances = tiles.gather(local).unbind(1)  # (tiles, C) each
+        shares = tiles.shares(means)
+        # Products and sums, not a matrix product, which autocast would lower to bfloat16.
+        mean = (shares * means).sum(0)
+        apart = means - mean
+        var = (shares * torch.addcmul(variances, apart, apart)).sum(0)
+        y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps) if x.numel() else x.clone()
+        ctx.save_for_backward(x, weight, mean, torch.rsqrt(var + eps))
+        ctx.tiles = tiles
+        ctx.mark_non_differentiable(mean, var)
+        return y, mean, var
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: Tensor, _mean: Tensor, _var: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        """Gradients of the tile, weight and bias; one message to the other tiles."""
+        x, weight, mean, invstd = ctx.saved_tensors
+        tiles: NormTiles = ctx.tiles
+        # Sums over this tile of grad * xhat and of grad, (2, C): the gradients of weight and bias.
+        if x.numel():
+            _, *both = torch.ops.aten.native_batch_norm_backward(
+                grad, x, weight, None, None, mean, invstd, True, 0.0, [False, True, True]
+            )
+            sums = torch.stack(both).to(mean.dtype)
+        else:
+            sums = mean.new_zeros(2, x.shape[1])
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            total = tiles.gather(sums, back=True).sum(0)
+            grad_x = _gradient_of_input(grad, x, weight * invstd, mean, invstd, total, tiles)
+        return grad_x, sums[0].to(weight.dtype), sums[1].to(weight.dtype), None, None
+
+
+def _gradient_of_input(
+    grad: Tensor,
+    x: Tensor,
+    a: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    total: Tensor,
+    tiles: NormTiles,
+) -> Tensor:
+    """Returns a * (grad - mean(grad) - xhat * mean(grad * xhat)), with a = weight * invstd.
+
+    ``total`` holds the sums over all tiles of grad * xhat and of grad, from every pixel that a tile
+    holds. With xhat = (x - mean) * invstd the result is linear in x, one number per channel each:
+
+        a * grad + b * x + c      b = -a * invstd * mean(grad * xhat)
+                                  c = -a * mean(grad) - b * mean
+
+    so that two passes over the tile do it: batch_norm with mean 0 and variance 1 is the fused
+    b * x + c. The statistics are made of own pixels, so only these have the terms b and c.
+    """
+    if not x.numel():
+        return torch.zeros_like(x)
+    pulled = total * (a / -tiles.count)  # (2, C)
+    b = pulled[0] * invstd
+    c = torch.addcmul(pulled[1], b, mean, value=-1)
+    own, scale = tiles.own(x), a.to(grad.dtype).view(1, -1, *[1] * (x.dim() - 2))
+    pull = F.batch_norm(own, torch.zeros_like(b), torch.ones_like(b), b, c, False, 0.0, 0.0)
+    if tiles.rects is None:
+        return pull.addcmul_(grad, scale)
+    result = grad * scale
+    tiles.own(result).add_(pull)
+    return result
+
+
+class SumOverTiles(torch.autograd.Function):
+    """Partial sums -> the sum on all tiles."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, cursor: Cursor, node: str) -> Tensor:
+        """Returns the sum, added in rank order so that all tiles get the same bits."""
+        return cursor.gather(partial.contiguous(), node).sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient needs no message."""
+        # What follows is computed alike on all tiles, so each has the complete gradient.
+        return grad, None, None
+
+
+class Share(torch.autograd.Function):
+    """A value that all tiles hold, about to be used with each tile's own pixels.
+
+    Every tile sees only the part of its gradient that its pixels make; the parts are summed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, cursor: Cursor, node: str) -> Tensor:
+        """Returns the value."""
+        ctx.cursor, ctx.node = cursor, node
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Returns the sum of the tiles' gradients."""
+        return ctx.cursor.gather(grad.contiguous(), ctx.node, back=True).sum(0), None, None
+
+
+def share(whole: Tensor, cursor: Cursor, node: str) -> Tensor:
+    """Returns a value that all tiles hold, about to be used by a node; its gradient is summed."""
+    return Share.apply(whole, cursor, node)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """Returns the type in which sums over the image are made."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -15,7 +15,6 @@ from hires.parallel.stage import StageModule
 from hires.plan.event import Event
 from hires.plan.graph import INPUT
 from hires.plan.layout import Box
-from hires.plan.plan import Edge
 
 Batch = tuple[Tensor | None, Tensor | None]
 """Images (n, C, h, w) for ranks that read them; for ranks of the last stage the target: labels (n),
@@ -34,7 +33,14 @@ class Flight:
 
 
 class SlotPass:
-    """The passes of one slot: its stage's tile, in one direction."""
+    """The passes of one slot: its stage's tile, in one direction.
+
+    Args:
+        context: the slot.
+        module: its stage.
+        loss: name of the loss, which the last stage computes in training.
+        autocast: type to which autocast lowers matrix products in training, or None.
+    """
 
     def __init__(
         self, context: Context, module: StageModule, loss: str, autocast: torch.dtype | None = None
@@ -52,8 +58,8 @@ class SlotPass:
     def forward(self, arrived: Arrived, batch: Batch) -> Flight:
         """Computes the stage, and the loss in the last one."""
         images, target = batch
-        training = self.context.plan.training
-        inputs = {value: self._assemble(edge, arrived) for value, edge in self.edges_in.items()}
+        plan = self.context.plan
+        inputs = {value: self._joined(value, arrived) for value in self.edges_in}
         for value, edge in self.edges_in.items():
             inputs[value].requires_grad_(bool(edge.back))
         leaves = dict(inputs)
@@ -62,23 +68,28 @@ class SlotPass:
             leaves[INPUT] = images
         low = self.autocast
         casting = torch.autocast("cpu", dtype=low) if low else contextlib.nullcontext()
-        with torch.set_grad_enabled(training), casting:
+        with torch.set_grad_enabled(plan.training), casting:
             outputs = self.module.forward(leaves)
         loss = None
-        if self.is_last and training:
+        if self.is_last and plan.training:
             assert target is not None
-            output = outputs[self.context.plan.graph.output]
-            loss = loss_of(self.loss, output, target, self.context)
+            loss = loss_of(self.loss, outputs[plan.graph.output], target, self.context)
         return Flight(inputs, outputs, loss)
 
     def backward(self, flight: Flight, arrived: Arrived) -> dict[str, Tensor]:
-        """Runs autograd from the stage's outputs; returns the gradients of its inputs."""
+        """Runs autograd from the stage's outputs; returns the gradients of its inputs.
+
+        An output may have readers in several stages, and a pixel of it on several of their tiles:
+        its gradient is the sum of all that arrived.
+        """
         roots: list[Tensor] = []
         gradients: list[Tensor | None] = []
         for value in {edge.value: None for edge in self.edges_out if edge.back}:
             roots.append(flight.outputs[value])
-            gradients.append(self._gradient(value, arrived).to(flight.outputs[value].dtype))
+            total = self._joined(value, arrived, add=True)
+            gradients.append(total.to(flight.outputs[value].dtype))
         if flight.loss is not None:
+            # The mean over all microbatches of all replicas: later sums need no division.
             roots.append(flight.loss / self.context.plan.pieces)
             gradients.append(None)
         torch.autograd.backward(roots, gradients)
@@ -98,36 +109,25 @@ class SlotPass:
         tensor = _view(made[send.value].detach(), self.context.held(send.value), send)
         return tensor.to(self.context.dtype)
 
-    def _assemble(self, edge: Edge, arrived: Arrived) -> Tensor:
-        """Returns this slot's part of a value from the pieces that came for it."""
-        pieces = [(event, tensor) for event, tensor in arrived if event.value == edge.value]
-        held = self.context.held(edge.value)
-        shape = self._shape(edge.value, held)
-        if len(pieces) == 1 and pieces[0][1].shape == shape:
-            return pieces[0][1]
-        value = self.empty(shape)
-        for event, tensor in pieces:
-            _view(value, held, event).copy_(tensor)
-        return value
-
-    def _gradient(self, value: str, arrived: Arrived) -> Tensor:
-        """Returns the gradient of one of the stage's outputs, summed over its readers."""
+    def _joined(self, value: str, arrived: Arrived, add: bool = False) -> Tensor:
+        """Returns this slot's part of a value, or its gradient, from the messages of it."""
         pieces = [(event, tensor) for event, tensor in arrived if event.value == value]
-        held = self.context.held(value)
-        shape = self._shape(value, held)
-        if len(pieces) == 1 and pieces[0][1].shape == shape:
+        held, shape = self.context.held(value), self.context.plan.graph.shape(value)
+        box = (held.n1 - held.n0, *shape[1:]) if shape else ()
+        if len(shape) == 4:
+            box = held.n1 - held.n0, shape[1], held.r1 - held.r0, held.c1 - held.c0
+        if len(pieces) == 1 and pieces[0][1].shape == box:
             return pieces[0][1]
-        total = self.empty(shape).zero_()
+        whole = self.empty(box)
+        if add:
+            whole.zero_()
         for event, tensor in pieces:
-            _view(total, held, event).add_(tensor)
-        return total
-
-    def _shape(self, value: str, held: Box) -> tuple[int, ...]:
-        """Returns the shape of a part of a value."""
-        shape = self.context.plan.graph.shape(value)
-        if len(shape) != 4:
-            return (held.n1 - held.n0, *shape[1:]) if shape else ()
-        return held.n1 - held.n0, shape[1], held.r1 - held.r0, held.c1 - held.c0
+            view = _view(whole, held, event)
+            if add:
+                view.add_(tensor)
+            else:
+                view.copy_(tensor)
+        return whole
 
 
 def _view(tensor: Tensor, held: Box, event: Event) -> Tensor:

@@ -1,9 +1,28 @@
-"""Runs the nodes of one stage on one rank, in order, on its tile."""
+"""Runs the nodes of one stage on one rank, in order, on its tile.
+
+With checkpointing a stage is cut into segments. A segment keeps its inputs only; when its gradient
+comes it runs once more, and autograd goes back through that run:
+
+    forward     in0 -> [segment 0] -> in1 -> [segment 1] -> out      keeps in0, in1
+    backward                          in1 -> [segment 1] ~> grad of in1
+                in0 -> [segment 0] ~> grad of in0                    ~> back through the new run
+
+``torch.utils.checkpoint`` would keep the halos of the first run, which hang on autograd's nodes and
+not on saved tensors, and runs again when the first saved tensor is asked for, whatever comes
+between. Here the second run is one piece, and its halos and statistics are exchanged in the same
+order on all tiles: events of the plan like those of the first run.
+
+Source:
+    Chen et al., "Training deep nets with sublinear memory cost", 2016.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +30,6 @@ from torch import Tensor, nn
 from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
 from hires.parallel.image_kernels import Operator, Values
-from hires.parallel.recompute import Segment, run_segment
 from hires.plan.graph import Node
 from hires.plan.operators.operator_facts import facts_of, is_random
 from hires.plan.rules import TILED
@@ -22,26 +40,31 @@ class StageModule:
 
     Args:
         context: the rank and its plan.
-        model: the network; the parameters that the stage uses are real, the others may be on the
-            meta device.
+        tensors: parameters and buffers by name, at least those of the stage.
     """
 
-    def __init__(self, context: Context, model: nn.Module) -> None:
+    def __init__(self, context: Context, tensors: dict[str, Tensor]) -> None:
         plan, stage = context.plan, context.stage
         self.nodes = plan.nodes(stage.index)
-        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self.tensors = {name: named[name] for node in self.nodes for name in node.params}
+        self.tensors = {name: tensors[name] for node in self.nodes for name in node.params}
         self.parameters = {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
-        self.outputs = _outputs(context)
+        sent = [edge.value for edge in plan.edges if edge.source == stage.index]
+        last = [plan.graph.output] if stage.index == len(plan.stages) - 1 else []
+        self.outputs = list(dict.fromkeys(sent + last))
         bounds = stage.segments or [stage.first, stage.last]
         parts = [plan.graph.nodes[a:b] for a, b in itertools.pairwise(bounds)]
         reads = [{name for node in nodes for name in node.inputs} for nodes in parts]
         self.segments = [
-            _segment(context, nodes, self.tensors, set(self.outputs).union(*reads[i + 1 :]))
+            Segment(context, nodes, self.tensors, set(self.outputs).union(*reads[i + 1 :]))
             for i, nodes in enumerate(parts)
         ]
         self.recomputes = bool(stage.segments)
-        self.partial = _partial(context, self.nodes, self.parameters)
+        # Parameters of tiled values have a part of their gradient on each tile. Behind the global
+        # pool every tile has all of it. A shard has its samples' part of every gradient.
+        tiled = [node for node in self.nodes if stage.layout[node.name] == TILED]
+        of_tiles = {name for node in tiled for name in node.params}
+        everything = set(self.parameters)
+        self.partial = everything if stage.shards > 1 else everything & of_tiles
 
     def forward(self, inputs: Values) -> dict[str, Tensor]:
         """Returns the values that leave the stage, from those that enter it.
@@ -50,19 +73,22 @@ class StageModule:
         """
         values = dict(inputs)
         for index, segment in enumerate(self.segments):
-            if self.recomputes:
-                values |= run_segment(segment, values)
+            read = {name: values[name] for name in segment.inputs}
+            if self.recomputes and torch.is_grad_enabled():
+                # Parameters are no inputs of the Function: the anchor makes autograd come back
+                # even if no input asks for a gradient.
+                anchor, given = torch.empty(0, requires_grad=True), read.values()
+                made = Recomputed.apply(anchor, segment, *given)  # type: ignore[no-untyped-call]
+                values |= dict(zip(segment.outputs, made, strict=True))
             else:
-                values |= segment.run({name: values[name] for name in segment.inputs})
+                values |= segment.run(read)
             needed = {n for later in self.segments[index + 1 :] for n in later.inputs}
             values = {n: v for n, v in values.items() if n in needed or n in self.outputs}
         return {name: values[name] for name in self.outputs}
 
 
-def _segment(
-    context: Context, nodes: list[Node], tensors: dict[str, Tensor], later: set[str]
-) -> Segment:
-    """Returns some consecutive nodes as one callable.
+class Segment:
+    """Consecutive nodes of a stage.
 
     Args:
         context: the slot.
@@ -70,35 +96,84 @@ def _segment(
         tensors: parameters and buffers of the stage by name.
         later: values that are read behind these nodes.
     """
-    made = {node.name for node in nodes}
-    outputs = [node.name for node in nodes if node.name in later]
-    inputs = list(dict.fromkeys(n for node in nodes for n in node.inputs if n not in made))
-    in_place = _in_place(nodes, outputs, context.stage.extents)
-    last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs}
-    steps: list[tuple[str, Operator, list[str]]] = []
-    for index, node in enumerate(nodes):
-        overwrites = node.name in in_place
-        run = _overwriting(node) if overwrites else compile_node(node, context, tensors)
-        ended = [n for n in node.inputs if last_use[n] == index and n not in outputs]
-        steps.append((node.name, run, ended))
 
-    def run_all(values: Values) -> dict[str, Tensor]:
-        for name, run, ended in steps:
+    def __init__(
+        self, context: Context, nodes: list[Node], tensors: dict[str, Tensor], later: set[str]
+    ) -> None:
+        self.context = context
+        self.random = any(is_random(node) for node in nodes)
+        made = {node.name for node in nodes}
+        self.outputs = [node.name for node in nodes if node.name in later]
+        reads = dict.fromkeys(name for node in nodes for name in node.inputs)
+        self.inputs = [name for name in reads if name not in made]
+        in_place = _in_place(nodes, self.outputs, context.stage.extents)
+        last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs}
+        self._steps: list[tuple[str, Operator, list[str]]] = []
+        for index, node in enumerate(nodes):
+            overwrites = node.name in in_place
+            run = _overwriting(node) if overwrites else compile_node(node, context, tensors)
+            dead = [n for n in node.inputs if last_use[n] == index and n not in self.outputs]
+            self._steps.append((node.name, run, dead))
+
+    def run(self, values: Values) -> dict[str, Tensor]:
+        """Returns the outputs from the inputs; ``values`` is used up."""
+        for name, run, dead in self._steps:
             values[name] = run(values)
-            for dead in ended:
-                del values[dead]
-        return {name: values[name] for name in outputs}
-
-    random = any(is_random(node) for node in nodes)
-    return Segment(context, run_all, inputs, outputs, random)
+            for one in dead:
+                del values[one]
+        return {name: values[name] for name in self.outputs}
 
 
-def _outputs(context: Context) -> list[str]:
-    """Returns the values that a stage sends on, and the network's output in the last one."""
-    plan, stage = context.plan, context.stage
-    sent = [edge.value for edge in plan.edges if edge.source == stage.index]
-    last = [plan.graph.output] if stage.index == len(plan.stages) - 1 else []
-    return list(dict.fromkeys(sent + last))
+class Recomputed(torch.autograd.Function):
+    """Inputs of a segment -> its outputs, the segment computed again on the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, _anchor: Tensor, segment: Segment, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Returns the outputs."""
+        ctx.segment = segment
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        ctx.random = torch.get_rng_state() if segment.random else None
+        ctx.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        outputs = segment.run(dict(zip(segment.inputs, tensors, strict=True)))
+        return tuple(outputs[name] for name in segment.outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Runs the segment again and goes back through it; parameters get their gradients."""
+        segment: Segment = ctx.segment
+        leaves = [
+            tensor.detach().requires_grad_(needed)
+            for tensor, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
+        ]
+        enabled, dtype = ctx.autocast
+        with _second_run(segment.context, ctx.random), torch.enable_grad():
+            with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+                outputs = segment.run(dict(zip(segment.inputs, leaves, strict=True)))
+            made = [
+                (outputs[name], grad)
+                for name, grad in zip(segment.outputs, grads, strict=True)
+                if grad is not None and outputs[name].requires_grad
+            ]
+            torch.autograd.backward([tensor for tensor, _ in made], [grad for _, grad in made])
+        return None, None, *(leaf.grad for leaf in leaves)
+
+
+@contextlib.contextmanager
+def _second_run(context: Context, random: Tensor | None) -> Iterator[None]:
+    """Keeps running statistics as they are, and draws the first run's random numbers again."""
+    context.recomputing = True
+    now = torch.get_rng_state() if random is not None else None
+    if random is not None:
+        torch.set_rng_state(random)
+    try:
+        yield
+    finally:
+        context.recomputing = False
+        if now is not None:
+            torch.set_rng_state(now)
 
 
 def _in_place(
@@ -126,16 +201,3 @@ def _overwriting(node: Node) -> Operator:
     """Returns the in-place variant of an operator of one operand."""
     [source], overwrite = node.inputs, getattr(torch.ops.aten, f"{node.kind}_")
     return lambda values: overwrite(values[source])
-
-
-def _partial(context: Context, nodes: list[Node], parameters: dict[str, nn.Parameter]) -> set[str]:
-    """Returns the parameters whose gradient on this rank is a part of a sum over the tiles.
-
-    These are the parameters of tiled values; behind the global pool every tile has the complete
-    gradient. A shard has its samples' part of every gradient.
-    """
-    if context.stage.shards > 1:
-        return set(parameters)
-    layout = context.stage.layout
-    tiled = {name for node in nodes if layout[node.name] == TILED for name in node.params}
-    return tiled & set(parameters)

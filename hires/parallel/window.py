@@ -25,8 +25,7 @@ from hires.core.registry import Registry
 from hires.parallel.context import Context
 from hires.parallel.convolution import convolve, convolve_transposed
 from hires.parallel.halo import Borrowed, Exchange, Frame, crop, gather_window, part
-from hires.parallel.strip_division import Strips, strips_of
-from hires.parallel.strips import strip_convolution
+from hires.parallel.strips import Strips, strip_convolution, strips_of
 from hires.plan.graph import Node, Rect
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.rules import window_axes_of

@@ -15,7 +15,7 @@ from hires import comm, worker
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.world import World
 from hires.core.store import attempts, file_names, records, rundir
-from hires.engine import checkpoint, stopping, tensorfile
+from hires.engine import checkpoint, run, tensorfile
 from hires.engine.memory_meter import PeakMeter
 from hires.parallel.executor import Executor, StepResult
 from hires.plan.plan import Plan
@@ -30,13 +30,13 @@ def rank_of_attempt(world: World, folder: str, stop_at: int | None) -> int:
 
     The last rank, and nobody else, gets the signal while it computes the step before ``stop_at``.
     """
-    stopping.hold_back()
+    run.hold_preemption()
     comm.start(world, 60)
     step = Executor.step
 
     def counted(executor: Executor, feed: Any) -> StepResult:
         if executor.recorder.next_step + 1 == stop_at and world.rank == world.size - 1:
-            os.kill(os.getpid(), stopping.SIGNAL)
+            os.kill(os.getpid(), run.PREEMPTION_SIGNAL)
         return step(executor, feed)
 
     Executor.step = counted  # type: ignore[method-assign, assignment]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hires.core.config.run_config import ModelConfig
-from hires.nets.build_network import build_model, materialise, release
+from hires.nets.build_network import build_model, materialise
 
 SMALL = ModelConfig(name="preact_resnet", n=1, classes=4)
 
@@ -98,13 +98,3 @@ def test_custom_network_comes_filled_and_equal_for_a_seed():
     net = build_model(config, 1)
     materialise(net, list(one), 7)
     assert all(torch.equal(one[name], tensor) for name, tensor in net.state_dict().items())
-
-
-@pytest.mark.parametrize("kept", [["0.weight", "0.bias"], ["1.running_mean"]])
-def test_release_keeps_what_is_named(kept):
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
-    net[1].weight.requires_grad_(False)
-    release(net, kept)
-    assert [name for name, tensor in net.state_dict().items() if not tensor.is_meta] == kept
-    assert not net[1].weight.requires_grad
-    assert net[0].weight.requires_grad

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hires.parallel.halo import Piece, part
-from hires.parallel.strip_division import Strips, strips_of
-from hires.parallel.strips import strip_convolution
+from hires.parallel.strips import Strips, strip_convolution, strips_of
 from hires.plan.graph import Rect
 from hires.plan.tiling import Axes, Axis, intersect, is_empty, need_of, own_rect
 

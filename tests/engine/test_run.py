@@ -10,22 +10,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from hires.engine import stopping
+from hires.engine import run
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     """The test process hears the signal afterwards as it did before."""
-    handler = signal.getsignal(stopping.SIGNAL)
+    handler = signal.getsignal(run.PREEMPTION_SIGNAL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    stopping.forget()
+    run.clear_preemption()
     yield
-    stopping.forget()
-    signal.signal(stopping.SIGNAL, handler)
+    run.clear_preemption()
+    signal.signal(run.PREEMPTION_SIGNAL, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def heard_soon() -> bool:
+def is_preempted_soon() -> bool:
     """Whether the signal is heard, at once or as soon as the thread that took it has run.
 
     While the main thread holds the signal back, the kernel hands it to any other thread that does
@@ -33,16 +33,16 @@ def heard_soon() -> bool:
     nothing is lost, but ``kill`` may return first.
     """
     deadline = time.monotonic() + 30
-    while not stopping.heard() and time.monotonic() < deadline:
+    while not run.is_preempted() and time.monotonic() < deadline:
         time.sleep(0.001)
-    return stopping.heard()
+    return run.is_preempted()
 
 
 def test_signal_that_comes_before_anybody_listens_is_heard():
-    stopping.hold_back()
-    os.kill(os.getpid(), stopping.SIGNAL)
-    stopping.listen()
-    assert heard_soon()
+    run.hold_preemption()
+    os.kill(os.getpid(), run.PREEMPTION_SIGNAL)
+    run.accept_preemption()
+    assert is_preempted_soon()
 
 
 def test_signal_that_another_thread_takes_is_heard_by_the_main_one():
@@ -51,32 +51,32 @@ def test_signal_that_another_thread_takes_is_heard_by_the_main_one():
     thread.start()
     try:
         for _ in range(50):
-            stopping.forget()
-            stopping.hold_back()
+            run.clear_preemption()
+            run.hold_preemption()
             assert thread.ident is not None
-            signal.pthread_kill(thread.ident, stopping.SIGNAL)
-            stopping.listen()
-            assert heard_soon()
+            signal.pthread_kill(thread.ident, run.PREEMPTION_SIGNAL)
+            run.accept_preemption()
+            assert is_preempted_soon()
     finally:
         done.set()
         thread.join()
 
 
 def test_signal_that_comes_later_is_heard_until_it_is_forgotten():
-    stopping.listen()
-    assert not stopping.heard()
-    os.kill(os.getpid(), stopping.SIGNAL)
-    assert stopping.heard()
-    stopping.forget()
-    assert not stopping.heard()
+    run.accept_preemption()
+    assert not run.is_preempted()
+    os.kill(os.getpid(), run.PREEMPTION_SIGNAL)
+    assert run.is_preempted()
+    run.clear_preemption()
+    assert not run.is_preempted()
 
 
 def test_thread_that_started_meanwhile_never_sees_it():
-    stopping.hold_back()
+    run.hold_preemption()
     blocked: list[bool] = []
 
     def look() -> None:
-        blocked.append(stopping.SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        blocked.append(run.PREEMPTION_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -85,8 +85,8 @@ def test_thread_that_started_meanwhile_never_sees_it():
 
 
 def test_other_threads_than_the_main_one_change_nothing():
-    before = signal.getsignal(stopping.SIGNAL)
-    thread = threading.Thread(target=stopping.listen)
+    before = signal.getsignal(run.PREEMPTION_SIGNAL)
+    thread = threading.Thread(target=run.accept_preemption)
     thread.start()
     thread.join()
-    assert signal.getsignal(stopping.SIGNAL) == before
+    assert signal.getsignal(run.PREEMPTION_SIGNAL) == before
