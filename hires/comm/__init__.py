@@ -1,6 +1,5 @@
 """Sends and receives every message between ranks: point to point, sums, gathers, barriers."""
 
-from hires.comm.rank_groups import Group, make_groups
 from hires.comm.runtime import (
     Handle,
     all_gather,
@@ -12,7 +11,7 @@ from hires.comm.runtime import (
     isend,
     max_all,
 )
-from hires.comm.wire import PATIENCE_S, activity, rehearsal, shutdown, start
+from hires.comm.wire import PATIENCE_S, Group, activity, make_groups, rehearsal, shutdown, start
 
 __all__ = [
     "PATIENCE_S",

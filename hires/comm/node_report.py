@@ -34,7 +34,7 @@ from hires.core.store.files import cannot_write, write_atomically
 SUM_BYTES = 2**22
 """Size of the tensor that is summed over the network."""
 DISK_BYTES = 2**25
-"""Size of the file that is written to find out how fast that goes."""
+"""Size of the file whose writing is timed."""
 _REPEATS = 5
 _SEEN_S = 10.0
 """How long a file of another node may take to appear: file servers cache."""
@@ -50,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         records.require_seen(folder)
         write_atomically(folder / f"facts-rank{world.rank:04d}.json", json.dumps(facts(folder)))
-        timeout_s = records.read_config(folder).comm.timeout_s
-        wire.start(world, timeout_s)
+        wire.start(world, records.read_config(folder).comm.timeout_s)
         report = meet(folder, world)
         write_atomically(folder / f"met-rank{world.rank:04d}.json", json.dumps(report))
         runtime.barrier()
@@ -68,36 +67,34 @@ def facts(folder: Path) -> dict[str, Any]:
     count = cuda.device_count() if cuda.is_available() else 0
     pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
     own = provenance.collect()
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     return {
-        "node": _node(),
+        "node": node,
         "time": time.time(),
         **{key: own[key] for key in ("hires", "git", "python", "host")},
         "torch": torch.__version__,
         "gpus": [cuda.get_device_name(i) for i in range(count)],
         "apart": [pair for pair in pairs if not cuda.can_device_access_peer(*pair)],
-        "bytes_per_s": _disk_rate(folder),
+        "bytes_per_s": _disk_rate(folder / f".probe-{node}-{os.getpid()}"),
     }
 
 
 def meet(folder: Path, world: World) -> dict[str, Any]:
     """Returns what the ranks measure together."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    report: dict[str, Any] = {"address": world.address, "port": world.port, "interface": interface}
-    report["own_address"] = network.address_of(interface) if interface else None
-    report["ahead_s"] = _ahead_s(world)
-    report["unseen"] = _unseen(folder, world)
-    report["sum_s"] = _sum(world, torch.ones(SUM_BYTES // 4))
-    report["nccl"] = _nccl(world)
-    return report
+    return {
+        "address": world.address,
+        "port": world.port,
+        "interface": interface,
+        "own_address": network.address_of(interface) if interface else None,
+        "ahead_s": _ahead_s(world),
+        "unseen": _unseen(folder, world),
+        "sum_s": _sum_s(world, torch.ones(SUM_BYTES // 4)),
+        "nccl": _nccl(world),
+    }
 
 
-def _node() -> str:
-    """Returns this machine's name, as Slurm calls it if it does."""
-    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-
-
-def _disk_rate(folder: Path) -> float:
-    probe = folder / f".probe-{_node()}-{os.getpid()}"
+def _disk_rate(probe: Path) -> float:
     data = secrets.token_bytes(DISK_BYTES)
     began_s = time.perf_counter()
     try:
@@ -127,26 +124,25 @@ def _ahead_s(world: World) -> float:
 def _unseen(folder: Path, world: World) -> list[int]:
     """Returns the ranks whose file, written now, is not visible here."""
     token = runtime.broadcast_text(secrets.token_hex(8))
-    mine = folder / f"word-rank{world.rank:04d}"
-    write_atomically(mine, token)
+    files = [folder / f"word-rank{rank:04d}" for rank in range(world.size)]
+    write_atomically(files[world.rank], token)
     runtime.barrier()
+
+    def is_seen(file: Path) -> bool:
+        try:
+            return file.read_text(encoding="utf-8") == token
+        except OSError:
+            return False
+
     until = time.monotonic() + _SEEN_S
     while True:
-        unseen = [rank for rank in range(world.size) if not _holds(folder, rank, token)]
+        unseen = [rank for rank, file in enumerate(files) if not is_seen(file)]
         if not unseen or time.monotonic() > until:
             return unseen
         time.sleep(0.1)
 
 
-def _holds(folder: Path, rank: int, token: str) -> bool:
-    """Whether the file of a rank is visible and holds the token."""
-    try:
-        return (folder / f"word-rank{rank:04d}").read_text(encoding="utf-8") == token
-    except OSError:
-        return False
-
-
-def _sum(world: World, ones: torch.Tensor, group: Any = None) -> float | None:
+def _sum_s(world: World, ones: torch.Tensor, group: Any = None) -> float | None:
     """Returns how long it takes to sum a tensor over all ranks; None if the sum is wrong."""
     times, right = [], True
     for _ in range(_REPEATS):
@@ -167,7 +163,7 @@ def _nccl(world: World) -> dict[str, Any] | None:
     device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
     try:
         group = dist.new_group(backend="nccl")
-        return {"sum_s": _sum(world, torch.ones(SUM_BYTES // 4, device=device), group)}
+        return {"sum_s": _sum_s(world, torch.ones(SUM_BYTES // 4, device=device), group)}
     except RuntimeError as error:
         return {"error": str(error).splitlines()[0][:300]}
 

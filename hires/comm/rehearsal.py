@@ -61,12 +61,12 @@ class SilentWire:
 
     def all_reduce(self, tensor: Tensor, group: Any, async_op: bool) -> Silence:
         """Leaves the tensor as it is."""
-        self._allocate(2 * min(SEGMENT_BYTES, tensor.numel() * tensor.element_size()))
+        torch.empty(2 * min(SEGMENT_BYTES, tensor.nbytes), dtype=torch.uint8)  # counted, and freed
         return Silence(tensor)
 
     def all_gather(self, parts: list[Tensor], tensor: Tensor, group: Any) -> None:
         """Leaves the parts as they are; gloo gathers them in one piece first."""
-        self._allocate(sum(part.numel() * part.element_size() for part in parts))
+        torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8)
 
     def barrier(self) -> None:
         """Returns at once."""
@@ -82,14 +82,13 @@ class SilentWire:
         """Returns the bytes of all shared memory that the rank has touched so far."""
         return sum(memory.touched_bytes() for memory in self.memories)
 
-    @staticmethod
-    def _allocate(num_bytes: int) -> None:
-        """Allocates and frees some bytes, so that they are counted."""
-        torch.empty(num_bytes, dtype=torch.uint8)
-
 
 class SilentMemory:
-    """Stands for :class:`hires.comm.shared.SharedMemory` without the other ranks."""
+    """Stands for :class:`hires.comm.shared.SharedMemory` without the other ranks.
+
+    A page of shared memory counts once it is touched, so the largest message of each kind to or
+    from each peer is what counts.
+    """
 
     def __init__(self, num_ranks: int, mail: bool) -> None:
         self.mail_bytes = shared.mail_bytes(num_ranks, mail)
@@ -98,16 +97,16 @@ class SilentMemory:
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Returns a tensor of the shape that a gather gives."""
-        self._note("gather", 0, tensor)
+        self._count("gather", 0, tensor)
         return tensor.new_empty((self._num_ranks, *tensor.shape))
 
     def send(self, tensor: Tensor, target: int) -> None:
-        """Notes the message's size."""
-        self._note("send", target, tensor)
+        """Counts the message."""
+        self._count("send", target, tensor)
 
     def expect(self, buffer: Tensor, source: int) -> Callable[[], None]:
-        """Notes the message's size; returns a function that does nothing."""
-        self._note("receive", source, buffer)
+        """Counts the message; returns a function that does nothing."""
+        self._count("receive", source, buffer)
         return lambda: None
 
     def touched_bytes(self) -> int:
@@ -116,11 +115,8 @@ class SilentMemory:
         shares = {"gather": self._num_ranks, "send": 1, "receive": 1}
         return sum(2 * shares[kind] * size for (kind, _), size in self._largest.items())
 
-    def _note(self, kind: str, peer: int, tensor: Tensor) -> None:
-        """Remembers the largest message of each kind to or from each peer."""
-        size = tensor.numel() * tensor.element_size()
-        key = kind, peer
-        self._largest[key] = max(self._largest.get(key, 0), size)
+    def _count(self, kind: str, peer: int, tensor: Tensor) -> None:
+        self._largest[kind, peer] = max(self._largest.get((kind, peer), 0), tensor.nbytes)
 
 
 class SilentPeers:

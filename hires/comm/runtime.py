@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm import shared
-from hires.comm.rank_groups import Group
 from hires.comm.rehearsal import SilentMemory
 from hires.comm.shared import SharedMemory
-from hires.comm.wire import activity, guard, patient_group, transport, waiting
+from hires.comm.wire import Group, guard, patient_group, transport, waiting
 from hires.core.ranks.timeline import COLLECTIVE, HALO, Recorder
 from hires.plan.groups import ALONE_BYTES
 
@@ -132,7 +131,11 @@ def all_reduce_coalesced(tensors: list[Tensor], group: Group) -> None:
             small = [tensor for tensor in bucket if tensor.nbytes < ALONE_BYTES]
             handles = [all_reduce(tensor, group, wait=False) for tensor in large]
             if small:
-                _sum_as_one(small, group)
+                together = torch.cat([tensor.view(-1) for tensor in small])
+                all_reduce(together, group)
+                parts = torch.split(together, [tensor.numel() for tensor in small])
+                for tensor, part in zip(small, parts, strict=True):
+                    tensor.view(-1).copy_(part)
             for handle in handles:
                 if handle is not None:
                     handle.wait()
@@ -142,33 +145,24 @@ def all_gather(tensor: Tensor, group: Group) -> Tensor:
     """Returns the tensors of all ranks of a group, stacked in the order of its ranks."""
     begin_s = time.perf_counter()
     what = f"an all-gather among ranks {group.ranks}"
-    outer = activity.begin(what, ranks=tuple(group.ranks))
-    try:
-        gathered = _gather(tensor, group)
-    finally:
-        activity.end(outer)
+    gathered: Tensor = waiting(lambda: _gather(tensor, group), what, ranks=tuple(group.ranks))
     _note(group.recorder, COLLECTIVE, begin_s, "all-gather")
     return gathered
 
 
 def _gather(tensor: Tensor, group: Group) -> Tensor:
     """Returns what :func:`all_gather` does, by the way that suits its size."""
-    small = tensor.numel() * tensor.element_size() <= DIRECT_BYTES
+    small = tensor.nbytes <= DIRECT_BYTES
     if group.shared is not None and small:
         return group.shared.gather(tensor)
     gathered = tensor.new_empty((group.size, *tensor.shape))
     if group.size > 1 and not small:
         parts = list(gathered.unbind(0))
-        what = f"an all-gather among ranks {group.ranks}"
-        guard(
-            lambda: transport.carrier.all_gather(
-                parts, tensor.contiguous(), group=group.process_group
-            ),
-            what,
-        )
+        transport.carrier.all_gather(parts, tensor.contiguous(), group=group.process_group)
         return gathered
     gathered[group.index] = tensor
     others = [(i, rank) for i, rank in enumerate(group.ranks) if i != group.index]
+    # Receives first: a blocking send of every rank to every other would wait for each other.
     handles = [irecv(gathered[i].view(-1), rank, group.tag) for i, rank in others]
     handles += [isend(gathered[group.index].view(-1), rank, group.tag) for _, rank in others]
     for handle in handles:
@@ -190,49 +184,29 @@ def max_all(number: int, patient: bool = False) -> int:
     """
     largest = torch.tensor([number])
     group = patient_group() if patient else None
-    what = "an agreement of all ranks"
-    waiting(
-        functools.partial(transport.carrier.all_reduce, largest, op=dist.ReduceOp.MAX, group=group),
-        what,
-    )
+    reduce = functools.partial(transport.carrier.all_reduce, largest, dist.ReduceOp.MAX, group)
+    waiting(reduce, "an agreement of all ranks")
     return int(largest)
 
 
 def broadcast_text(text: str) -> str:
     """Returns the text that rank 0 gives, on every rank of the world."""
-    data = text.encode()
-    what = "a broadcast of rank 0"
-    size = torch.tensor([len(data)])
-    guard(lambda: transport.carrier.broadcast(size, 0), what)
-    letters = torch.zeros(int(size), dtype=torch.uint8)
-    if transport.carrier.get_rank() == 0:
-        letters = torch.tensor(list(data), dtype=torch.uint8)
-    if len(letters):
-        guard(lambda: transport.carrier.broadcast(letters, 0), what)
-    return bytes(letters.tolist()).decode()
+    texts = [text]
+    guard(lambda: transport.carrier.broadcast_object_list(texts, 0), "a broadcast of rank 0")
+    return texts[0]
 
 
 def _note(recorder: Recorder | None, kind: str, begin_s: float, what: str) -> None:
-    """Notes a wait that happened inside an action."""
+    """Records a wait that happened inside an action."""
     if recorder is not None and recorder.action:
         recorder.note(kind, begin_s, what)
-
-
-def _sum_as_one(bucket: list[Tensor], group: Group) -> None:
-    """Sums tensors of one type as one tensor."""
-    flat = torch.cat([tensor.view(-1) for tensor in bucket])
-    all_reduce(flat, group)
-    begin = 0
-    for tensor in bucket:
-        tensor.view(-1).copy_(flat[begin : begin + tensor.numel()])
-        begin += tensor.numel()
 
 
 def _memory_for(tensor: Tensor, group: Group | None) -> SharedMemory | SilentMemory | None:
     """Returns the memory through which a message goes: a function of its size and group only."""
     if group is None or group.shared is None:
         return None
-    fits = tensor.numel() * tensor.element_size() <= group.shared.mail_bytes
+    fits = tensor.nbytes <= group.shared.mail_bytes
     return group.shared if fits else None
 
 

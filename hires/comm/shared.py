@@ -22,7 +22,6 @@ read. ``hires.plan.proof.machine`` proves for every plan that this wait ends.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import platform
@@ -82,12 +81,14 @@ class SharedMemory:
     def gather(self, tensor: Tensor) -> Tensor:
         """Returns the tensors of all ranks, stacked in their order.
 
-        A rank is never more than one gather ahead of another, so no slot is overwritten unread:
-        a rank that writes gather k + 2 has seen all members in gather k + 1, so all have read k.
-
         Raises:
             CommError: a member did not arrive in time.
         """
+        # Two slots are enough: a rank that writes gather k + 2 has seen all members in gather
+        # k + 1, so all have read k, and no slot is overwritten unread.
+        #
+        #   rank 0   write 1 . read 1   write 2 ............ read 2   write 3 (slot of 1)
+        #   rank 1   write 1 ......... read 1   write 2 . read 2
         self._num_gathers = number = self._num_gathers + 1
         slots = self._gathers[number % 2]
         flat = tensor.contiguous().view(-1).view(torch.uint8)
@@ -141,7 +142,8 @@ class SharedMemory:
             polls += 1
             if polls < SPINS:
                 continue
-            # The other member is late, perhaps because this rank occupies the core that it needs.
+            # First poll, then yield: the other member may need the core that this rank occupies.
+            # After that sleep, so that a rank that waits for minutes leaves the core to others.
             os.sched_yield()
             if polls == SPINS:
                 begin_s = time.monotonic()
@@ -185,9 +187,3 @@ def create(num_ranks: int, mail: bool = True) -> Path | None:
             path.unlink(missing_ok=True)
         return None
     return path
-
-
-def remove(path: Path) -> None:
-    """Deletes the file; the memory stays until the last member ends."""
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()

@@ -1,7 +1,7 @@
-"""Joins and leaves the world, and holds the transport of all messages.
+"""Joins and leaves the world, makes its groups, and holds the transport of all messages.
 
 The transport is ``torch.distributed``, or in a rehearsal one that sends nothing. A failure names
-the operation and the other side.
+the operation and the other side. Ranks are always ranks of the world, never positions in a group.
 """
 
 from __future__ import annotations
@@ -12,20 +12,27 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from hires.comm.rehearsal import SilentWire
+from hires.comm import shared
+from hires.comm.attach import PeerMemory
+from hires.comm.rehearsal import SilentMemory, SilentPeers, SilentWire
+from hires.comm.shared import SharedMemory
 from hires.core.errors import CommError
 from hires.core.ranks.heartbeat import Activity
 from hires.core.ranks.network import interface_towards
+from hires.core.ranks.timeline import Recorder
 from hires.core.ranks.world import World
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 PATIENCE_S = 3600.0
 """Longest wait for a rank that reads or writes a large file."""
+GATHER_TAG = 2**31 - 1024
+"""Tags from here on belong to direct gathers; the plan's are far below."""
 
 
 @dataclass
@@ -44,7 +51,31 @@ class Transport:
 transport = Transport()
 
 activity = Activity()
-"""What this rank waits in, for whoever finds that it does not move."""
+"""The communication that this rank waits in, for the heartbeat."""
+
+
+@dataclass
+class Group:
+    """Some ranks, in ascending order, that call collectives together."""
+
+    ranks: list[int]
+    index: int
+    """Position of this rank among them."""
+    process_group: Any
+    """The transport's own handle; None for a group of one."""
+    tag: int
+    """Tag of its direct gathers."""
+    shared: SharedMemory | SilentMemory | None = None
+    """Memory for small messages, where all its ranks are on this machine."""
+    peers: PeerMemory | SilentPeers | None = None
+    """The ranks' own memory, where they may read each other's, for sums of large tensors."""
+    recorder: Recorder | None = None
+    """Records how long the rank waited in the group."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
 
 
 def start(world: World, timeout_s: float, shared_memory: bool = True) -> None:
@@ -61,29 +92,15 @@ def start(world: World, timeout_s: float, shared_memory: bool = True) -> None:
     transport.one_machine = shared_memory and world.local_size == world.size
     transport.timeout_s = timeout_s
     _choose_interface(world)
-    store = f"tcp://{world.address}:{world.port}"
-
-    def join() -> None:
-        dist.init_process_group(
-            "gloo",
-            init_method=store,
-            rank=world.rank,
-            world_size=world.size,
-            timeout=datetime.timedelta(seconds=timeout_s),
-        )
-
+    join = functools.partial(
+        dist.init_process_group,
+        "gloo",
+        init_method=f"tcp://{world.address}:{world.port}",
+        rank=world.rank,
+        world_size=world.size,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
     waiting(join, f"the rendezvous at {world.address}:{world.port}")
-
-
-def _choose_interface(world: World) -> None:
-    """Lets gloo talk over the network that leads to the other machines, if there are any.
-
-    It would take the interface of this host's own name, which is often the loopback.
-    """
-    if world.local_size < world.size and _INTERFACE not in os.environ:
-        interface = interface_towards(world.address)
-        if interface is not None:
-            os.environ[_INTERFACE] = interface
 
 
 def shutdown() -> None:
@@ -112,6 +129,36 @@ def rehearsal(rank: int, shared_memory: bool) -> Iterator[SilentWire]:
         transport.carrier = dist
 
 
+def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group]:
+    """Creates groups, all ranks in the same order.
+
+    Args:
+        members: the ranks of each group.
+        num_close: the first so many groups exchange many small messages, the others sum large
+            tensors; in a world that lives on one machine both go through memory.
+
+    Returns:
+        The groups that hold this rank, by their index in ``members``.
+    """
+    rank = transport.carrier.get_rank()
+    made = {}
+    for number, ranks in enumerate(members):
+        handle = None
+        if len(ranks) > 1:  # all ranks of the world call it, members or not: torch asks for that
+            create = functools.partial(transport.carrier.new_group, ranks)
+            handle = waiting(create, f"group {ranks}")
+        if rank not in ranks:
+            continue
+        group = Group(ranks, ranks.index(rank), handle, GATHER_TAG + number % 1024)
+        group.shared = memory = _share_memory(group, number < num_close)
+        if number >= num_close and memory is not None:
+            silent = isinstance(memory, SilentMemory)
+            peers = SilentPeers(group.size) if silent else PeerMemory(memory.gather, group.index)
+            group.peers = peers if peers.works else None
+        made[number] = group
+    return made
+
+
 @functools.cache
 def patient_group() -> Any:
     """Returns the group of all ranks with a timeout long enough for slow disks."""
@@ -122,7 +169,7 @@ def patient_group() -> Any:
 def waiting(
     call: Callable[[], Any], what: str, peer: int = -1, tag: int = -1, ranks: tuple[int, ...] = ()
 ) -> Any:
-    """Returns what :func:`guard` does; while it lasts the rank is known to wait in it."""
+    """Returns what :func:`guard` does; meanwhile ``activity`` shows that the rank waits in it."""
     outer = activity.begin(what, peer, tag, ranks)
     try:
         return guard(call, what)
@@ -139,3 +186,34 @@ def guard(call: Callable[[], Any], what: str) -> Any:
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise CommError(f"{what} failed: {reason[0][:300]}") from error
+
+
+def _choose_interface(world: World) -> None:
+    """Selects for gloo the network that leads to the other machines, if there are any.
+
+    It would take the interface of this host's own name, which is often the loopback.
+    """
+    if world.local_size < world.size and _INTERFACE not in os.environ:
+        interface = interface_towards(world.address)
+        if interface is not None:
+            os.environ[_INTERFACE] = interface
+
+
+def _share_memory(group: Group, mail: bool) -> SharedMemory | SilentMemory | None:
+    """Returns the group's shared memory, or None for all members alike."""
+    if isinstance(transport.carrier, SilentWire):
+        return transport.carrier.share_memory(group.size, mail)
+    if group.size == 1 or not transport.one_machine or not shared.supported():
+        return None
+    # The first member makes a file, all open it, then its name goes: nothing is left behind even
+    # if a rank is killed later. Without a file (no room) they agree on None.
+    what, pg = f"the shared memory of ranks {group.ranks}", group.process_group
+    path = [shared.create(group.size, mail) if group.index == 0 else None]
+    waiting(lambda: dist.broadcast_object_list(path, group.ranks[0], group=pg), what)
+    if path[0] is None:
+        return None
+    file = Path(path[0])
+    memory = SharedMemory(file, group.size, group.index, transport.timeout_s, mail)
+    waiting(lambda: dist.barrier(group=pg), what)
+    file.unlink(missing_ok=True)
+    return memory

@@ -6,7 +6,7 @@ one.
 
 The loss of a microbatch is divided by the number of microbatches of all replicas, so one sum over
 all ranks that hold a stage makes its gradients: summed over tiles, averaged over the rest. The same
-messages bring the running statistics of several copies together (``parallel.gradients``). Three ways,
+messages bring the running statistics of several copies together. Three ways,
 chosen when the plan is made:
 
     together  ranks of one machine read each other's memory: one message holds everything (where
