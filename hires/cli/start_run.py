@@ -16,7 +16,7 @@ from hires.core.store.campaign import starting
 from hires.core.store.rundir import RunDir, create, freeze, run_path
 from hires.launcher.interface import Outcome, launcher_of
 from hires.launcher.status import running_elsewhere
-from hires.launcher.supervision.watchdog import FILE, head
+from hires.launcher.supervision.hang_page import head
 from hires.plan.plan import Plan
 
 _ENDS = {"failed": "failed", "cancelled": "was cancelled", "lost": "is lost"}
@@ -129,7 +129,7 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
     for line in page[2:]:  # it begins with the cause, which was printed
         print(f"  {line}", file=sys.stderr)
     if page and keep:
-        print(f"the whole page: {run.attempt_dir / FILE}", file=sys.stderr)
+        print(f"the whole page: {run.attempt_dir / file_names.HANG}", file=sys.stderr)
     if outcome.tail:
         print(f"last lines of rank {outcome.failed_rank}:", file=sys.stderr)
         for line in outcome.tail:

@@ -21,7 +21,7 @@ import json
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,6 +34,7 @@ from hires.core.store.files import write_atomically
 from hires.core.store.rundir import RunDir
 from hires.launcher.doctor_check import Check
 from hires.launcher.end_reasons import END_REASONS
+from hires.launcher.ranks.places import RankPlaces, here
 from hires.launcher.status.run_state import RunState
 
 Job = dict[str, Any]
@@ -52,11 +53,11 @@ class Outcome:
 
     state: str
     """``done``, ``failed`` or ``cancelled``; of a job that left no ``exit.json``, ``lost``."""
-    cause: str | None
+    cause: str | None = None
     """Why it is not done, in one paragraph."""
-    exit_codes: dict[int, int]
+    exit_codes: dict[int, int] = field(default_factory=dict)
     """By rank; negative: the signal that ended it, which may be the launcher's."""
-    tail: list[str]
+    tail: list[str] = field(default_factory=list)
     """The last lines of the log of the rank that failed first."""
     failed_rank: int | None = None
     """That rank."""
@@ -204,6 +205,22 @@ class Launcher(ABC):
             ConfigError: the port that the config names is taken.
             RunError: the ranks cannot be started.
         """
+
+    def rank_places(
+        self, config: RunConfig, num_ranks: int, words: Sequence[str] = ()
+    ) -> RankPlaces:
+        """Returns where the ranks of a run start that this process supervises; by default here.
+
+        Args:
+            config: the frozen config.
+            num_ranks: ranks of the world.
+            words: the command that starts all ranks, as launch.sh has it; empty: the one that
+                follows from the config, if one does.
+
+        Raises:
+            RunError: the ranks cannot be started from here.
+        """
+        return here(num_ranks, config.launcher.port)
 
     def submit_many(
         self,

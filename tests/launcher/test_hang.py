@@ -63,7 +63,7 @@ def exit_json(run: RunDir) -> dict:
 
 
 def page_of(run: RunDir) -> str:
-    return (run.attempt_dir / watchdog.FILE).read_text()
+    return (run.attempt_dir / "hang.txt").read_text()
 
 
 def stop_rank_1(run: RunDir) -> None:

@@ -5,12 +5,16 @@ They differ in the words that start the ranks: data of :mod:`hires.core.ranks.mp
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 
 from hires.core.config.run_config import RunConfig
+from hires.core.errors import RunError
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import LAUNCHERS, Launcher, OnLine, Outcome
 from hires.launcher.local.local_launcher import launch
+from hires.launcher.ranks.places import RankPlaces, on_hosts
+from hires.launcher.slurm import allocation
 
 
 @LAUNCHERS.register("local")
@@ -29,11 +33,45 @@ class LocalLauncher(Launcher):
         return launch(run.path, run.attempt, args=args, on_line=on_line)
 
 
-@LAUNCHERS.register("mpirun")
-class MpirunLauncher(LocalLauncher):
-    """Starts all ranks with one command of an MPI, on this machine or on ``launcher.hosts``."""
-
-
 @LAUNCHERS.register("torchrun")
 class TorchrunLauncher(LocalLauncher):
     """Starts all ranks with torchrun on this machine."""
+
+    def rank_places(
+        self, config: RunConfig, num_ranks: int, words: Sequence[str] = ()
+    ) -> RankPlaces:
+        """Returns places here, or on ``launcher.hosts``, and the command that starts the ranks."""
+        return on_hosts(num_ranks, config, words)
+
+
+@LAUNCHERS.register("mpirun")
+class MpirunLauncher(TorchrunLauncher):
+    """Starts all ranks with one command of an MPI, on this machine or on ``launcher.hosts``.
+
+    With ``launcher.mpi=srun`` that needs the Slurm job around this process, as ``salloc`` gives.
+    """
+
+    def rank_places(
+        self, config: RunConfig, num_ranks: int, words: Sequence[str] = ()
+    ) -> RankPlaces:
+        """Returns places as torchrun's, or on the nodes of the Slurm job.
+
+        Raises:
+            RunError: there is no job, or this is not its first node.
+        """
+        if config.mpi != "srun":
+            return super().rank_places(config, num_ranks, words)
+        try:
+            job = allocation.current()
+        except RunError as error:
+            raise RunError(
+                f"launcher.mpi=srun starts ranks inside a Slurm job ({error}); start it in one, as "
+                f"`salloc` gives, or use launcher=slurm"
+            ) from None
+        first, here = job.nodes[0], socket.gethostname()
+        if here.split(".")[0] != first.host.split(".")[0]:
+            raise RunError(
+                f"rank 0 runs on {first.name}, where the others meet it, but this is {here}; start "
+                f"it there, or use launcher=slurm"
+            )
+        return job.places(num_ranks, config)

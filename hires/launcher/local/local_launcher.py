@@ -21,13 +21,14 @@ from hires.core.store import attempts, file_names, provenance, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath
 from hires.core.store.run_index import write_exit
-from hires.launcher.interface import OnLine, Outcome
-from hires.launcher.ranks import hosts, ports
+from hires.launcher.interface import OnLine, Outcome, launcher_of
+from hires.launcher.ranks import ports
 from hires.launcher.ranks.places import RankPlaces, here
+from hires.launcher.ranks.rank_process import Launch
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import Progress
 from hires.launcher.supervision.interrupts import Interrupts
-from hires.launcher.supervision.supervisor import Launch, Supervisor, WorldEnd
+from hires.launcher.supervision.supervisor import Supervisor
 
 RANK = "hires.worker"
 """Python module that every rank runs."""
@@ -55,7 +56,7 @@ def launch(
             success is what the exit codes say and no ``record.json`` is written.
         on_line: called with every new line of ``metrics.jsonl``, for a progress bar.
         module: the Python module that every rank runs.
-        places: where the ranks run; unset: on this machine.
+        places: where the ranks run; unset: where the config's launcher places them.
 
     Raises:
         ConfigError: ``launcher.port`` is taken.
@@ -63,19 +64,19 @@ def launch(
     """
     run_dir = Path(run_dir).absolute()
     config = records.read_config(run_dir)
-    world = int(records.read_plan(run_dir)["world"])
-    places = hosts.places(world, config) if places is None else places
-    job = Launch(run_dir, attempt, config, world, module, args, on_line, places)
+    if places is None:
+        world = int(records.read_plan(run_dir)["world"])
+        places = launcher_of(config).rank_places(config, world)
+    job = Launch(run_dir, attempt, config, module, args, places, on_line)
     started = provenance.now()
     with Interrupts() as interrupts:
         try:
             end = _run(job, interrupts)
         except BaseException as error:
-            why = str(error) or type(error).__name__
-            _leave(job, WorldEnd("failed", f"the launcher stopped: {why}", "launch"), started)
+            why = f"the launcher stopped: {str(error) or type(error).__name__}"
+            _write_end(job, Outcome("failed", why, reason="launch"), started)
             raise
-        end = _leave(job, end, started)
-    return Outcome(end.state, end.cause, end.exit_codes, end.tail, end.failed_rank, end.reason)
+        return _write_end(job, end, started)
 
 
 def leave(
@@ -94,32 +95,27 @@ def leave(
         RunError: the run folder cannot be read.
     """
     run_dir = Path(run_dir).absolute()
-    config = records.read_config(run_dir)
-    world = int(records.read_plan(run_dir)["world"])
-    places = here(world, config.launcher.port)
-    job = Launch(run_dir, attempt, config, world, "", (), None, places)
+    job = Launch(run_dir, attempt, records.read_config(run_dir), "", (), here(0, 0))
     reason = reason or ("launch" if state == "failed" else None)
-    _leave(job, WorldEnd(state, cause, reason), provenance.now())
+    _write_end(job, Outcome(state, cause, reason=reason), provenance.now())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Launches a run folder by hand, as a new attempt, and returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     if len(words) < 1 or words[0] in ("-h", "--help") or words[1:2] not in ([], ["--"]):
-        _say("usage: python -m hires.launcher.local RUN_DIR [-- COMMAND THAT STARTS ALL RANKS]")
+        say("usage: python -m hires.launcher.local RUN_DIR [-- COMMAND THAT STARTS ALL RANKS]")
         return 0 if words in (["-h"], ["--help"]) else 2
     log.setup()
     try:
         path = rundir.frozen_folder(words[0])
         with running_elsewhere.alone(path, None, None):
             attempt = attempts.next_attempt(path)
-        config, plan = records.read_config(path), records.read_plan(path)
-        progress = Progress(int(plan["world"]), config.batch, config.steps)
-        _say(f"{path.name}: attempt {attempt}, {plan['world']} ranks")
-        places = hosts.places(int(plan["world"]), config, words[2:])
-        outcome = launch(
-            path, attempt, on_line=lambda line: _say_step(progress, line), places=places
-        )
+        config, world = records.read_config(path), int(records.read_plan(path)["world"])
+        say(f"{path.name}: attempt {attempt}, {world} ranks")
+        places = launcher_of(config).rank_places(config, world, words[2:])
+        progress = Progress(world, config.batch, config.steps)
+        outcome = launch(path, attempt, on_line=progress.printer(say), places=places)
     except HiresError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
@@ -128,11 +124,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if outcome.cause:
         logs = file_names.attempt_dir(path, attempt) / file_names.LOGS
         sys.stderr.write(f"{outcome.cause}; the logs are in {logs}\n")
-    _say(f"{path.name}: {outcome.state}")
+    say(f"{path.name}: {outcome.state}")
     return outcome.exit_code
 
 
-def _run(job: Launch, interrupts: Interrupts) -> WorldEnd:
+def say(text: str) -> None:
+    """Prints a line at once: scripts start launchers, whose output goes to a file or a terminal."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _run(job: Launch, interrupts: Interrupts) -> Outcome:
     """Runs the ranks, with another port if one was taken between choosing and listening."""
     *others, last = job.places.ports
     for choice in others:
@@ -141,42 +143,37 @@ def _run(job: Launch, interrupts: Interrupts) -> WorldEnd:
                 end = Supervisor(job, port, interrupts).run()
         except ports.PortTakenError:
             continue
-        if not end.port_taken:
+        if not _lost_its_port(job, end):
             return end
         records.event(job.run_dir, job.attempt, "port_taken", port=port)
     with ports.reserve(last) as port:
         end = Supervisor(job, port, interrupts).run()
-    if end.port_taken:
+    if _lost_its_port(job, end):
         why = f"port {port} was taken while the ranks started"
         return replace(end, cause=f"{why}; run it again, with another launcher.port or 0")
     return end
 
 
-def _leave(job: Launch, end: WorldEnd, started: str) -> WorldEnd:
+def _lost_its_port(job: Launch, end: Outcome) -> bool:
+    """Whether the ranks could not meet because another process listens at their port."""
+    return end.reason == "launch" and ports.was_taken(job.log(0))
+
+
+def _write_end(job: Launch, end: Outcome, started: str) -> Outcome:
     """Writes how an attempt ended; returns the end, failed if it is not whole or not written."""
-    record: dict[str, Any] = {}
+    record: dict[str, Any] | None = None
     if end.state == "failed" and Attempt.at(job.folder).is_cancelled:
         end = replace(end, state="cancelled", cause=f"cancelled; {end.cause}", reason=None)
     try:
         if not job.args:
+            record = {}
             record = records.finish(job.run_dir, job.attempt, end.state, end.cause)
             end = replace(end, state=record["state"], cause=record["cause"])
     except RunError as error:
         end = _failed_too(end, str(error))
     except Exception as error:  # a bug in making the record must not hide how the ranks ended
         end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
-    try:
-        write_exit(
-            job.run_dir, job.attempt, _exit_values(end, started), None if job.args else record
-        )
-    except RunError as error:
-        end = _failed_too(end, str(error))
-    return _blame_disk(job, end)
-
-
-def _exit_values(end: WorldEnd, started: str) -> dict[str, Any]:
-    """Returns what ``exit.json`` holds."""
-    return {
+    values = {
         "state": end.state,
         "cause": end.cause,
         "reason": end.reason,
@@ -184,35 +181,23 @@ def _exit_values(end: WorldEnd, started: str) -> dict[str, Any]:
         "started": started,
         "ended": provenance.now(),
     }
+    try:
+        write_exit(job.run_dir, job.attempt, values, record)
+    except RunError as error:
+        end = _failed_too(end, str(error))
+    # A rank that cannot even log does not say that the disk is full.
+    if end.state == "failed" and "No space" not in (end.cause or ""):
+        try:
+            free_bytes = shutil.disk_usage(job.run_dir).free
+        except OSError:
+            return end
+        if free_bytes < _FULL_BYTES:
+            why = f"the disk of {job.run_dir} is full ({units.size(free_bytes)} free)"
+            end = _failed_too(end, why)
+    return end
 
 
-def _failed_too(end: WorldEnd, why: str) -> WorldEnd:
+def _failed_too(end: Outcome, why: str) -> Outcome:
     """Returns the end with one more reason; what was done is failed, cancelled stays."""
     state = "failed" if end.state == "done" else end.state
     return replace(end, state=state, cause=f"{end.cause}; {why}" if end.cause else why)
-
-
-def _blame_disk(job: Launch, end: WorldEnd) -> WorldEnd:
-    """Adds that the disk is full, which a rank that could not even log cannot tell."""
-    if end.state != "failed" or "No space" in (end.cause or ""):
-        return end
-    try:
-        free_bytes = shutil.disk_usage(job.run_dir).free
-    except OSError:
-        return end
-    if free_bytes >= _FULL_BYTES:
-        return end
-    return _failed_too(end, f"the disk of {job.run_dir} is full ({units.size(free_bytes)} free)")
-
-
-def _say_step(progress: Progress, line: dict[str, object]) -> None:
-    """Prints a line when a step is over."""
-    step = progress.feed(line)
-    if step is not None:
-        _say(progress.text(step))
-
-
-def _say(text: str) -> None:
-    """Prints a line; this module is run by hand, below the command line's own screen code."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

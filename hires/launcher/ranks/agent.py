@@ -1,10 +1,10 @@
 """Runs beside one rank: ``python -m hires.launcher.ranks.agent RUN_DIR ATTEMPT``.
 
 An MPI, ``srun`` or torchrun starts an agent for every rank, on the rank's own machine. The agent
-finds out which rank that is, starts it, passes signals of the supervisor on, reports how the rank
-ended, and kills it when the supervisor is gone (:mod:`hires.launcher.ranks.control_channel`). It
-ends only when the supervisor disconnects, so the program that started the agents never has a reason
-to end the others on its own.
+reads its number from the environment, starts the rank, passes the supervisor's signals on, reports
+how the rank ended, and kills it when the supervisor is gone
+(:mod:`hires.launcher.ranks.control_channel`). It ends only when the supervisor disconnects, so the
+program that started the agents never has a reason to end the others on its own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from types import FrameType
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import world
 from hires.core.store import file_names, provenance, records
-from hires.launcher.ranks import control_channel, processes
-from hires.launcher.ranks.places import rank_environment
-from hires.launcher.ranks.processes import RankProcess
+from hires.launcher.ranks import control_channel, rank_process
+from hires.launcher.ranks.places import RankPlaces
+from hires.launcher.ranks.rank_process import Launch, RankProcess
 
 _CONNECT_S = 30.0
 """How long the supervisor may take to answer."""
@@ -50,22 +50,21 @@ class Agent:
     """One rank and its connection to the supervisor."""
 
     def __init__(self, run_dir: Path, attempt: int) -> None:
-        """Finds out which rank it is, and connects to the supervisor.
+        """Reads which rank it is, and connects to the supervisor.
 
         Raises:
-            HiresError: the environment does not say which, or the supervisor does not answer.
+            HiresError: the environment names no rank, or the supervisor does not answer.
         """
         self.run_dir, self.attempt = run_dir, attempt
-        self.folder = file_names.attempt_dir(run_dir, attempt)
-        self.facts = control_channel.read(self.folder, _FILE_S)
-        self.numbers = world.numbers(self.facts["starter"])
-        if self.numbers.size != self.facts["size"]:
+        facts = control_channel.read(file_names.attempt_dir(run_dir, attempt), _FILE_S)
+        self.facts, self.numbers = facts, world.numbers(facts["starter"])
+        if self.numbers.size != facts["size"]:
             raise RunError(
-                f"{self.facts['starter']} started {self.numbers.size} processes, but the plan has "
-                f"{self.facts['size']} ranks"
+                f"{facts['starter']} started {self.numbers.size} processes, but the plan has "
+                f"{facts['size']} ranks"
             )
         self._terminations = 0
-        self._supervisor = control_channel.connect(self.facts, self.numbers.rank, _CONNECT_S)
+        self._supervisor = control_channel.connect(facts, self.numbers.rank, _CONNECT_S)
 
     def run(self) -> int:
         """Runs the rank until it has ended and the supervisor has disconnected."""
@@ -73,56 +72,42 @@ class Agent:
             signal.signal(number, self._count)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)  # the supervisor sends them by its connection
+        rank: RankProcess | None = None
         try:
             rank = self._start()
+            self._supervisor.send(**provenance.myself() | {"started": rank.pid})
         except HiresError as error:
             self._supervisor.send(failed=str(error))
-            return self._stay(None)
-        self._supervisor.send(**provenance.myself() | {"started": rank.process.pid})
-        return self._stay(rank)
+        while not self._supervisor.closed:
+            self._supervisor.wait(_POLL_S)
+            for line in self._supervisor.lines():
+                if rank is not None and line.get("signal") in _PASSED:
+                    rank.send(signal.Signals(line["signal"]))
+            if rank is not None and rank_process.poll([rank]):
+                self._supervisor.send(code=rank.code)
+            if rank is not None and self._terminations:
+                rank.send(signal.SIGTERM)
+                self._terminations = 0
+        if rank is None:
+            return 1
+        rank_process.kill([rank])
+        assert rank.code is not None
+        return rank.code if rank.code >= 0 else 128 - rank.code
 
     def _start(self) -> RankProcess:
         own, facts = self.numbers, self.facts
-        here = world.World(
-            own.rank,
-            own.size,
-            own.local_rank,
-            own.local_size,
-            facts["address"],
-            facts["port"],
-            self.attempt,
-        )
+        place = RankPlaces((), (facts["port"],), facts["address"], facts["interface"])
         config = records.read_config(self.run_dir)
-        site, threads = config.cluster.environment, config.launcher.threads
-        environ = rank_environment(os.environ, here, threads, facts["interface"], site)
-        command = [sys.executable, "-m", facts["module"], str(self.run_dir), *facts["args"]]
-        log = file_names.rank_log(self.folder, own.rank)
-        log.unlink(missing_ok=True)  # of a start whose port was taken
+        job = Launch(self.run_dir, self.attempt, config, facts["module"], facts["args"], place)
         try:
             os.chdir(facts["folder"])  # relative paths of the config count from there
         except OSError as error:
             raise RunError(
                 f"{socket.gethostname()} does not see {facts['folder']}: {error.strerror}"
             ) from None
-        return processes.start(own.rank, command, environ, log)
-
-    def _stay(self, rank: RankProcess | None) -> int:
-        """Returns the rank's exit code once the supervisor has disconnected."""
-        while not self._supervisor.closed:
-            self._supervisor.wait(_POLL_S)
-            for line in self._supervisor.lines():
-                if rank is not None and line.get("signal") in _PASSED:
-                    processes.pass_on(rank, signal.Signals(line["signal"]))
-            if rank is not None and processes.poll([rank]):
-                self._supervisor.send(code=rank.code)
-            if rank is not None and self._terminations:
-                processes.pass_on(rank, signal.SIGTERM)
-                self._terminations = 0
-        if rank is None:
-            return 1
-        processes.kill([rank])
-        assert rank.code is not None
-        return rank.code if rank.code >= 0 else 128 - rank.code
+        where = (place.address, facts["port"], self.attempt)
+        numbers = (own.rank, own.size, own.local_rank, own.local_size)
+        return RankProcess.start(job, world.World(*numbers, *where))
 
     def _count(self, number: int, frame: FrameType | None) -> None:
         """Counts a signal from the program that started this process; the rank is ended, too."""

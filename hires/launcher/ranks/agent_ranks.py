@@ -1,4 +1,13 @@
-"""Starts all ranks with one command, maybe on other machines, and watches them through agents."""
+"""Starts all ranks with one command, maybe on other machines, and watches them through agents.
+
+    supervisor ── mpirun | srun | torchrun ──▶ agent of rank 0 ──▶ rank 0
+        ▲   ▲        (self._process)       └─▶ agent of rank 1 ──▶ rank 1
+        │   └── exit code: why no agent comes, if it ends early
+        └────── control channel: started, code; signals the other way
+
+An agent ends only when its connection does. So a command that has ended before the supervisor
+closes the channel has lost its ranks, however they seem to have ended.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +16,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +24,17 @@ from hires.core.errors import RunError
 from hires.core.ranks.mpi_dialects import Starter, require_program
 from hires.core.store import file_names, provenance
 from hires.core.store.files import cannot_write
-from hires.launcher.ranks import control_channel, processes, spawn
+from hires.launcher.ranks import spawn
 from hires.launcher.ranks.control_channel import ControlChannel
-from hires.launcher.ranks.rank_group import AgentRank, GroupStart, RankGroup
+from hires.launcher.ranks.rank_group import RankGroup
+from hires.launcher.ranks.rank_process import Launch, Rank, last_lines
 
-LOG = file_names.LAUNCHER_LOG
-"""Output of the command that starts the ranks, among the logs."""
 END_S = 5.0
-"""How long that command may take to end after its agents."""
+"""How long the command may take to end after its agents."""
 START_S = 120.0
 """How long all agents may take to connect, at least; starts over many nodes are slow."""
 LOST_S = 1.0
-"""How long agents may still report after their starter has ended."""
-_POLL_S = 0.02
+"""How long agents may still report after their command has ended."""
 _OUTER = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "MV2_COMM_")
 """Variables of an outer start about its own ranks, which would mislead those of this one."""
 
@@ -35,25 +42,18 @@ _OUTER = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_"
 class AgentRanks(RankGroup):
     """One command starts an agent for every rank; see :mod:`hires.launcher.ranks.agent`."""
 
-    def __init__(self, start: GroupStart, starter: Starter) -> None:
-        """Takes what is to be started, and the command."""
-        super().__init__(start)
-        size = len(start.places.ranks)
-        self._ranks = [AgentRank(rank, start.log(rank)) for rank in range(size)]
+    def __init__(self, job: Launch, port: int, starter: Starter) -> None:
+        """Takes what is to be started, where the ranks meet, and the command."""
+        super().__init__(job, port)
+        self.ranks = [Rank(rank, job.log(rank)) for rank in range(len(job.places.ranks))]
         self._starter = starter
-        self._name = Path(starter.words[0]).name
-        self._log = start.folder / file_names.LOGS / LOG
-        self._channel = ControlChannel(start.places.address, size)
+        self._log = job.folder / file_names.LOGS / file_names.LAUNCHER_LOG
+        self._channel = ControlChannel(job.places.address, len(self.ranks))
         self._process: subprocess.Popen[bytes] | None = None
-        self._patience_s = max(START_S, start.config.comm.timeout_s)
+        self._patience_s = max(START_S, job.config.comm.timeout_s)
         self._began_s = time.monotonic()
         self._gone_s: float | None = None  # when the command was seen to have ended
-        self._here: set[int] = set()
-
-    @property
-    def ranks(self) -> Sequence[AgentRank]:
-        """What is known of each rank, in order."""
-        return self._ranks
+        self._started: set[int] = set()  # ranks, on any machine
 
     def begin(self, hurry: Callable[[], bool]) -> None:
         """Starts the ranks, see :class:`RankGroup`."""
@@ -62,9 +62,9 @@ class AgentRanks(RankGroup):
         self._channel.write(
             job.folder,
             starter=self._starter.dialect,
-            size=len(self._ranks),
+            size=len(self.ranks),
             address=places.address,
-            port=job.port,
+            port=self.port,
             interface=places.interface,
             module=job.module,
             args=list(job.args),
@@ -72,72 +72,71 @@ class AgentRanks(RankGroup):
         )
         command = [*self._starter.words, str(job.run_dir), str(job.attempt)]
         own = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
-        self._process = _run(command, self._starter.environment(own), self._log)
+        try:
+            output = self._log.open("wb")
+        except OSError as error:
+            raise cannot_write(self._log, error) from error
+        with output:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    env=self._starter.environment(own),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=spawn.die_with(os.getpid()),
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                raise RunError(f"cannot start the ranks with {command[0]}: {error}") from error
         self._began_s = time.monotonic()
         job.note("starter_started", pid=self._process.pid, command=command)
 
-    def poll(self) -> Sequence[AgentRank]:
+    def poll(self) -> Sequence[Rank]:
         """Returns the ranks that ended since the last call."""
         messages = self._channel.messages()
-        ended = [self._ranks[one.rank] for one in messages if self._take(one.rank, one.fields)]
-        return ended + self._unreachable()
+        ended = [self.ranks[rank] for rank, fields in messages if self._take(rank, fields)]
+        lost = self._lost_ranks()
+        for rank in lost:
+            rank.end(-signal.SIGKILL)
+        return ended + lost
 
-    def pids(self) -> dict[int, int]:
-        """Returns the ranks' processes that run on this machine."""
-        return {
-            rank.rank: rank.pid
-            for rank in self._ranks
-            if rank.code is None and rank.rank in self._here and rank.pid is not None
-        }
-
-    def preempt(self) -> None:
-        """Sends SIGUSR2 to the ranks."""
-        self._signal(signal.SIGUSR2)
-
-    def stop(self, grace_s: float, hurry: Callable[[], bool]) -> None:
-        """Ends all ranks, see :class:`RankGroup`."""
-        self._signal(signal.SIGTERM)
-        self._wait(grace_s, hurry)
-        self.kill()
-
-    def kill(self) -> None:
-        """Ends all ranks at once and waits for them."""
-        self._signal(signal.SIGKILL)
-        if self._process is not None and self._process.poll() is None:
-            self._wait(LOST_S, lambda: False)
-        self._channel.close()
-        for rank in self._ranks:
-            if rank.code is None:  # its agent kills it, now that the channel is closed
-                _end(rank, -signal.SIGKILL)
-        if self._process is not None:
-            _end_process(self._process)
-        with contextlib.suppress(OSError):
-            (self.job.folder / control_channel.FILE).unlink(missing_ok=True)
-
-    def _signal(self, number: signal.Signals) -> None:
-        for rank in self._ranks:
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to every rank that runs."""
+        for rank in self.ranks:
             if rank.code is None:
                 self._channel.send(rank.rank, number)
 
-    def _wait(self, most_s: float, hurry: Callable[[], bool]) -> None:
-        """Waits until all ranks have ended, at most so long."""
-        until = time.monotonic() + most_s
-        while time.monotonic() < until and not hurry():
-            self.poll()
-            if all(rank.code is not None for rank in self._ranks):
-                return
-            time.sleep(_POLL_S)
+    def kill(self) -> None:
+        """Ends all ranks at once and waits for them."""
+        self.send(signal.SIGKILL)
+        if self._process is not None and self._process.poll() is None:
+            self.wait(LOST_S)
+        self._channel.close()
+        for rank in self.ranks:
+            if rank.code is None:  # its agent kills it, now that the channel is closed
+                rank.end(-signal.SIGKILL)
+        # The command ends after its agents, by itself; SIGTERM and SIGKILL follow if it stays.
+        for number, most_s in ((None, END_S), (signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
+            if self._process is None or self._process.poll() is not None:
+                break
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                if number is not None:
+                    os.killpg(self._process.pid, number)
+                self._process.wait(most_s)
+        with contextlib.suppress(OSError):
+            (self.job.folder / file_names.CONTROL).unlink(missing_ok=True)
 
     def _take(self, number: int, fields: dict[str, Any]) -> bool:
         """Takes a message of an agent; returns whether its rank has ended."""
-        rank = self._ranks[number]
+        rank = self.ranks[number]
         if "started" in fields:
-            rank.pid = int(fields["started"])
-            if provenance.is_here(fields):
-                self._here.add(number)
+            self._started.add(number)
+            pid = int(fields["started"])
+            rank.pid = pid if provenance.is_here(fields) else None
             node = self.job.places.ranks[number].node
             where = {"host": fields.get("host"), **({"node": node} if node else {})}
-            self.job.note("rank_started", rank=number, pid=rank.pid, **where)
+            self.job.note("rank_started", rank=number, pid=pid, **where)
             return False
         if rank.code is not None:
             return False
@@ -146,78 +145,35 @@ class AgentRanks(RankGroup):
                 file.write(f"{fields['failed']}\n")
         # An agent whose connection breaks was killed, and its rank with it.
         lost = 1 if "failed" in fields else -signal.SIGKILL
-        _end(rank, int(fields.get("code", lost)))
+        rank.end(int(fields.get("code", lost)))
         return True
 
-    def _unreachable(self) -> list[AgentRank]:
-        """Returns the ranks that can be waited for no more, because of what started them."""
-        left = [rank for rank in self._ranks if rank.code is None]
+    def _lost_ranks(self) -> list[Rank]:
+        """Returns the ranks that will never report their end, because the command failed them."""
         if self._process is None:
             return []
+        left = [rank for rank in self.ranks if rank.code is None]
+        name = Path(self._starter.words[0]).name
         now_s, code = time.monotonic(), self._process.poll()
-        if code is not None:
-            self._gone_s = now_s if self._gone_s is None else self._gone_s
-            waited = now_s - self._gone_s >= LOST_S
-            # One that was killed is the cause at once: its ranks may end of that within LOST_S.
-            if self.broken is None and (code < 0 or (waited and left)):
-                how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-                self.broken = f"{self._name} ended {how} before its ranks{self._complaint()}"
-            if not waited:
+        if code is None:
+            late = [str(rank.rank) for rank in left if rank.rank not in self._started]
+            if self.broken or not late or now_s - self._began_s <= self._patience_s:
                 return []
-        elif (
-            self.broken is None
-            and any(rank.pid is None for rank in left)
-            and now_s - self._began_s > self._patience_s
-        ):
-            late = ", ".join(str(rank.rank) for rank in left if rank.pid is None)
-            what = f"{self._name} did not start rank {late}"
-            self.broken = f"{what} within {self._patience_s:g} s{self._complaint()}"
-        else:
-            return []
-        for rank in left:
-            _end(rank, -signal.SIGKILL)
-        return left
+            what = f"{name} did not start rank {', '.join(late)} within {self._patience_s:g} s"
+            self.broken = what + self._complaint()
+            return left
+        self._gone_s = now_s if self._gone_s is None else self._gone_s
+        waited = now_s - self._gone_s >= LOST_S
+        # One that was killed is the cause at once: its ranks may end of that within LOST_S.
+        if self.broken is None and (code < 0 or (waited and left)):
+            how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+            self.broken = f"{name} ended {how} before its ranks{self._complaint()}"
+        return left if waited else []
 
     def _complaint(self) -> str:
         """Returns what the command or its agents printed, as the end of a sentence."""
-        lines = [text.strip() for text in processes.last_lines(self._log)]
+        lines = [text.strip() for text in last_lines(self._log)]
         lines = [text for text in lines if text.strip("-= ")]
         ours = [text.removeprefix("hires: ") for text in lines if text.startswith("hires: ")]
         text = ours[0] if ours else " ".join(lines[:4])
         return f": {text}" if text else f"; see {self._log}"
-
-
-def _run(command: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Runs the command that starts the ranks, its output going to ``log``."""
-    try:
-        output = log.open("wb")
-    except OSError as error:
-        raise cannot_write(log, error) from error
-    with output:
-        try:
-            return subprocess.Popen(
-                command,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=spawn.die_with(os.getpid()),
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise RunError(f"cannot start the ranks with {command[0]}: {error}") from error
-
-
-def _end(rank: AgentRank, code: int) -> None:
-    rank.code, rank.ended_s = code, time.time()
-
-
-def _end_process(process: subprocess.Popen[bytes]) -> None:
-    """Waits for the command, which gets SIGTERM and then SIGKILL if it stays."""
-    for number in (None, signal.SIGTERM, signal.SIGKILL):
-        if number is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END_S if number is None else 2.0)
-            return

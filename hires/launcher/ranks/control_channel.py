@@ -14,7 +14,8 @@ connection of its own to the supervisor. Both ends send JSON lines:
 ``{"failed": "why"}`` takes the place of ``started`` if the rank cannot be started. A connection
 that breaks means to the agent that its supervisor is gone, and to the supervisor that agent and
 rank are dead. The key stands in a file of the attempt that only this user may read; a caller
-without it is disconnected.
+without it is disconnected. (``multiprocessing.connection`` checks keys, too, but in ``accept``: a
+caller that sends nothing would stop the supervisor.)
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ import selectors
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,6 @@ from hires.core.errors import RunError
 from hires.core.store import file_names
 from hires.core.store.files import cannot_write
 
-FILE = file_names.CONTROL
-"""What the agents of an attempt have to read."""
 _MOST_BYTES = 2**16
 """No line of the protocol is longer."""
 _POLL_S = 0.1
@@ -49,10 +46,12 @@ class JsonConnection:
     """One end of a connection that carries JSON lines."""
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
         self.socket = connection
+        self.rank: int | None = None
+        """Of the agent at the other end; None: it has not sent the key yet."""
         self.closed = False
         self._rest = b""
-        self._whole: deque[bytes] = deque()
 
     def send(self, **fields: Any) -> None:
         """Sends one line; a connection that is gone shows when it is read."""
@@ -60,18 +59,24 @@ class JsonConnection:
             self.socket.sendall(json.dumps(fields).encode() + b"\n")
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yields what has arrived; at the other side's end, or at nonsense, it closes.
-
-        What a caller leaves is yielded the next time.
-        """
-        self._receive()
-        while self._whole:
+        """Yields what has arrived; at the other side's end, or at nonsense, it closes."""
+        if self.closed:
+            return
+        try:
+            data = self.socket.recv(_MOST_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if not data or len(self._rest) > _MOST_BYTES:
+            self.close()
+        for text in whole:
             try:
-                line = json.loads(self._whole.popleft())
+                line = json.loads(text)
             except ValueError:
                 line = None
             if not isinstance(line, dict):
-                self._whole.clear()
                 self.close()
                 return
             yield line
@@ -82,37 +87,14 @@ class JsonConnection:
             selector.register(self.socket, selectors.EVENT_READ)
             selector.select(timeout_s)
 
-    def _receive(self) -> None:
-        if self.closed:
-            return
-        try:
-            data = self.socket.recv(_MOST_BYTES)
-        except (BlockingIOError, InterruptedError, TimeoutError):
-            return
-        except OSError:
-            data = b""
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        self._whole.extend(whole)
-        if not data or len(self._rest) > _MOST_BYTES:
-            self.close()
-
     def close(self) -> None:
         """Closes the connection."""
         self.closed = True
         self.socket.close()
 
 
-@dataclass(frozen=True)
-class AgentMessage:
-    """A line that an agent sent."""
-
-    rank: int
-    fields: dict[str, Any]
-    """Empty if the connection broke."""
-
-
 class ControlChannel:
-    """The supervisor's end: listens, and knows the connection of each rank's agent."""
+    """The supervisor's end: listens, and keeps the connection of each rank's agent."""
 
     def __init__(self, address: str, size: int) -> None:
         """Listens at any free port of an address.
@@ -127,18 +109,14 @@ class ControlChannel:
         self.key = secrets.token_hex(16)
         self.address = address
         self._size = size
+        self._connections: list[JsonConnection] = []  # with callers that have not sent the key yet
         self._agents: dict[int, JsonConnection] = {}
-        self._strangers: list[JsonConnection] = []  # callers that have not sent the key yet
         try:
             self._server = socket.create_server((address, 0), backlog=max(size, 16))
         except OSError as error:
             raise RunError(f"cannot listen at {address}: {error.strerror or error}") from None
         self._server.setblocking(False)
-
-    @property
-    def port(self) -> int:
-        """Port at which it listens."""
-        return int(self._server.getsockname()[1])
+        self.port = int(self._server.getsockname()[1])
 
     def write(self, attempt: Path, **facts: Any) -> None:
         """Writes what agents have to read into the attempt, for this user only.
@@ -146,7 +124,7 @@ class ControlChannel:
         Raises:
             RunError: it cannot be written.
         """
-        path = attempt / FILE
+        path = attempt / file_names.CONTROL
         text = json.dumps({"line": [self.address, self.port], "key": self.key, **facts})
         try:
             path.unlink(missing_ok=True)
@@ -156,20 +134,28 @@ class ControlChannel:
         except OSError as error:
             raise cannot_write(path, error) from error
 
-    def messages(self) -> list[AgentMessage]:
-        """Returns what the agents have sent since the last call."""
+    def messages(self) -> list[tuple[int, dict[str, Any]]]:
+        """Returns ranks with what their agents sent since the last call; a broken one: ``{}``."""
         with contextlib.suppress(BlockingIOError, InterruptedError):
             while True:
-                connection, _ = self._server.accept()
-                connection.setblocking(False)
-                self._strangers.append(JsonConnection(connection))
-        self._strangers = [one for one in self._strangers if self._is_stranger(one)]
+                self._connections.append(JsonConnection(self._server.accept()[0]))
         messages = []
-        for rank, agent in list(self._agents.items()):
-            messages += [AgentMessage(rank, line) for line in agent.lines()]
+        for agent in list(self._connections):
+            for line in agent.lines():
+                if agent.rank is not None:
+                    messages.append((agent.rank, line))
+                    continue
+                rank, key = line.get("rank"), str(line.get("key"))
+                agent.rank = rank if self._is_expected(rank, key) else None
+                if agent.rank is None:
+                    agent.close()
+                    break
+                self._agents[agent.rank] = agent
             if agent.closed:
-                del self._agents[rank]
-                messages.append(AgentMessage(rank, {}))
+                self._connections.remove(agent)
+                if agent.rank is not None:
+                    del self._agents[agent.rank]
+                    messages.append((agent.rank, {}))
         return messages
 
     def send(self, rank: int, number: signal.Signals) -> None:
@@ -179,23 +165,16 @@ class ControlChannel:
 
     def close(self) -> None:
         """Ends all connections: agents kill the rank that still runs, and end."""
-        for connection in (*self._agents.values(), *self._strangers):
+        for connection in self._connections:
             connection.close()
+        self._connections.clear()
         self._agents.clear()
         self._server.close()
 
-    def _is_stranger(self, connection: JsonConnection) -> bool:
-        """Reads a caller's first line; returns whether there is none yet."""
-        for line in connection.lines():
-            rank, key = line.get("rank", -1), str(line.get("key"))
-            known = hmac.compare_digest(key.encode(), self.key.encode())
-            fits = isinstance(rank, int) and 0 <= rank < self._size and rank not in self._agents
-            if known and fits:
-                self._agents[rank] = connection
-            else:
-                connection.close()
-            return False
-        return not connection.closed
+    def _is_expected(self, rank: Any, key: str) -> bool:
+        """Whether a caller has the key and names a rank that no other caller has."""
+        fits = type(rank) is int and 0 <= rank < self._size and rank not in self._agents
+        return fits and hmac.compare_digest(key.encode(), self.key.encode())
 
 
 def read(attempt: Path, patience_s: float = 0.0) -> dict[str, Any]:
@@ -208,7 +187,7 @@ def read(attempt: Path, patience_s: float = 0.0) -> dict[str, Any]:
     Raises:
         RunError: it is not there: no process supervises the attempt.
     """
-    path, until = attempt / FILE, time.monotonic() + patience_s
+    path, until = attempt / file_names.CONTROL, time.monotonic() + patience_s
     while not path.exists() and time.monotonic() < until:
         time.sleep(_POLL_S)
     try:
@@ -242,5 +221,4 @@ def connect(facts: dict[str, Any], rank: int, timeout_s: float) -> JsonConnectio
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     agent = JsonConnection(connection)
     agent.send(rank=rank, key=facts["key"])
-    connection.setblocking(False)
     return agent

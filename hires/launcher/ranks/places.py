@@ -1,16 +1,21 @@
 """Describes where every rank of a world runs, what starts it there, and where all ranks meet.
 
 Launchers differ in nothing else while the ranks run, so it is data: the supervisor starts every
-rank in the same way, with the words that its place puts before the command.
+rank in the same way, with the words that its place puts before the command, or all of them with one
+command.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import RunError
+from hires.core.ranks import mpi_dialects, network
 from hires.core.ranks.mpi_dialects import Starter
 from hires.core.ranks.world import World
 
@@ -104,28 +109,70 @@ def loopback() -> str | None:
     return next((name for _, name in socket.if_nameindex() if name == "lo"), None)
 
 
-def rank_environment(
-    base: Mapping[str, str],
-    world: World,
-    threads: int,
-    interface: str | None,
-    site: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """Returns the environment variables of a rank.
+def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> RankPlaces:
+    """Returns the places of ranks that one command starts, here or on ``launcher.hosts``.
 
     Args:
-        base: what it inherits.
-        world: which rank it is.
-        threads: its compute threads.
-        interface: network interface of its messages, unless ``base`` names one; None: it finds out.
-        site: variables of the cluster's file, for those that ``base`` does not name.
+        num_ranks: how many there are.
+        config: the frozen config.
+        words: the command, as launch.sh has it; empty: the one that follows from the config.
+
+    Raises:
+        RunError: the first host is not this machine, or the others do not reach it.
     """
-    # Under torchrun these make torch expect a store that another process hosts, and none does.
-    environ = {k: v for k, v in base.items() if not k.startswith("TORCHELASTIC_")}
-    environ |= world.to_environment()
-    environ |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environ["PYTHONUNBUFFERED"] = "1"  # or the last lines of a killed rank would be lost
-    environ.setdefault("PYTHONFAULTHANDLER", "1")
-    if interface is not None:
-        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return {**(site or {}), **environ}
+    hosts = mpi_dialects.hosts_of(config, num_ranks)
+    if words:
+        starter = Starter(mpi_dialects.dialect_of(config), tuple(words))
+    else:
+        starter = mpi_dialects.starter(config, hosts)
+    places = dataclasses.replace(here(num_ranks, config.launcher.port), starter=starter)
+    names = config.launcher.hosts
+    if not names:
+        return places
+    _require_here(names[0])
+    if len(names) == 1:
+        return places
+    address, interface = _meeting(config, names[1])
+    ranks = [
+        RankPlace(local, host.ranks, node=host.name)
+        for host in hosts
+        for local in range(host.ranks)
+    ]
+    return dataclasses.replace(places, ranks=ranks, address=address, interface=interface)
+
+
+def _require_here(name: str) -> None:
+    """Refuses a first host that is another machine: the ranks meet where the first one runs.
+
+    Raises:
+        RunError: names it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((name, 0))  # only an address of this machine can be taken
+        except OSError as error:
+            raise RunError(
+                f"launcher.hosts begins with {name}, which is not this machine ({error}); name "
+                f"this one first, or start the run there"
+            ) from None
+
+
+def _meeting(config: RunConfig, other: str) -> tuple[str, str | None]:
+    """Returns this machine's address for the others, and the interface if one is named."""
+    interface = config.interface
+    try:
+        if interface is not None:
+            return network.address_of(interface), interface
+        address = network.own_address_towards(other)
+    except OSError as error:
+        where = f"interface {interface}" if interface else f"host {other}"
+        raise RunError(
+            f"this machine finds no address by {where} ({error}); name the network that joins the "
+            f"hosts with launcher.interface"
+        ) from None
+    if network.is_loopback(address):
+        raise RunError(
+            f"{other} (launcher.hosts) leads to {address}, which no other machine reaches; name "
+            f"the hosts by their addresses in the network that joins them"
+        )
+    return address, None

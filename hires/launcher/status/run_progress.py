@@ -1,17 +1,33 @@
-"""Follows the progress of a run while it runs, from what the ranks append to ``metrics.jsonl``.
+"""Reads the progress of a run from what its ranks append to ``metrics.jsonl``.
 
 A step is over when every rank has reported it, and took as long as its slowest rank.
+:class:`MetricsTail` and :class:`Progress` follow the file while it grows. :func:`read_ends` reads
+only its two ends, for the file of a long run holds millions of lines: the latest steps stand at its
+end, the memory of the ranks, written after the warm-up, near its beginning.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hires.core import units
 from hires.core.store.reading import open_regular, parse_lines
+
+END_BYTES = 2**14
+"""So much of both ends is read."""
+RANK_BYTES = 1024
+"""More of both ends for every rank."""
+RECENT_STEPS = 5
+"""The speed now is the median of the last so many steps."""
+
+_Line = dict[str, Any]
 
 
 class MetricsTail:
@@ -27,7 +43,7 @@ class MetricsTail:
         """Whether there was any line yet."""
         return self._offset > 0
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[_Line]:
         """Returns the lines that were completed since the last call."""
         try:
             with open_regular(self.path) as file:
@@ -62,9 +78,9 @@ class Progress:
         self.world = world
         self.batch = batch
         self.steps = steps
-        self._open: dict[int, dict[int, dict[str, Any]]] = {}
+        self._open: dict[int, dict[int, _Line]] = {}
 
-    def feed(self, line: dict[str, Any]) -> FinishedStep | None:
+    def feed(self, line: _Line) -> FinishedStep | None:
         """Returns the step that this line of ``metrics.jsonl`` completes, or None."""
         if line.get("kind") != "step":
             return None
@@ -83,3 +99,77 @@ class Progress:
         loss = "" if step.loss is None else f"  loss {step.loss:.4g}"
         time = units.seconds(step.step_s)
         return f"step {step.index + 1}/{self.steps}  {time}  {step.img_per_s:.4g} img/s{loss}"
+
+    def printer(self, say: Callable[[str], None]) -> Callable[[_Line], None]:
+        """Returns what takes every line of ``metrics.jsonl`` and says when a step is over."""
+
+        def on_line(line: _Line) -> None:
+            step = self.feed(line)
+            if step is not None:
+                say(self.text(step))
+
+        return on_line
+
+
+@dataclass(frozen=True)
+class ProgressEnds:
+    """Numbers from both ends of the file."""
+
+    steps: int = 0
+    """Steps that every rank has finished."""
+    step_s: float | None = None
+    """Seconds of a step lately, of the slowest rank."""
+    peak_bytes: int | None = None
+    """Most memory of any rank, as far as they have measured it."""
+    damaged: bool = False
+    """Whether some step lacks what every step says."""
+
+
+def read_ends(path: Path, num_ranks: int) -> ProgressEnds:
+    """Returns the numbers, without reading the middle of the file.
+
+    Args:
+        path: ``metrics.jsonl``; it need not exist.
+        num_ranks: an estimate of the number of ranks; a wrong one costs precision only.
+    """
+    end_bytes = END_BYTES + RANK_BYTES * num_ranks
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(end_bytes)
+            if size > len(data):
+                file.seek(max(len(data), size - end_bytes))
+                data += b"\n" + file.read()
+    except OSError:
+        return ProgressEnds()
+    lines = _whole_lines(data)
+    peaks = [line["peak_bytes"] for line in lines if isinstance(line.get("peak_bytes"), int)]
+    steps = [line for line in lines if line.get("kind") == "step"]
+    by_step: dict[int, dict[int, float]] = {}
+    whole = 0
+    for line in steps:
+        named = type(line.get("step")) is int and type(line.get("rank")) is int
+        if named and type(line.get("step_s")) in (int, float):
+            whole += 1
+            by_step.setdefault(line["step"], {})[line["rank"]] = line["step_s"]
+    world = max(num_ranks, *(len(ranks) for ranks in by_step.values()), 0)
+    done = sorted(step for step, ranks in by_step.items() if len(ranks) >= world)
+    times = [max(by_step[step].values()) for step in done[-RECENT_STEPS:]]
+    return ProgressEnds(
+        done[-1] + 1 if done else 0,
+        statistics.median(times) if times else None,
+        max(peaks, default=None),
+        whole < len(steps),
+    )
+
+
+def _whole_lines(data: bytes) -> list[_Line]:
+    """Returns the lines of a piece of the file that are not cut off."""
+    lines = []
+    for text in data.split(b"\n"):
+        if text[:1] == b"{" and text[-1:] == b"}":
+            try:
+                lines.append(json.loads(text))
+            except (ValueError, RecursionError):
+                continue  # two pieces that look like one
+    return lines

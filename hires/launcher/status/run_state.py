@@ -12,7 +12,7 @@ from hires.core.store import checkpoints, file_names, reading
 from hires.core.store.attempts import Attempt
 from hires.core.store.naming import SCHEMA
 from hires.core.store.records import other_schema
-from hires.launcher.status.progress_ends import read_ends
+from hires.launcher.status.run_progress import read_ends
 
 DONE, FAILED, CANCELLED, LOST = "done", "failed", "cancelled", "lost"
 INFEASIBLE, PENDING, RUNNING = "infeasible", "pending", "running"

@@ -1,7 +1,8 @@
 """Finds the rank that failed first, and why, when several have ended.
 
 One rank that dies takes the others with it: within milliseconds they report that a neighbour is
-gone. What a person needs to read is the first cause.
+gone. What a person needs to read is the first cause. SIGKILL alone is no evidence of lack of
+memory: a person, a scheduler or a container can send it, too; so the kernel's own count decides.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from hires.launcher.end_reasons import END_REASONS
-from hires.launcher.ranks.processes import RankProcess, last_lines
-from hires.launcher.ranks.rank_group import AgentRank
+from hires.launcher.ranks.rank_process import Rank, last_lines
 
 _Event = dict[str, Any]
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,8 @@ class Failure:
     """A word of :data:`END_REASONS`, or None where nothing proves one."""
 
 
-_SIGKILL = " (by `kill -9`, or the system ran out of memory)"
-
-
 def first_failure(
-    ranks: Sequence[AgentRank | RankProcess],
+    ranks: Sequence[Rank],
     failed: Iterable[int],
     events: Iterable[_Event],
     oom: str | None = None,
@@ -56,60 +55,90 @@ def first_failure(
     suspects = [ranks[rank] for rank in sorted({*failed, *reports})]
     first = min(suspects, key=lambda rank: _order(rank, reports.get(rank.rank)))
     tail = last_lines(first.log)
-    report = reports.get(first.rank)
-    reason = _reason(first, report, tail, oom)
-    return Failure(first.rank, _cause(first, report, tail, oom), tail, reason)
+    cause, reason = _explained(first, reports.get(first.rank), tail, oom)
+    return Failure(first.rank, f"rank {first.rank} {cause}", tail, reason)
 
 
-def _reason(
-    rank: AgentRank | RankProcess,
-    report: _Event | None,
-    tail: Sequence[str],
-    oom: str | None,
-) -> str | None:
-    """Returns the kind of failure, if something proves it."""
-    if report is None and rank.code == -signal.SIGKILL:
-        return "oom" if oom else None
-    error = "" if report is None else str(report.get("type"))
-    text = " ".join(tail[-3:]) if report is None else str(report.get("text"))
-    return next((w for w, reason in END_REASONS.items() if reason.is_proved_by(error, text)), None)
+def _order(rank: Rank, report: _Event | None) -> tuple[int, float, float]:
+    """Returns what sorts causes before consequences, then earlier before later.
 
-
-def _order(rank: AgentRank | RankProcess, report: _Event | None) -> tuple[int, float, float]:
-    """Returns what sorts causes before consequences, then earlier before later."""
+    0 killed by SIGKILL    no neighbour's failure does that, and it leaves no time to report
+    1 any other error      by the time of the report, or else of the end
+    2 CommError            the loss of a neighbour is a consequence, if any rank has another reason
+    """
     if report is not None:
         when = datetime.fromisoformat(report["time"]).timestamp()
-        # The loss of a neighbour is a consequence, as long as any rank has another reason.
         return (2 if report.get("type") == "CommError" else 1, when, 0.0)
-    # No rank is killed because its neighbour failed, and a killed one cannot report the time.
-    killed = rank.code == -signal.SIGKILL
     try:  # of two that had ended at the same poll, the last to write failed last
         written_s = rank.log.stat().st_mtime
     except OSError:
         written_s = 0.0
-    return (0 if killed else 1, rank.ended_s, written_s)
+    return (0 if rank.code == -signal.SIGKILL else 1, rank.ended_s, written_s)
 
 
-def _cause(
-    rank: AgentRank | RankProcess,
-    report: _Event | None,
-    tail: Sequence[str],
-    oom: str | None,
-) -> str:
+def _explained(
+    rank: Rank, report: _Event | None, tail: Sequence[str], oom: str | None
+) -> tuple[str, str | None]:
+    """Returns how a rank ended, in words, and the reason if something proves one."""
+    if report is None and rank.code == -signal.SIGKILL:
+        if oom:
+            return f"was killed by SIGKILL (memory was exhausted: {oom})", "oom"
+        return "was killed by SIGKILL (by `kill -9`, or the system ran out of memory)", None
+    error = "" if report is None else str(report.get("type"))
+    text = " ".join(tail[-3:]) if report is None else str(report.get("text"))
+    proved = (word for word, one in END_REASONS.items() if one.is_proved_by(error, text))
+    reason = next(proved, None)
     if report is not None and report.get("text"):
-        return f"rank {rank.rank} failed: {report['text']}"
+        return f"failed: {text}", reason
     if rank.code is not None and rank.code < 0:
-        name = _signal_name(-rank.code)
-        hint = f" (memory was exhausted: {oom})" if oom else _SIGKILL
-        hint = hint if name == "SIGKILL" else ""
-        return f"rank {rank.rank} was killed by {name}{hint}"
+        known = -rank.code in set(signal.Signals)
+        name = signal.Signals(-rank.code).name if known else f"signal {-rank.code}"
+        return f"was killed by {name}", reason
     own = [line.strip() for line in tail if line.strip() and not line.startswith("srun: ")]
-    last = own[-1] if own else ""
-    return f"rank {rank.rank} exited with code {rank.code}" + (f": {last}" if last else "")
+    return f"exited with code {rank.code}" + (f": {own[-1]}" if own else ""), reason
 
 
-def _signal_name(number: int) -> str:
+class OomCount:
+    """Counts the processes that the kernel has killed for lack of memory since it was made."""
+
+    def __init__(self) -> None:
+        counters = (*_counters(), Path("/proc/vmstat"))
+        self._counter = next((file for file in counters if _kills(file) is not None), None)
+        self._before = 0 if self._counter is None else _kills(self._counter)
+
+    def rose(self) -> str | None:
+        """Returns where a kill was counted since, in words; None if none was."""
+        before, now = self._before, None if self._counter is None else _kills(self._counter)
+        if before is None or now is None or now <= before:
+            return None
+        return f"oom_kill in {self._counter} rose from {before} to {now}"
+
+
+def _counters() -> list[Path]:
+    """Returns the files of this process's control groups, of both versions, that may count."""
     try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    files = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        inside = path.lstrip("/")
+        if not controllers:
+            files += [_CGROUPS / inside / "memory.events", _CGROUPS / "memory.events"]
+        elif "memory" in controllers.split(","):
+            folder = _CGROUPS / "memory"
+            files += [folder / inside / "memory.oom_control", folder / "memory.oom_control"]
+    return files
+
+
+def _kills(file: Path) -> int | None:
+    """Returns the number behind ``oom_kill`` in a file; None if it has none."""
+    try:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    except (OSError, ValueError):
+        return None
+    return None

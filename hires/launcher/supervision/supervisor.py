@@ -19,28 +19,24 @@ that SIGTERM up to SIGTERM_S before the supervisor does.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from hires.core.config.run_config import RunConfig
-from hires.core.errors import PREEMPTED, RunError
-from hires.core.store import file_names, provenance, records
+from hires.core.errors import PREEMPTED
+from hires.core.store import file_names, provenance
 from hires.core.store.attempts import Attempt
-from hires.launcher.interface import OnLine
-from hires.launcher.ranks import ports, spawn
+from hires.launcher.interface import Outcome
+from hires.launcher.ranks import spawn
 from hires.launcher.ranks.agent_ranks import AgentRanks
-from hires.launcher.ranks.places import Preemption, RankPlaces
-from hires.launcher.ranks.processes import RankProcess
-from hires.launcher.ranks.rank_group import AgentRank, GroupStart, RankGroup, SeparateRanks
+from hires.launcher.ranks.places import Preemption
+from hires.launcher.ranks.rank_group import RankGroup, SeparateRanks
+from hires.launcher.ranks.rank_process import Launch, Rank
 from hires.launcher.status.run_progress import MetricsTail
 from hires.launcher.supervision import blame, watchdog
 from hires.launcher.supervision.interrupts import Interrupts
-from hires.launcher.supervision.out_of_memory import OomCount
 
 POLL_S = 0.05
 """How often the ranks are polled; it costs nothing that a measurement would show."""
@@ -56,44 +52,6 @@ AFTER_SIGUSR2 = (None, 0, PREEMPTED, -signal.SIGUSR2)
 """Exit codes of ranks, if they have ended, that got SIGUSR2; some die of it while they start."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """What is to be run."""
-
-    run_dir: Path
-    attempt: int
-    config: RunConfig
-    world: int
-    module: str
-    """Python module that every rank runs."""
-    args: Sequence[str]
-    """What follows the run folder on its command line."""
-    on_line: OnLine | None
-    """Called with every new line of ``metrics.jsonl``."""
-    places: RankPlaces
-    """Where the ranks run."""
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the attempt."""
-        return file_names.attempt_dir(self.run_dir, self.attempt)
-
-
-@dataclass
-class WorldEnd:
-    """How a world of ranks ended."""
-
-    state: str
-    cause: str | None = None
-    reason: str | None = None
-    """The cause in one word for programs, as ``preempted``; None where there is none."""
-    failed_rank: int | None = None
-    tail: list[str] = field(default_factory=list)
-    exit_codes: dict[int, int] = field(default_factory=dict)
-    port_taken: bool = False
-    """Whether it failed because another process listens at the port."""
-
-
 class Supervisor:
     """Runs one world of ranks to its end."""
 
@@ -102,32 +60,31 @@ class Supervisor:
         self.job = job
         self.port = port
         self.interrupts = interrupts
-        where = (job.run_dir, job.attempt, job.folder, job.config)
-        start = GroupStart(*where, job.module, job.args, job.places, port, self._note)
         starter = job.places.starter
         self._group: RankGroup = (
-            SeparateRanks(start) if starter is None else AgentRanks(start, starter)
+            SeparateRanks(job, port) if starter is None else AgentRanks(job, port, starter)
         )
-        self._tail = MetricsTail(job.folder / file_names.METRICS)
+        self._metrics = MetricsTail(job.folder / file_names.METRICS)
+        self._events = MetricsTail(job.folder / file_names.EVENTS)
+        self._events.read()  # those of an earlier start, whose port was taken
         self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s)
-        self._oom = OomCount()
-        self._events_before = len(records.read_lines(job.folder / file_names.EVENTS))
+        self._oom = blame.OomCount()
         self._looks_for_exit = not (job.folder / file_names.EXIT).exists()
         self._looked_s = 0.0
         self._complete = False
 
     @property
-    def ranks(self) -> Sequence[AgentRank | RankProcess]:
-        """What is known of each rank."""
+    def ranks(self) -> Sequence[Rank]:
+        """Those that were started, in order."""
         return self._group.ranks
 
-    def run(self) -> WorldEnd:
+    def run(self) -> Outcome:
         """Returns how the world ended, when no process of it is left.
 
         Raises:
             RunError: the ranks cannot be started.
         """
-        self._note("launch_started", port=self.port, **provenance.myself())
+        self.job.note("launch_started", port=self.port, **provenance.myself())
         try:
             self._group.begin(self._is_interrupted)
             spawn.release()
@@ -135,10 +92,9 @@ class Supervisor:
             self._feed()
         finally:
             self._group.kill()
-        end.exit_codes = {r.rank: r.code for r in self.ranks if r.code is not None}
-        return end
+        return replace(end, exit_codes={r.rank: r.code for r in self.ranks if r.code is not None})
 
-    def _watch(self) -> WorldEnd:
+    def _watch(self) -> Outcome:
         while True:
             self._poll()
             self._feed()
@@ -148,41 +104,34 @@ class Supervisor:
             if codes - {None, 0, PREEMPTED} or codes == {0, PREEMPTED}:
                 return self._fail()
             if codes == {0}:
-                return self._all_ended()
+                # An srun that stands for a rank exits with 0, too, when Slurm gave its node up.
+                lost = self.job.places.relayed and not self._complete
+                preemption = self.job.places.termination() if lost else None
+                return Outcome("done") if preemption is None else self._preempted(preemption)
             if codes == {PREEMPTED}:
                 return self._preempted(self.job.places.preemption())
             if self.interrupts.requests:
                 return self._preempt()
-            closed = self._closed_by_another()
-            if closed is not None:
+            if (closed := self._closed_by_another()) is not None:
                 return closed
             if self._watchdog.look({rank.rank for rank in self.ranks if rank.code is not None}):
                 return self._hang()
             time.sleep(POLL_S)
 
-    def _all_ended(self) -> WorldEnd:
-        """Returns the end of a world whose ranks all exited with 0."""
-        self._feed()
-        # An srun that stands for a rank exits with 0, too, when Slurm has given its node up.
-        if self.job.places.relayed and not self._complete:
-            preemption = self.job.places.termination()
-            if preemption is not None:
-                return self._preempted(preemption)
-        return WorldEnd("done")
-
-    def _cancel(self) -> WorldEnd:
-        self._note("stopping", why=self.interrupts.name)
+    def _cancel(self) -> Outcome:
+        """Stops all ranks because of a signal; the second one makes it hurry."""
+        self.job.note("stopping", why=self.interrupts.name)
         self._group.stop(GRACE_S, lambda: self.interrupts.count > 1)
         if self.interrupts.number == signal.SIGTERM:
             preemption = self.job.places.termination()
             if preemption is not None:
                 return self._preempted(preemption)
-        return WorldEnd("cancelled", f"stopped by {self.interrupts.name}")
+        return Outcome("cancelled", f"stopped by {self.interrupts.name}")
 
-    def _preempt(self) -> WorldEnd:
+    def _preempt(self) -> Outcome:
         """Passes SIGUSR2 on to the ranks, and waits until they have saved their state."""
-        self._note("asked_to_make_way")
-        self._group.preempt()
+        self.job.note("asked_to_make_way")
+        self._group.send(signal.SIGUSR2)
         preemption = self.job.places.preemption()
         self._wait(preemption.patience_s, self._any_failed)
         if self.interrupts.count:
@@ -193,20 +142,20 @@ class Supervisor:
                 return self._fail()
         self._group.stop(GRACE_S, self._is_interrupted)
         if all(rank.code == 0 for rank in self.ranks):
-            return WorldEnd("done")
+            return Outcome("done")
         return self._preempted(preemption)
 
     def _any_failed(self) -> bool:
         """Whether a rank ended as none does that got SIGUSR2."""
         return any(rank.code not in AFTER_SIGUSR2 for rank in self.ranks)
 
-    def _preempted(self, preemption: Preemption) -> WorldEnd:
-        saved = [line for line in self._events() if line.get("event") == "made_way"]
+    def _preempted(self, preemption: Preemption) -> Outcome:
+        saved = [line for line in self._events.read() if line.get("event") == "made_way"]
         done = f" after {saved[-1]['step']} of {self.job.config.steps} steps" if saved else ""
         cause = f"{preemption.cause}{done}; {preemption.then}"
-        return WorldEnd("failed", cause, preemption.reason)
+        return Outcome("failed", cause, reason=preemption.reason)
 
-    def _closed_by_another(self) -> WorldEnd | None:
+    def _closed_by_another(self) -> Outcome | None:
         """Stops all ranks if another process has written the end of this attempt.
 
         Slurm gives up a node that does not answer and starts its job again elsewhere, though all
@@ -219,29 +168,27 @@ class Supervisor:
         end = Attempt(self.job.run_dir, self.job.attempt).exit
         if not end:
             return None
-        self._note("stopping", why="another process has ended this attempt")
-        self._group.stop(GRACE_S, self._is_interrupted)
-        return WorldEnd(str(end.get("state")), end.get("cause"), end.get("reason"))
+        self._stop("another process has ended this attempt")
+        return Outcome(str(end.get("state")), end.get("cause"), reason=end.get("reason"))
 
-    def _hang(self) -> WorldEnd:
-        """Finds out where the ranks stand, then stops them, because nothing moves any more."""
+    def _hang(self) -> Outcome:
+        """Stops all ranks because nothing moves any more; ``hang.txt`` says where each stands."""
         job = self.job
         hang = watchdog.investigate(
             job.run_dir, job.attempt, self._group.pids(), self._is_interrupted
         )
-        self._note("stopping", why="hang", cause=hang.cause)
-        self._group.stop(GRACE_S, self._is_interrupted)
+        self._stop("hang", cause=hang.cause)
         cause = f"{hang.cause}; stopped after comm.timeout_s={job.config.comm.timeout_s:g} s"
-        return WorldEnd("failed", cause, "hang", hang.rank)
+        rank = hang.culprits[0] if len(hang.culprits) == 1 else None
+        return Outcome("failed", cause, failed_rank=rank, reason="hang")
 
-    def _fail(self) -> WorldEnd:
+    def _fail(self) -> Outcome:
         """Stops all ranks because one failed, and finds the first cause."""
         self._wait(SETTLE_S)
         relayed = self.job.places.relayed
         preemption = self.job.places.termination() if relayed else None
         if preemption is not None:  # the scheduler has ended the ranks, but not this process
-            self._note("stopping", why=preemption.cause)
-            self._group.stop(GRACE_S, self._is_interrupted)
+            self._stop(preemption.cause)
             return self._preempted(preemption)
         signalled = any(rank.code == -signal.SIGTERM for rank in self.ranks)
         if relayed and (self._group.broken or signalled):
@@ -252,28 +199,24 @@ class Supervisor:
                 return self._cancel()
             broken = self._group.broken
             if broken:  # the ranks did nothing wrong: the program that started them did
-                self._note("stopping", why=broken)
+                self.job.note("stopping", why=broken)
                 self._feed()
-                return WorldEnd("failed", broken, None if self._tail.seen else "launch")
+                return Outcome("failed", broken, reason=None if self._metrics.seen else "launch")
         # A preempted rank is reported as the cause only if no other rank failed.
         failed = [rank.rank for rank in self.ranks if rank.code not in (None, 0, PREEMPTED)]
         failed = failed or [rank.rank for rank in self.ranks if rank.code]
-        self._note("stopping", why="a rank failed", failed=failed)
-        self._group.stop(GRACE_S, self._is_interrupted)
-        first = blame.first_failure(self.ranks, failed, self._events(), self._oom.rose())
+        self._stop("a rank failed", failed=failed)
+        first = blame.first_failure(self.ranks, failed, self._events.read(), self._oom.rose())
         self._feed()
-        reason = first.reason or (None if self._tail.seen else "launch")
-        port_taken = ports.was_taken(self.ranks[0].log) and not self._tail.seen
-        return WorldEnd(
-            "failed", first.cause, reason, first.rank, first.tail, port_taken=port_taken
-        )
+        reason = first.reason or (None if self._metrics.seen else "launch")
+        return Outcome("failed", first.cause, {}, first.tail, first.rank, reason)
+
+    def _stop(self, why: str, **fields: Any) -> None:
+        self.job.note("stopping", why=why, **fields)
+        self._group.stop(GRACE_S, self._is_interrupted)
 
     def _is_interrupted(self) -> bool:
         return self.interrupts.count > 0
-
-    def _events(self) -> list[dict[str, Any]]:
-        """Returns the events since this start."""
-        return records.read_lines(self.job.folder / file_names.EVENTS)[self._events_before :]
 
     def _wait(
         self, most_s: float, enough: Callable[[], bool] = lambda: False, ended: bool = True
@@ -295,16 +238,11 @@ class Supervisor:
 
     def _poll(self) -> None:
         for rank in self._group.poll():
-            self._note("rank_exited", rank=rank.rank, code=rank.code)
+            self.job.note("rank_exited", rank=rank.rank, code=rank.code)
 
     def _feed(self) -> None:
         """Passes on what the ranks have recorded meanwhile."""
-        for line in self._tail.read():
+        for line in self._metrics.read():
             self._complete = self._complete or line.get("kind") == "done"
             if self.job.on_line is not None:
                 self.job.on_line(line)
-
-    def _note(self, event: str, **fields: Any) -> None:
-        """Writes an event; on a full disk it matters more that the ranks are stopped."""
-        with contextlib.suppress(RunError):
-            records.event(self.job.run_dir, self.job.attempt, event, **fields)

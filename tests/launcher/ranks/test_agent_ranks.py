@@ -67,7 +67,7 @@ def test_all_ranks_done_leaves_record_and_exit(fake_world, launch, keys):
     assert exit_json(run)["exit_codes"] == {"0": 0, "1": 0, "2": 0}
     assert (run.attempt_dir / "logs/rank0001.log").read_text() == "rank 1 is ok\n"
     assert len(rank_pids(run)) == 3
-    assert not (run.attempt_dir / control_channel.FILE).exists()
+    assert not (run.attempt_dir / "line.json").exists()
 
 
 @each
@@ -229,7 +229,7 @@ def test_caller_without_the_key_is_hung_up_on(tmp_path):
     ours = control_channel.ControlChannel("127.0.0.1", 2)
     ours.write(tmp_path, starter="openmpi")
     facts = control_channel.read(tmp_path)
-    assert stat.S_IMODE((tmp_path / control_channel.FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "line.json").stat().st_mode) == 0o600
     right = control_channel.connect(facts, 1, 5.0)
     wrong = [
         control_channel.connect({**facts, "key": "0" * 32}, 0, 5.0),
@@ -242,7 +242,7 @@ def test_caller_without_the_key_is_hung_up_on(tmp_path):
         for wire in wrong:
             assert list(wire.lines()) == []
         time.sleep(0.01)
-    assert heard == [control_channel.AgentMessage(1, {"code": 7})]
+    assert heard == [(1, {"code": 7})]
     ours.send(1, signal.SIGTERM)
     ours.send(0, signal.SIGTERM)  # nobody is there
     right.wait(5.0)
@@ -250,7 +250,7 @@ def test_caller_without_the_key_is_hung_up_on(tmp_path):
     right.close()
     while not heard[1:]:
         heard += ours.messages()
-    assert heard[1:] == [control_channel.AgentMessage(1, {})]
+    assert heard[1:] == [(1, {})]
     ours.close()
 
 
@@ -265,7 +265,7 @@ def test_nonsense_on_the_line_closes_it():
         heard = []
         while not heard:
             heard = ours.messages()
-        assert heard == [control_channel.AgentMessage(0, {})]
+        assert heard == [(0, {})]
         wire.close()
     ours.close()
 

@@ -1,7 +1,90 @@
+"""Where do the ranks of a run start and meet, by which command, and in which environment?"""
+
+from __future__ import annotations
+
+import pytest
+
+from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import RunError
 from hires.core.ranks.world import World, from_environment
-from hires.launcher.ranks.places import rank_environment
+from hires.launcher.interface import launcher_of
+from hires.launcher.ranks import places as rank_places
+from hires.launcher.ranks.rank_process import rank_environment
 
 WORLD = World(1, 2, 1, 2, "127.0.0.1", 29500, 0)
+
+
+def places(num_ranks: int = 3, words: tuple[str, ...] = (), **keys):
+    config = RunConfig(launcher=LauncherConfig(**{"name": "mpirun", **keys}))
+    return launcher_of(config).rank_places(config, num_ranks, words)
+
+
+@pytest.fixture
+def routed(monkeypatch):
+    """Other hosts are reached by one address of this one."""
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "10.0.0.1")
+
+
+def test_local_ranks_have_no_common_command():
+    assert places(name="local").starter is None
+
+
+def test_ranks_of_this_machine_meet_on_it():
+    found = places()
+    assert (found.address, found.starter.dialect) == ("127.0.0.1", "openmpi")
+    assert "localhost:3" in found.starter.words
+    assert places(name="torchrun").starter.dialect == "torchrun"
+
+
+def test_ranks_of_several_hosts_meet_at_an_address_that_is_no_loopback(routed):
+    found = places(hosts=["localhost", "n2"])
+    assert (found.address, found.interface) == ("10.0.0.1", None)
+    assert [(place.node, place.local_rank) for place in found.ranks] == [
+        ("localhost", 0),
+        ("localhost", 1),
+        ("n2", 0),
+    ]
+    assert "localhost:2,n2:1" in found.starter.words
+
+
+def test_loopback_between_hosts_is_refused(monkeypatch):
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.1.1")
+    with pytest.raises(RunError, match=r"n2 \(launcher.hosts\) leads to 127.0.1.1"):
+        places(hosts=["localhost", "n2"])
+
+
+def test_host_that_no_network_leads_to_is_named(monkeypatch):
+    def refuse(host):
+        raise OSError("no route")
+
+    monkeypatch.setattr(rank_places.network, "own_address_towards", refuse)
+    with pytest.raises(RunError, match=r"by host n2 \(no route\); .*launcher.interface"):
+        places(hosts=["localhost", "n2"])
+
+
+def test_named_interface_decides_the_address(monkeypatch):
+    monkeypatch.setattr(rank_places.network, "address_of", {"ib0": "10.1.0.1"}.__getitem__)
+    launcher = LauncherConfig(name="mpirun", hosts=["localhost", "n2"])
+    config = RunConfig(launcher=launcher, cluster=ClusterConfig(interface="ib0"))
+    found = launcher_of(config).rank_places(config, 2)
+    assert (found.address, found.interface) == ("10.1.0.1", "ib0")
+
+
+def test_first_host_is_this_machine():
+    with pytest.raises(RunError, match=r"begins with 192.0.2.77, which is not this machine"):
+        places(hosts=["192.0.2.77", "localhost"])
+
+
+def test_command_of_the_script_is_taken_as_it_stands():
+    words = ("/opt/mpirun", "--mca", "x", "a b")
+    assert places(words=words).starter.words == words
+
+
+def test_srun_outside_of_a_job_says_what_would_help(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(RunError, match=r"inside a Slurm job .*salloc.*launcher=slurm"):
+        places(mpi="srun")
 
 
 def test_rank_gets_its_world_and_threads():

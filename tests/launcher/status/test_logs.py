@@ -9,8 +9,7 @@ import pytest
 
 from hires.core.store.file_names import rank_logs
 from hires.launcher.status.logs import Follower, merged
-from hires.launcher.status.progress_ends import ProgressEnds, read_ends
-from hires.launcher.status.run_progress import MetricsTail
+from hires.launcher.status.run_progress import MetricsTail, ProgressEnds, read_ends
 
 
 @pytest.fixture

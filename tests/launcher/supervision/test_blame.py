@@ -3,8 +3,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hires.launcher.ranks.processes import last_lines
-from hires.launcher.supervision.blame import first_failure
+from hires.launcher.ranks.rank_process import last_lines
+from hires.launcher.supervision import blame
+from hires.launcher.supervision.blame import OomCount, first_failure
 
 
 @pytest.fixture
@@ -109,3 +110,28 @@ def test_sigkill_is_lack_of_memory_only_if_the_kernel_counted_it(world):
         "rank 0 was killed by SIGKILL (memory was exhausted: oom_kill in memory.events rose from "
         "0 to 1)"
     )
+
+
+@pytest.fixture
+def counter(tmp_path, monkeypatch):
+    file = tmp_path / "memory.events"
+    file.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    monkeypatch.setattr(blame, "_counters", lambda: [tmp_path / "missing", file])
+    return file
+
+
+def test_kill_since_the_start_is_evidence(counter):
+    count = OomCount()
+    assert count.rose() is None
+    counter.write_text("oom 4\noom_kill 3\n")
+    assert count.rose() == f"oom_kill in {counter} rose from 2 to 3"
+
+
+def test_group_that_vanished_is_no_evidence(counter):
+    count = OomCount()
+    counter.unlink()
+    assert count.rose() is None
+
+
+def test_this_machine_has_a_counter_or_none():
+    assert OomCount().rose() is None
