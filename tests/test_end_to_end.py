@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hires.data.textures import make_folder
+from tests.helpers.commands import hires
 
 pytestmark = pytest.mark.dist
 
@@ -31,13 +32,6 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-def hires(folder: Path, *words: str, code: int = 0) -> tuple[str, str]:
-    process = start(folder, *words)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == code, (process.returncode, out, err)
-    return out, err
 
 
 def run(folder: Path, *words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -195,7 +189,10 @@ def test_time_line_of_a_run_is_exported_and_foretold(tmp_path: Path):
     kinds = {event["cat"] for event in events if event["ph"] == "X"}
     assert {"wait", "halo", "collective", "gradient sum", "optimiser", "data"} <= kinds
     assert out.count("rank 2: ") == 2
-    out, _ = hires(tmp_path, "bench", "simulate", "--only", "runs", "--from", str(folder), "--json")
+    # A benchmark ends its process, so it has one of its own.
+    bench = start(tmp_path, "bench", "simulate", "--only", "runs", "--from", str(folder), "--json")
+    out, err = bench.communicate(timeout=240)
+    assert bench.returncode == 0, err
     [compared] = json.loads(out)["runs"]
     assert compared["ranks"] == 3
     assert compared["simulated_s"] > 0

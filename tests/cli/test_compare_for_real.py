@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hires.core.store import run_index
+from tests.helpers import commands
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
-ROOT = Path(__file__).resolve().parents[2]
-TINY = ("model=resnet18", "image=64", "batch=4", "steps=4", "measure.warmup=2")
+TINY = ("model=preact_resnet", "model.n=1", "image=64", "batch=4", "steps=4", "measure.warmup=2")
 
 
 def hires(folder: Path, *words: str, code: int | None = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "hires", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert code is None or done.returncode == code, done.stderr
-    return done.stdout
+    return commands.hires(folder, *words, code=code)[0]
 
 
 @pytest.fixture(scope="module")
