@@ -25,9 +25,9 @@ def hires(folder: Path, *words: str, code: int | None = 0) -> tuple[str, str]:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     try:
-        with contextlib.chdir(folder), contextlib.redirect_stdout(out):
-            with contextlib.redirect_stderr(err):
-                ended = main(words)
+        streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+        with contextlib.chdir(folder), streams[0], streams[1]:
+            ended = main(words)
     finally:
         if before is None:
             del os.environ["PYTHONPATH"]
