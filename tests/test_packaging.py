@@ -45,7 +45,9 @@ def test_every_package_is_listed():
     assert listed == there | {"hires.conf", "hires.launch"}
 
 
-@pytest.mark.parametrize("folder", ["conf", "launch", "hires/report/templates"])
+@pytest.mark.parametrize(
+    "folder", ["conf", "launch", "hires/report/plots", "hires/report/templates"]
+)
 def test_every_data_file_is_shipped(folder):
     package = folder.replace("/", ".") if folder.startswith("hires/") else f"hires.{folder}"
     patterns = project()["tool"]["setuptools"]["package-data"][package]

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from hires.report import figures, frames
-from hires.report.plots import loss_curve, style
+from hires.report.plots import loss_curves, style
 from hires.report.plots.base import DrawnRun, plot_data
 from tests.helpers.report_runs import report_run, sized_campaign
 
@@ -237,8 +237,8 @@ def test_layouts_differ_in_more_than_colour():
 
 
 def test_long_curve_is_thinned_to_its_means():
-    steps, values = loss_curve.thinned({step: float(step % 2) for step in range(10_000)})
-    assert len(steps) <= loss_curve.MAX_POINTS
+    steps, values = loss_curves.thinned({step: float(step % 2) for step in range(10_000)})
+    assert len(steps) <= loss_curves.MAX_POINTS
     assert set(values) == {0.5}
 
 
@@ -250,4 +250,4 @@ def test_loss_that_is_no_number_is_left_out(tmp_path):
     (run / "a0" / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     [shown] = plot_data(frames.load([run])).runs
     assert isinstance(shown, DrawnRun)
-    assert loss_curve.losses_of(shown) == {0: 2.0}
+    assert loss_curves.losses_of(shown) == {0: 2.0}

@@ -111,7 +111,7 @@ def _print_layout(run: RunDir) -> None:
     from hires.report.compare.pairing import ComparedPoint
     from hires.report.load.repeats import median
     from hires.report.load.runs import read_run
-    from hires.report.text_timeline import timeline_lines
+    from hires.report.timelines import timeline_lines
 
     read = read_run(run.path)
     repeats = ComparedPoint([read]).repeats(METRICS["throughput"])
@@ -136,8 +136,7 @@ def _print_layout(run: RunDir) -> None:
 def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> None:
     """Draws the time line of the attempt that the record is of, or writes it into a file."""
     from hires.plan.plan import Plan
-    from hires.report.text_timeline import timeline_lines
-    from hires.report.trace_file import write_trace
+    from hires.report.timelines import timeline_lines, write_trace
 
     record = read_record(run.path)
     attempt = None if record is None else count(record.get("attempt"))

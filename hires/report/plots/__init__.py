@@ -1,27 +1,11 @@
-"""Plots of a report: each file draws one or two and registers them under ``@plot``."""
+"""Plots of a report: each file draws one or more and registers them under ``@plot``."""
 
-from hires.report.plots import (
+from hires.report.plots import (  # noqa: F401
     backends,
-    largest_image,
-    loss_curve,
+    loss_curves,
     memory_bars,
-    precision,
-    scaling,
     steps,
     throughput,
     tiles,
     traffic_map,
 )
-
-__all__ = [
-    "backends",
-    "largest_image",
-    "loss_curve",
-    "memory_bars",
-    "precision",
-    "scaling",
-    "steps",
-    "throughput",
-    "tiles",
-    "traffic_map",
-]

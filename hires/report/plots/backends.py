@@ -16,15 +16,16 @@ FILE = "simulate.json"
 """What ``hires bench simulate --out DIR`` writes; it holds the links that were measured."""
 _SIZES = [2**power for power in range(3, 27)]
 _KINDS = {
-    "near": ("within a node", style.BLUE, "-"),
-    "far": ("between nodes", style.VERMILION, "--"),
+    "near": ("within a node", {"color": style.BLUE, "ls": "-"}),
+    "far": ("between nodes", {"color": style.VERMILION, "ls": "--"}),
 }
 
 
 class _Link(NamedTuple):
     label: str
-    colour: str
-    line: str
+    host: str
+    look: dict[str, str]
+    """Options of ``Axes.plot``."""
     latency_s: float
     bytes_per_s: float
 
@@ -44,48 +45,37 @@ def links(data: PlotData) -> Drawing:
     fig, [[times, rates]] = style.figure(1, 2, 3.2)
     for link in measured:
         took = [link.latency_s + num_bytes / link.bytes_per_s for num_bytes in _SIZES]
-        look = {"color": link.colour, "ls": link.line, "label": link.label}
-        times.plot(_SIZES, [t * 1e6 for t in took], **look)
-        rates.plot(_SIZES, [n / t / MIB for n, t in zip(_SIZES, took, strict=True)], **look)
+        rate = [n / t / MIB for n, t in zip(_SIZES, took, strict=True)]
+        times.plot(_SIZES, [t * 1e6 for t in took], label=link.label, **link.look)
+        rates.plot(_SIZES, rate, label=link.label, **link.look)
     titles = ((times, "time of a message", "microseconds"), (rates, "bandwidth", "MiB/s"))
     for axis, title, unit in titles:
         style.log_axis(axis, "x", 2)
         style.log_axis(axis, "y")
         axis.set_xticks([2**10, 2**20, 2**26], ["1 KiB", "1 MiB", "64 MiB"])
-        axis.set_xlabel("size of a message")
-        axis.set_ylabel(unit)
-        axis.set_title(title)
+        axis.set(xlabel="size of a message", ylabel=unit, title=title)
     style.legend(fig, (times, rates))
     words = "; ".join(
         f"{link.label} {link.latency_s * 1e6:.0f} us and {link.bytes_per_s / MIB:.0f} MiB/s"
         for link in measured
     )
     caption = f"Lines are a model from two measured numbers, latency and bandwidth: {words}."
-    return Drawing(fig, caption, f"bench, measured on {', '.join(_hosts(data))}")
-
-
-def _hosts(data: PlotData) -> list[str]:
-    """Returns the machines of the benchmarks, each with its processor."""
-    words = [
-        f"{_host(bench)} {reading.text(dig(bench, 'hardware', 'cpu'), 60) or ''}".strip()
-        for bench in data.benches
-        if _links(bench)
-    ]
-    return list(dict.fromkeys(words))
-
-
-def _host(bench: dict[str, Any]) -> str:
-    return reading.text(bench.get("host"), 30) or "unknown host"
+    hosts = ", ".join(dict.fromkeys(link.host for link in measured))
+    return Drawing(fig, caption, f"bench, measured on {hosts}")
 
 
 def _links(bench: dict[str, Any]) -> list[_Link]:
+    """Returns the links of a benchmark that were measured."""
+    host = reading.text(bench.get("host"), 30) or "unknown host"
+    processor = reading.text(dig(bench, "hardware", "cpu"), 60) or ""
     links = []
-    for key, (where, colour, line) in _KINDS.items():
+    for key, (where, look) in _KINDS.items():
         latency_s = number(dig(bench, "network", key, "latency_s"))
         rate = number(dig(bench, "network", key, "bytes_per_s"))
         if latency_s is None or not rate or latency_s < 0 or rate < 0:
             continue
         if key == "far" and dig(bench, "network", "far") == dig(bench, "network", "near"):
             continue  # measured on one node
-        links.append(_Link(f"gloo {where} ({_host(bench)})", colour, line, latency_s, rate))
+        label = f"gloo {where} ({host})"
+        links.append(_Link(label, f"{host} {processor}".strip(), look, latency_s, rate))
     return links

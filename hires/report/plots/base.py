@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 6
 """Runs that are drawn rank by rank."""
+MAX_PANELS = 6
+"""Combinations of network and precision that fit into a figure; the others are in the tables."""
 MAX_LABEL = 60
 """Characters of a run's label in captions."""
 MAX_RANKS = 64

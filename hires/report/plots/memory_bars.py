@@ -1,13 +1,15 @@
-"""Plots what the memory of each rank holds, measured and predicted."""
+"""Plots the memory of each rank, and the largest image that each layout fits into memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hires.core.units import MIB
-from hires.report.frames import numeric
+from hires.core.units import MIB, size
+from hires.report.frames import Frames, numeric, plain_rows
+from hires.report.load.measured_points import group_key, point_name
 from hires.report.plots import style
 from hires.report.plots.base import (
+    MAX_PANELS,
     MAX_RANKS,
     Drawing,
     DrawnRun,
@@ -22,25 +24,76 @@ if TYPE_CHECKING:
 
 _LETTERS_PER_INCH = 13
 """Of a title."""
+_PANEL = ("campaign", "model", "precision", "task", "batch", "limit")
+"""Columns that the bars of one panel of images share."""
 
 
 @plot(50, "memory_per_rank", "Memory per rank")
 def per_rank(data: PlotData) -> Drawing:
     """Draws a stacked bar for every rank, and a dash for its prediction."""
-    rows_of = [(drawn, _rows(data, drawn)) for drawn in data.runs]
+    rows_of = [(drawn, _ranks(data, drawn)) for drawn in data.runs]
     runs = [(drawn, rows) for drawn, rows in rows_of if 0 < len(rows) <= MAX_RANKS]
     if not runs:
         raise NotDrawnError("no run recorded the memory of its ranks")
     widths = [max(2, len(rows)) + 1 for _, rows in runs]
     fig, [axes] = style.figure(1, len(runs), 3.4, sharey=True, width_ratios=widths)
+    words = []
     for axis, width, (drawn, rows) in zip(axes, widths, runs, strict=True):
         _stack(axis, rows)
         room = max(8, int(style.WIDTH * _LETTERS_PER_INCH * width / sum(widths)))
         axis.set_title(style.short(drawn.label, room), fontsize=8.5)
         axis.set_xlabel("rank" if len(runs) < 4 or len(rows) > 2 else "")
+        peak = numeric(rows, "peak_bytes").max()
+        words.append(f"{drawn.label} {'unknown' if peak != peak else f'{peak / MIB:.1f}'}")
     axes[0].set_ylabel("MiB")
     style.legend(fig, axes)
-    return Drawing(fig, _caption(data, runs))
+    text = f"Measured peak; a dash is the prediction. Fullest rank in MiB: {'; '.join(words)}."
+    errors = numeric(data.frames.memory, "error_percent").dropna()
+    if len(errors):
+        text += (
+            f" Over all {len(errors)} ranks the prediction lies between {errors.min():+.1f} and "
+            f"{errors.max():+.1f} % of the measurement."
+        )
+    return Drawing(fig, text)
+
+
+@plot(40, "largest_image", "The largest image each layout fits")
+def largest_image(data: PlotData) -> Drawing:
+    """Draws the image sizes of each layout: those that ran, and those that memory refused."""
+    frame = _images(data.frames)
+    refused = frame["refused"]
+    if frame["pixels"].nunique() < 2 and not refused.any():
+        raise NotDrawnError("all runs have one image size, and memory refused none")
+    groups = [part for _, part in frame.groupby(group_key(frame, _PANEL))]
+    groups.sort(key=lambda part: (-int(part["refused"].any()), -part["pixels"].nunique()))
+    shown = groups[:MAX_PANELS]
+    most = max(part["layout"].nunique() for part in shown)
+    fig, axes = style.panels(len(shown), 2 if len(shown) > 1 else 1, 0.9 + 0.36 * most)
+    caption = "Ticks are image sizes that ran to the end."
+    for axis, part in zip(axes, shown, strict=True):
+        row = plain_rows(part)[0]
+        words = [str(row["campaign"])] if frame["campaign"].nunique() > 1 else []
+        words += [str(row[key] or "?") for key in ("model", "precision", "task")]
+        words.append(f"batch {row['batch'] or '?'}")
+        words += [f"limit {row['limit']}"] if row["limit"] not in (None, "null") else []
+        heading = ", ".join(words)
+        axis.set_title(style.short(heading, 48), fontsize=8.5)
+        caption += f" {heading}: {_image_bars(axis, part)}."
+        axis.set_ylim(most - 0.5, -0.5)  # bars are equally high everywhere
+    style.legend(fig, axes)
+    if not refused.any():
+        caption += " Memory refused none, so larger images may fit."
+    if len(groups) > len(shown):
+        caption += f" The tables have {len(groups) - len(shown)} more of such combinations."
+    return Drawing(fig, caption)
+
+
+def _ranks(data: PlotData, drawn: DrawnRun) -> pd.DataFrame:
+    """Returns the ranks of a run with a measured or predicted peak."""
+    memory = data.frames.memory
+    own = (memory["campaign"] == drawn.run.campaign) & (memory["run"] == drawn.run.name)
+    known = memory["peak_bytes"].notna() | memory["predicted_bytes"].notna()
+    return memory[own & known & memory["rank"].notna()]
 
 
 def _stack(axis: Axes, rows: pd.DataFrame) -> None:
@@ -65,24 +118,55 @@ def _stack(axis: Axes, rows: pd.DataFrame) -> None:
     style.no_grid(axis, "x")
 
 
-def _rows(data: PlotData, drawn: DrawnRun) -> pd.DataFrame:
-    """Returns the ranks of a run with a measured or predicted peak."""
-    memory = data.frames.memory
-    own = (memory["campaign"] == drawn.run.campaign) & (memory["run"] == drawn.run.name)
-    known = memory["peak_bytes"].notna() | memory["predicted_bytes"].notna()
-    return memory[own & known & memory["rank"].notna()]
+def _images(frames: Frames) -> pd.DataFrame:
+    """Returns the points that ran, and those that failed or were excluded for lack of memory."""
+    import pandas as pd
+
+    rows = [
+        {**run, "limit": run["memory_limit"], "refused": run["state"] != "done"}
+        for run in plain_rows(frames.runs)
+        if run["state"] == "done" or run["reason"] == "oom"
+    ]
+    rows += [
+        {**point["what"], "campaign": point["campaign"], "refused": True}
+        for point in frames.planned_rows
+        if point["state"] == "infeasible" and "[memory." in (point["reason"] or "")
+    ]
+    columns = ["layout", "ranks", "image", "height", "width", "peak_bytes_max", "refused"]
+    frame = pd.DataFrame(rows, columns=[*_PANEL, *columns])
+    frame = frame[frame["height"].notna() & frame["width"].notna()].copy()
+    frame["layout"] = frame["layout"].fillna("?")
+    frame["refused"] = frame["refused"].astype(bool)
+    frame["pixels"] = numeric(frame, "height") * numeric(frame, "width")
+    frame["edge"] = frame["pixels"] ** 0.5
+    return frame
 
 
-def _caption(data: PlotData, runs: list[tuple[DrawnRun, pd.DataFrame]]) -> str:
-    words = []
-    for drawn, rows in runs:
-        peak = numeric(rows, "peak_bytes").max()
-        words.append(f"{drawn.label} {'unknown' if peak != peak else f'{peak / MIB:.1f}'}")
-    text = f"Measured peak; a dash is the prediction. Fullest rank in MiB: {'; '.join(words)}."
-    errors = numeric(data.frames.memory, "error_percent").dropna()
-    if len(errors):
-        text += (
-            f" Over all {len(errors)} ranks the prediction lies between {errors.min():+.1f} and "
-            f"{errors.max():+.1f} % of the measurement."
-        )
-    return text
+def _image_bars(axis: Axes, part: pd.DataFrame) -> str:
+    """Draws the layouts of one panel, and returns them in words."""
+    layouts = sorted(set(part["layout"]))
+    largest, too_large = [], []
+    for place, layout in enumerate(layouts):
+        own = part[part["layout"] == layout]
+        ran, refused = own[~own["refused"]], own[own["refused"]]
+        edges = sorted(set(ran["edge"]))
+        if edges:
+            axis.barh(place, max(edges), 0.5, **style.bar_look(layout), alpha=0.85)
+            axis.plot(edges, [place] * len(edges), ls="", marker="|", color=style.INK, ms=8)
+            # The fullest rank is that of the run with the largest image.
+            order = ran.sort_values(["edge", "peak_bytes_max"], ascending=False, na_position="last")
+            row = plain_rows(order)[0]
+            peak = row["peak_bytes_max"]
+            needs = f" ({size(int(peak))} a rank)" if peak else ""
+            largest.append(f"{point_name(row, ran)} {row['image']}{needs}")
+        if len(refused):
+            axis.plot(
+                refused["edge"], [place] * len(refused), ls="", marker="X", ms=8,
+                color=style.VERMILION, markeredgecolor=style.PAPER,
+                label="needs more memory than there is",
+            )  # fmt: skip
+            too_large += [f"{layout} {image}" for image in dict.fromkeys(refused["image"])]
+    style.named_rows(axis, layouts)
+    axis.set_xlabel("edge of a square image with as many pixels [pixels]", fontsize=8)
+    text = f"largest {', '.join(largest[:10])}" if largest else "none ran to the end"
+    return f"{text}; too large: {', '.join(too_large[:10])}" if too_large else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from hires.core.ranks.timeline import (
@@ -18,7 +19,7 @@ from hires.core.ranks.timeline import (
     length_s,
 )
 from hires.plan.plan import Plan
-from hires.report.load.time_split import BUBBLE, LABELS, PARTS, split_steps
+from hires.plan.program import edge_messages
 from hires.report.plots import style
 from hires.report.plots.base import (
     MAX_RANKS,
@@ -28,11 +29,25 @@ from hires.report.plots.base import (
     PlotData,
     plot,
 )
-from hires.report.trace_file import planned_steps
+from hires.report.timelines import planned_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PIPELINE, BUBBLE, OTHER = "pipeline", "bubble", "other"
+PARTS = (
+    DATA, FORWARD, BACKWARD, HALO, COLLECTIVE, PIPELINE, GRADIENTS, OPTIMISER, BUBBLE, OTHER,
+)  # fmt: skip
+"""Parts of a step; together they are as long as the step."""
+_LABELS = {
+    COLLECTIVE: "batch statistics",
+    GRADIENTS: "all-reduce",
+    PIPELINE: "pipeline messages",
+    BUBBLE: "bubble",
+    OTHER: "between spans",
+    WAIT: "wait for a stage",
+}
+"""Labels of parts and spans that differ from their names."""
 MAX_TIMELINES = 4
 """Runs whose time lines fit into a figure."""
 _FINEST = 1 / 1500
@@ -44,7 +59,6 @@ _MISSING = (
     f"ranks"
 )
 _ORDER = (FORWARD, BACKWARD, HALO, COLLECTIVE, WAIT, GRADIENTS, OPTIMISER, DATA)
-_LABELS = {**LABELS, WAIT: "wait for a stage"}
 
 
 @plot(60, "step_split", "Where the time of a step goes")
@@ -70,7 +84,7 @@ def split_step(data: PlotData) -> Drawing:
         values = [1e3 * parts.get(part, 0.0) for *_, parts in bars]
         if max(values) > 0:
             colour, hatch = style.KINDS[part]
-            look = {"color": colour, "hatch": hatch, "label": LABELS.get(part, part)}
+            look = {"color": colour, "hatch": hatch, "label": _LABELS.get(part, part)}
             axis.barh(places, values, 0.8, left=left, **look)
             left = [a + b for a, b in zip(left, values, strict=True)]
     axis.set_yticks(places, [f"{style.short(drawn.label)}  {rank}" for drawn, rank, _ in bars])
@@ -94,11 +108,18 @@ def timeline(data: PlotData) -> Drawing:
     rows = [plan.world for _, plan in runs for _ in range(2)]
     height = sum(0.17 * n + 0.34 for n in rows) + 0.75
     fig, axes = style.figure(len(rows), 1, height, height_ratios=[n + 0.9 for n in rows])
-    axes = axes[:, 0]
-    words = [
-        _draw_run(axes[2 * i], axes[2 * i + 1], drawn, plan) for i, (drawn, plan) in enumerate(runs)
-    ]
-    style.legend(fig, axes, 5)
+    words = []
+    for (above, below), (drawn, plan) in zip(axes.reshape(-1, 2), runs, strict=True):
+        number, ranks = list(drawn.steps.items())[-1]
+        took_s = length_s(ranks)
+        _draw(above, planned_steps(plan, took_s), took_s, planned=True)
+        _draw(below, ranks, took_s, planned=False)
+        above.set_title(f"{style.short(drawn.label, 50)}: planned", fontsize=8.5)
+        below.set_title(f"measured, step {number} [ms]", fontsize=8.5, fontweight="normal")
+        above.tick_params(axis="x", labelbottom=False)
+        plural = "" if plan.world == 1 else "s"
+        words.append(f"{drawn.label}: {took_s * 1e3:.1f} ms on {plan.world} rank{plural}")
+    style.legend(fig, axes.flat, 5)
     return Drawing(
         fig,
         f"Above, the schedule with all passes equally long; below, the last measured step. "
@@ -106,17 +127,60 @@ def timeline(data: PlotData) -> Drawing:
     )
 
 
-def _draw_run(above: Axes, below: Axes, drawn: DrawnRun, plan: Plan) -> str:
-    """Draws the two time lines of a run, and returns it in words."""
-    number, ranks = list(drawn.steps.items())[-1]
-    took_s = length_s(ranks)
-    _draw(above, planned_steps(plan, took_s), took_s, planned=True)
-    _draw(below, ranks, took_s, planned=False)
-    above.set_title(f"{style.short(drawn.label, 50)}: planned", fontsize=8.5)
-    below.set_title(f"measured, step {number} [ms]", fontsize=8.5, fontweight="normal")
-    above.tick_params(axis="x", labelbottom=False)
-    plural = "" if plan.world == 1 else "s"
-    return f"{drawn.label}: {took_s * 1e3:.1f} ms on {plan.world} rank{plural}"
+def split_steps(plan: Plan, steps: dict[int, list[StepSpans]]) -> list[dict[str, float]]:
+    """Returns seconds of each part for every rank, the mean of some complete steps on one clock."""
+    sums: list[dict[str, float]] = [defaultdict(float) for _ in range(plan.world)]
+    for ranks in steps.values():
+        ends = {
+            (rank.rank, span.action): span.end_s
+            for rank in ranks
+            for span in rank.spans
+            if span.kind in (FORWARD, BACKWARD)
+        }
+        whole_s = length_s(ranks)
+        for rank in ranks:
+            for part, seconds in split_rank(plan, rank, ends, whole_s).items():
+                sums[rank.rank][part] += seconds / len(steps)
+    return [dict(parts) for parts in sums]
+
+
+def split_rank(
+    plan: Plan, rank: StepSpans, ends: dict[tuple[int, str], float], whole_s: float
+) -> dict[str, float]:
+    """Returns seconds of each part of one rank's step.
+
+    A wait is bubble until the sender's pass has ended, because nothing could be sent before; the
+    rest of it is the message. Halos and batch statistics are taken out of the pass around them.
+
+        sender    |  F0  |
+        this rank |bubble|message|  F0  |halo|  F0  |
+
+    Args:
+        plan: of the run.
+        rank: its spans.
+        ends: when each pass of the step ended, by rank and action.
+        whole_s: length of the step.
+    """
+    parts = dict.fromkeys(PARTS, 0.0)
+    inner = [span for span in rank.spans if span.kind in (HALO, COLLECTIVE)]
+    for span in rank.spans:
+        if span.kind == WAIT:
+            sent = span.begin_s
+            if span.action:
+                messages = edge_messages(plan, rank.rank, span.action, outgoing=False)
+                passes = [(message.peer, span.action) for message in messages]
+                sent = max((ends[one] for one in passes if one in ends), default=sent)
+            idle_s = max(0.0, min(span.end_s, sent) - span.begin_s)
+            parts[BUBBLE] += idle_s
+            parts[PIPELINE] += span.duration_s - idle_s
+        elif span.kind in (FORWARD, BACKWARD):
+            inside = (min(span.end_s, o.end_s) - max(span.begin_s, o.begin_s) for o in inner)
+            parts[span.kind] += max(0.0, span.duration_s - sum(max(0.0, s) for s in inside))
+        elif span.kind in parts:
+            parts[span.kind] += span.duration_s
+    parts[BUBBLE] += max(0.0, whole_s - max((span.end_s for span in rank.spans), default=whole_s))
+    parts[OTHER] = max(0.0, whole_s - sum(parts.values()))
+    return parts
 
 
 def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> None:
@@ -165,5 +229,5 @@ def _split_words(drawn: DrawnRun, ranks: list[dict[str, float]]) -> str:
     top = sorted(shares, key=lambda part: -shares[part])[:3]
     if BUBBLE not in top and shares[BUBBLE] > 0.005:
         top.append(BUBBLE)
-    words = [f"{100 * shares[part]:.0f} % {LABELS.get(part, part)}" for part in top]
+    words = [f"{100 * shares[part]:.0f} % {_LABELS.get(part, part)}" for part in top]
     return f"{drawn.label}: {', '.join(words)}"

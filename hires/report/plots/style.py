@@ -14,6 +14,7 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hires.core.ranks import timeline
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, GRID, PAPER, MUTED = "#1b1b1a", "#dcdcdb", "#fffffe", "#6f6f6e"
-"""Of text and axes, grids, background and secondary text. Nothing else has exactly these values, so
-the page can replace them with its own, light or dark."""
+"""Of text and axes, grids, background and secondary text, as in ``report.mplstyle``."""
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#4d4d4d", "#e69f00", "#56b4e9", "#009e73", "#d9c520", "#0072b2", "#d55e00", "#cc79a7",
@@ -83,42 +83,6 @@ PARTS = {
 }
 """Label, colour and hatch of each use of memory, from the bottom of a bar to its top."""
 
-RC = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9.0,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "semibold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9.0,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "text.color": INK,
-    "text.parse_math": False,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "lines.linewidth": 1.7,
-    "lines.markersize": 6.0,
-    "hatch.linewidth": 0.6,
-    "hatch.color": PAPER,
-    "figure.facecolor": PAPER,
-    "savefig.facecolor": PAPER,
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-    "axes.formatter.useoffset": False,
-}
 WIDTH = 7.6
 """Inches: the text column of a page on screen, or two columns of a paper."""
 
@@ -141,12 +105,24 @@ def layout_style(layout: str) -> LayoutStyle:
     return LayoutStyle(_OTHERS[zlib.crc32(layout.encode()) % len(_OTHERS)], ">", "-", "--")
 
 
+def line_look(layout: str) -> dict[str, Any]:
+    """Returns the options of ``Axes.plot`` for a layout."""
+    look = layout_style(layout)
+    return {"color": look.colour, "marker": look.marker, "ls": look.line}
+
+
+def bar_look(layout: str) -> dict[str, Any]:
+    """Returns the options of ``Axes.barh`` for a layout."""
+    look = layout_style(layout)
+    return {"color": look.colour, "hatch": look.hatch}
+
+
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
     """Sets matplotlib's defaults to those of reports within a ``with`` block."""
     import matplotlib as mpl
 
-    with mpl.rc_context(RC):  # type: ignore[arg-type]
+    with mpl.rc_context(fname=Path(__file__).with_name("report.mplstyle")):
         yield
 
 
@@ -188,6 +164,13 @@ def no_grid(axis: Axes, which: str) -> None:
     """Removes grid lines and ticks of an axis of names: there is nothing between them."""
     axis.grid(False, axis=which)  # type: ignore[arg-type]
     axis.tick_params(axis=which, length=0)  # type: ignore[arg-type]
+
+
+def named_rows(axis: Axes, names: Sequence[str]) -> None:
+    """Labels the rows of a chart of bars, which begin at 0."""
+    axis.set_yticks(range(len(names)), [short(name) for name in names])
+    axis.set_xlim(left=0)
+    no_grid(axis, "y")
 
 
 def log_axis(axis: Axes, which: str, base: float = 10.0) -> None:

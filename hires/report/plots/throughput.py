@@ -1,8 +1,8 @@
-"""Plots the throughput of each layout, and how it changes with the image size."""
+"""Plots the throughput of each layout, and how it changes with the image size and the ranks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hires.report.frames import Frames, numeric, plain_rows
 from hires.report.load.measured_points import (
@@ -13,16 +13,15 @@ from hires.report.load.measured_points import (
     fastest,
     group_key,
     point_name,
+    weight,
 )
 from hires.report.plots import style
-from hires.report.plots.base import Drawing, NotDrawnError, PlotData, plot
+from hires.report.plots.base import MAX_PANELS, Drawing, NotDrawnError, PlotData, plot
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-MAX_PANELS = 6
-"""Combinations of network and precision that fit into a figure; the others are in the tables."""
 MAX_BARS = 20
 _PANEL = tuple(key for key in ("campaign", *WORK) if key != "image")
 """Columns that the points of one panel against image size share."""
@@ -33,7 +32,7 @@ _BARS = tuple(key for key in WORK if key != "precision")
 @plot(10, "throughput_by_layout", "Throughput of each layout")
 def by_layout(data: PlotData) -> Drawing:
     """Draws a bar for every layout and number of ranks, at the work most layouts were run with."""
-    frame = points(data.frames)
+    frame = _points(data.frames)
     bars = common_work(frame, _BARS) if len(frame) else frame
     if bars["layout"].nunique() < 2:
         raise NotDrawnError("no network and image was run to the end in two layouts")
@@ -42,9 +41,17 @@ def by_layout(data: PlotData) -> Drawing:
     names = list(bars.groupby("bar")["img_per_s_median"].max().sort_values().index)[-MAX_BARS:]
     fig, [axes] = style.figure(1, len(groups), 1.2 + 0.3 * len(names), sharey=True)
     for axis, (precision, part) in zip(axes, groups, strict=True):
-        _draw_bars(axis, part, names)
-        axis.set_title(str(precision))
-        axis.set_xlabel("images/s")
+        best = part.drop_duplicates("bar").set_index("bar")
+        for place, name in enumerate(names):
+            if name in best.index:
+                middle, low, high = (float(v.iloc[0]) for v in _spread(best.loc[[name]]))
+                axis.barh(
+                    place, middle, 0.66, xerr=[[low], [high]],
+                    **style.bar_look(str(best.loc[name, "layout"])),
+                    error_kw={"ecolor": style.INK, "elinewidth": 1.0, "capsize": 2.5},
+                )  # fmt: skip
+        style.named_rows(axis, names)
+        axis.set(title=str(precision), xlabel="images/s")
     first = plain_rows(bars)[0]
     work = f"{first['model']}, {first['image']} pixels, {first['task']}, batch {first['batch']}"
     words = [
@@ -57,28 +64,97 @@ def by_layout(data: PlotData) -> Drawing:
 @plot(20, "throughput_by_image", "Throughput against image size")
 def by_image(data: PlotData) -> Drawing:
     """Draws throughput against image size, one line for each layout and number of ranks."""
-    frame = points(data.frames)
-    groups = [part for part in _panels(frame) if part["pixels"].nunique() > 1]
-    if not groups:
+    frame = _points(data.frames)
+    # Those with the most image sizes, in order of their names.
+    panels = list(frame.groupby(group_key(frame, _PANEL)))
+    panels.sort(key=lambda item: (-item[1]["pixels"].nunique(), -len(item[1])))
+    parts = [part for _, part in sorted(panels[:MAX_PANELS], key=lambda item: str(item[0]))]
+    parts = [part for part in parts if part["pixels"].nunique() > 1]
+    if not parts:
         raise NotDrawnError("no network and precision was run to the end with two image sizes")
-    fig, axes = style.panels(len(groups), 2 if len(groups) > 1 else 1, 2.9)
-    for axis, part in zip(axes, groups, strict=True):
-        for (layout, ranks), line in lines(part).items():
-            draw_line(axis, line.sort_values("pixels"), "pixels", layout, ranks)
-        _label_images(axis, part)
-        axis.set_title(_title(part, frame))
-        axis.set_ylabel("images/s")
-        axis.set_ylim(bottom=0)
-    style.legend(fig, axes)
+    fig, axes = style.panels(len(parts), 2 if len(parts) > 1 else 1, 2.9)
     words = []
-    for part in groups[:3]:
+    for axis, part in zip(axes, parts, strict=True):
+        for (layout, ranks), line in _lines(part).items():
+            _draw_line(axis, line.sort_values("pixels"), "pixels", layout, ranks)
+        _label_images(axis, part)
+        row = plain_rows(part)[0]
+        title = [str(row[key]) for key in ("model", "precision", "task")]
+        title += [f"batch {row['batch']}", *filter(None, [distinction(row, frame, ("settings",))])]
+        if frame["campaign"].nunique() > 1:
+            title.insert(0, str(row["campaign"]))
+        heading = style.short(", ".join(title), 48)
+        axis.set(title=heading, ylabel="images/s")
+        axis.set_ylim(bottom=0)
         ends = (part["pixels"].min(), part["pixels"].max())
         best = ", ".join(_fastest_words(part[part["pixels"] == pixels]) for pixels in ends)
-        words.append(f"{_title(part, frame)}: {best}")
-    return Drawing(fig, f"{SPREAD}. {'; '.join(words)}.")
+        words.append(f"{heading}: {best}")
+    style.legend(fig, axes)
+    return Drawing(fig, f"{SPREAD}. {'; '.join(words[:3])}.")
 
 
-def points(frames: Frames) -> pd.DataFrame:
+@plot(30, "throughput_by_ranks", "Throughput against ranks")
+def by_ranks(data: PlotData) -> Drawing:
+    """Draws throughput and efficiency against ranks, at the work with the most of them."""
+    frame = _points(data.frames)
+    frame = frame[frame["ranks"].notna()]
+    works = [part for _, part in frame.groupby(group_key(frame, ("campaign", *WORK)))]
+    works = [part for part in works if part["ranks"].nunique() > 1]
+    if not works:
+        raise NotDrawnError(
+            "no network, image, batch and precision was run on different numbers of ranks"
+        )
+    work = max(works, key=lambda part: (part["ranks"].nunique(), *weight(part)))
+    fig, [[speed, share]] = style.figure(1, 2, 3.4)
+    words = _draw_scaling(speed, share, work)
+    style.legend(fig, [speed])
+    row = plain_rows(work)[0]
+    heading = [str(row[key]) for key in ("model", "image", "precision", "task")]
+    heading += [f"batch {row['batch']}", *filter(None, [distinction(row, frame, ("settings",))])]
+    if frame["campaign"].nunique() > 1:
+        heading.insert(0, f"campaign {row['campaign']}")
+    caption = f"{', '.join(heading)}: {words}"
+    if len(works) > 1:
+        caption += f" The table of throughput has {len(works) - 1} more of such combinations."
+    return Drawing(fig, caption)
+
+
+def _draw_scaling(speed: Axes, share: Axes, work: pd.DataFrame) -> str:
+    """Draws throughput beside the ideal line, and efficiency; returns them in words."""
+    # Ideal is the single run; without one, the fastest layout on the fewest ranks.
+    single = work[work["layout"] == "single"]
+    base = single if len(single) else work
+    fewest = int(base["ranks"].min())
+    base = base[base["ranks"] == fewest].sort_values("img_per_s_median")
+    ideal, layout_of_ideal = float(base["img_per_s_median"].iloc[-1]) / fewest, base["layout"]
+    worlds = sorted({int(n) for n in work["ranks"]})
+    dashed: dict[str, Any] = {"color": style.MUTED, "ls": "--", "lw": 1.1, "zorder": 1}
+    speed.plot(worlds, [ideal * n for n in worlds], label="ideal", **dashed)
+    share.plot(worlds, [100.0] * len(worlds), **dashed)
+    words = []
+    for (layout, _), unordered in _lines(work, by_ranks=False).items():
+        line = unordered.sort_values("ranks")
+        _draw_line(speed, line, "ranks", layout, None)
+        ranks = numeric(line, "ranks")
+        percent = 100 * numeric(line, "img_per_s_median") / (ideal * ranks)
+        share.plot(ranks, percent, **style.line_look(layout))
+        words.append(f"{layout} {percent.iloc[-1]:.0f} % on {int(ranks.iloc[-1])}")
+    for axis in (speed, share):
+        style.log_axis(axis, "x", 2)
+        axis.set_xticks(worlds, [str(n) for n in worlds])
+        axis.set(xlabel="ranks", xlim=(worlds[0] / 1.15, worlds[-1] * 1.15))
+    style.log_axis(speed, "y", 2)
+    share.set_ylim(bottom=0)
+    speed.set(ylabel="images/s", title="throughput")
+    share.set(ylabel="efficiency [%]", title="efficiency")
+    return (
+        f"ideal is {ideal:.3g} images/s for each rank, that of {layout_of_ideal.iloc[-1]} on "
+        f"{fewest} {'rank' if fewest == 1 else 'ranks'}. {SPREAD}. "
+        f"Efficiency: {'; '.join(words[:8])} ranks."
+    )
+
+
+def _points(frames: Frames) -> pd.DataFrame:
     """Returns the fastest point of each work, layout and number of ranks, with its pixels."""
     frame = fastest(frames.points)
     kept = frame[frame["height"].notna() & frame["width"].notna()].copy()
@@ -86,7 +162,9 @@ def points(frames: Frames) -> pd.DataFrame:
     return kept
 
 
-def lines(frame: pd.DataFrame, by_ranks: bool = True) -> dict[tuple[str, int | None], pd.DataFrame]:
+def _lines(
+    frame: pd.DataFrame, by_ranks: bool = True
+) -> dict[tuple[str, int | None], pd.DataFrame]:
     """Returns the points by layout, and by ranks where a layout has several."""
     several = frame.groupby("layout")["ranks"].nunique() > 1
     parts: dict[tuple[str, int | None], pd.DataFrame] = {}
@@ -99,32 +177,14 @@ def lines(frame: pd.DataFrame, by_ranks: bool = True) -> dict[tuple[str, int | N
     return parts
 
 
-def draw_line(axis: Axes, line: pd.DataFrame, key: str, layout: str, ranks: int | None) -> None:
+def _draw_line(axis: Axes, line: pd.DataFrame, key: str, layout: str, ranks: int | None) -> None:
     """Draws medians over a column, with bars from p10 to p90."""
-    look = style.layout_style(layout)
     middle, low, high = _spread(line)
+    label = style.short(layout) + (f" on {ranks}" if ranks else "")
     axis.errorbar(
-        numeric(line, key), middle, yerr=[low, high], color=look.colour, marker=look.marker,
-        ls=look.line, elinewidth=1.0, capsize=2.5,
-        label=style.short(layout) + (f" on {ranks}" if ranks else ""),
+        numeric(line, key), middle, yerr=[low, high], **style.line_look(layout),
+        elinewidth=1.0, capsize=2.5, label=label,
     )  # fmt: skip
-
-
-def _draw_bars(axis: Axes, part: pd.DataFrame, names: list[str]) -> None:
-    """Draws one bar for each layout and number of ranks, the fastest on top."""
-    best = part.drop_duplicates("bar").set_index("bar")
-    for row, name in enumerate(names):
-        if name not in best.index:
-            continue
-        look = style.layout_style(str(best.loc[name, "layout"]))
-        middle, low, high = (float(value.iloc[0]) for value in _spread(best.loc[[name]]))
-        axis.barh(
-            row, middle, 0.66, xerr=[[low], [high]], color=look.colour, hatch=look.hatch,
-            error_kw={"ecolor": style.INK, "elinewidth": 1.0, "capsize": 2.5},
-        )  # fmt: skip
-    axis.set_yticks(range(len(names)), [style.short(name) for name in names])
-    axis.set_xlim(left=0)
-    style.no_grid(axis, "y")
 
 
 def _spread(line: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
@@ -133,13 +193,6 @@ def _spread(line: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
     low = (middle - numeric(line, "img_per_s_p10")).clip(lower=0).fillna(0)
     high = (numeric(line, "img_per_s_p90") - middle).clip(lower=0).fillna(0)
     return middle, low, high
-
-
-def _panels(frame: pd.DataFrame) -> list[pd.DataFrame]:
-    """Returns the panels: those with the most image sizes, in order of their names."""
-    groups = list(frame.groupby(group_key(frame, _PANEL)))
-    groups.sort(key=lambda item: (-item[1]["pixels"].nunique(), -len(item[1])))
-    return [part for _, part in sorted(groups[:MAX_PANELS], key=lambda item: str(item[0]))]
 
 
 def _label_images(axis: Axes, part: pd.DataFrame) -> None:
@@ -152,16 +205,6 @@ def _label_images(axis: Axes, part: pd.DataFrame) -> None:
         axis.tick_params(axis="x", labelrotation=30)
     axis.set_xlim(sizes["pixels"].min() / 1.25, sizes["pixels"].max() * 1.25)
     axis.set_xlabel("image [pixels]")
-
-
-def _title(part: pd.DataFrame, frame: pd.DataFrame) -> str:
-    """Returns the title of a panel, its campaign in front if there are several."""
-    row = plain_rows(part)[0]
-    words = [f"{row['model']}", f"{row['precision']}", f"{row['task']}", f"batch {row['batch']}"]
-    if frame["campaign"].nunique() > 1:
-        words.insert(0, f"{row['campaign']}")
-    settings = distinction(row, frame, ("settings",))
-    return style.short(", ".join([*words, settings] if settings else words), 48)
 
 
 def _fastest_words(part: pd.DataFrame) -> str:

@@ -56,8 +56,10 @@ def _draw(axis: Axes, plan: Plan) -> int:
             names = [f"rank {rank}{way}" for rank, way in zip(ranks, ("", " up"), strict=False)]
             at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": "black"}
             axis.text((c0 + c1) / 2, (r0 + r1) / 2, "\n".join(names), **at)
+    # The rectangles (r0, r1, c0, c1) of the image that tiles borrow first.
+    halos = [op for op in stage.comm if op.kind == "halo" and op.value == INPUT][:1]
     widest = 0
-    for r0, r1, c0, c1 in _halos(plan):
+    for _, _, r0, r1, c0, c1 in halos[0].messages if halos else ():
         widest = max(widest, min(r1 - r0, c1 - c0))
         look = {"facecolor": "none", "edgecolor": "black", "hatch": "////", "lw": 0}
         axis.add_patch(Rectangle((c0, r0), c1 - c0, r1 - r0, **look))
@@ -65,11 +67,3 @@ def _draw(axis: Axes, plan: Plan) -> int:
     axis.set(xticks=[0, width], yticks=[0, height])
     axis.grid(False)
     return widest
-
-
-def _halos(plan: Plan) -> list[list[int]]:
-    """Returns the rectangles (r0, r1, c0, c1) of the image that tiles borrow first."""
-    for op in plan.stages[0].comm:
-        if op.kind == "halo" and op.value == INPUT:
-            return [list(message[2:]) for message in op.messages]
-    return []

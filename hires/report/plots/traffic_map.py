@@ -43,13 +43,7 @@ def between_ranks(data: PlotData) -> Drawing:
 
 
 def _draw(axis: Axes, sent: list[list[float]], most: float) -> QuadMesh:
-    """Draws one matrix, and returns what the colour scale belongs to.
-
-    Args:
-        axis: where.
-        sent: bytes by source and target rank.
-        most: MiB of the darkest colour.
-    """
+    """Draws bytes by source and target rank, ``most`` MiB in the darkest colour."""
     import numpy as np
 
     values = np.array(sent) / MIB

@@ -1,4 +1,4 @@
-"""Is the trace one that a viewer can draw, and does it hold what the plan says was done?"""
+"""Do traces and drawn time lines show what the plan says was done, in proportion to time?"""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from itertools import pairwise
 import pytest
 
 from hires.core.errors import ConfigError
-from hires.core.ranks.timeline import StepSpans
+from hires.core.ranks.timeline import FORWARD, Span, StepSpans
 from hires.plan.plan import Plan
 from hires.plan.program import edge_messages
 from hires.plan.simulation.simulate import Link, Network, simulate
-from hires.report.trace_file import Event, chrome_events, planned_steps, write_trace
-from tests.helpers.simulated import unit_costs
+from hires.report.timelines import (
+    Event,
+    chrome_events,
+    draw,
+    planned_steps,
+    timeline_lines,
+    write_trace,
+)
+from tests.helpers.simulated import STEP, unit_costs
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 SLOW = Link(0.05, 1e5)
@@ -128,3 +135,28 @@ def test_folder_that_is_not_there_is_named_and_not_that_of_results(tmp_path):
     advice = f"there is no folder {missing}: choose another folder with --trace FILE, or make it"
     with pytest.raises(ConfigError, match=advice):
         write_trace(missing / "t.json", plan, measured(plan))
+
+
+def test_columns_are_time():
+    assert draw(STEP, 16.0, 16) == "dF0~~f..B0b~bgo."
+    assert draw(STEP, 16.0, 32) == "ddF0ff~~~~ff....B0bbbb~~bbggoo.."
+
+
+def test_short_pass_gets_one_column():
+    assert draw([Span(FORWARD, "F0", 2.0, 2.001)], 4.0, 4) == "..F."
+
+
+def test_measured_stands_below_planned_one_line_a_rank():
+    plan = plan_of(stages=2, microbatches=2)
+    steps = simulate(plan, unit_costs(plan)).ranks
+    lines = timeline_lines(plan, [*steps], width=10 + 6 * 4)
+    planned = ["  rank 0: F0ffF1ff........B0bbB1bb", "  rank 1: ....F0ffF1ffB0bbB1bb...."]
+    assert lines[1:3] == planned
+    assert lines[4] == "measured, step 0: 6.0000 s"
+    assert [line.replace(" ", "")[:8] for line in lines[5:7]] == ["rank0:F0", "rank1:.."]
+
+
+def test_rank_without_spans_is_an_idle_line():
+    plan = plan_of()
+    lines = timeline_lines(plan, [StepSpans(0, 3, "", 0.0)], width=20)
+    assert lines[4] == "  rank 0: .........."

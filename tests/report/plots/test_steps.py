@@ -6,7 +6,7 @@ import pytest
 
 from hires.core.ranks.timeline import BACKWARD, FORWARD, HALO, OPTIMISER, WAIT, Span, StepSpans
 from hires.plan.simulation.simulate import simulate
-from hires.report.load.time_split import BUBBLE, OTHER, PARTS, PIPELINE, split_rank, split_steps
+from hires.report.plots.steps import BUBBLE, OTHER, PARTS, PIPELINE, split_rank, split_steps
 from tests.helpers.simulated import STEP, unit_costs
 from tests.helpers.small_plans import LAYOUTS, plan_of
 

@@ -1,9 +1,9 @@
-"""Writes a time line as a file in Chrome's trace format (JSON).
+"""Shows what ranks did in a step: as text, and as a file in Chrome's trace format (JSON).
 
-https://ui.perfetto.dev and chrome://tracing open it: a process for every rank, with a thread of
-computation and one of communication, and arrows for messages between stages. The planned time line,
-in which all passes take the same time, follows as processes of its own, scaled to the length of the
-measured step.
+https://ui.perfetto.dev and chrome://tracing open the file: a process for every rank, with a thread
+of computation and one of communication, and arrows for messages between stages. The planned time
+line, in which all passes take the same time, follows as processes of its own, scaled to the length
+of the measured step. As text a step is one line a rank, in proportion to time.
 
 Source:
     "Trace Event Format", the Chromium project: events ``X`` (a span), ``M`` (names), ``s`` and
@@ -21,8 +21,13 @@ from typing import Any
 from hires.core.errors import ConfigError
 from hires.core.ranks.timeline import (
     BACKWARD,
+    COLLECTIVE,
     COMPUTE,
+    DATA,
     FORWARD,
+    GRADIENTS,
+    HALO,
+    OPTIMISER,
     Span,
     StepSpans,
     complete_steps,
@@ -41,15 +46,69 @@ THREADS = ("compute", "communication")
 DIRECTIONS = ("down", "up")
 US = 1e6
 """Microseconds of a second."""
+_IDLE, _WAITING = ".", "~"
+_FILL = {FORWARD: "f", BACKWARD: "b", OPTIMISER: "o", DATA: "d", GRADIENTS: "g"}
+LEGEND = (
+    "F0fff forward of microbatch 0, B0bbb its backward, ~ waiting for other tiles inside a pass, "
+    "g sum of gradients, o optimiser, d data, . idle or waiting for another stage"
+)
+
+
+def planned_steps(plan: Plan, length: float) -> list[StepSpans]:
+    """Returns the planned time line of every rank: all passes equally long, ``length`` s in all."""
+    pipeline = plan.pipeline
+    start = started(pipeline, plan.schedule)
+    unit_s = length / (1 + max(start.values(), default=0))
+    ranks = [StepSpans(rank, 0, "", 0.0) for rank in range(plan.world)]
+    for task, time in sorted(start.items(), key=lambda item: item[1]):
+        kind = BACKWARD if task.back else FORWARD
+        span = Span(kind, task.action, time * unit_s, (time + 1) * unit_s)
+        for local in pipeline.ranks_of(task):
+            for rank in range(local, plan.world, plan.ranks_per_replica):
+                ranks[rank].spans.append(span)
+    return ranks
+
+
+def timeline_lines(plan: Plan, steps: list[StepSpans], width: int) -> list[str]:
+    """Returns the planned and the last measured time line of a run in ``width`` columns."""
+    number, ranks = list(complete_steps(steps, plan.world).items())[-1]
+    took_s = length_s(ranks)
+    digits = len(str(plan.world - 1))
+    room = max(8, width - len("  rank : ") - digits)
+    planned, measured = (
+        [f"  rank {r.rank:>{digits}}: {draw(r.spans, took_s, room)}" for r in lines]
+        for lines in (planned_steps(plan, took_s), ranks)
+    )
+    head = f"measured, step {number}: {took_s:.4f} s"
+    return ["planned, every pass equally long", *planned, "", head, *measured, "", LEGEND]
+
+
+def draw(spans: list[Span], took_s: float, width: int) -> str:
+    """Returns what one rank did as ``width`` characters.
+
+    A span fills the columns from its begin to its end, rounded, and work at least one; a pass
+    begins with its name, as far as that fits.
+    """
+    cells = [_IDLE] * width
+    scale = width / took_s if took_s else 0.0
+
+    def columns(span: Span, at_least: int) -> range:
+        first = min(width - 1, round(span.begin_s * scale))
+        return range(first, min(width, max(first + at_least, round(span.end_s * scale))))
+
+    for span in (s for s in spans if s.kind in _FILL):
+        name = span.action if span.kind in (FORWARD, BACKWARD) else ""
+        for place, column in enumerate(columns(span, 1)):
+            cells[column] = name[place] if place < len(name) else _FILL[span.kind]
+    for span in (s for s in spans if s.kind in (HALO, COLLECTIVE)):
+        for column in columns(span, 0):
+            if cells[column] in _FILL.values():
+                cells[column] = _WAITING
+    return "".join(cells)
 
 
 def write_trace(path: StrPath, plan: Plan, steps: list[StepSpans]) -> int:
-    """Writes the trace of a run.
-
-    Args:
-        path: a file; it is replaced.
-        plan: of the run.
-        steps: measured by its ranks.
+    """Writes the trace of a run; an older file is replaced.
 
     Returns:
         The number of measured spans.
@@ -77,31 +136,14 @@ def chrome_events(plan: Plan, measured: dict[int, list[StepSpans]]) -> list[Even
     begin_s = 0.0
     arrows = itertools.count(1)
     for number, ranks in measured.items():
-        for rank in ranks:
-            events += [_span(plan, rank.rank, number, begin_s, span) for span in rank.spans]
-        events += _arrows(plan, ranks, begin_s, arrows)
         took_s = length_s(ranks)
-        for planned in planned_steps(plan, took_s):
-            pid = plan.world + planned.rank
-            spans = (_span(plan, planned.rank, number, begin_s, s) for s in planned.spans)
-            events += [{**event, "pid": pid} for event in spans]
+        for first, lines in ((0, ranks), (plan.world, planned_steps(plan, took_s))):
+            for line in lines:
+                spans = (_span(plan, line.rank, number, begin_s, span) for span in line.spans)
+                events += [{**event, "pid": first + line.rank} for event in spans]
+        events += _arrows(plan, ranks, begin_s, arrows)
         begin_s += took_s
     return events
-
-
-def planned_steps(plan: Plan, length: float) -> list[StepSpans]:
-    """Returns the planned time line of every rank: all passes equally long, ``length`` s in all."""
-    pipeline = plan.pipeline
-    start = started(pipeline, plan.schedule)
-    unit_s = length / (1 + max(start.values(), default=0))
-    ranks = [StepSpans(rank, 0, "", 0.0) for rank in range(plan.world)]
-    for task, time in sorted(start.items(), key=lambda item: item[1]):
-        kind = BACKWARD if task.back else FORWARD
-        span = Span(kind, task.action, time * unit_s, (time + 1) * unit_s)
-        for local in pipeline.ranks_of(task):
-            for rank in range(local, plan.world, plan.ranks_per_replica):
-                ranks[rank].spans.append(span)
-    return ranks
 
 
 def _names(plan: Plan) -> Iterator[Event]:
@@ -141,7 +183,6 @@ def _span(plan: Plan, rank: int, step: int, begin_s: float, span: Span) -> Event
         "ph": "X",
         "name": span.action if named else span.kind,
         "cat": span.kind,
-        "pid": rank,
         "tid": COMPUTATION if span.kind in COMPUTE else MESSAGES,
         "ts": (begin_s + span.begin_s) * US,
         "dur": span.duration_s * US,
@@ -164,16 +205,8 @@ def _arrows(
             reader = passes.get((message.peer, action))
             if reader is None:
                 continue
-            ends = (("s", rank, sender.end_s), ("f", message.peer, reader.begin_s))
-            number = next(numbers)
-            for phase, pid, time_s in ends:
-                yield {
-                    "ph": phase,
-                    "id": number,
-                    "name": message.value,
-                    "cat": "message",
-                    "pid": pid,
-                    "tid": COMPUTATION,
-                    "ts": (begin_s + time_s) * US,
-                    **({"bp": "e"} if phase == "f" else {}),
-                }
+            arrow = {"id": next(numbers), "name": message.value, "cat": "message"}
+            begin, end = ((begin_s + time_s) * US for time_s in (sender.end_s, reader.begin_s))
+            yield {**arrow, "ph": "s", "pid": rank, "tid": COMPUTATION, "ts": begin}
+            last = {"ph": "f", "pid": message.peer, "tid": COMPUTATION, "ts": end, "bp": "e"}
+            yield {**arrow, **last}

@@ -1,0 +1,97 @@
+"""Plots the loss of each run over its steps, and what each precision costs in accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from hires.report.frames import numeric
+from hires.report.load.plain_values import count, number
+from hires.report.plots import style
+from hires.report.plots.base import Drawing, DrawnRun, NotDrawnError, PlotData, plot
+
+MAX_POINTS = 500
+"""Points of a curve; a longer one is drawn by the means of as many parts."""
+_FLOOR = 1e-17
+"""Where an error of exactly 0 is drawn on a logarithmic axis."""
+
+
+@plot(110, "loss", "Loss curves")
+def curves(data: PlotData) -> Drawing:
+    """Draws the loss of every step."""
+    from matplotlib.ticker import MaxNLocator
+
+    runs = [(run, losses) for run in data.runs if len(losses := losses_of(run)) > 1]
+    if not runs:
+        raise NotDrawnError("no run that is drawn recorded a loss for more than one step")
+    fig, [[axis]] = style.figure(1, 1, 3.2)
+    words = []
+    for run, losses in runs:
+        steps, values = thinned(losses)
+        every = max(1, len(steps) // 12)
+        look = style.line_look(run.layout)
+        axis.plot(steps, values, **look, markevery=every, label=style.short(run.label))
+        words.append(f"{run.label} {losses[min(losses)]:.4g} to {losses[max(losses)]:.4g}")
+    axis.set(xlabel="step", ylabel="loss")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    style.legend(fig, [axis])
+    caption = f"Mean over the ranks that compute the loss, first to last: {'; '.join(words)}."
+    return Drawing(fig, caption)
+
+
+@plot(100, "precision_error", "Precision against error")
+def error(data: PlotData) -> Drawing:
+    """Draws the error of the loss in each precision and layout, relative to the most exact one."""
+    frame = data.frames.precision
+    rows = frame[frame["first_loss_error"].notna() | frame["last_loss_error"].notna()].copy()
+    if not len(rows):
+        raise NotDrawnError("no point was run in more than one precision with a loss")
+    rows["layout"] = rows["layout"].fillna("?")
+    parts = {name: rows[rows["precision"] == name] for name in sorted(set(rows["precision"]))}
+    names = sorted(parts, key=lambda name: numeric(parts[name], "first_loss_error").median())
+    fig, [axes] = style.figure(1, 2, 3.3, sharey=True)
+    titles = {"first_loss_error": "first step: same weights", "last_loss_error": "last step"}
+    layouts = sorted(set(rows["layout"]))
+    for axis, (key, title) in zip(axes, titles.items(), strict=True):
+        for place, layout in enumerate(layouts):
+            own = rows[(rows["layout"] == layout) & rows[key].notna()]
+            # The layouts of one precision stand side by side.
+            shift = 0.6 * ((place + 0.5) / len(layouts) - 0.5)
+            columns = [names.index(name) + shift for name in own["precision"]]
+            look = style.line_look(layout) | {"ls": "", "label": style.short(layout)}
+            axis.plot(columns, numeric(own, key).clip(lower=_FLOOR), **look)
+        style.log_axis(axis, "y")
+        axis.set_xticks(range(len(names)), names)
+        axis.set(xlim=(-0.5, len(names) - 0.5), title=title)
+        style.no_grid(axis, "x")
+    axes[0].set_ylabel("relative error of the loss")
+    style.legend(fig, axes)
+    worst = "; ".join(
+        f"{name} {numeric(parts[name], 'first_loss_error').max():.1e} beside "
+        f"{style.listed(sorted(set(parts[name]['reference'].dropna())))}"
+        for name in names
+    )
+    return Drawing(
+        fig,
+        f"Relative difference of the training loss from the same point in the most exact precision "
+        f"that was run. Largest error of the first loss: {worst}; {len(rows)} runs.",
+    )
+
+
+def losses_of(drawn: DrawnRun) -> dict[int, float]:
+    """Returns the finite losses of a run by step, each the mean over its ranks."""
+    by_step: dict[int, list[float]] = defaultdict(list)
+    for line in drawn.run.metrics():
+        step, loss = count(line.get("step")), number(line.get("loss"))
+        if line.get("kind") == "step" and step is not None and loss is not None:
+            by_step[step].append(loss)
+    return {step: math.fsum(by_step[step]) / len(by_step[step]) for step in sorted(by_step)}
+
+
+def thinned(losses: dict[int, float]) -> tuple[list[float], list[float]]:
+    """Returns steps and losses as at most ``MAX_POINTS`` points, each a mean of neighbours."""
+    width = math.ceil(len(losses) / MAX_POINTS)
+    items = list(losses.items())
+    parts = [items[i : i + width] for i in range(0, len(items), width)]
+    steps, values = ([math.fsum(p[k] for p in part) / len(part) for part in parts] for k in (0, 1))
+    return steps, values
