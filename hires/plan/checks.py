@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hires.core.config.parallel_config import SCHEDULES, ParallelConfig
+from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.plan.graph import Graph, Node, describe
 from hires.plan.operators.operator_table import uses_batch_statistics
 from hires.plan.partition import layer_starts, scaled
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.rules import TILED
+from hires.plan.schedule import DIRECTIONS
 
 SHOWN = 8
 """Most parameters that one finding names."""
@@ -50,7 +51,7 @@ def check_together(config: RunConfig) -> Iterator[Finding]:
     Each key alone makes sense (:mod:`hires.core.config.parallel_config`).
     """
     parallel = config.parallel
-    directions = SCHEDULES[parallel.schedule]
+    directions = DIRECTIONS[parallel.schedule]
     # Another number of stages than was given needs other layers per stage.
     freed = " with parallel.balance=null" if parallel.balance is not None else ""
     if parallel.directions > 1 and parallel.num_ranks == parallel.replicas:
@@ -72,7 +73,7 @@ def check_together(config: RunConfig) -> Iterator[Finding]:
         )
         yield Finding("error", "parallel.pairs", text)
     if parallel.directions != directions:
-        fit = [name for name, count in SCHEDULES.items() if count == parallel.directions]
+        fit = [name for name, count in DIRECTIONS.items() if count == parallel.directions]
         text = (
             f"parallel.schedule={parallel.schedule} is for {directions} direction"
             f"{'s' if directions > 1 else ''}; with parallel.directions={parallel.directions} use "

@@ -1,7 +1,7 @@
 """Orders the passes of each rank: GPipe, 1F1B, GEMS, GEMS with 1F1B.
 
 A schedule is data: for every rank of a replica the list of its actions. To add one: a function
-under ``@SCHEDULES.register``, its name and directions in ``hires.core.config.parallel_config``.
+under ``@named``, and a word on it at the key ``parallel.schedule``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hires.core.config import parallel_config
 from hires.core.registry import Registry
 
 Schedule = list[list[str]]
@@ -91,10 +92,20 @@ class Pipeline:
                     yield Task(stage, microbatch, True)
 
 
-SCHEDULES: Registry[Callable[[Pipeline], Schedule]] = Registry("parallel.schedule")
+SCHEDULES: Registry[Callable[[Pipeline], Schedule]] = parallel_config.SCHEDULES
+DIRECTIONS: dict[str, int] = {}
+"""The directions of the pipeline that a schedule is for."""
 
 
-@SCHEDULES.register("gpipe")
+def named(
+    name: str, directions: int
+) -> Callable[[Callable[[Pipeline], Schedule]], Callable[[Pipeline], Schedule]]:
+    """Returns a decorator that files a schedule under its name, which the config may then use."""
+    DIRECTIONS[name] = directions
+    return SCHEDULES.register(name)
+
+
+@named("gpipe", directions=1)
 def gpipe(pipeline: Pipeline) -> Schedule:
     """All forward passes, then all backward passes.
 
@@ -106,7 +117,7 @@ def gpipe(pipeline: Pipeline) -> Schedule:
     return [list(actions) for _ in range(pipeline.num_ranks)]
 
 
-@SCHEDULES.register("1f1b")
+@named("1f1b", directions=1)
 def one_forward_one_backward(pipeline: Pipeline) -> Schedule:
     """As few microbatches in flight as keep the last stage busy.
 
@@ -127,7 +138,7 @@ def one_forward_one_backward(pipeline: Pipeline) -> Schedule:
     return schedule
 
 
-@SCHEDULES.register("gems")
+@named("gems", directions=2)
 def gems(pipeline: Pipeline) -> Schedule:
     """One model pass after the other, alternately down and up, in the memory of one.
 
@@ -155,7 +166,7 @@ def gems(pipeline: Pipeline) -> Schedule:
     return _arranged(pipeline, may_start, rank_first)
 
 
-@SCHEDULES.register("gems_1f1b")
+@named("gems_1f1b", directions=2)
 def gems_both_ways(pipeline: Pipeline) -> Schedule:
     """Both directions at once, each with as few microbatches in flight as 1F1B: bubbles filled.
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hires.core.config import parallel_config
 from hires.plan.schedule import SCHEDULES, Pipeline, Schedule, forward_only, timeline
 
 ONE_WAY = ["gpipe", "1f1b"]
@@ -199,7 +198,3 @@ def test_both_directions_fill_the_bubbles_of_one(num_stages, num_microbatches):
     filled = bubble(both, SCHEDULES["gems_1f1b"](both))
     idle = bubble(one, SCHEDULES["1f1b"](one))
     assert filled < idle if num_stages % 2 == 0 else filled <= idle  # odd: the middle rank is full
-
-
-def test_config_and_plan_know_the_same_schedules():
-    assert tuple(SCHEDULES) == tuple(parallel_config.SCHEDULES)

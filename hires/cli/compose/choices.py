@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import hires.plan.schedule  # noqa: F401 (it fills the choices of parallel.schedule)
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 
@@ -206,7 +207,8 @@ def _keys_of(section: type, prefix: str) -> list[ConfigKey]:
         value = field.default if made is dataclasses.MISSING else made()
         default = "null" if value is None else str(value).replace(" ", "")
         default = default.lower() if isinstance(value, bool) else default
-        listed.append(ConfigKey(name, hint, default, field.metadata.get("choices", ()), section))
+        choices = tuple(field.metadata.get("choices", ()))
+        listed.append(ConfigKey(name, hint, default, choices, section))
     return listed
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config.value_checks import (
+    SIZE,
     Checks,
-    at_least,
-    at_most,
-    check_choices,
+    Section,
     check_word,
     choice,
+    number,
+    word,
 )
 from hires.core.errors import ConfigError
 from hires.core.units import parse_size
@@ -60,55 +61,45 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass
-class ClusterConfig:
+class ClusterConfig(Section, key="cluster"):
     """``cluster=NAME``: a site."""
 
-    name: str = HERE
+    name: str = word(HERE)
     """What the site is called; ``workstation`` is this machine."""
-    gpus: int | None = None
+    gpus: int | None = number(None)
     """GPUs of a node, shared out to its ranks by their number on the node; unset: those that a
     node shows."""
-    cores: int | None = None
+    cores: int | None = number(None, least=1)
     """Cores of a node; a job that asks for more is refused. Unset: Slurm checks it."""
-    memory: Any = None
+    memory: Any = field(default=None, metadata=SIZE)
     """Memory of a node for jobs, in bytes or as text such as 240GiB: a layout whose ranks on one
     node need more is refused. Unset: unknown, except for this machine."""
-    partition: str | None = None
+    partition: str | None = word()
     """Partition of its jobs, unless ``launcher.partition`` is set."""
-    account: str | None = None
+    account: str | None = word()
     """Account that is charged, unless ``launcher.account`` is set."""
     modules: list[str] = field(default_factory=list)
     """Environment modules that a job loads first."""
     mpi: str | None = choice(None, MPIS)
     """What starts the ranks, unless ``launcher.mpi`` is set: ``srun``, ``openmpi``, ``mpich`` or
     ``mvapich``."""
-    srun_mpi: str | None = None
+    srun_mpi: str | None = word()
     """TYPE of ``srun --mpi=TYPE``, as ``pmix``, unless ``launcher.srun_mpi`` is set."""
-    interface: str | None = None
+    interface: str | None = word()
     """Network interface between the nodes, unless ``launcher.interface`` is set."""
     environment: dict[str, Any] = field(default_factory=dict)
     """Variables of every rank, as settings of its network; those that are set already stay."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of sbatch without their dashes, as ``{gres: "gpu:4", exclusive: true}``."""
 
-    def __post_init__(self) -> None:
-        check = Checks()
-        for key, low in (("gpus", 0), ("cores", 1)):
-            if getattr(self, key) is not None:
-                check(at_least, f"cluster.{key}", getattr(self, key), low)
-        if self.memory is not None and parse_size(self.memory) is None:
-            problem = "is no size; give bytes, or a number and a unit as 240GiB"
-            check.problems.append(f"cluster.memory={self.memory!r} {problem}")
-        check(check_choices, self, "cluster.")
-        for key in ("name", "partition", "account", "srun_mpi", "interface"):
-            check(check_word, f"cluster.{key}", getattr(self, key))
+    def check_more(self, check: Checks) -> None:
+        """Checks modules, variables and further options one by one."""
         for module in self.modules:
             check(check_word, "cluster.modules", module)
         for name, value in self.environment.items():
             check(_check_variable, str(name), value)
         for name, value in self.options.items():
             check(_check_option, str(name), value)
-        check.done()
         self.environment = {str(name): str(value) for name, value in self.environment.items()}
 
     @property
@@ -156,25 +147,25 @@ def _check_option(name: str, value: Any) -> None:
 
 
 WITHOUT_JOBS = ("local", "mpirun", "torchrun")
-"""Launchers that start the ranks at once; every other one submits the run to a scheduler. Which
-launchers there are is for :data:`hires.launcher.interface.LAUNCHERS` to say."""
+"""Launchers that start the ranks at once; every other one in ``hires.launcher.interface.LAUNCHERS``
+submits the run to a scheduler."""
 BINDINGS = ("auto", "none")
 YEAR_MINUTES = 365 * 24 * 60
 """Longest time limit of a job; Slurm takes larger numbers for something else, or for no limit."""
 
 
 @dataclass
-class LauncherConfig:
+class LauncherConfig(Section, key="launcher"):
     """``launcher=NAME``: what starts the ranks."""
 
-    name: str = "local"
+    name: str = word("local")
     """``local``: one process per rank on this machine. ``mpirun``: one command of an MPI starts all
     ranks, on this machine or on ``hosts``. ``torchrun``: torch's own does, on this machine.
     ``slurm``: one Slurm job, whose ranks are spread evenly over ``nodes``, consecutive ranks
     together."""
-    threads: int = 1
+    threads: int = number(1, least=1)
     """Compute threads of every rank; a Slurm job requests as many cores per rank."""
-    max_ranks: int = 64
+    max_ranks: int = number(64, least=1)
     """Most processes on this machine; a larger world is refused."""
     bind: str = choice("auto", BINDINGS)
     """``auto``: each rank is bound to an equal share of neighbouring cores, unless there are too
@@ -184,10 +175,10 @@ class LauncherConfig:
     """``mpirun``, ``slurm``: what starts the ranks: ``openmpi`` (its mpirun), ``mpich``
     (mpiexec.hydra), ``mvapich`` (mpirun_rsh) or ``srun``. Unset: ``cluster.mpi``, else openmpi, or
     srun for slurm."""
-    srun_mpi: str | None = None
+    srun_mpi: str | None = word()
     """TYPE of ``srun --mpi=TYPE``, which serves an MPI inside the ranks; with any but ``none`` one
     srun starts all ranks. Unset: ``cluster.srun_mpi``, else none."""
-    mpirun: str | None = None
+    mpirun: str | None = word()
     """``mpirun``, ``slurm``: the program, if it goes by another name or lies elsewhere."""
     mpi_options: list[str] = field(default_factory=list)
     """``mpirun``, ``slurm``: further words for it, as ``[--mca,btl_tcp_if_include,ib0]``."""
@@ -196,62 +187,47 @@ class LauncherConfig:
     by ssh without a password; empty: only this one."""
     port: int = 0
     """Rendezvous port; 0: a free one is chosen, in a Slurm job one that follows from its number."""
-    nodes: int = 1
+    nodes: int = number(1, least=1)
     """``slurm``: nodes of the job."""
-    partition: str | None = None
+    partition: str | None = word()
     """``slurm``: partition; unset: the cluster's default."""
-    account: str | None = None
+    account: str | None = word()
     """``slurm``: account that is charged; unset: the user's default."""
-    qos: str | None = None
+    qos: str | None = word()
     """``slurm``: quality of service; unset: the cluster's default."""
-    minutes: int = 60
+    minutes: int = number(60, least=1, most=YEAR_MINUTES, unit=", which is a year")
     """``slurm``: time limit of the job in minutes; with ``pack`` of all its points together."""
-    pack: int = 1
+    pack: int = number(1, least=1)
     """``slurm``: points of a sweep that share one job. They run one after the other, and side by
     side as far as their ranks times ``threads`` fit on the nodes. The job is sized for the largest
     of them, and points that differ only in their number of ranks may share one."""
-    signal_s: int = 120
+    signal_s: int = number(120, least=10)
     """``slurm``: seconds before the time limit at which the ranks are signalled to save and stop
     (SIGUSR2); then the job is queued again and goes on as the run's next attempt. Slurm may signal
     up to a minute earlier. A preempted job does the same if the cluster leaves it the time."""
-    requeues: int = 3
+    requeues: int = number(3)
     """``slurm``: how often a job that reached its time limit is queued again."""
     other_code: bool = False
     """``slurm``: whether a job may run with another version or commit of hires than planned it."""
-    interface: str | None = None
+    interface: str | None = word()
     """Network interface over which ranks of several nodes talk, as ``ib0``; unset:
     ``cluster.interface``, else the one that leads to another node."""
 
-    def __post_init__(self) -> None:
-        check = Checks()
-        check(check_choices, self, "launcher.")
-        check(check_word, "launcher", self.name)
-        for key, low in (("threads", 1), ("max_ranks", 1), ("nodes", 1), ("minutes", 1)):
-            check(at_least, f"launcher.{key}", getattr(self, key), low)
-        check(at_most, "launcher.minutes", self.minutes, YEAR_MINUTES, ", which is a year")
-        check(at_least, "launcher.pack", self.pack, 1)
-        check(at_least, "launcher.signal_s", self.signal_s, 10)
-        check(at_least, "launcher.requeues", self.requeues, 0)
-        for key in ("partition", "account", "qos", "interface", "srun_mpi", "mpirun"):
-            check(check_word, f"launcher.{key}", getattr(self, key))
+    def check_more(self, check: Checks) -> None:
+        """Checks the hosts, the port and the time of the signal."""
         for host in self.hosts:
             check(_check_host, host)
-        check(self._check_hosts)
-        check.done()
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"launcher.port={self.port} must be 0 (any free port) to 65535")
-        if self.signal_s >= 60 * self.minutes:
-            raise ConfigError(
-                f"launcher.signal_s={self.signal_s} must be less than launcher.minutes="
-                f"{self.minutes}, which are {60 * self.minutes} seconds"
-            )
-
-    def _check_hosts(self) -> None:
-        """Refuses machines for a launcher that does not go there."""
         if self.hosts and self.name != "mpirun":
-            raise ConfigError(
+            check.problems.append(
                 f"launcher.hosts={','.join(self.hosts)} is for launcher=mpirun, not "
                 f"launcher={self.name}"
+            )
+        if not 0 <= self.port <= 65535:
+            check.problems.append(f"launcher.port={self.port} must be 0 (any free port) to 65535")
+        if self.signal_s >= 60 * self.minutes > 0:
+            check.problems.append(
+                f"launcher.signal_s={self.signal_s} must be less than launcher.minutes="
+                f"{self.minutes}, which are {60 * self.minutes} seconds"
             )
 
     @property

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.core.config.value_checks import Checks, at_least, check_choices, choice
+from hires.core.config.value_checks import Checks, Section, choice, number
 from hires.core.errors import ConfigError
+from hires.core.registry import Registry
 
-SCHEDULES = {"gpipe": 1, "1f1b": 1, "gems": 2, "gems_1f1b": 2}
-"""The directions of the pipeline that a schedule is for."""
+SCHEDULES: Registry[Any] = Registry("parallel.schedule")
+"""Value of ``parallel.schedule`` -> its function; ``hires.plan.schedule`` fills it."""
 
 
 @dataclass
-class HaloConfig:
+class HaloConfig(Section, key="parallel.halo"):
     """``parallel.halo.*``: how tiles borrow the pixels around them."""
 
-    fuse: int = 1
+    fuse: int = number(1, least=1)
     """Windowed layers that one exchange serves, at most; more borrow wider halos less often, and
     compute the pixels near a cut on both sides of it."""
     overlap: str = choice("auto", ("auto", "on", "off"))
@@ -25,61 +26,47 @@ class HaloConfig:
     then computed apart, is small beside it, and halos do not come through shared memory) or
     ``off`` (the halo comes first)."""
 
-    def __post_init__(self) -> None:
-        check = Checks()
-        check(at_least, "parallel.halo.fuse", self.fuse, 1)
-        check(check_choices, self, "parallel.halo.")
-        check.done()
-
 
 @dataclass
-class ParallelConfig:
+class ParallelConfig(Section, key="parallel"):
     """``parallel=NAME``: the layout."""
 
     name: str = "single"
-    """The label in tables and folder names. It follows from the keys below (:attr:`label`) unless
+    """The label in tables and folder names. It follows from the keys below unless
     it is a word of your own."""
-    replicas: int = 1
+    replicas: int = number(1, least=1)
     """Data-parallel copies of everything; the batch is divided among them."""
-    stages: int = 1
+    stages: int = number(1, least=1)
     """Contiguous slices of the network, each on ranks of its own."""
     tiles: Any = field(default_factory=lambda: [1, 1])
     """[rows, cols] of the grid that cuts every image in the spatial stages, or one such pair for
     each of them, as [[2,2],[1,2]]."""
-    spatial_stages: int = 0
+    spatial_stages: int = number(0)
     """The first so many stages are tiled; 0 means as many as ``tiles`` has grids of several
     tiles."""
-    local_dp: int = 1
+    local_dp: int = number(1, least=1)
     """Ranks of every stage behind the tiles; they divide the samples of each microbatch."""
-    microbatches: int = 1
+    microbatches: int = number(1, least=1)
     """Pieces into which every model pass cuts its share of the batch, one after the other."""
-    directions: int = 1
+    directions: int = number(1, least=1)
     """2 runs a mirrored copy of the pipeline on the same ranks in the opposite order (GEMS)."""
-    pairs: int = 1
+    pairs: int = number(1, least=1)
     """Model passes per step of each direction; the batch is spread over all of them."""
-    schedule: str = choice("gpipe", tuple(SCHEDULES))
+    schedule: str = choice("gpipe", SCHEDULES)
     """Order of the passes of a pipeline: ``gpipe`` or ``1f1b``; in two directions ``gems`` (least
     memory) or ``gems_1f1b`` (shortest step)."""
     balance: list[int] | None = None
     """Layers per stage, one number a stage; unset: balanced by estimated FLOPs."""
     halo: HaloConfig = field(default_factory=HaloConfig)
 
-    def __post_init__(self) -> None:
-        check = Checks()
-        for key in ("replicas", "stages", "microbatches", "local_dp", "directions", "pairs"):
-            check(at_least, f"parallel.{key}", getattr(self, key), 1)
-        check(at_least, "parallel.spatial_stages", self.spatial_stages, 0)
+    def check_more(self, check: Checks) -> None:
+        """Checks the tiles, the directions and the balance."""
         check(self._check_tiles)
-        check(self._check_directions)
-        check(check_choices, self, "parallel.")
-        check(self._check_balance)
-        check.done()
-
-    def _check_balance(self) -> None:
-        """Refuses a balance that is not one number for each stage."""
+        if self.directions > 2:
+            check.problems.append(f"parallel.directions={self.directions} must be 1 or 2")
         balance = self.balance
         if balance is not None and (len(balance) != self.stages or any(b < 1 for b in balance)):
-            raise ConfigError(
+            check.problems.append(
                 f"parallel.balance={balance} must hold one positive number for each of the "
                 f"{self.stages} stages; parallel.balance=null shares the layers out by their FLOPs"
             )
@@ -164,10 +151,6 @@ class ParallelConfig:
                 f"parallel.tiles={self.tiles} holds {len(grids)} grids for "
                 f"parallel.spatial_stages={self.spatial_stages}; give one grid for each"
             )
-
-    def _check_directions(self) -> None:
-        if self.directions > 2:
-            raise ConfigError(f"parallel.directions={self.directions} must be 1 or 2")
 
 
 def _is_grid(grid: Any) -> bool:

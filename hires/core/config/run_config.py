@@ -1,6 +1,6 @@
 """Declares the keys of a run's config, with every default.
 
-The files under ``conf/`` hold differences only. Values are checked one by one in ``__post_init__``;
+The files under ``conf/`` hold differences only. Values are checked as their fields declare;
 the plan checks what only makes sense together (does the batch divide?). The worker reads a frozen
 ``config.yaml`` with :func:`from_dict` and needs neither hydra nor omegaconf.
 """
@@ -8,16 +8,14 @@ the plan checks what only makes sense together (does the batch divide?). The wor
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.value_checks import Checks, at_least, build, check_choices, choice
+from hires.core.config.value_checks import SIZE, Checks, Section, build, choice, number, real
 from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES, choices_for
-from hires.core.units import parse_size
 
 PRECISIONS = ("fp32", "bf16", "fp64")
 UPSAMPLES = ("transposed", "bilinear", "nearest")
@@ -25,7 +23,7 @@ FITS = ("resize", "crop", "error")
 
 
 @dataclass
-class ModelConfig:
+class ModelConfig(Section, key="model"):
     """``model=NAME``: the network."""
 
     name: str = "resnet"
@@ -33,44 +31,38 @@ class ModelConfig:
     (AmoebaNet-D), ``unet`` (a class for every pixel), ``edsr`` (super-resolution) or ``custom``."""
     depth: int = 50
     """Layers of a ``resnet``: 18, 34, 50, 101 or 152."""
-    n: int = 12
+    n: int = number(12, least=1)
     """Blocks per group of a ``preact_resnet``, whose depth is 9n+2."""
-    layers: int = 18
+    layers: int = number(18, least=1)
     """Normal cells of an ``amoebanet``, a multiple of 3."""
-    filters: int = 208
+    filters: int = number(208, least=1)
     """Filters of an ``amoebanet``, a multiple of 4: its stem has a quarter as many channels."""
-    levels: int = 4
+    levels: int = number(4, least=1)
     """Times a ``unet`` halves the image on its way down."""
-    blocks: int = 16
+    blocks: int = number(16, least=1)
     """Residual blocks of an ``edsr``."""
-    width: int = 64
+    width: int = number(64, least=1)
     """Channels of a ``unet`` at full size, and of an ``edsr``."""
     upsample: str = choice("transposed", UPSAMPLES)
     """Way up of a ``unet``: ``transposed`` (a transposed convolution), ``bilinear`` or ``nearest``
     (interpolation, then a convolution)."""
-    scale: int = 2
+    scale: int = number(2, least=1)
     """Times larger an ``edsr`` makes the image: 2, 3 or 4. With ``task.loss=l1`` it is also how
     much smaller than its target the image of any other network is made; 1 leaves it as it is."""
-    res_scale: float = 1.0
+    res_scale: float = real(1.0, above_zero=True)
     """Factor by which an ``edsr`` multiplies the output of each residual block before the sum."""
-    classes: int | None = None
+    classes: int | None = number(None, least=1)
     """Outputs of the classifier, or of a ``unet`` for every pixel; unset: as many as the data has
     (pairs have the channels of their images)."""
-    channels: int = 3
+    channels: int = number(3, least=1)
     """Channels of the input image."""
     target: str | None = None
     """``custom`` only: ``package.module:function`` that returns a torch module."""
     args: dict[str, Any] = field(default_factory=dict)
     """``custom`` only: keyword arguments of the function."""
 
-    def __post_init__(self) -> None:
-        for key in ("n", "layers", "filters", "levels", "blocks", "width", "scale", "channels"):
-            at_least(f"model.{key}", getattr(self, key), 1)
-        check_choices(self, "model.")
-        if not 0 < self.res_scale < math.inf:
-            raise ConfigError(f"model.res_scale={self.res_scale} must be above 0, and finite")
-        if self.classes is not None:
-            at_least("model.classes", self.classes, 1)
+    def check_more(self, check: Checks) -> None:
+        """Checks that a network of one's own is named."""
         if self.name == "custom" and (not self.target or self.target.count(":") != 1):
             raise ConfigError(
                 f"model=custom needs model.target=package.module:function, not {self.target!r}"
@@ -78,7 +70,7 @@ class ModelConfig:
 
 
 @dataclass
-class DataConfig:
+class DataConfig(Section, key="data"):
     """``data=NAME``: where the images come from."""
 
     name: str = "synthetic"
@@ -87,61 +79,50 @@ class DataConfig:
     path: str | None = None
     """``folder``: the folder whose sub-folders are the classes. ``pairs``: the folder below which
     all images are."""
-    classes: int = 10
+    classes: int = number(10, least=1)
     """``synthetic`` only: number of classes."""
-    length: int = 1024
+    length: int = number(1024, least=1)
     """``synthetic`` only: number of images."""
     fit: str = choice("resize", FITS)
     """What happens to an image of another size than ``image``: ``resize`` (bilinear), ``crop`` (or
     pad with zeros) about its centre, or ``error``."""
     shuffle: bool = True
     """Whether the order is drawn anew for every epoch, from the seed."""
-    prefetch: int = 2
+    prefetch: int = number(2)
     """Microbatches that are read ahead."""
-
-    def __post_init__(self) -> None:
-        at_least("data.classes", self.classes, 1)
-        at_least("data.length", self.length, 1)
-        at_least("data.prefetch", self.prefetch, 0)
-        check_choices(self, "data.")
 
 
 @dataclass
-class MemoryConfig:
+class MemoryConfig(Section, key="memory"):
     """``memory.*``: what is kept, and how much may be used."""
 
-    limit: Any = None
+    limit: Any = field(default=None, metadata=SIZE)
     """Most that a rank may need, in bytes or as text such as 4GiB or 800MB; unset: all ranks of the
     local launcher together may need what the machine has."""
     checkpoint: str = choice("none", ("none", "stage", "block"))
     """What is computed again in the backward pass instead of kept: ``none``, ``stage`` (all of a
-    stage) or ``block`` (each block of it)."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "memory.")
-        if self.limit is not None and parse_size(self.limit) is None:
-            raise ConfigError(
-                f"memory.limit={self.limit!r} is no size; give bytes, or a number and a unit as "
-                f"4GiB, 800MiB or 2.5GB"
-            )
+    stage) or ``block`` (each block of it). It writes no files: saving a run is ``checkpoint.*``."""
 
 
 @dataclass
-class CheckpointConfig:
-    """``checkpoint.*``: when a run is saved, and where it goes on."""
+class CheckpointConfig(Section, key="checkpoint"):
+    """``checkpoint.*``: when a run is saved to files, and where it goes on.
 
-    every: int = 0
-    """Steps from one checkpoint to the next; 0: only when SIGUSR2 requests one."""
-    keep: int = 2
+    ``memory.checkpoint`` is something else: what the backward pass computes again.
+    """
+
+    every: int = number(0)
+    """Steps from one saved checkpoint to the next; 0: only when SIGUSR2 requests one. What the
+    backward pass computes again is ``memory.checkpoint``."""
+    keep: int = number(2, least=1)
     """Checkpoints of the run that are kept, the latest ones."""
     resume: str = "auto"
     """Where an attempt begins: ``auto`` (at the run's latest checkpoint, if there is one),
     ``never`` (at step 0), or the path of a run folder or checkpoint, perhaps of another layout,
     that stands in as long as the run has no checkpoint of its own."""
 
-    def __post_init__(self) -> None:
-        at_least("checkpoint.every", self.every, 0)
-        at_least("checkpoint.keep", self.keep, 1)
+    def check_more(self, check: Checks) -> None:
+        """Checks that ``resume`` may be a path."""
         if not self.resume or "\0" in self.resume:
             raise ConfigError(
                 f"checkpoint.resume={self.resume!r} must be auto, never or the path of a run "
@@ -155,86 +136,65 @@ class CheckpointConfig:
 
 
 @dataclass
-class PrecisionConfig:
+class PrecisionConfig(Section, key="precision"):
     """``precision=NAME``: the arithmetic."""
 
     name: str = choice("fp32", PRECISIONS)
     """``fp32``, ``bf16`` (autocast in training, cast in inference) or ``fp64``."""
 
-    def __post_init__(self) -> None:
-        check_choices(self, "precision.")
-
 
 @dataclass
-class CommConfig:
+class CommConfig(Section, key="comm"):
     """``comm=NAME``: how ranks communicate."""
 
     backend: str = choice("gloo", ("gloo",))
     """Transport of every message: ``gloo``."""
-    timeout_s: float = 120.0
+    timeout_s: float = real(120.0, above_zero=True, unit=" seconds")
     """Seconds that a rank may wait for another one, or neither move nor compute, before the run is
     stopped; ``hang.txt`` of the attempt says why."""
     shared_memory: bool = True
     """Whether ranks on one machine exchange small messages through memory that they share, and sum
     gradients by reading each other's."""
 
-    def __post_init__(self) -> None:
-        check_choices(self, "comm.")
-        if not 0 < self.timeout_s < math.inf:
-            raise ConfigError(
-                f"comm.timeout_s={self.timeout_s} must be above 0 seconds, and finite"
-            )
-
 
 @dataclass
-class TaskConfig:
+class TaskConfig(Section, key="task"):
     """``task=NAME``: training or inference."""
 
     name: str = choice("train", ("train", "infer"))
     """``train`` (forward, backward, optimiser step) or ``infer`` (forward only)."""
-    lr: float = 0.005
+    lr: float = real(0.005)
     """Learning rate of stochastic gradient descent."""
-    momentum: float = 0.9
+    momentum: float = real(0.9)
     """Momentum of stochastic gradient descent."""
-    weight_decay: float = 1e-4
+    weight_decay: float = real(1e-4)
     """L2 penalty of stochastic gradient descent, on every parameter."""
     loss: str = choice("auto", ("auto", *LOSSES))
     """``cross_entropy`` (classes), ``l1`` (images of ``model.scale`` times the size of the input)
     or ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, ``cross_entropy`` for all else."""
 
-    def __post_init__(self) -> None:
-        check_choices(self, "task.")
-        for key in ("lr", "momentum", "weight_decay"):
-            if not 0 <= getattr(self, key) < math.inf:
-                raise ConfigError(f"task.{key}={getattr(self, key)} must be 0 or more, and finite")
-
 
 @dataclass
-class MeasureConfig:
+class MeasureConfig(Section, key="measure"):
     """``measure.*``: which steps count."""
 
-    warmup: int = 2
+    warmup: int = number(2)
     """Steps at the start that no table counts."""
-    steps: int | None = None
+    steps: int | None = number(None, least=1)
     """Steps after the warm-up that are counted; unset: all of them."""
-
-    def __post_init__(self) -> None:
-        at_least("measure.warmup", self.warmup, 0)
-        if self.steps is not None:
-            at_least("measure.steps", self.steps, 1)
 
 
 @dataclass
-class RunConfig:
+class RunConfig(Section):
     """Everything that decides one run. The key names are the public interface."""
 
     image: Any = 224
     """Size of the images that enter the network in pixels: n, or [height, width]."""
-    batch: int = 8
+    batch: int = number(8, least=1)
     """Images per step, of the whole world."""
-    steps: int = 12
+    steps: int = number(12, least=1)
     """Steps of the run, warm-up included."""
-    seed: int = 0
+    seed: int = number(0)
     """Seed of the weights, the synthetic data and the order of images."""
     campaign: str = "default"
     """Name that groups runs: one folder under ``results``."""
@@ -252,27 +212,20 @@ class RunConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
-    def __post_init__(self) -> None:
-        check = Checks()
+    def check_more(self, check: Checks) -> None:
+        """Checks the size of the image, the campaign, and keys that decide something together."""
         self.image = check(_image_size, self.image) or [1, 1]
-        for key, low in (("batch", 1), ("steps", 1), ("seed", 0)):
-            check(at_least, key, getattr(self, key), low)
         check(_check_campaign, self.campaign)
-        check(self._check_steps)
-        check.done()
-        if self.data.name == "pairs" and LOSSES[self.loss].targets == "classes":
-            raise ConfigError(
-                f"task.loss={self.loss} needs classes, which data=pairs does not have; use "
-                f"{choices_for('images')} or data=folder"
-            )
-
-    def _check_steps(self) -> None:
-        """Refuses a run that ends before its measured steps do."""
         counted = self.measure.warmup + (self.measure.steps or 1)
         if self.steps < counted:
-            raise ConfigError(
+            check.problems.append(
                 f"steps={self.steps} leaves too little after measure.warmup={self.measure.warmup} "
                 f"for {self.measure.steps or 1} measured steps; use steps={counted} or more"
+            )
+        if self.data.name == "pairs" and LOSSES[self.loss].targets == "classes":
+            check.problems.append(
+                f"task.loss={self.loss} needs classes, which data=pairs does not have; use "
+                f"{choices_for('images')} or data=folder"
             )
 
     @property

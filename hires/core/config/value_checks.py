@@ -1,14 +1,17 @@
-"""Builds config dataclasses from plain values, checks them, and reports all mistakes at once."""
+"""Builds dataclasses from plain values, checks these, and reports all mistakes at once."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import math
 import typing
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
 
 from hires.core.errors import ConfigError
+from hires.core.units import parse_size
 
 T = TypeVar("T")
 
@@ -33,55 +36,100 @@ class Checks:
             raise ConfigError("; ".join(self.problems))
 
 
-def at_least(key: str, value: int, low: int) -> None:
-    """Refuses a number below ``low``."""
-    if value < low:
-        raise ConfigError(f"{key}={value} must be at least {low}")
+def choice(default: str | None, choices: Iterable[str]) -> Any:
+    """Returns a field that takes one of some names, and None only if that is its default.
 
-
-def at_most(key: str, value: int, high: int, what: str = "") -> None:
-    """Refuses a number above ``high``, of which ``what`` says what it is."""
-    if value > high:
-        raise ConfigError(f"{key}={value} must be at most {high}{what}")
-
-
-def choice(default: str | None, choices: tuple[str, ...]) -> Any:
-    """Returns a dataclass field that takes one of some names, and None only if that is its default.
-
-    :func:`check_choices` refuses other values; ``hires list keys`` shows the names.
+    The names may be a registry that another package fills: while it is empty nothing is refused,
+    since looking up a name in it refuses an unknown one, too.
     """
     return dataclasses.field(default=default, metadata={"choices": choices})
 
 
-def check_choices(section: Any, prefix: str) -> None:
-    """Refuses values that are not among the choices of their fields.
+def number(default: float | None, least: int = 0, most: int | None = None, unit: str = "") -> Any:
+    """Returns a field that takes numbers from ``least`` to ``most``; ``unit`` follows ``most``."""
+    return dataclasses.field(
+        default=default, metadata={"check": functools.partial(_check_range, least, most, unit)}
+    )
 
-    Args:
-        section: an instance of a config dataclass.
-        prefix: its dotted key with the last dot, as ``parallel.halo.``.
 
-    Raises:
-        ConfigError: names every such key and its choices.
+def real(default: float, *, above_zero: bool = False, unit: str = "") -> Any:
+    """Returns a field that takes finite numbers of at least 0, or only those above 0."""
+    check = functools.partial(_check_real, above_zero, unit)
+    return dataclasses.field(default=default, metadata={"check": check})
+
+
+def word(default: str | None = None) -> Any:
+    """Returns a field that takes text which fits on a line of a job script, or None."""
+    return dataclasses.field(default=default, metadata={"check": check_word})
+
+
+class Section:
+    """A section of the config: its fields are checked as they are declared.
+
+    It is declared with its dotted key, as ``class HaloConfig(Section, key="parallel.halo")``.
     """
-    check = Checks()
-    for field in dataclasses.fields(section):
-        value, choices = getattr(section, field.name), field.metadata.get("choices")
-        if choices is None or value in choices or (value is None and field.default is None):
-            continue
-        key = prefix.rstrip(".") if field.name == "name" else prefix + field.name
-        problem = f"{key}={value!r} is unknown; choose one of {', '.join(choices)}"
-        check.problems.append(problem)
-    check.done()
+
+    _key: ClassVar[str] = ""
+
+    def __init_subclass__(cls, key: str = "") -> None:
+        cls._key = key
+
+    def __post_init__(self) -> None:
+        check = Checks()
+        for field in dataclasses.fields(typing.cast(Any, self)):
+            check(self._check_field, field)
+        self.check_more(check)
+        check.done()
+
+    def check_more(self, check: Checks) -> None:
+        """Runs the checks that concern several fields, or a single one in its own way."""
+
+    def _check_field(self, field: dataclasses.Field[Any]) -> None:
+        value, choices = getattr(self, field.name), tuple(field.metadata.get("choices", ()))
+        if value is None and field.default is None:
+            return
+        key = f"{self._key}.{field.name}" if self._key else field.name
+        if field.name == "name":
+            key = self._key  # as one types it: launcher=slurm
+        if choices and value not in choices:
+            raise ConfigError(f"{key}={value!r} is unknown; choose one of {', '.join(choices)}")
+        if "check" in field.metadata:
+            field.metadata["check"](key, value)
 
 
-def check_word(key: str, value: str | None) -> None:
+def check_word(key: str, value: str) -> None:
     """Refuses text that no line of a job script can hold."""
-    if value is not None and (not value or not value.isprintable()):
+    if not value or not value.isprintable():
         raise ConfigError(f"{key}={value!r} must be a name on one line, or null")
 
 
-def build(cls: type[T], values: Any, prefix: str) -> T:
-    """Returns an instance of a config dataclass, its fields checked one by one.
+def _check_range(least: int, most: int | None, unit: str, key: str, value: int) -> None:
+    if value < least:
+        raise ConfigError(f"{key}={value} must be at least {least}")
+    if most is not None and value > most:
+        raise ConfigError(f"{key}={value} must be at most {most}{unit}")
+
+
+def _check_real(above_zero: bool, unit: str, key: str, value: float) -> None:
+    # No comparison with nan is true, so what is good is asked for, not what is wrong.
+    if not (0 < value < math.inf if above_zero else 0 <= value < math.inf):
+        least = f"above 0{unit}" if above_zero else f"0{unit} or more"
+        raise ConfigError(f"{key}={value} must be {least}, and finite")
+
+
+def _check_size(key: str, value: Any) -> None:
+    if parse_size(value) is None:
+        raise ConfigError(
+            f"{key}={value!r} is no size; give bytes, or a number and a unit as 4GiB or 800MB"
+        )
+
+
+SIZE = {"check": _check_size}
+"""Metadata of a field that takes a size in bytes or as text such as 4GiB."""
+
+
+def build(cls: type[T], values: Any, prefix: str = "") -> T:
+    """Returns an instance of a dataclass, its fields checked one by one.
 
     Args:
         cls: the dataclass.
@@ -93,7 +141,7 @@ def build(cls: type[T], values: Any, prefix: str) -> T:
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{prefix.rstrip('.') or 'the config'} must hold keys, not {values!r}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     unknown = sorted(str(k) for k in values if k not in hints)
     if unknown:
         raise ConfigError(
@@ -101,11 +149,8 @@ def build(cls: type[T], values: Any, prefix: str) -> T:
         )
     made, check = {}, Checks()
     for name, value in values.items():
-        hint, num_problems = hints[name], len(check.problems)
-        if dataclasses.is_dataclass(hint):
-            checked = check(build, hint, value, f"{prefix}{name}.")
-        else:
-            checked = check(_checked, hint, value, prefix + name)
+        num_problems = len(check.problems)
+        checked = check(_typed, hints[name], value, prefix + name, build)
         if len(check.problems) == num_problems:
             made[name] = checked
     # With defaults in the place of what is wrong, the rest is checked too.
@@ -115,8 +160,37 @@ def build(cls: type[T], values: Any, prefix: str) -> T:
     return built
 
 
-def _checked(hint: Any, value: Any, key: str) -> Any:
-    """Returns the value as the type that the field declares."""
+def build_usable(cls: type[T], values: Any, prefix: str = "") -> T:
+    """Returns an instance of a dataclass or NamedTuple from those values that can be used.
+
+    Unknown keys, wrong values and wrong entries of lists are left out; a NamedTuple may be a list.
+
+    Raises:
+        ConfigError: a field without a default has no value that can be used.
+    """
+    fields = getattr(cls, "_fields", ())
+    if isinstance(values, list) and fields:
+        values = dict(zip(fields, values, strict=False))
+    made, hints = {}, _hints(cls)
+    for name, value in values.items() if isinstance(values, dict) else ():
+        if name in hints:
+            with contextlib.suppress(ConfigError):
+                made[name] = _typed(hints[name], value, prefix + str(name), build_usable)
+    try:
+        return cls(**made)
+    except TypeError as error:
+        raise ConfigError(f"{prefix.rstrip('.') or 'it'} is incomplete: {error}") from None
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """Returns the declared types of a dataclass or NamedTuple by the names of its fields."""
+    hints = typing.get_type_hints(cls)
+    names = getattr(cls, "_fields", None) or [field.name for field in dataclasses.fields(cls)]
+    return {name: hints[name] for name in names}
+
+
+def _typed(hint: Any, value: Any, key: str, nested: Callable[..., Any]) -> Any:
+    """Returns the value as the type that a field declares; ``nested`` builds dataclasses in it."""
     if hint is Any:
         return value
     args = typing.get_args(hint)
@@ -125,15 +199,24 @@ def _checked(hint: Any, value: Any, key: str) -> Any:
             return None
         hint = next(a for a in args if a is not type(None))
         args = typing.get_args(hint)
+    if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
+        return nested(hint, value, f"{key}.")
     origin = typing.get_origin(hint) or hint
     if origin is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     wrong_bool = isinstance(value, bool) and origin is not bool
     if not isinstance(value, origin) or wrong_bool:
         raise ConfigError(f"{key}={value!r} must be {_type_words(hint)}")
-    if origin is list:
-        return [_checked(args[0], item, f"{key}[{i}]") for i, item in enumerate(value)]
-    return value
+    if origin is not list:
+        return value
+    items = []
+    for index, item in enumerate(value):
+        try:
+            items.append(_typed(args[0], item, f"{key}[{index}]", nested))
+        except ConfigError:
+            if nested is build:
+                raise
+    return items
 
 
 def _type_words(hint: Any) -> str:
