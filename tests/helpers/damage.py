@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from hires.plan.event import Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
-from hires.plan.program import events
+from hires.plan.program import AHEAD, events
+from hires.plan.proof.machine import RENDEZVOUS, run_machine
 from hires.plan.proof.prove import creation
+from hires.plan.proof.walk import Proof
 from tests.helpers.threaded import Programs
 
 POSTS = ("send", "recv")
@@ -32,6 +34,14 @@ def valid_programs(plan: Plan, order: str) -> tuple[Programs, list[list[int]]]:
     members = groups(plan)
     ranks = range(plan.world)
     return [[*creation(members, rank), *events(plan, rank, order)] for rank in ranks], members
+
+
+def prove(plan: Plan, semantics: str = RENDEZVOUS, order: str = AHEAD) -> Proof:
+    """Runs one step of the first replica on the abstract machine, whatever the kind of plan."""
+    ranks = range(plan.ranks_per_replica)
+    members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
+    programs = [[*creation(members, rank), *events(plan, rank, order)] for rank in ranks]
+    return run_machine(programs, members, semantics)
 
 
 def damage(rng: random.Random, programs: Programs, members: list[list[int]]) -> Damage | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
-from hires.plan.event import MEETINGS
+from hires.plan.event import MEETINGS, POSTS, Event
 from hires.plan.proof.walk import Coming, Waiter, Walk, spoken
 
 GATHERED = (*MEETINGS, "wait_issued")
@@ -17,15 +17,31 @@ def explain(walk: Walk) -> list[str]:
     Args:
         walk: a walk that has got as far as it gets.
     """
-    stuck = walk.proof.stuck
-    coming = Coming(walk.programs, walk.at, stuck)
+    stuck, coming = walk.proof.stuck, Coming(walk)
     path, is_cycle = _follow(walk, coming, [Waiter(rank) for rank in stuck])
-    problems = [f"deadlock: {_told(walk, path)}"] if is_cycle else []
-    problems += walk.one_sided(coming)
-    problems += _never_waited_for(walk, coming)
-    problems += _incomplete(walk, coming)
+    chain = "; ".join(
+        walk.sentence(waiter) if waiter.peer is not None else _rank_sentence(walk, waiter.rank)
+        for waiter in path
+    )
+    problems = [f"deadlock: {chain}"] if is_cycle else []
+    if stuck or walk.num_open:
+        problems += _one_sided(walk)
+    for source, target, receive in walk.unused():
+        if not coming.has("wait_recv", target, source, receive.tag):
+            text = f"rank {target} never waits for {spoken(receive)} from rank {source}"
+            problems.append(text)
+    for (group, _), present in walk.meeting.items():
+        rank, event = next(iter(present.items()))
+        missing = [
+            member
+            for member in walk.members[group]
+            if member not in present and not coming.meets(member, group)
+        ]
+        if missing:
+            absent = f"rank {_listed(missing)} of its group never does"
+            problems.append(f"rank {rank} calls {spoken(event)}, but {absent}")
     if stuck and not problems and not walk.proof.problems:
-        problems.append(f"no end: {_told(walk, path)}")
+        problems.append(f"no end: {chain}")
     return problems
 
 
@@ -62,33 +78,25 @@ def _follow(walk: Walk, coming: Coming, starts: list[Waiter]) -> tuple[list[Wait
 
 def _blockers(walk: Walk, coming: Coming, waiter: Waiter) -> list[Waiter]:
     """Returns what holds a waiter up and cannot go on itself."""
-    event = walk.next_of(waiter.rank)
-    if waiter.peer is None and event is not None and event.kind in GATHERED:
+    event = walk.next_of(waiter.rank) if waiter.peer is None else None
+    if event is not None and event.kind in GATHERED:
         absent = walk.absent(waiter.rank, event)
         return [Waiter(rank) for rank in absent if coming.meets(rank, event.peer)]
-    if _is_too_early(walk, waiter):
-        assert event is not None
+    if event is not None and _is_too_early(walk, waiter.rank, event):
         return [waiter] if coming.has("recv", waiter.rank, event.peer, event.tag) else []
     return walk.blockers(waiter, coming)
 
 
-def _is_too_early(walk: Walk, waiter: Waiter) -> bool:
+def _is_too_early(walk: Walk, rank: int, event: Event) -> bool:
     """Whether a rank waits for a message that it has not begun to receive."""
-    event = walk.next_of(waiter.rank)
-    waits = waiter.peer is None and event is not None and event.kind == "wait_recv"
-    return waits and event is not None and not walk.expects(waiter.rank, event)
-
-
-def _told(walk: Walk, path: list[Waiter]) -> str:
-    """Returns what each waiter waits for, in one line."""
-    return "; ".join(
-        walk.sentence(waiter) if waiter.peer is not None else _rank_sentence(walk, waiter.rank)
-        for waiter in path
-    )
+    if event.kind != "wait_recv":
+        return False
+    own = (e for e in walk.programs[rank][: walk.at[rank]] if e[1:3] == event[1:3])
+    return sum((e.kind == "recv") - (e.kind == "wait_recv") for e in own) <= 0
 
 
 def _rank_sentence(walk: Walk, rank: int) -> str:
-    """Says what a rank waits for."""
+    """Returns what a rank waits for, in words."""
     event = walk.next_of(rank)
     assert event is not None
     if event.kind in GATHERED:
@@ -97,42 +105,44 @@ def _rank_sentence(walk: Walk, rank: int) -> str:
             return f"rank {rank} waits for {spoken(event)}, which it has not begun"
         return f"rank {rank} waits for rank {_listed(absent)} to join {spoken(event)}"
     if event.kind == "wait_recv":
-        early = ", which it has not begun to receive" if _is_too_early(walk, Waiter(rank)) else ""
-        return f"rank {rank} waits for {spoken(event)} from rank {event.peer}{early}"
+        early = _is_too_early(walk, rank, event)
+        tail = ", which it has not begun to receive" if early else ""
+        return f"rank {rank} waits for {spoken(event)} from rank {event.peer}{tail}"
     if event.kind == "send":
         room = f"to make room for {spoken(event)}"
         return f"rank {rank} waits for rank {event.peer} to read older messages, {room}"
     unmet = walk.unmet(rank, event)
     others = _listed(dict.fromkeys(target for _, target, _ in unmet))
-    said = " and ".join(spoken(walk.open_sends[rank][channel][0]) for channel in unmet)
-    return f"rank {rank} waits for rank {others} to receive {said}"
+    messages = " and ".join(spoken(walk.open_sends[rank][channel][0]) for channel in unmet)
+    return f"rank {rank} waits for rank {others} to receive {messages}"
 
 
-def _never_waited_for(walk: Walk, coming: Coming) -> list[str]:
-    """Returns the messages that were received and are never used."""
-    return [
-        f"rank {target} never waits for {spoken(receive)} from rank {source}"
-        for source, target, receive in walk.unused()
-        if not coming.has("wait_recv", target, source, receive.tag)
-    ]
+def _one_sided(walk: Walk) -> list[str]:
+    """Returns the messages that one side posts more often than the other in its whole program.
 
-
-def _incomplete(walk: Walk, coming: Coming) -> list[str]:
-    """Returns the collectives to which some members do not come at all."""
-    found = []
-    for (group, _), present in walk.meeting.items():
-        rank, event = next(iter(present.items()))
-        missing = [
-            member
-            for member in walk.members[group]
-            if member not in present and not coming.meets(member, group)
-        ]
-        if missing:
-            text = f"rank {rank} calls {spoken(event)}, but rank {_listed(missing)} of its group"
-            found.append(f"{text} never does")
-    return found
+    Of several the first that the other side does not name at all is the one that is named.
+    """
+    sides: dict[tuple[int, int, Hashable], tuple[list[Event], list[Event]]] = {}
+    for rank, program in enumerate(walk.programs):
+        for event in program:
+            if event.kind in POSTS:
+                sending = event.kind == "send"
+                ends = (rank, event.peer) if sending else (event.peer, rank)
+                sides.setdefault((*ends, walk.way(event)), ([], []))[not sending].append(event)
+    problems = []
+    for (source, target, _), (sends, receives) in sides.items():
+        more, fewer = (sends, receives) if len(sends) > len(receives) else (receives, sends)
+        if len(more) == len(fewer):
+            continue
+        named = {event.what for event in fewer}
+        event = next((event for event in more if event.what not in named), more[len(fewer)])
+        if more is sends:
+            text = f"rank {source} sends {spoken(event)} to rank {target}, which never receives it"
+        else:
+            text = f"rank {target} expects {spoken(event)} from rank {source}, which never sends it"
+        problems.append(text)
+    return problems
 
 
 def _listed(ranks: Iterable[int]) -> str:
-    """Returns ranks as ``1 and 2``."""
     return " and ".join(map(str, ranks))

@@ -46,26 +46,21 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import Event
 from hires.plan.proof.explain import explain
-from hires.plan.proof.walk import (
-    Channel,
-    Coming,
-    Proof,
-    Waiter,
-    Walk,
-    extra,
-    not_received,
-    not_sent,
-    spoken,
-)
+from hires.plan.proof.walk import Channel, Coming, Proof, Waiter, Walk, spoken
 
 RENDEZVOUS, MAILBOXES = "rendezvous", "mailboxes"
 STREAMS, SEPARATE = "pair streams", "separate streams"
+
+Direction = tuple[str, int, int, Hashable]
+"""(``send`` or ``recv``, source, target, way)."""
+
+OTHER = {"send": "recv", "recv": "send"}
 
 
 class Rendezvous(Walk):
@@ -75,6 +70,10 @@ class Rendezvous(Walk):
         super().__init__(programs, members)
         self.sends: dict[Channel, deque[Event]] = {}  # posted, without a receive
         self.receives: dict[Channel, deque[Event]] = {}  # posted, without a send
+
+    def way(self, event: Event) -> Hashable:
+        """Returns the tag."""
+        return event.tag
 
     def post(self, rank: int, event: Event) -> int:
         """Posts a send or receive, and matches it if the other side is posted."""
@@ -94,35 +93,16 @@ class Rendezvous(Walk):
         self.end_send(channel)
         return 1
 
-    def expects(self, rank: int, event: Event) -> bool:
-        """Whether a rank has posted a receive of the message that an event waits for."""
-        return bool(self.receives.get((event.peer, rank, event.tag)))
-
     def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
         """Returns the stuck ranks that would come to what a rank waits for, if they went on."""
         rank = waiter.rank
         event = self.next_of(rank)
         assert event is not None
         if event.kind == "wait_recv":
-            others = [event.peer] if coming.has("send", event.peer, rank, event.tag) else []
-        else:
-            others = [
-                target
-                for _, target, tag in self.unmet(rank, event)
-                if coming.has("recv", target, rank, tag)
-            ]
-        return [Waiter(other) for other in others]
-
-    def one_sided(self, coming: Coming) -> list[str]:
-        """Returns the messages whose other side does not come at all."""
-        found = []
-        for (source, target, tag), left in self.sends.items():
-            if left and not coming.has("recv", target, source, tag):
-                found.append(not_received(source, target, left[0]))
-        for (source, target, tag), left in self.receives.items():
-            if left and not coming.has("send", source, target, tag):
-                found.append(not_sent(source, target, left[0]))
-        return found
+            comes = coming.has("send", event.peer, rank, event.tag)
+            return [Waiter(event.peer)] if comes else []
+        unmet = self.unmet(rank, event)
+        return [Waiter(other) for _, other, tag in unmet if coming.has("recv", other, rank, tag)]
 
 
 @dataclass
@@ -138,18 +118,28 @@ class Box:
         """Messages that are written and expected."""
         return min(len(self.written), len(self.expected))
 
-    def place(self, tag: int) -> int | None:
-        """Returns which message from now a receive will read; None if it was not posted."""
-        return next((i for i, event in enumerate(self.expected) if event.tag == tag), None)
-
 
 class Mailboxes(Rendezvous):
-    """Each tile has a mailbox for each other one, direction of the pipeline by direction."""
+    """Each tile has a mailbox for each other one, direction of the pipeline by direction.
+
+    ``hires.comm.shared`` does this between the tiles of a stage, two slots for each other tile:
+
+        sender    write 1   write 2   (write 3 waits until 1 is read)
+        mailbox  [1 . ]    [1 2]     [3 2]
+        reader                        read 1      in the order of writing, whatever the tag
+
+    Messages that do not go through memory meet as over the network, so that each kind can hold up
+    the other.
+    """
 
     def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
         super().__init__(programs, members)
         self.boxes: dict[tuple[int, int, int], Box] = {}  # by (source, target, lane)
         self.halted: set[int] = set()
+
+    def way(self, event: Event) -> Hashable:
+        """Returns the mailbox, or the tag of what goes over the network."""
+        return ("mail", event.lane) if event.mail else event.tag
 
     def post(self, rank: int, event: Event) -> int:
         """Writes a message where there is room, or expects one."""
@@ -171,11 +161,11 @@ class Mailboxes(Rendezvous):
         """Reads the message that a rank waits for; one that is not the next stops the rank."""
         if not event.mail:
             return super().take(rank, event)
-        box = self._box(rank, event)
-        place = box.place(event.tag)
-        if place is None or place >= len(box.written) or rank in self.halted:
+        box = self.boxes.setdefault((event.peer, rank, event.lane), Box())
+        tags = [receive.tag for receive in box.expected][: len(box.written)]
+        if event.tag not in tags or rank in self.halted:
             return False
-        if place:
+        if tags[0] != event.tag:
             self.halted.add(rank)
             self.proof.problems.append(
                 f"rank {rank} waits for {spoken(event)} from rank {event.peer} before "
@@ -191,14 +181,8 @@ class Mailboxes(Rendezvous):
         """Yields messages that were received and never read, too."""
         yield from super().unused()
         for (source, target, _), box in self.boxes.items():
-            for index in range(box.num_met):
-                yield source, target, box.expected[index]
-
-    def expects(self, rank: int, event: Event) -> bool:
-        """Whether a rank has posted a receive of the message that an event waits for."""
-        if not event.mail:
-            return super().expects(rank, event)
-        return self._box(rank, event).place(event.tag) is not None
+            for receive in itertools.islice(box.expected, box.num_met):
+                yield source, target, receive
 
     def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
         """Returns the rank that would write or read what a rank waits for, if it went on."""
@@ -206,41 +190,10 @@ class Mailboxes(Rendezvous):
         assert event is not None
         if not event.mail or event.kind == "wait_send":
             return super().blockers(waiter, coming)
-        if waiter.rank in self.halted:
-            return []
         kind = "wait_recv" if event.kind == "send" else "send"
-        comes = _coming(coming, kind, event.peer, waiter.rank, event.lane)
-        return [Waiter(event.peer)] if comes else []
-
-    def one_sided(self, coming: Coming) -> list[str]:
-        """Returns the messages that one side posts more often than the other."""
-        found = super().one_sided(coming)
-        for (source, target, lane), box in self.boxes.items():
-            if not (box.written or box.expected):
-                continue
-            sends = [*box.written, *_coming(coming, "send", source, target, lane)]
-            receives = [*box.expected, *_coming(coming, "recv", target, source, lane)]
-            if len(sends) > len(receives):
-                found.append(not_received(source, target, extra(sends, receives)))
-            if len(receives) > len(sends):
-                found.append(not_sent(source, target, extra(receives, sends)))
-        return found
-
-    def _box(self, rank: int, event: Event) -> Box:
-        """Returns the mailbox in which a rank waits for a message."""
-        return self.boxes.setdefault((event.peer, rank, event.lane), Box())
-
-
-def _coming(coming: Coming, kind: str, rank: int, peer: int, lane: int) -> list[Event]:
-    """Returns what a stuck rank would still do with a mailbox."""
-    events = coming.posts(kind, rank, peer)
-    return [event for event in events if event.mail and event.lane == lane]
-
-
-Direction = tuple[str, int, int, int]
-"""(``send`` or ``recv``, source, target, communicator)."""
-
-OTHER = {"send": "recv", "recv": "send"}
+        others = coming.events(kind, event.peer, waiter.rank)
+        comes = any(self.way(other) == self.way(event) for other in others)
+        return [Waiter(event.peer)] if comes and waiter.rank not in self.halted else []
 
 
 @dataclass
@@ -253,19 +206,36 @@ class Unit:
 
 
 class Streams(Walk):
-    """Each rank has a stream for each peer: the two share one communicator."""
+    """Each rank has a stream for each peer: the two share one communicator.
+
+    The first unit of a stream runs. It ends when both sides of all its posts run:
+
+        rank 0, peer 1    [send a]  [recv b]         a meets a: both streams go on,
+        rank 1, peer 0    [recv a]  [send b]         then b meets b
+        rank 1, peer 0    [send b]  [recv a]         neither first unit meets its other side
+    """
+
+    apart = False
+    """Whether messages of different lanes and both ways between two ranks have their own stream."""
 
     def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
         super().__init__(programs, members)
         self.streams: dict[Waiter, deque[Unit]] = {}  # the first unit runs
         self.running: dict[Direction, deque[Event]] = {}  # begun, not met yet
 
+    def way(self, event: Event) -> Hashable:
+        """Returns which of the communicators of two ranks carries a message."""
+        return event.lane if self.apart else 0
+
     def post(self, rank: int, event: Event) -> int:
-        """Puts a group call on its streams."""
+        """Puts a group call, from its first event on, on its streams."""
+        program, first = self.programs[rank], self.at[rank]
+        end = first + 1
+        while event.call and end < len(program) and program[end].call == event.call:
+            end += 1
         units: dict[Waiter, list[Event]] = {}
-        call = self._call(rank, event)
-        for post in call:
-            units.setdefault(Waiter(rank, post.peer, self.lane(post, post.kind)), []).append(post)
+        for post in program[first:end]:
+            units.setdefault(self._stream(rank, post.peer, post, post.kind), []).append(post)
             if post.kind == "send":
                 self.open_send((rank, post.peer, post.tag), post)
         for key, posts in units.items():
@@ -273,28 +243,16 @@ class Streams(Walk):
             stream.append(Unit(posts, len(posts)))
             if len(stream) == 1:
                 self._begin(key)
-        return len(call)
+        return end - first
 
-    def communicator(self, event: Event) -> int:
-        """Returns which of the communicators of two ranks carries a message."""
-        return 0
-
-    def lane(self, event: Event, kind: str) -> int:
+    def _stream(self, rank: int, peer: int, event: Event, kind: str) -> Waiter:
         """Returns on which of a rank's streams for a peer the send or receive of a message runs."""
-        return 0
+        return Waiter(rank, peer, 1 + 2 * event.lane + (kind == "recv") if self.apart else 0)
 
     def _direction(self, post: Event, rank: int) -> Direction:
         """Returns what meets what: posts of opposite kinds that are equal in the rest."""
         source, target = (rank, post.peer) if post.kind == "send" else (post.peer, rank)
-        return post.kind, source, target, self.communicator(post)
-
-    def _call(self, rank: int, event: Event) -> list[Event]:
-        """Returns the posts of one group call, from its first."""
-        program, first = self.programs[rank], self.at[rank]
-        end = first + 1
-        while event.call and end < len(program) and program[end].call == event.call:
-            end += 1
-        return program[first:end]
+        return post.kind, source, target, self.way(post)
 
     def _begin(self, first: Waiter) -> None:
         """Begins the first unit of a stream, and every one that can begin because of that."""
@@ -302,19 +260,16 @@ class Streams(Walk):
         while begun:
             here = begun.popleft()
             for post in self.streams[here][0].posts:
-                kind, source, target, communicator = way = self._direction(post, here.rank)
-                opposite = self.running.get((OTHER[kind], source, target, communicator))
+                kind, source, target, way = direction = self._direction(post, here.rank)
+                opposite = self.running.get((OTHER[kind], source, target, way))
                 if not opposite:
-                    self.running.setdefault(way, deque()).append(post)
+                    self.running.setdefault(direction, deque()).append(post)
                     continue
                 other = opposite.popleft()
-                send, receive = (post, other) if post.kind == "send" else (other, post)
+                send, receive = (post, other) if kind == "send" else (other, post)
                 self.match(source, target, send, receive)
-                begun.extend(side for side in (here, self._facing(here, post)) if self._met(side))
-
-    def _facing(self, stream: Waiter, post: Event) -> Waiter:
-        """Returns the stream on which the other side of a post runs."""
-        return Waiter(post.peer, stream.rank, self.lane(post, OTHER[post.kind]))
+                facing = self._stream(post.peer, here.rank, post, OTHER[kind])
+                begun.extend(side for side in (here, facing) if self._met(side))
 
     def _met(self, key: Waiter) -> bool:
         """Counts one post of the running unit as met; returns whether the next unit begins."""
@@ -331,43 +286,39 @@ class Streams(Walk):
         stream.popleft()
         return bool(stream)
 
-    def expects(self, rank: int, event: Event) -> bool:
-        """Whether a rank has posted a receive of the message that an event waits for."""
-        stream = self.streams.get(Waiter(rank, event.peer, self.lane(event, "recv")), ())
-        posted = (post for unit in stream for post in unit.posts)
-        return any((post.kind, post.tag) == ("recv", event.tag) for post in posted)
+    def _open_posts(self, waiter: Waiter) -> list[Event]:
+        """Returns the posts of the running unit of a stream that have not met their other side."""
+        return [
+            post
+            for post in self.streams[waiter][0].posts
+            for running in [self.running.get(self._direction(post, waiter.rank), ())]
+            if any(post is other for other in running)
+        ]
 
     def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
         """Returns what a rank, or the running unit of a stream, waits for."""
-        if waiter.peer is not None:
-            posts = self._open_posts(waiter)
-            return [one for post in posts for one in self._owner(post, waiter, coming)]
-        event = self.next_of(waiter.rank)
-        assert event is not None
-        if event.kind == "wait_recv":
-            return [Waiter(waiter.rank, event.peer, self.lane(event, "recv"))]
-        sends = (self.open_sends[waiter.rank][c][0] for c in self.unmet(waiter.rank, event))
-        return [Waiter(waiter.rank, post.peer, self.lane(post, "send")) for post in sends]
-
-    def _owner(self, post: Event, waiter: Waiter, coming: Coming) -> list[Waiter]:
-        """Returns who holds back the other side of a post: a stream, or a rank before posting."""
-        facing, kind = self._facing(waiter, post), OTHER[post.kind]
-        behind = itertools.islice(self.streams.get(facing, ()), 1, None)
-        if any(other.kind == kind for unit in behind for other in unit.posts):
-            return [facing]
-        return [Waiter(facing.rank)] if coming.has(kind, facing.rank, waiter.rank) else []
-
-    def _open_posts(self, waiter: Waiter) -> list[Event]:
-        """Returns the posts of the running unit of a stream that have not met their other side."""
-        open_posts = []
-        for post in self.streams[waiter][0].posts:
-            running = self.running.get(self._direction(post, waiter.rank), ())
-            if any(post is other for other in running):
-                open_posts.append(post)
-        return open_posts
+        rank = waiter.rank
+        if waiter.peer is None:
+            event = self.next_of(rank)
+            assert event is not None
+            if event.kind == "wait_recv":
+                return [self._stream(rank, event.peer, event, "recv")]
+            sends = (self.open_sends[rank][channel][0] for channel in self.unmet(rank, event))
+            return [self._stream(rank, post.peer, post, "send") for post in sends]
+        holders = []
+        for post in self._open_posts(waiter):
+            # The other side stands on its stream behind another unit, or was not posted yet.
+            kind = OTHER[post.kind]
+            facing = self._stream(post.peer, rank, post, kind)
+            behind = itertools.islice(self.streams.get(facing, ()), 1, None)
+            if any(other.kind == kind for unit in behind for other in unit.posts):
+                holders.append(facing)
+            elif coming.events(kind, facing.rank, rank):
+                holders.append(Waiter(facing.rank))
+        return holders
 
     def sentence(self, waiter: Waiter) -> str:
-        """Says what a stream waits for."""
+        """Describes what a stream waits for."""
         post = self._open_posts(waiter)[0]
         verb, way = ("send", "to") if post.kind == "send" else ("receive", "from")
         return (
@@ -375,40 +326,11 @@ class Streams(Walk):
             f"{waiter.peer}"
         )
 
-    def one_sided(self, coming: Coming) -> list[str]:
-        """Returns the messages that one side posts more often than the other."""
-        left: dict[Direction, list[Event]] = {}
-        for key, stream in self.streams.items():
-            behind = [post for unit in itertools.islice(stream, 1, None) for post in unit.posts]
-            for post in [*(self._open_posts(key) if stream else ()), *behind]:
-                left.setdefault(self._direction(post, key.rank), []).append(post)
-        found = []
-        for source, target, number in dict.fromkeys(way[1:] for way in left):
-            sends = left.get(("send", source, target, number), [])
-            sends = sends + self._coming(coming.posts("send", source, target), number)
-            receives = left.get(("recv", source, target, number), [])
-            receives = receives + self._coming(coming.posts("recv", target, source), number)
-            if len(sends) > len(receives):
-                found.append(not_received(source, target, extra(sends, receives)))
-            if len(receives) > len(sends):
-                found.append(not_sent(source, target, extra(receives, sends)))
-        return found
-
-    def _coming(self, posts: list[Event], communicator: int) -> list[Event]:
-        """Returns those of some posts that a communicator will carry."""
-        return [post for post in posts if self.communicator(post) == communicator]
-
 
 class SeparateStreams(Streams):
     """Each rank has many streams for each peer: one for each kind of message, each way."""
 
-    def communicator(self, event: Event) -> int:
-        """Returns which of the communicators of two ranks carries a message."""
-        return event.lane
-
-    def lane(self, event: Event, kind: str) -> int:
-        """Returns on which of a rank's streams for a peer the send or receive of a message runs."""
-        return 1 + 2 * event.lane + (kind == "recv")
+    apart = True
 
 
 MACHINES: dict[str, type[Walk]] = {

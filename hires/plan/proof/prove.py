@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from hires.plan.event import Event
@@ -73,41 +74,35 @@ class Verdict:
         }
 
 
-def prove(plan: Plan, semantics: str = RENDEZVOUS, order: str = AHEAD) -> Proof:
-    """Runs one step of one replica on the abstract machine, after the creation of its groups.
+def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdict]:
+    """Yields the verdict on one step of a plan, after the creation of its groups.
 
     Replicas do the same and meet in the gradient groups only, at the end of the step, so the first
     one stands for all; their groups are cut down to its ranks.
 
     Args:
         plan: the plan.
-        semantics: when messages begin and end.
-        order: when receives are posted.
+        ways: (semantics, order of posting) of each verdict.
     """
-    programs, members = _programs(plan, order)
-    return run_machine([[*program] for program in programs], members, semantics)
-
-
-def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdict]:
-    """Yields the verdict on a plan for each (semantics, order of posting)."""
-    made: dict[str, tuple[list[list[Event]], list[list[int]]]] = {}
+    programs: dict[str, list[list[Event]]] = {}
     in_rounds: dict[str, Proof | None] = {}
+    ranks = range(plan.ranks_per_replica)
+    members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
     # Every replica does the same, but all meet in the sums of gradients.
     joint = sum(len(sums_of(plan, stage.index)) for stage in plan.stages)
     joint = joint if plan.num_replicas > 1 else 0
     for semantics, order in ways:
         began = time.perf_counter()
         with _no_collection():
-            proof = None
-            if semantics in ROUNDS:
-                if order not in in_rounds:
-                    in_rounds[order] = prove_in_rounds(*_programs(plan, order))
-                proof = in_rounds[order]
+            made = (chain(creation(members, r), events(plan, r, order)) for r in ranks)
+            if semantics in ROUNDS and order not in in_rounds:
+                in_rounds[order] = prove_in_rounds([*made], members)
+            proof = in_rounds[order] if semantics in ROUNDS else None
             if proof is None:
-                if order not in made:
-                    programs, members = _programs(plan, order)
-                    made[order] = [[*program] for program in programs], members
-                proof = run_machine(*made[order], semantics)
+                if order not in programs:
+                    made = (chain(creation(members, r), events(plan, r, order)) for r in ranks)
+                    programs[order] = [[*program] for program in made]
+                proof = run_machine(programs[order], members, semantics)
         took = time.perf_counter() - began
         collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
         messages = proof.num_messages * plan.num_replicas
@@ -126,11 +121,13 @@ def verify(plan: Plan) -> list[Finding]:
         plan.verdict = verdict.text
         if verdict.proof.problems:
             return [Finding("error", "parallel", text) for text in verdict.proof.problems[:SHOWN]]
-    return [
-        Finding("note", "comm.backend", f"{_backends(other.semantics)} could not run it: {text}")
-        for other in verdicts
-        for text in other.proof.problems[:1]
-    ]
+    findings = []
+    for verdict in verdicts:
+        backends = [name for name, ways in BACKENDS.items() if verdict.semantics in ways]
+        for text in verdict.proof.problems[:1]:
+            text = f"{' and '.join(backends)} could not run it: {text}"
+            findings.append(Finding("note", "comm.backend", text))
+    return findings
 
 
 def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
@@ -143,14 +140,6 @@ def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
     for index, ranks in enumerate(members):
         if rank in ranks and len(ranks) > 1:
             yield Event("create", index, 0, what=f"the creation of group {index}")
-
-
-def _programs(plan: Plan, order: str) -> tuple[list[Iterator[Event]], list[list[int]]]:
-    """Returns what each rank of the first replica does, and the members of each group there."""
-    ranks = range(plan.ranks_per_replica)
-    members = [[r for r in group if r in ranks] for group in groups(plan)]
-    made = (itertools.chain(creation(members, r), events(plan, r, order)) for r in ranks)
-    return [*made], members
 
 
 @contextlib.contextmanager
@@ -166,8 +155,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _backends(semantics: str) -> str:
-    """Returns the backends whose messages meet so."""
-    return " and ".join(name for name, kinds in BACKENDS.items() if semantics in kinds)

@@ -24,14 +24,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from hires.plan.event import ALONE, MEETINGS, Event
+from hires.plan.event import ALONE, MEETINGS, POSTS, Event
 from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE
 from hires.plan.proof.walk import WORLD, Proof
 
 SEMANTICS = (RENDEZVOUS, MAILBOXES, SEPARATE)
 """Under these a round ends as described. Pair streams have no lanes."""
 
-WAIT = {"send": "wait_send", "recv": "wait_recv"}
+JOINT = (*MEETINGS, "issue", "wait_issued")
+"""Events at which all ranks of the world come together."""
 
 Way = tuple[int, int, int]
 """(source, target, lane)."""
@@ -60,13 +61,17 @@ def prove_in_rounds(
             for rank, program in enumerate(programs):
                 heads[rank], joint, met = _round(rank, heads[rank], program, unmet)
                 proof.num_messages += met
-                if first is None:
-                    first = joint
-                    proof.num_collectives += _count_joint(joint, world, issued)
-                elif joint != first:
+                if first is not None and joint != first:
                     raise NotInStepError
+                first = joint
             if unmet:
                 raise NotInStepError
+            for event in first or ():
+                key = event.peer, event.tag
+                issued[key] += (event.kind == "issue") - (event.kind == "wait_issued")
+                if event.kind not in JOINT or event.peer not in world or issued[key] < 0:
+                    raise NotInStepError
+                proof.num_collectives += event.kind in ("collective", "issue")
     except NotInStepError:
         return None
     return proof
@@ -92,15 +97,22 @@ def _round(
     waits, met = False, 0
     while event is not None:
         kind, peer, lane = event.kind, event.peer, event.lane
-        if kind in ("send", "recv"):
+        if kind in POSTS:
             if waits:
                 break
-            key, tagged = (WAIT[kind], peer, lane), (kind, peer, event.tag)
+            key, tagged = (f"wait_{kind}", peer, lane), (kind, peer, event.tag)
             if key in posted or tagged in tags:
                 raise NotInStepError
             posted[key] = event
             tags.add(tagged)
-            met += _meet((rank, peer, lane) if kind == "send" else (peer, rank, lane), event, unmet)
+            way = (rank, peer, lane) if kind == "send" else (peer, rank, lane)
+            other = unmet.pop(way, None)
+            if other is None:
+                unmet[way] = event
+            # Equal: tag, shape, dtype, words, lane, and whether it goes through memory.
+            elif other.kind == kind or other[2:8] != event[2:8]:
+                raise NotInStepError
+            met += other is not None
         elif kind in ("wait_send", "wait_recv"):
             waits = True
             post = posted.pop((kind, peer, lane), None)
@@ -116,32 +128,3 @@ def _round(
     if posted:
         raise NotInStepError
     return event, joint, met
-
-
-def _meet(way: Way, event: Event, unmet: dict[Way, Event]) -> bool:
-    """Notes one side of a message; returns whether the other side was there, and is the same."""
-    other = unmet.pop(way, None)
-    if other is None:
-        unmet[way] = event
-        return False
-    # Tag, shape, dtype, words, lane, and whether it goes through memory.
-    if other.kind == event.kind or other[2:8] != event[2:8]:
-        raise NotInStepError
-    return True
-
-
-def _count_joint(joint: list[Event], world: set[int], issued: Counter[tuple[int, int]]) -> int:
-    """Returns how many collectives and sums all ranks come to together in a round.
-
-    Args:
-        joint: the events of one rank, which are those of every rank.
-        world: the groups of all ranks.
-        issued: sums that are not waited for yet, by group and tag.
-    """
-    for event in joint:
-        key = event.peer, event.tag
-        issued[key] += (event.kind == "issue") - (event.kind == "wait_issued")
-        known = event.kind in (*MEETINGS, "issue", "wait_issued")
-        if not known or event.peer not in world or issued[key] < 0:
-            raise NotInStepError
-    return sum(event.kind in ("collective", "issue") for event in joint)

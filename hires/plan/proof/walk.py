@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hires.plan.event import ALONE, MEETINGS, Event
+from hires.plan.event import ALONE, MEETINGS, POSTS, Event
 
 Channel = tuple[int, int, int]
 """(source, target, tag)."""
-
 Meeting = tuple[int, int]
 """(group, number): the collectives of a group, counted as each member comes to them."""
 WORLD = -1
@@ -40,6 +39,38 @@ class Proof:
     """Ranks that never reach their end."""
 
 
+class Waiter(NamedTuple):
+    """Something that cannot go on."""
+
+    rank: int
+    peer: int | None = None
+    """None: the rank itself; else its stream for the messages with this rank."""
+    lane: int = 0
+    """Which of its streams for this rank, where there are several."""
+
+
+class Coming:
+    """The events that stuck ranks have not come to, the one at which they stand included."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._events: dict[tuple[str, int, int], list[Event]] = {}
+        for rank in walk.proof.stuck:
+            for event in walk.programs[rank][walk.at[rank] :]:
+                self._events.setdefault((event.kind, rank, event.peer), []).append(event)
+
+    def events(self, kind: str, rank: int, peer: int) -> list[Event]:
+        """Returns those of a kind, in order; for a collective ``peer`` is the group."""
+        return self._events.get((kind, rank, peer), [])
+
+    def has(self, kind: str, rank: int, peer: int, tag: int) -> bool:
+        """Whether a rank would come to such an event, if it went on."""
+        return any(event.tag == tag for event in self.events(kind, rank, peer))
+
+    def meets(self, rank: int, group: int) -> bool:
+        """Whether a rank would come to a collective of a group, or begin a sum."""
+        return any(self.events(kind, rank, group) for kind in (*MEETINGS, "issue"))
+
+
 class Walk(ABC):
     """All ranks' positions, and what each of them waits for."""
 
@@ -50,6 +81,7 @@ class Walk(ABC):
         self.at = [0] * len(programs)
         self.ready: deque[int] = deque()
         self.arrived: dict[Channel, deque[Event]] = {}  # received, not waited for yet
+        self.num_open = 0  # posts that have not met their other side
         self.open_sends: list[dict[Channel, deque[Event]]] = [{} for _ in programs]
         self.meeting: dict[Meeting, dict[int, Event]] = {}
         self.calls: dict[tuple[int, int], int] = {}  # by (rank, group): meetings it has come to
@@ -70,21 +102,6 @@ class Walk(ABC):
         program, at = self.programs[rank], self.at[rank]
         return program[at] if at < len(program) else None
 
-    def joined(self, rank: int, event: Event) -> Meeting | None:
-        """Returns the open meeting that holds a rank up: a collective, or a sum that it issued."""
-        if event.kind == "wait_issued":
-            begun = self.issued.get((rank, event.peer, event.tag))
-            return begun[0] if begun else None
-        return event.peer, self.calls.get((rank, event.peer), 0)
-
-    def absent(self, rank: int, event: Event) -> list[int]:
-        """Returns the members of a group that have not come to the collective of a rank."""
-        meeting = self.joined(rank, event)
-        if meeting is None:
-            return []
-        present = self.meeting.get(meeting, {})
-        return [member for member in self.members[event.peer] if member not in present]
-
     @abstractmethod
     def post(self, rank: int, event: Event) -> int:
         """Posts a send or receive; returns how many events of the rank that takes.
@@ -92,23 +109,9 @@ class Walk(ABC):
         0 where the rank cannot go on yet.
         """
 
-    def take(self, rank: int, event: Event) -> bool:
-        """Takes the message that a rank waits for; returns whether it was there."""
-        arrived = self.arrived.get((event.peer, rank, event.tag))
-        if arrived:
-            arrived.popleft()
-            return True
-        return False
-
-    def unused(self) -> Iterator[tuple[int, int, Event]]:
-        """Yields (source, target, receive) of messages that have come and lie there."""
-        for (source, target, _), receives in self.arrived.items():
-            if receives:
-                yield source, target, receives[0]
-
     @abstractmethod
-    def expects(self, rank: int, event: Event) -> bool:
-        """Whether a rank has posted a receive of the message that an event waits for."""
+    def way(self, event: Event) -> Hashable:
+        """Returns what messages between two ranks share that keep their order."""
 
     @abstractmethod
     def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
@@ -118,35 +121,24 @@ class Walk(ABC):
         """Describes what a stream waits for."""
         raise AssertionError(f"{waiter} is a stream, but these semantics have none")
 
-    @abstractmethod
-    def one_sided(self, coming: Coming) -> list[str]:
-        """Returns the messages whose other side does not come at all."""
-
-    def _step(self, rank: int, event: Event) -> bool:
-        """Executes one event; returns whether the rank may go on."""
-        if event.kind in MEETINGS or event.kind == "issue":
-            return self._meet(rank, event)
-        if event.kind == "wait_issued" and not self._is_summed(rank, event):
+    def take(self, rank: int, event: Event) -> bool:
+        """Takes the message that a rank waits for; returns whether it was there."""
+        arrived = self.arrived.get((event.peer, rank, event.tag))
+        if not arrived:
             return False
-        if event.kind in ALONE or event.kind == "wait_issued":
-            self.at[rank] += 1
-            return True
-        steps = 1
-        if event.kind in ("send", "recv"):
-            steps = self.post(rank, event)
-            if not steps:
-                return False
-        elif event.kind == "wait_recv":
-            if not self.take(rank, event):
-                return False
-        elif self._waits_for_sends(rank, event):
-            return False
-        self.at[rank] += steps
+        arrived.popleft()
         return True
+
+    def unused(self) -> Iterator[tuple[int, int, Event]]:
+        """Yields (source, target, receive) of messages that have come and lie there."""
+        for (source, target, _), receives in self.arrived.items():
+            if receives:
+                yield source, target, receives[0]
 
     def match(self, source: int, target: int, send: Event, receive: Event) -> None:
         """Notes that a message is on its way, and compares what both sides say of it."""
         self.proof.num_messages += 1
+        self.num_open -= 2
         if send[2:6] != receive[2:6]:
             self.proof.problems.append(
                 f"rank {source} sends {spoken(send)} as {list(send.shape)} {send.dtype} where "
@@ -178,10 +170,39 @@ class Walk(ABC):
         channel = (rank, event.peer, event.tag)
         return [channel] if channel in self.open_sends[rank] else []
 
-    def _waits_for_sends(self, rank: int, event: Event) -> bool:
-        """Whether there are such channels."""
-        sends = self.open_sends[rank]
-        return bool(sends) and (event.kind == "wait_sends" or bool(self.unmet(rank, event)))
+    def absent(self, rank: int, event: Event) -> list[int]:
+        """Returns the members of a group that have not come to what holds a rank up.
+
+        That is a collective, or the oldest sum that it issued; none if it has issued no such sum.
+        """
+        meeting = event.peer, self.calls.get((rank, event.peer), 0)
+        if event.kind == "wait_issued":
+            begun = self.issued.get((rank, event.peer, event.tag))
+            if not begun:
+                return []
+            meeting = begun[0]
+        present = self.meeting.get(meeting, {})
+        return [member for member in self.members[event.peer] if member not in present]
+
+    def _step(self, rank: int, event: Event) -> bool:
+        """Executes one event; returns whether the rank may go on."""
+        kind, steps = event.kind, 1
+        if kind in MEETINGS or kind == "issue":
+            return self._meet(rank, event)
+        if kind in POSTS:
+            steps = self.post(rank, event)
+            self.num_open += steps
+        elif kind == "wait_recv":
+            steps = self.take(rank, event)
+        elif kind == "wait_issued":
+            begun = self.issued.get((rank, event.peer, event.tag))
+            steps = begun is not None and len(begun) > 0 and begun[0] not in self.meeting
+            if begun and steps:
+                begun.popleft()
+        elif kind not in ALONE:
+            steps = not self.unmet(rank, event)
+        self.at[rank] += steps
+        return bool(steps)
 
     def _meet(self, rank: int, event: Event) -> bool:
         """Brings a rank to a collective, which happens when all members have come.
@@ -205,89 +226,21 @@ class Walk(ABC):
         if len(present) < len(members):
             return event.kind == "issue"
         del self.meeting[meeting]
-        self._compare_members(present)
-        self.proof.num_collectives += event.kind in ("collective", "issue")
+        first_rank, first = next(iter(present.items()))
         for member, own in present.items():
+            if own != first:
+                self.proof.problems.append(
+                    f"rank {first_rank} calls {spoken(first)} {list(first.shape)} where rank "
+                    f"{member} of the same group calls {spoken(own)} {list(own.shape)}"
+                )
             if own.kind != "issue":
                 self.calls[member, event.peer] = number + 1
                 self.at[member] += 1
+        self.proof.num_collectives += event.kind in ("collective", "issue")
         self.ready.extend(member for member in present if member != rank)
         return True
-
-    def _is_summed(self, rank: int, event: Event) -> bool:
-        """Whether a sum that a rank waits for is complete; one that was never issued never is."""
-        begun = self.issued.get((rank, event.peer, event.tag))
-        if not begun or begun[0] in self.meeting:
-            return False
-        begun.popleft()
-        return True
-
-    def _compare_members(self, present: dict[int, Event]) -> None:
-        """Reports members of a group that came for different collectives."""
-        first_rank, first = next(iter(present.items()))
-        for rank, event in present.items():
-            if event != first:
-                self.proof.problems.append(
-                    f"rank {first_rank} calls {spoken(first)} {list(first.shape)} where rank "
-                    f"{rank} of the same group calls {spoken(event)} {list(event.shape)}"
-                )
 
 
 def spoken(event: Event) -> str:
     """Returns an event in words."""
     return event.what or f"message {event.tag}"
-
-
-def not_received(source: int, target: int, send: Event) -> str:
-    """Says that a message has no receive."""
-    return f"rank {source} sends {spoken(send)} to rank {target}, which never receives it"
-
-
-def not_sent(source: int, target: int, receive: Event) -> str:
-    """Says that a receive has no message."""
-    return f"rank {target} expects {spoken(receive)} from rank {source}, which never sends it"
-
-
-def extra(more: list[Event], fewer: list[Event]) -> Event:
-    """Returns one that has no other side: the first that the other side does not name at all."""
-    named = {event.what for event in fewer}
-    return next((event for event in more if event.what not in named), more[len(fewer)])
-
-
-class Waiter(NamedTuple):
-    """Something that cannot go on."""
-
-    rank: int
-    peer: int | None = None
-    """None: the rank itself; else its stream for the messages with this rank."""
-    lane: int = 0
-    """Which of its streams for this rank, where there are several."""
-
-
-class Coming:
-    """The events that stuck ranks have not come to, the one at which they stand included."""
-
-    def __init__(
-        self, programs: Sequence[list[Event]], at: Sequence[int], stuck: Sequence[int]
-    ) -> None:
-        """Takes all ranks' programs and positions, and the ranks that are not at their end."""
-        self._tagged: set[tuple[str, int, int, int]] = set()
-        self._posts: dict[tuple[str, int, int], list[Event]] = {}
-        for rank in stuck:
-            for event in programs[rank][at[rank] :]:
-                self._tagged.add((event.kind, rank, event.peer, event.tag))
-                self._posts.setdefault((event.kind, rank, event.peer), []).append(event)
-
-    def has(self, kind: str, rank: int, peer: int, tag: int | None = None) -> bool:
-        """Whether a rank would come to such an event; for a collective ``peer`` is the group."""
-        if tag is None:
-            return (kind, rank, peer) in self._posts
-        return (kind, rank, peer, tag) in self._tagged
-
-    def meets(self, rank: int, group: int) -> bool:
-        """Whether a rank would come to a collective of a group, or begin a sum."""
-        return any(self.has(kind, rank, group) for kind in (*MEETINGS, "issue"))
-
-    def posts(self, kind: str, rank: int, peer: int) -> list[Event]:
-        """Returns all such events, in order."""
-        return self._posts.get((kind, rank, peer), [])

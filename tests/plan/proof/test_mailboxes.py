@@ -9,7 +9,8 @@ from hires.plan.event import Event
 from hires.plan.plan import Finding
 from hires.plan.program import events
 from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, run_machine
-from hires.plan.proof.prove import prove, verify
+from hires.plan.proof.prove import verify
+from tests.helpers.damage import prove
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 NUMBERS = range(1, mailbox_limits.SLOTS + 2)

@@ -18,6 +18,7 @@ from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, r
 from hires.plan.proof.rounds import SEMANTICS, prove_in_rounds
 from hires.plan.proof.walk import Proof
 from tests.helpers.damage import damage, valid_programs
+from tests.helpers.damage import prove as run
 from tests.helpers.random_plans import random_plan
 from tests.helpers.small_plans import Forked, plan_of
 from tests.helpers.threaded import Programs
@@ -67,7 +68,7 @@ def test_tiles_that_hold_nothing_are_left_to_the_machine():
 @pytest.mark.parametrize("make", [inner_plan, lambda: plan_of(tiles=[2, 2], replicas=2)])
 def test_grid_needs_no_machine(monkeypatch, make):
     plan = make()
-    exact = {s: prove.prove(plan, s) for s in SEMANTICS}
+    exact = {s: run(plan, s) for s in SEMANTICS}
     monkeypatch.setattr(prove, "run_machine", None)
     verdicts = prove.judged(plan, [(semantics, AHEAD) for semantics in SEMANTICS])
     assert {verdict.semantics: verdict.proof for verdict in verdicts} == exact
