@@ -79,11 +79,6 @@ class OperatorFacts:
     copies_weight: bool = False
     """Whether its kernel holds a second copy of its weight while it runs (oneDNN's own order)."""
 
-    @property
-    def overlaps_halo(self) -> bool:
-        """Whether tiles compute part of it while its halo travels."""
-        return self.window is not None and self.window.strips
-
 
 OPERATORS: Registry[OperatorFacts] = Registry("operator")
 """ATen name without overload, as ``conv2d`` -> its entry."""

@@ -88,29 +88,34 @@ class Stall:
         return list(dict.fromkeys(wait.unmatched for wait in waits if wait.unmatched is not None))
 
 
-def stall(plan: Plan, told: Mapping[int, RankStatus], world: int) -> Stall:
+def stall(plan: Plan, states: Mapping[int, RankStatus], world: int) -> Stall:
     """Returns why nothing moves.
 
     Args:
         plan: what the ranks execute.
-        told: where each rank stands that answered.
+        states: where each rank stands that answered.
         world: number of ranks.
     """
-    waits = [_wait(plan, told, status, world) for status in told.values() if status.what]
-    found = Stall(sorted(waits, key=lambda wait: -wait.since_s))
-    by_rank = {wait.rank: wait for wait in found.waits}
-    wanted = {other for wait in found.waits for other in wait.others}
-    found.culprits = sorted(rank for rank in wanted if rank not in by_rank)
-    if not found.culprits and found.waits:
-        found.circle = _circle(by_rank, found.waits[0].rank)
-    return found
+    waits = [_wait(plan, states, status, world) for status in states.values() if status.what]
+    waits.sort(key=lambda wait: -wait.since_s)
+    by_rank = {wait.rank: wait for wait in waits}
+    wanted = {other for wait in waits for other in wait.others}
+    culprits = sorted(rank for rank in wanted if rank not in by_rank)
+    path: list[int] = []
+    # With no culprit everyone waits: following the first of the others leads into a circle.
+    rank = waits[0].rank if waits and not culprits else None
+    while rank is not None and rank not in path:
+        path.append(rank)
+        wait = by_rank.get(rank)
+        rank = wait.others[0] if wait is not None and wait.others else None
+    return Stall(waits, culprits, [] if rank is None else path[path.index(rank) :])
 
 
-def _wait(plan: Plan, told: Mapping[int, RankStatus], here: RankStatus, world: int) -> Wait:
-    """Returns what a rank waits for, in the plan's words where the plan knows it."""
+def _wait(plan: Plan, states: Mapping[int, RankStatus], here: RankStatus, world: int) -> Wait:
+    """Returns what a rank waits for, in the plan's words where the plan has it."""
     event = _event(plan, here)
     if event is not None and event.kind in POSTS:
-        there = told.get(here.peer)
+        there = states.get(here.peer)
         passed = there is not None and _is_past(plan, there, here.step, event.part.action)
         return Wait(
             here.rank,
@@ -126,14 +131,12 @@ def _wait(plan: Plan, told: Mapping[int, RankStatus], here: RankStatus, world: i
     if here.peer >= 0 and not here.ranks:
         return Wait(here.rank, what, [here.peer], here.since_s)
     members = here.ranks or (range(world) if here.what.startswith(OF_ALL) else [])
-    return Wait(here.rank, what, [r for r in members if not _same(here, told, r)], here.since_s)
+    others = [r for r in members if r != here.rank and not _together(here, states.get(r))]
+    return Wait(here.rank, what, others, here.since_s)
 
 
-def _same(here: RankStatus, told: Mapping[int, RankStatus], rank: int) -> bool:
-    """Whether another rank waits in the same collective."""
-    other = told.get(rank)
-    if rank == here.rank:
-        return True
+def _together(here: RankStatus, other: RankStatus | None) -> bool:
+    """Whether two ranks wait in the same collective."""
     if other is None or not other.what:
         return False
     if here.ranks:
@@ -145,34 +148,24 @@ def _same(here: RankStatus, told: Mapping[int, RankStatus], rank: int) -> bool:
 def _event(plan: Plan, here: RankStatus) -> Event | None:
     """Returns what a rank waits for as the plan has it, or None if it is outside the plan."""
     if here.ranks:
-        return _collective(plan, here)
-    if here.peer < 0:
-        return None
+        members = groups(plan)
+        joint = [
+            event
+            for event in events(plan, here.rank)
+            if event.kind in ("collective", "issue")
+            and event.part.action == here.action
+            and list(members[event.peer]) == here.ranks
+        ]
+        if not here.action:  # the sums of one stage's gradients, which no rank counts
+            return joint[0]._replace(what=joint[0].what.partition(",")[0]) if joint else None
+        joint = [event for event in joint if event.kind == "collective"]
+        return joint[here.nth] if 0 <= here.nth < len(joint) else None
     kind = "recv" if here.what.startswith("a receive") else "send"
-    found = [
-        event
-        for event in events(plan, here.rank)
-        if (event.kind, event.peer, event.tag) == (kind, here.peer, here.tag)
-    ]
+    message = kind, here.peer, here.tag
+    posts = [event for event in events(plan, here.rank) if event[:3] == message]
     # Halos of all microbatches have one tag: the action tells them apart.
-    inside = [event for event in found if event.part.action == here.action]
-    return next(iter(inside or found), None)
-
-
-def _collective(plan: Plan, here: RankStatus) -> Event | None:
-    """Returns the collective at which a rank stands."""
-    members = groups(plan)
-    found = [
-        event
-        for event in events(plan, here.rank)
-        if event.kind in ("collective", "issue")
-        and event.part.action == here.action
-        and list(members[event.peer]) == here.ranks
-    ]
-    if not here.action:  # the sums of one stage's gradients, which no rank counts
-        return found[0]._replace(what=found[0].what.partition(",")[0]) if found else None
-    found = [event for event in found if event.kind == "collective"]
-    return found[here.nth] if 0 <= here.nth < len(found) else None
+    inside = [event for event in posts if event.part.action == here.action]
+    return next(iter(inside or posts), None)
 
 
 def _is_past(plan: Plan, there: RankStatus, step: int, action: str) -> bool:
@@ -188,14 +181,3 @@ def _is_past(plan: Plan, there: RankStatus, step: int, action: str) -> bool:
 def _ranks(ranks: list[int]) -> str:
     """Returns ranks as ``rank 1`` or ``ranks 1 and 2``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}"
-
-
-def _circle(by_rank: Mapping[int, Wait], start: int) -> list[int]:
-    """Returns ranks that wait for each other in a circle, or none."""
-    path: list[int] = []
-    rank: int | None = start
-    while rank is not None and rank not in path:
-        path.append(rank)
-        wait = by_rank.get(rank)
-        rank = wait.others[0] if wait is not None and wait.others else None
-    return [] if rank is None else path[path.index(rank) :]

@@ -64,12 +64,37 @@ def steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
 
     A backward pass is empty of nodes to which no gradient comes.
     """
-    return plan.remember(("steps", stage.index, back), lambda: _steps_of(plan, stage, back))
+
+    def make() -> list[Step]:
+        nodes = plan.graph.nodes
+        if not back:
+            return [Step(node, False) for node in nodes[stage.first : stage.last]]
+        bounds = stage.segments or [stage.first, stage.last]
+        steps: list[Step] = []
+        for first, last in reversed([*itertools.pairwise(bounds)]):
+            if stage.segments:
+                steps += [Step(node, False) for node in nodes[first:last]]
+            steps += [Step(node, True) for node in reversed(nodes[first:last]) if node.needs_grad]
+        return steps
+
+    return plan.remember(("steps", stage.index, back), make)
 
 
 def pieces_of(plan: Plan, stage: Stage, back: bool) -> list[list[Step]]:
     """Returns the steps of a pass between its collectives; the last ends with the pass."""
-    return plan.remember(("pieces", stage.index, back), lambda: _pieces_of(plan, stage, back))
+
+    def make() -> list[list[Step]]:
+        ops = (op for op in pass_comm(plan, stage, back) if op[0].kind != "halo")
+        left = deque((op.node, way) for op, way in ops)
+        pieces: list[list[Step]] = [[]]
+        for step in steps_of(plan, stage, back):
+            pieces[-1].append(step)
+            while left and left[0] == (step.node.name, step.back):
+                left.popleft()
+                pieces.append([])
+        return pieces
+
+    return plan.remember(("pieces", stage.index, back), make)
 
 
 @dataclass
@@ -156,8 +181,13 @@ class Roofline:
         """Returns the seconds of each step of an action."""
         plan = self.plan
         slot = plan.slot_of(rank, plan.direction_of(action))
-        key = "roofline", self.device, slot.stage, slot.tile, action[0]
-        return plan.remember(key, lambda: self._steps_s(slot.stage, slot.tile, action[0] == "B"))
+        stage, back = plan.stages[slot.stage], action[0] == "B"
+
+        def make() -> list[float]:
+            steps = steps_of(plan, stage, back)
+            return [self._step_s(stage, slot.tile, step) for step in steps]
+
+        return plan.remember(("roofline", self.device, stage.index, slot.tile, back), make)
 
     def optimiser_s(self, rank: int) -> float:
         """Returns the seconds in which the memory is read and written for an update."""
@@ -166,62 +196,25 @@ class Roofline:
         numbers = sum(self.plan.stages[index].params for index in held_stages(self.plan, rank))
         return SGD_TOUCHES * numbers * BYTES["float32"] / self.device.bytes_per_s
 
-    def _steps_s(self, index: int, tile: int, back: bool) -> list[float]:
-        """Returns the seconds of each step of a pass on one tile or shard."""
-        stage = self.plan.stages[index]
-        return [self._step_s(stage, tile, step) for step in steps_of(self.plan, stage, back)]
-
     def _step_s(self, stage: Stage, tile: int, step: Step) -> float:
-        node = step.node
+        node, plan, numbers = step.node, self.plan, 0.0
         if facts_of(node.kind).view or node.shape is None:
             return 0.0
-        share, numbers = self._held(stage, node.name, tile)
-        numbers += sum(self._held(stage, name, tile)[1] for name in node.inputs)
-        numbers += sum(self.plan.graph.params[name].num_elements for name in node.params)
-        device = self.device
-        flops_s = share * node.flops / device.flops_per_s
-        bytes_s = numbers * BYTES[self.plan.dtype] / device.bytes_per_s
-        return (BACK if step.back else 1) * max(flops_s, bytes_s, device.launch_s)
-
-    def _held(self, stage: Stage, value: str, tile: int) -> tuple[float, float]:
-        """Returns which share of a value a tile or shard holds, and how many numbers these are."""
-        graph = self.plan.graph
-        if value != INPUT and graph.by_name[value].shape is None:
-            return 1.0, 0.0
-        key = "shares", stage.index, value
-        shares = self.plan.remember(key, lambda: _shares(self.plan, stage, value))
-        return shares[tile], shares[tile] * math.prod(graph.shape(value))
-
-
-def _steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
-    nodes = plan.graph.nodes
-    if not back:
-        return [Step(node, False) for node in nodes[stage.first : stage.last]]
-    bounds = stage.segments or [stage.first, stage.last]
-    found: list[Step] = []
-    for first, last in reversed([*itertools.pairwise(bounds)]):
-        if stage.segments:
-            found += [Step(node, False) for node in nodes[first:last]]
-        found += [Step(node, True) for node in reversed(nodes[first:last]) if node.needs_grad]
-    return found
-
-
-def _pieces_of(plan: Plan, stage: Stage, back: bool) -> list[list[Step]]:
-    left = [(op.node, way) for op, way in pass_comm(plan, stage, back) if op.kind != "halo"]
-    pieces: list[list[Step]] = [[]]
-    for step in steps_of(plan, stage, back):
-        pieces[-1].append(step)
-        while left and left[0] == (step.node.name, step.back):
-            left.pop(0)
-            pieces.append([])
-    return pieces
+        for value in (node.name, *node.inputs):
+            if value == INPUT or plan.graph.by_name[value].shape is not None:
+                share = _shares(plan, stage, value)[tile]
+                numbers += share * math.prod(plan.graph.shape(value))
+        numbers += sum(plan.graph.params[name].num_elements for name in node.params)
+        flops = _shares(plan, stage, node.name)[tile] * node.flops
+        bytes_s = numbers * BYTES[plan.dtype] / self.device.bytes_per_s
+        least_s = max(flops / self.device.flops_per_s, bytes_s, self.device.launch_s)
+        return (BACK if step.back else 1) * least_s
 
 
 def _divided(steps: list[Step], seconds: float) -> list[float]:
     """Returns seconds divided among steps; a piece without any has no computation."""
     weights = [step.node.flops * (BACK if step.back else 1) for step in steps]
-    if not any(weights):
-        weights = [1] * len(steps)
+    weights = weights if any(weights) else [1] * len(steps)
     return [weight * seconds / max(1, sum(weights)) for weight in weights]
 
 
@@ -249,14 +242,18 @@ def _busy_pieces(spans: list[Span]) -> list[float]:
 
 def _shares(plan: Plan, stage: Stage, value: str) -> list[float]:
     """Returns the share of a value that each rank of a stage holds."""
-    shape = plan.graph.shape(value)
-    if not shape or not math.prod(shape):
-        return [1.0] * stage.num_ranks
-    if stage.layout[value] == TILED:
-        pixels = shape[2] * shape[3]
-        rects = extents_of(plan.graph, stage, value)  # more than they own where halos are fused
-        return [max(0, b - a) * max(0, d - c) / pixels for a, b, c, d in rects]
-    return [(box.n1 - box.n0) / shape[0] for box in held_by(plan.graph, stage, value)]
+
+    def make() -> list[float]:
+        shape = plan.graph.shape(value)
+        if not shape or not math.prod(shape):
+            return [1.0] * stage.num_ranks
+        if stage.layout[value] == TILED:
+            pixels = shape[2] * shape[3]
+            rects = extents_of(plan.graph, stage, value)  # more than they own where halos are fused
+            return [_area(rect) / pixels for rect in rects]
+        return [(box.n1 - box.n0) / shape[0] for box in held_by(plan.graph, stage, value)]
+
+    return plan.remember(("shares", stage.index, value), make)
 
 
 SUMS = ("issue", "wait_issued")
@@ -308,7 +305,6 @@ def _pass(
     """
     slot = plan.slot_of(rank, plan.direction_of(action))
     stage, back = plan.stages[slot.stage], action[0] == "B"
-    kind = BACKWARD if back else FORWARD
     left = deque(inner)
     items: list[Item] = []
 
@@ -316,10 +312,12 @@ def _pass(
         """Adds computation to the piece before, if there is one."""
         if items and items[-1].event is None:
             step_s += items.pop().seconds
-        items.append(Item(kind, action, None, step_s))
+        items.append(Item(BACKWARD if back else FORWARD, action, None, step_s))
 
     for step, step_s in zip(steps_of(plan, stage, back), seconds, strict=True):
-        here = _events_of(step, left)
+        here = []
+        while left and left[0].part.node == step.node.name and left[0].part.back == step.back:
+            here.append(left.popleft())
         waited = {e.part.number for e in here if e.kind in ("wait_recv", "wait_send")}
         shares = [_hidden_share(plan, slot, stage.comm[index]) for index in sorted(waited)]
         hidden_s = step_s * min(shares, default=0.0)
@@ -328,33 +326,19 @@ def _pass(
             compute(step_s - hidden_s)
             left_s = hidden_s
         for event in here:
-            kind_of_event = _kind(event)
+            kind = GRADIENTS if event.kind in SUMS else HALO
+            kind = COLLECTIVE if event.kind == "collective" else kind
             if event.kind.startswith("wait") and hidden_s:
                 compute(hidden_s)
                 left_s, hidden_s = left_s - hidden_s, 0.0
-            if kind_of_event != HALO and left_s:
+            if kind != HALO and left_s:
                 compute(left_s)
                 left_s = 0.0
-            items.append(Item(kind_of_event, action, event))
+            items.append(Item(kind, action, event))
         if left_s:
             compute(left_s)
     assert not left, f"{left[0].what} is not among the steps of {action}"
     return items
-
-
-def _events_of(step: Step, left: deque[Event]) -> list[Event]:
-    """Takes the events of a step from what is left of its pass."""
-    found = []
-    while left and left[0].part.node == step.node.name and left[0].part.back == step.back:
-        found.append(left.popleft())
-    return found
-
-
-def _kind(event: Event) -> str:
-    """Returns in which part of the time line an event of a pass is counted."""
-    if event.kind in SUMS:
-        return GRADIENTS
-    return COLLECTIVE if event.kind == "collective" else HALO
 
 
 def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:
@@ -363,14 +347,10 @@ def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:
     Only convolutions are divided so. Outputs near the border need borrowed pixels: as many of them
     as pixels are borrowed.
     """
-    if (
-        op.kind != "halo"
-        or plan.halo_overlap == "off"
-        or not facts_of(plan.graph.by_name[op.node].kind).overlaps_halo
-    ):
+    window = facts_of(plan.graph.by_name[op.node].kind).window
+    if op.kind != "halo" or plan.halo_overlap == "off" or window is None or not window.strips:
         return 0.0
-    held = extents_of(plan.graph, plan.stages[slot.stage], op.value)
-    own = _area(held[slot.tile])
+    own = _area(extents_of(plan.graph, plan.stages[slot.stage], op.value)[slot.tile])
     borrowed = sum(_area((m[2], m[3], m[4], m[5])) for m in op.messages if m[1] == slot.tile)
     border = borrowed / own if own else 1.0
     if plan.halo_overlap == "auto" and border > BORDER_SHARE:

@@ -15,7 +15,6 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from hires.core.ranks.timeline import (
     BACKWARD,
@@ -25,7 +24,7 @@ from hires.core.ranks.timeline import (
     Span,
     StepSpans,
 )
-from hires.plan.event import BYTES, Event
+from hires.plan.event import BYTES, POSTS, Event
 from hires.plan.groups import groups, num_tile_groups
 from hires.plan.plan import Plan
 from hires.plan.simulation.costs import Costs, Item, timed_program
@@ -85,7 +84,8 @@ class Network:
         latency_s = link.latency_s
         if link is self.near and self.small_latency_s is not None:
             latency_s = self.small_latency_s
-        return _rounds(len(ranks)) * latency_s + (len(ranks) - 1) * link.travel_s(num_bytes)
+        rounds = (len(ranks) - 1).bit_length()
+        return rounds * latency_s + (len(ranks) - 1) * link.travel_s(num_bytes)
 
     def reduce_s(self, ranks: list[int], num_bytes: float) -> float:
         """Returns how long an all-reduce takes from its last member's arrival.
@@ -95,24 +95,16 @@ class Network:
         """
         link = self.link(ranks)
         share = 2 * (len(ranks) - 1) / len(ranks)
-        return 2 * _rounds(len(ranks)) * link.latency_s + share * link.travel_s(num_bytes)
-
-
-def _rounds(num_ranks: int) -> int:
-    """Returns the rounds of pairwise exchanges after which every rank has the data of all."""
-    return (num_ranks - 1).bit_length()
+        rounds = (len(ranks) - 1).bit_length()
+        return 2 * rounds * link.latency_s + share * link.travel_s(num_bytes)
 
 
 Channel = tuple[int, int, int]
 """(source, target, tag)."""
-
-
-class Key(NamedTuple):
-    """One message."""
-
-    channel: Channel
-    before: int
-    """Messages of the channel before it."""
+Key = tuple[Channel, int]
+"""One message: its channel, and how many messages of the channel are before it."""
+Lane = tuple[str, int, int]
+"""What a message occupies, one message at a time: see :meth:`Network.lanes`."""
 
 
 @dataclass
@@ -159,19 +151,11 @@ def simulate(plan: Plan, costs: Costs, network: Network | None = None) -> Simula
 class _Transfer:
     """A message on its way."""
 
+    posted_s: dict[str, float] = field(default_factory=dict)
+    """When the ``send`` and the ``recv`` were posted, as far as they are."""
     num_bytes: int = 0
-    sent_s: float = math.nan
-    """When the send was posted; nan: not yet."""
-    awaited_s: float = math.nan
-    """When the receive was posted."""
     begin_s: float = math.nan
     end_s: float = math.nan
-
-    @property
-    def matched_s(self) -> float:
-        """When both sides were posted, or nan."""
-        both = not (math.isnan(self.sent_s) or math.isnan(self.awaited_s))
-        return max(self.sent_s, self.awaited_s) if both else math.nan
 
 
 @dataclass
@@ -181,7 +165,7 @@ class _Rank:
     items: list[Item]
     at: int = 0
     now_s: float = 0.0
-    counts: dict[tuple[str, Channel], int] = field(default_factory=dict)
+    counts: dict[tuple[str, Channel], int] = field(default_factory=lambda: defaultdict(int))
     """Events of a kind on a channel so far."""
     sends: list[Key] = field(default_factory=list)
     """Everything it has sent."""
@@ -190,6 +174,27 @@ class _Rank:
     """When an action began and ended."""
     busy_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     waiting_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def compute(self, item: Item) -> None:
+        """Spends the seconds of a piece of computation."""
+        begin_s = self.now_s
+        self.now_s += item.seconds
+        self.busy_s[item.kind] += item.seconds
+        if item.action:
+            self.passes.setdefault(item.action, [begin_s, begin_s])[1] = self.now_s
+        elif item.seconds:
+            self.spans.append(Span(item.kind, "", begin_s, self.now_s))
+
+    def wait(self, item: Item, until_s: float) -> None:
+        """Goes on at a time, which may be past."""
+        begin_s, self.now_s = self.now_s, max(self.now_s, until_s)
+        if item.kind in (HALO, COLLECTIVE):
+            self.passes.setdefault(item.action, [begin_s, begin_s])[1] = self.now_s
+        if self.now_s > begin_s:
+            assert item.event is not None
+            self.waiting_s[item.kind] += self.now_s - begin_s
+            span = Span(item.kind, item.action, begin_s, self.now_s, item.event.what)
+            self.spans.append(span)
 
 
 class _Machine:
@@ -211,11 +216,11 @@ class _Machine:
         self.members = groups(plan)
         self.transfers: dict[Key, _Transfer] = defaultdict(_Transfer)
         self.matched: list[Key] = []
-        self.lanes: dict[tuple[str, int, int], deque[Key]] = defaultdict(deque)
-        self.free_s: dict[tuple[str, int, int], float] = defaultdict(float)
+        self.lanes: dict[Lane, deque[Key]] = defaultdict(deque)  # messages in their fixed order
+        self.free_s: dict[Lane, float] = defaultdict(float)
         self.in_order = order is not None
         for key in order or ():
-            for lane in self._lanes(key):
+            for lane in network.lanes(*key[0][:2]):
                 self.lanes[lane].append(key)
         self.present: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
         self.summed_s: dict[tuple[int, int], float] = {}
@@ -236,8 +241,7 @@ class _Machine:
 
     def order(self) -> list[Key]:
         """Returns all messages in the order in which they set out."""
-        place = {key: index for index, key in enumerate(self.matched)}
-        return sorted(self.matched, key=lambda key: (self.transfers[key].begin_s, place[key]))
+        return sorted(self.matched, key=lambda key: self.transfers[key].begin_s)
 
     def result(self) -> Simulation:
         """Returns what happened."""
@@ -261,143 +265,93 @@ class _Machine:
         event = item.event
         woken: Iterable[int] = ()
         if event is None:
-            self._compute(state, item)
-        elif event.kind in ("send", "recv"):
-            woken = self._post(rank, state, event)
-        elif event.kind in ("collective", "issue"):
-            return self._meet(rank, item)
+            state.compute(item)
+            state.at += 1
+            return woken
+        if event.kind in ("collective", "issue"):
+            return self._meet(rank, item, event)
+        outgoing = event.kind in ("send", "wait_send")
+        channel = (rank, event.peer, event.tag) if outgoing else (event.peer, rank, event.tag)
+        count = state.counts[event.kind, channel]
+        if event.kind in POSTS:
+            woken = self._post(state, event, (channel, count))
         elif event.kind == "wait_issued":
             until_s = self.summed_s.get((event.peer, event.tag))
             if until_s is None:
                 return None
-            self._wait(state, item, until_s)
+            state.wait(item, until_s)
         else:
-            ends = [self.transfers[key].end_s for key in self._awaited(rank, state, event)]
+            every = event.kind == "wait_sends"
+            keys = [key for key in state.sends if every or key[0] == channel]
+            if event.kind == "wait_recv":
+                keys = [(channel, count)]
+            ends = [self.transfers[key].end_s for key in keys]
             if any(map(math.isnan, ends)):
                 return None
-            self._count(state, event.kind, self._channel(rank, event))
-            self._wait(state, item, max(ends, default=0.0))
+            state.wait(item, max(ends, default=0.0))
+        state.counts[event.kind, channel] += 1
         state.at += 1
         return woken
 
-    def _compute(self, state: _Rank, item: Item) -> None:
-        begin_s = state.now_s
-        state.now_s += item.seconds
-        state.busy_s[item.kind] += item.seconds
-        if item.action:
-            state.passes.setdefault(item.action, [begin_s, begin_s])[1] = state.now_s
-        elif item.seconds:
-            state.spans.append(Span(item.kind, "", begin_s, state.now_s))
+    def _post(self, state: _Rank, event: Event, key: Key) -> list[int]:
+        """Posts one side of a message; returns the ranks that it may let go on.
 
-    def _wait(self, state: _Rank, item: Item, until_s: float) -> None:
-        """Advances a rank to a time, which may be past."""
-        begin_s, state.now_s = state.now_s, max(state.now_s, until_s)
-        if item.kind in (HALO, COLLECTIVE):
-            state.passes.setdefault(item.action, [begin_s, begin_s])[1] = state.now_s
-        if state.now_s > begin_s:
-            assert item.event is not None
-            state.waiting_s[item.kind] += state.now_s - begin_s
-            span = Span(item.kind, item.action, begin_s, state.now_s, item.event.what)
-            state.spans.append(span)
-
-    def _post(self, rank: int, state: _Rank, event: Event) -> list[int]:
-        """Posts one side of a message; returns the ranks that it may let go on."""
-        channel = self._channel(rank, event)
-        key = Key(channel, self._count(state, event.kind, channel))
-        transfer = self.transfers[key]
+        The message sets out if both sides are posted and it is its turn, and those behind it.
+        """
+        self.transfers[key].posted_s[event.kind] = state.now_s
         if event.kind == "send":
-            transfer.sent_s = state.now_s
-            transfer.num_bytes = math.prod(event.shape) * BYTES[event.dtype]
+            self.transfers[key].num_bytes = math.prod(event.shape) * BYTES[event.dtype]
             state.sends.append(key)
-        else:
-            transfer.awaited_s = state.now_s
-        if math.isnan(transfer.matched_s):
+        if len(self.transfers[key].posted_s) < len(POSTS):
             return []
         self.matched.append(key)
-        return self._set_out(key)
-
-    def _set_out(self, key: Key) -> list[int]:
-        """Sends a message if it is its turn, and then those behind it."""
         woken: list[int] = []
         todo = [key]
         while todo:
             key = todo.pop()
-            transfer, lanes = self.transfers[key], self._lanes(key)
-            if math.isnan(transfer.matched_s) or not math.isnan(transfer.begin_s):
+            transfer, ends = self.transfers[key], key[0][:2]
+            lanes, link = self.network.lanes(*ends), self.network.link([*ends])
+            if len(transfer.posted_s) < len(POSTS) or not math.isnan(transfer.begin_s):
                 continue  # one side is missing, or it came here by its other lane before
             if self.in_order and any(self.lanes[lane][0] != key for lane in lanes):
                 continue
-            self._travel(key, transfer)
-            woken += key.channel[:2]
-            for lane in lanes if self.in_order else ():
-                self.lanes[lane].popleft()
-                todo += [self.lanes[lane][0]] if self.lanes[lane] else []
+            free_s = max(self.free_s[lane] for lane in lanes) if self.in_order else 0.0
+            transfer.begin_s = max(*transfer.posted_s.values(), free_s)
+            passed_s = transfer.begin_s + link.travel_s(transfer.num_bytes)
+            transfer.end_s = passed_s + link.latency_s
+            woken += ends
+            for lane in lanes:
+                self.free_s[lane] = passed_s
+                if self.in_order:
+                    self.lanes[lane].popleft()
+                    todo += [self.lanes[lane][0]] if self.lanes[lane] else []
         return woken
 
-    def _travel(self, key: Key, transfer: _Transfer) -> None:
-        """Decides when a message sets out and arrives."""
-        link, lanes = self.network.link([*key.channel[:2]]), self._lanes(key)
-        free_s = max(self.free_s[lane] for lane in lanes) if self.in_order else 0.0
-        transfer.begin_s = max(transfer.matched_s, free_s)
-        passed_s = transfer.begin_s + link.travel_s(transfer.num_bytes)
-        transfer.end_s = passed_s + link.latency_s
-        for lane in lanes:
-            self.free_s[lane] = passed_s
-
-    def _meet(self, rank: int, item: Item) -> Iterable[int] | None:
+    def _meet(self, rank: int, item: Item, event: Event) -> Iterable[int] | None:
         """Brings a rank to a collective, which ends when all members of the replica have come.
 
         A rank that has only issued a sum goes on; sums of a group run one after the other.
         """
-        event, state = item.event, self.ranks[rank]
-        assert event is not None
+        state, members = self.ranks[rank], self.members[event.peer]
         key, issued = (event.peer, event.tag), event.kind == "issue"
-        here = [member for member in self.members[event.peer] if member < len(self.ranks)]
+        here = [member for member in members if member < len(self.ranks)]
         present = self.present[key]
         present.setdefault(rank, state.now_s)
         if issued:
             state.at += 1
         if len(present) < len(here):
             return () if issued else None
+        num_bytes = math.prod(event.shape) * BYTES[event.dtype]
+        gathers = event.peer < num_tile_groups(self.plan)
+        takes_s = (self.network.gather_s if gathers else self.network.reduce_s)(members, num_bytes)
         before_s = max((s for (g, _), s in self.summed_s.items() if g == event.peer), default=0.0)
-        until_s = max(before_s, *present.values()) + self._collective_s(event)
+        until_s = max(before_s, *present.values()) + takes_s
         del self.present[key]
         if issued:
             self.summed_s[key] = until_s
             return here
         for member in here:
             other = self.ranks[member]
-            self._wait(other, other.items[other.at], until_s)
+            other.wait(other.items[other.at], until_s)
             other.at += 1
         return here
-
-    def _collective_s(self, event: Event) -> float:
-        """Returns how long a collective takes once all are there, other replicas included."""
-        members, num_bytes = self.members[event.peer], math.prod(event.shape) * BYTES[event.dtype]
-        if event.peer < num_tile_groups(self.plan):
-            return self.network.gather_s(members, num_bytes)
-        return self.network.reduce_s(members, num_bytes)
-
-    def _awaited(self, rank: int, state: _Rank, event: Event) -> list[Key]:
-        """Returns the messages that a rank waits for."""
-        channel = self._channel(rank, event)
-        if event.kind == "wait_recv":
-            return [Key(channel, state.counts.get((event.kind, channel), 0))]
-        every = event.kind == "wait_sends"
-        return [key for key in state.sends if every or key.channel == channel]
-
-    def _count(self, state: _Rank, kind: str, channel: Channel) -> int:
-        """Returns how many events of a kind a channel has seen, and counts one more."""
-        count = state.counts.get((kind, channel), 0)
-        state.counts[kind, channel] = count + 1
-        return count
-
-    @staticmethod
-    def _channel(rank: int, event: Event) -> Channel:
-        """Returns the channel of an event."""
-        outgoing = event.kind in ("send", "wait_send")
-        return (rank, event.peer, event.tag) if outgoing else (event.peer, rank, event.tag)
-
-    def _lanes(self, key: Key) -> list[tuple[str, int, int]]:
-        """Returns what a message occupies on its way."""
-        return self.network.lanes(*key.channel[:2])
