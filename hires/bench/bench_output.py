@@ -1,26 +1,26 @@
-"""Prints and keeps the results of a benchmark, those of one that was stopped included.
+"""Runs a benchmark: its options, its results as they come, its tables on screen and in a README.
 
-A benchmark makes one JSON object from its options. Whenever it has measured something more, it
-hands over what there is: the folder of ``--out`` is written anew, and Ctrl-C, SIGTERM or an error
-loses nothing.
+A benchmark yields all that it has, as plain values, whenever it has measured something more. The
+folder of ``--out`` is written anew each time, so Ctrl-C, SIGTERM or an error loses nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hires.core import log as logs
-from hires.core.errors import HiresError
+from hires.core.errors import ConfigError, HiresError
 from hires.core.store import provenance
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.text_table import aligned
@@ -28,164 +28,193 @@ from hires.core.units import gib
 
 SCHEMA = 1
 OPTION = "--out FOLDER"
-SAMPLES = "samples.jsonl"
 
 Result = dict[str, Any]
 """Plain values; ``ok`` is whether every check passed, in benchmarks that have checks."""
 
+Results = Generator[Result, None, None]
+
 
 @dataclass(frozen=True)
 class BenchTable:
-    """A table of a result."""
+    """A table of a result; without rows it is not shown."""
 
     title: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    align: str = ""
-    """``l`` or ``r`` for each column; empty: all to the left."""
+    rows: Sequence[Mapping[str, str]]
+    """Cells by heading, the same headings in every row."""
     note: str = ""
     """How to read it, for the README."""
     fact: str = ""
     """What was measured or assumed besides; it stands below the table."""
 
-    @property
-    def sides(self) -> str:
-        """``l`` or ``r`` for each column."""
-        return self.align or "l" * len(self.headings)
+    def lines(self, *, markdown: bool) -> list[str]:
+        """Returns headings and rows; columns of numbers are flush right."""
+        columns = zip(*(row.values() for row in self.rows), strict=True)
+        sides = ["r" if all(c[:1] in "+-0123456789" for c in cells) else "l" for cells in columns]
+        rows = [[*self.rows[0]], *([*row.values()] for row in self.rows)]
+        if not markdown:
+            return aligned(rows, "".join(sides))
+        rule = ["---:" if side == "r" else "---" for side in sides]
+        return [f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:])]
 
 
 @dataclass(frozen=True)
-class Form:
-    """How the results of one benchmark look."""
+class Benchmark:
+    """A benchmark; ``hires bench NAME`` calls its :meth:`main`."""
 
     name: str
     """Of ``hires bench NAME`` and of the file ``NAME.json``."""
+    description: str
+    """For ``--help``."""
+    options: type[Any]
+    """A dataclass whose fields are made by :func:`option`."""
+    measure: Callable[[Any], Results]
+    """Takes the options, and yields all that was measured whenever that is more than before."""
     tables: Callable[[Result], list[BenchTable]]
     notes: str = ""
     """How to read all tables, for the README."""
     facts: Callable[[Result], list[str]] = lambda result: []
     """What stands above the tables."""
 
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Measures, prints the result, and keeps it where ``--out`` says.
+
+        Args:
+            argv: words after ``hires bench NAME``; None for those of this process.
+
+        Returns:
+            The exit code: 0 done, 1 the result is not ok, 130 stopped, or that of an error.
+        """
+        words = sys.argv[1:] if argv is None else list(argv)
+        result: Result | None = None
+        as_json, code = False, 0
+        try:
+            options, as_json, out = self._parse(words)
+            logs.setup()
+            provenance.collect()  # keeps the commit that runs, before the checkout moves on
+            command = shlex.join(["hires", "bench", self.name, *words])
+            with _sigterm_as_interrupt(), contextlib.closing(self.measure(options)) as results:
+                for measured in results:
+                    result = {**origin(command), **measured, "complete": False}
+                    self.keep(out, result)
+                if result is not None:
+                    result["complete"] = True
+                    self.keep(out, result)
+            code = 0 if result is None or result.get("ok", True) else 1
+        except HiresError as error:
+            sys.stderr.write(f"{error}\n")
+            code = error.exit_code
+        except KeyboardInterrupt:
+            sys.stderr.write("stopped by Ctrl-C or SIGTERM\n")
+            code = 130
+        if result is not None:
+            if not result["complete"]:
+                sys.stderr.write("what was measured until then:\n")
+            shown = json.dumps(result, indent=1) + "\n" if as_json else self.text(result)
+            sys.stdout.write(shown)
+        return code
+
     def text(self, result: Result) -> str:
         """Returns the tables for the screen."""
         parts = ["\n".join(self.facts(result))]
-        for table in self.tables(result):
-            lines = [table.title, *aligned([table.headings, *table.rows], table.sides)]
-            parts.append("\n".join([*lines, *filter(None, ["", table.fact])]))
+        for table in filter(lambda table: table.rows, self.tables(result)):
+            fact = ["", table.fact] if table.fact else []
+            parts.append("\n".join([table.title, *table.lines(markdown=False), *fact]))
         return "\n\n".join(filter(None, parts)) + "\n"
 
-    def readme(self, title: str, result: Result) -> str:
-        """Returns the numbers beside command, machine and commit."""
-        lines = [*header(title, result), *(f"* {fact}" for fact in self.facts(result))]
-        lines += ["", self.notes] if self.notes else []
-        for table in self.tables(result):
-            lines += ["", f"## {table.title}", ""]
-            lines += [table.note, ""] if table.note else []
-            lines += markdown([table.headings, *table.rows], table.sides)
-            lines += ["", table.fact] if table.fact else []
-        return "\n".join(lines) + "\n"
-
-
-class Progress:
-    """Takes what a benchmark has measured so far."""
-
-    def __init__(self, form: Form, folder: Path | None) -> None:
-        """Takes the form, and the folder that keeps the results; None: they are only printed."""
-        self.form = form
-        self.folder = folder
-        self.latest: Result | None = None
-
-    def update(self, result: Result, complete: bool = False) -> None:
-        """Keeps a result in the place of the one before.
+    def keep(self, folder: Path | None, result: Result) -> None:
+        """Writes ``NAME.json``, and a ``README.md`` with the numbers beside command and machine.
 
         Raises:
             ConfigError: the folder or a file cannot be written.
         """
-        self.latest = {**result, "complete": complete}
-        if self.folder is not None:
-            keep(self.form, self.folder, self.latest)
+        if folder is None:
+            return
+        make_folder(folder, OPTION)
+        lines = [*header(folder.name, result), *(f"* {fact}" for fact in self.facts(result))]
+        lines += ["", self.notes] if self.notes else []
+        for table in filter(lambda table: table.rows, self.tables(result)):
+            lines += ["", f"## {table.title}", ""]
+            lines += [table.note, ""] if table.note else []
+            lines += table.lines(markdown=True)
+            lines += ["", table.fact] if table.fact else []
+        text = json.dumps(result, indent=1) + "\n"
+        write_atomically(folder / f"{self.name}.json", text, option=OPTION)
+        write_atomically(folder / "README.md", "\n".join(lines) + "\n", option=OPTION)
 
-    def sample(self, values: Result) -> None:
-        """Appends samples to ``samples.jsonl``."""
-        if self.folder is not None:
-            make_folder(self.folder, OPTION)
-            with (self.folder / SAMPLES).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(values) + "\n")
+    def _parse(self, words: list[str]) -> tuple[Any, bool, Path | None]:
+        """Returns the checked options, and the values of ``--json`` and ``--out``."""
+        parser = argparse.ArgumentParser(
+            prog=f"hires bench {self.name}",
+            description=self.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        fields = dataclasses.fields(self.options)
+        for field in fields:
+            how = {**field.metadata["argument"], "help": field.metadata["help"]}
+            if field.default is True:
+                flag = f"--no-{field.name}"
+                parser.add_argument(flag, dest=field.name, action="store_false", **how)
+            elif "nargs" in how:
+                parser.add_argument(how.pop("flag"), **how)
+            else:
+                shown = field.metadata["shown"] or field.default
+                kind = type(field.default) if isinstance(field.default, (int, float)) else str
+                how["help"] += " (default: %(default)s)"
+                parser.add_argument(_flag(field), type=kind, default=shown, **how)
+        parser.add_argument("--json", action="store_true", help="print one JSON object, not tables")
+        text = f"folder for README.md and {self.name}.json, as results/NAME"
+        parser.add_argument("--out", type=Path, help=text)
+        parsed = parser.parse_intermixed_args(words)
+        values = {field.name: _checked(field, getattr(parsed, field.name)) for field in fields}
+        return self.options(**values), parsed.json, parsed.out
 
 
-def run_benchmark(
-    form: Form,
-    argv: Sequence[str] | None,
-    parse: Callable[[list[str]], argparse.Namespace],
-    measure: Callable[[argparse.Namespace, str, Progress], Result],
-) -> int:
-    """Runs a benchmark, prints its result, and keeps it where ``--out`` says.
+def option(
+    default: Any,
+    text: str,
+    *,
+    low: int = 1,
+    parse: Callable[[str, str], Any] | None = None,
+    shown: str = "",
+    **argument: Any,
+) -> Any:
+    """Returns the field of an option, which is named after it.
 
     Args:
-        form: how the result looks.
-        argv: words after ``hires bench NAME``; None for those of this process.
-        parse: returns their options, with those of :func:`add_output`.
-        measure: returns the result for the options and the command, a line for the shell; calls
-            :meth:`Progress.update` whenever there is more.
-
-    Returns:
-        The exit code: 0 done, 1 the result is not ok, 130 stopped, or that of an error.
+        default: a number or text; True is switched off by ``--no-NAME``.
+        text: for ``--help``.
+        low: the least that a whole number may be; others must be above 0.
+        parse: makes the value of (flag, text), for what is neither number nor text.
+        shown: the default as one would type it.
+        argument: arguments of argparse for what takes several words, with its ``flag``.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
-    progress, as_json = Progress(form, None), False
-    try:
-        parsed = parse(words)
-        as_json = parsed.json
-        logs.setup()
-        provenance.collect()  # keeps the commit that runs, before the checkout moves on
-        progress = Progress(form, parsed.out)
-        with _sigterm_as_interrupt():
-            result = measure(parsed, shlex.join(["hires", "bench", form.name, *words]), progress)
-            progress.update(result, complete=True)
-        code = 0 if result.get("ok", True) else 1
-    except HiresError as error:
-        sys.stderr.write(f"{error}\n")
-        code = error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped by Ctrl-C or SIGTERM\n")
-        code = 130
-    shown = progress.latest
-    if shown is not None:
-        if not shown["complete"]:
-            sys.stderr.write("what was measured until then:\n")
-        sys.stdout.write(json.dumps(shown, indent=1) + "\n" if as_json else form.text(shown))
-    return code
+    how = {"help": text, "low": low, "parse": parse, "shown": shown, "argument": argument}
+    return dataclasses.field(default=default, metadata=how)
 
 
-def add_output(parser: argparse.ArgumentParser, name: str) -> None:
-    """Adds the options that every benchmark has."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object, not tables")
-    text = f"folder for README.md and {name}.json, as results/NAME"
-    parser.add_argument("--out", type=Path, help=text)
+def names_of(choices: Sequence[str]) -> Callable[[str, str], tuple[str, ...]]:
+    """Returns a parser of names with commas between, which come in the order of ``choices``."""
+
+    def parse(flag: str, text: str) -> tuple[str, ...]:
+        chosen = set(filter(None, text.split(",")))
+        if chosen - set(choices):
+            wrong = ", ".join(sorted(chosen - set(choices)))
+            raise ConfigError(f"{flag} {wrong} is unknown; choose from {','.join(choices)}")
+        return tuple(name for name in choices if name in chosen)
+
+    return parse
 
 
-def origin(command: str, **verdict: Any) -> Result:
-    """Returns the beginning of a result: the verdict, and where the numbers come from."""
+def origin(command: str) -> Result:
+    """Returns the beginning of a result: where the numbers come from."""
     return {
         "schema": SCHEMA,
         "command": command,
         "time": provenance.now(),
-        **verdict,
         "load_average": list(os.getloadavg()),
         **provenance.collect(),
     }
-
-
-def keep(form: Form, folder: Path, result: Result) -> None:
-    """Writes ``README.md`` and ``NAME.json`` into a folder.
-
-    Raises:
-        ConfigError: the folder or a file cannot be written.
-    """
-    make_folder(folder, OPTION)
-    text = json.dumps(result, indent=1) + "\n"
-    write_atomically(folder / f"{form.name}.json", text, option=OPTION)
-    write_atomically(folder / "README.md", form.readme(folder.name, result), option=OPTION)
 
 
 def header(title: str, result: Result) -> list[str]:
@@ -193,7 +222,6 @@ def header(title: str, result: Result) -> list[str]:
     hardware = result["hardware"]
     loads = ", ".join(f"{value:.2f}" for value in result["load_average"])
     versions = f"hires {result['hires']}, torch {result['torch']}, Python {result['python']}"
-    stopped = [] if result.get("complete", True) else ["* stopped before its end"]
     return [
         f"# {title}",
         "",
@@ -203,19 +231,30 @@ def header(title: str, result: Result) -> list[str]:
         f"load average at the end {loads}",
         f"* commit: {result['git'] or 'no checkout'}; {versions}",
         f"* time: {result['time']}",
-        *stopped,
+        *([] if result.get("complete", True) else ["* stopped before its end"]),
     ]
 
 
-def markdown(rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Returns rows of cells, headings first, as the lines of a Markdown table.
+def _flag(field: dataclasses.Field[Any]) -> str:
+    return "--" + field.name.replace("_", "-")
 
-    Args:
-        rows: of one length.
-        align: ``l`` or ``r`` for each column.
+
+def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Returns the value of an option.
+
+    Raises:
+        ConfigError: it makes no sense.
     """
-    rule = ["---:" if side == "r" else "---" for side in align]
-    return [f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:])]
+    flag, parse, low = _flag(field), field.metadata["parse"], field.metadata["low"]
+    if parse is not None:
+        return parse(flag, value)
+    if "nargs" in field.metadata["argument"]:
+        return tuple(value or ())
+    if isinstance(value, float) and value <= 0:
+        raise ConfigError(f"{flag} {value:g} must be above 0")
+    if isinstance(value, int) and not isinstance(value, bool) and value < low:
+        raise ConfigError(f"{flag} {value} must be at least {low}")
+    return value
 
 
 @contextlib.contextmanager

@@ -8,12 +8,14 @@ the same work with the same weights, the same cut and the same loss.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from typing import Any
 
 import yaml
 
+from hires.bench.bench_output import names_of, option
 from hires.core.config.parallel_config import HaloConfig, ParallelConfig
 from hires.core.config.run_config import (
     DataConfig,
@@ -46,21 +48,40 @@ GROUPS = tuple(name for name in _ROWS if name != _ALWAYS)
 """Groups of rows to choose from; the rows of one process always run."""
 
 
+def model_name(flag: str, name: str) -> str:
+    """Returns the name of a network that :func:`model_config` has."""
+    model_config(name)
+    return name
+
+
+def image_size(flag: str, text: str) -> list[int]:
+    """Returns [height, width] of ``512`` or ``480x640``."""
+    sides = text.split("x")
+    if not all(side.isdecimal() and int(side) for side in sides) or len(sides) > 2:
+        raise ConfigError(f"{flag} {text} must be n or HxW, as 512 or 480x640")
+    return [int(sides[0]), int(sides[-1])]
+
+
 @dataclass(frozen=True)
 class LayoutsOptions:
     """The options of ``hires bench layouts``."""
 
-    model: str = "resnet101"
-    image: list[int] = field(default_factory=lambda: [512, 512])
-    batch: int = 1
-    """Images of one microbatch."""
-    microbatches: int = 4
-    """Of the pipelines."""
-    rounds: int = 15
-    warmup: int = 1
-    tasks: tuple[str, ...] = TASKS
-    only: tuple[str, ...] = GROUPS
-    timeout_s: float = 3600.0
+    model: str = option(
+        "resnet101",
+        "resnet18 to 152, preact_resnet110, amoebanet-LAYERS-FILTERS",
+        parse=model_name,
+    )
+    image: Sequence[int] = option((512, 512), "n or HxW in pixels", parse=image_size, shown="512")
+    batch: int = option(1, "images of one microbatch")
+    microbatches: int = option(4, "of the pipelines")
+    rounds: int = option(15, "samples of every row")
+    warmup: int = option(1, "rounds before them", low=0)
+    task: tuple[str, ...] = option(TASKS, "tasks", parse=names_of(TASKS), shown=",".join(TASKS))
+    only: tuple[str, ...] = option(
+        GROUPS, "layouts to measure", parse=names_of(GROUPS), shown=",".join(GROUPS)
+    )
+    memory: bool = option(True, "measure no peaks of memory")
+    timeout: float = option(3600.0, "seconds for everything")
 
 
 @dataclass(frozen=True)
@@ -70,18 +91,18 @@ class Contestant:
     name: str
     what: str
     """In words, for the table."""
-    kind: str
-    """``hires``, ``module``, ``ddp`` or ``pipelining``: what builds it."""
     config: RunConfig
     """``config.batch`` images make one step."""
-    plan: Plan | None = None
+    plan: Plan | None
     """``hires`` and ``pipelining``: what is executed, and where it is cut."""
-    num_ranks: int = 1
+    num_ranks: int
+    kind: str = "hires"
+    """``hires``, ``module``, ``ddp`` or ``pipelining``: what builds it."""
     threads: int = 1
     """Of each rank."""
     baseline: str = SINGLE
     """Row whose images per second count as 1."""
-    peers: tuple[str, ...] = ()
+    peers: Sequence[str] = ()
     """Rows of torch's own that do the same; the fastest is compared."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of what builds it."""
@@ -149,23 +170,17 @@ def _contestant(
     batch = options.batch * parallel.pieces
     config = replace(base, batch=batch, parallel=parallel, memory=memory)
     if row.get("half_image"):
-        height, width = base.image
-        config = replace(config, image=[(height + 1) // 2, width])
-    kind = row.get("kind", "hires")
+        config = replace(config, image=[(config.height + 1) // 2, config.width])
     plan = None
-    if kind in ("hires", "pipelining"):
+    if row.get("kind", "hires") in ("hires", "pipelining"):
         plan = make_plan(config, graph)
         plan.require_ok()
+    own = {field.name for field in fields(Contestant)} - {"name", "what"}
     return Contestant(
         name=row["name"],
         what=row["what"].format(**counts),
-        kind=kind,
         config=config,
         plan=plan,
         num_ranks=plan.world if plan else row.get("ranks", parallel.replicas),
-        threads=row.get("threads", 1),
-        baseline=row.get("baseline", SINGLE),
-        peers=tuple(row.get("peers", ())),
-        settings=row.get("settings", {}),
-        checked=row.get("checked", True),
+        **{key: value for key, value in row.items() if key in own},
     )

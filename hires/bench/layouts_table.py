@@ -6,19 +6,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hires.bench.bench_output import BenchTable, Form, Result, origin
+from hires.bench.bench_output import BenchTable, Result
 from hires.bench.contestants import Contestant, bench_data
-from hires.bench.runners import Deviation
+from hires.bench.judge import Deviation
 from hires.bench.timing import Samples, ratios, spread
 from hires.core.units import MIB
 
 Row = dict[str, Any]
 """One measured row as plain values."""
 
-HEADINGS = (
-    "row", "ranks", "threads", "images", "step ms", "p10", "p90", "n", "cpu ms", "images/s",
-    "speed-up", "beside torch", "errors", "what",
-)  # fmt: skip
 NOTES = """\
 `speed-up` is images per second over those of the baseline (`single`; for pipelines `single,
 microbatches`), `beside torch` the time of the fastest row of torch's own that does the same over
@@ -28,7 +24,6 @@ loss or outputs, and of the norms of all gradients. A training step is forward, 
 sync and SGD. All rows run round-robin in one pair of processes, one sample each a round, in a new
 order each round; a sample is that of the slowest rank. `cpu ms` is the processor time of a step, of
 all threads and ranks."""
-RATIO_HEADINGS = ("ratio", "images/s", "peak memory", "the thesis")
 RATIO_NOTE = """\
 `images/s` is that of the first row over that of the second, the median of ratios taken within each
 round (p10 to p90); `peak memory` is that of the fullest rank of each. The thesis ran on A100s.
@@ -36,7 +31,6 @@ Two cores show what a layout's own work costs: halos, statistics, waits, recompu
 two ranks share one image. They cannot show what GPUs gain from more memory, since nothing here runs
 out of it, nor what more ranks than cores gain: where three ranks share two cores, the ratio is one
 of work, not of time saved. `hires bench simulate` predicts those from the same plans."""
-MEMORY_HEADINGS = ("row", "rank", "measured MiB", "predicted MiB", "error %")
 MEMORY_NOTE = """\
 Own pages of each rank in its second step above those after the imports: the layout alone in fresh
 processes, the allocator giving everything back at once. `predicted` is what `hires plan` says."""
@@ -89,12 +83,6 @@ def measured_rows(
     return made
 
 
-def result(command: str, options: dict[str, Any], tasks: dict[str, list[Row]]) -> Result:
-    """Returns everything that is kept: numbers, and where they come from."""
-    ok = all(row["ok"] for rows in tasks.values() for row in rows)
-    return {**origin(command, ok=ok), "options": options, "tasks": tasks}
-
-
 def row_ratios(rows: list[Row]) -> list[dict[str, Any]]:
     """Returns the ratios of all pairs whose two rows were measured, as plain values.
 
@@ -123,34 +111,33 @@ def row_ratios(rows: list[Row]) -> list[dict[str, Any]]:
 
 def tables(result: Result) -> list[BenchTable]:
     """Returns the tables of every task: layouts, and ratios and memory where there are any."""
-    made = []
+    options, made = result["options"], []
+    height, width = options["image"]
     for task, rows in result["tasks"].items():
-        align = "l" + "r" * (len(HEADINGS) - 2) + "l"
-        made.append(BenchTable(_title(result, task), HEADINGS, [*map(_cells, rows)], align))
-        pairs = [_ratio_cells(pair) for pair in row_ratios(rows)]
-        if pairs:
-            title = f"ratios, {task}"
-            made.append(BenchTable(title, RATIO_HEADINGS, pairs, "lrrl", RATIO_NOTE))
-        memory = memory_cells(rows)
-        if memory:
-            title = f"memory, {task}"
-            made.append(BenchTable(title, MEMORY_HEADINGS, memory, "lrrrr", MEMORY_NOTE))
+        what = {"train": "training", "infer": "inference"}[task]
+        title = (
+            f"{what}: {options['model']}, {height}x{width}, microbatches of {options['batch']}, "
+            f"fp32, channels_last"
+        )
+        pairs = [ratio_cells(pair) for pair in row_ratios(rows)]
+        made += [
+            BenchTable(title, [*map(_cells, rows)]),
+            BenchTable(f"ratios, {task}", pairs, RATIO_NOTE),
+            BenchTable(f"memory, {task}", memory_cells(rows), MEMORY_NOTE),
+        ]
     return made
 
 
-FORM = Form("layouts", tables, NOTES)
-
-
-def memory_cells(rows: Sequence[Row]) -> list[list[str]]:
+def memory_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
     """Returns one line of text a rank, of the rows whose memory is known."""
     return [
-        [
-            row["name"] if rank == 0 else "",
-            str(rank),
-            f"{entry['measured_bytes'] / MIB:.1f}",
-            f"{entry['predicted_bytes'] / MIB:.1f}",
-            f"{prediction_error(entry):+.1f}",
-        ]
+        {
+            "row": row["name"] if rank == 0 else "",
+            "rank": str(rank),
+            "measured MiB": f"{entry['measured_bytes'] / MIB:.1f}",
+            "predicted MiB": f"{entry['predicted_bytes'] / MIB:.1f}",
+            "error %": f"{prediction_error(entry):+.1f}",
+        }
         for row in rows
         for rank, entry in enumerate(row["memory"] or ())
     ]
@@ -161,48 +148,43 @@ def prediction_error(entry: dict[str, int]) -> float:
     return 100 * (entry["predicted_bytes"] / max(entry["measured_bytes"], 1) - 1)
 
 
-def _title(result: Result, task: str) -> str:
-    options = result["options"]
-    height, width = options["image"]
-    what = {"train": "training", "infer": "inference"}[task]
-    batch = f"microbatches of {options['batch']}, fp32, channels_last"
-    return f"{what}: {options['model']}, {height}x{width}, {batch}"
-
-
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row) -> dict[str, str]:
     step, error = row["step_s"], row["error"]
     errors = f"{error['value']:.0e} {error['gradient']:.0e}" if error else "-"
-    return [
-        row["name"],
-        *(str(row[key]) for key in ("ranks", "threads", "images")),
-        *(f"{step[key] * 1e3:.1f}" for key in ("median", "p10", "p90")),
-        str(step["count"]),
-        f"{row['cpu_s']['median'] * 1e3:.1f}",
-        f"{row['images_per_s']:.3f}",
-        _spread_text(row["speedup"]),
-        _spread_text(row["beside_torch"]),
-        errors if row["ok"] else f"WRONG {errors}",
-        row["what"],
-    ]
+    return {
+        "row": row["name"],
+        **{key: str(row[key]) for key in ("ranks", "threads", "images")},
+        "step ms": f"{step['median'] * 1e3:.1f}",
+        **{key: f"{step[key] * 1e3:.1f}" for key in ("p10", "p90")},
+        "n": str(step["count"]),
+        "cpu ms": f"{row['cpu_s']['median'] * 1e3:.1f}",
+        "images/s": f"{row['images_per_s']:.3f}",
+        "speed-up": _spread_text(row["speedup"]),
+        "beside torch": _spread_text(row["beside_torch"]),
+        "errors": errors if row["ok"] else f"WRONG {errors}",
+        "what": row["what"],
+    }
 
 
-def _ratio_cells(pair: dict[str, Any]) -> list[str]:
-    peaks = pair["peak_bytes"]
+def ratio_cells(pair: dict[str, Any]) -> dict[str, str]:
+    """Returns one of :func:`row_ratios` as text."""
     memory = "-"
-    if peaks is not None:
-        over, under = (peak / MIB for peak in peaks)
+    if pair["peak_bytes"] is not None:
+        over, under = (peak / MIB for peak in pair["peak_bytes"])
         memory = f"{over / under:.2f} ({over:.0f} / {under:.0f} MiB)"
-    return [pair["ratio"], _spread_text(pair["images_per_s"]), memory, pair["published"]]
+    return {
+        "ratio": pair["ratio"],
+        "images/s": _spread_text(pair["images_per_s"]),
+        "peak memory": memory,
+        "the thesis": pair["published"],
+    }
 
 
 def _spread_text(value: dict[str, float] | None) -> str:
     """Returns a ratio with its p10 and p90."""
-    if value is None:
-        return "-"
-    return f"{value['median']:.2f} ({value['p10']:.2f}-{value['p90']:.2f})"
+    return f"{value['median']:.2f} ({value['p10']:.2f}-{value['p90']:.2f})" if value else "-"
 
 
 def _fullest_rank(row: Row) -> int | None:
     """Returns the peak of a row's fullest rank, if it was measured."""
-    peaks = [entry["measured_bytes"] for entry in row.get("memory") or ()]
-    return None if not peaks or None in peaks else max(peaks)
+    return max((entry["measured_bytes"] for entry in row.get("memory") or ()), default=None)

@@ -3,34 +3,32 @@
 ``python -m hires.bench.parity_bench`` draws layouts and networks, runs one step of each on real
 ranks in float64, compares it with the user's plain module in one process, and writes a table with
 the largest relative error of every row. Exit codes: 0 all equal, 1 some row is not, 2 bad options.
+
+Every row is a random choice of one value for each key. Of many random rows the one is taken that
+shows the most pairs of values that no row before it has shown, so that a few dozen rows try every
+value with nearly every other.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import logging
 import os
+import random
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hires.bench.bench_output import (
-    BenchTable,
-    Form,
-    Progress,
-    Result,
-    add_output,
-    origin,
-    run_benchmark,
-)
-from hires.bench.parity_rows import overrides, rows
+from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
+from hires.bench.contestants import bench_data
 from hires.bench.ranks import run_ranks
-from hires.core.config.run_config import RunConfig, from_dict, to_dict
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError
 from hires.core.store import file_names
 from hires.engine.build import build_rank
@@ -39,113 +37,18 @@ from hires.nets.trace import trace_config
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 
+Choice = dict[str, Any]
+"""One value of each key of CHOICES."""
 Row = dict[str, Any]
 
-log = logging.getLogger(__name__)
+_DATA = bench_data("parity.yaml")
+NETWORKS: dict[str, Choice] = _DATA["networks"]
+CHOICES: dict[str, list[Any]] = {"network": [*NETWORKS], **_DATA["choices"]}
+MAX_RANKS = 12
+TRIES = 60
+"""Random rows of which the best is taken."""
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the table; returns the exit code."""
-    return run_benchmark(FORM, argv, _parser().parse_args, _measure)
-
-
-def table(
-    count: int,
-    seed: int,
-    timeout_s: float,
-    on_row: Callable[[list[Row]], None] = lambda rows: None,
-) -> list[Row]:
-    """Returns one dict of plain values for each of ``count`` rows.
-
-    Args:
-        count: rows to draw.
-        seed: decides them.
-        timeout_s: after this time a row has failed.
-        on_row: called with all rows so far after each new one.
-    """
-    plans: list[Plan] = []
-
-    def accept(config: RunConfig) -> bool:
-        plan = make_plan(config, trace_config(config))
-        if plan.ok:
-            plans.append(plan)
-        return plan.ok
-
-    made = []
-    for number, config in enumerate(rows(count, seed, accept)):
-        start = time.monotonic()
-        made.append(check(config, plans[number], timeout_s))
-        log.info(
-            "row %d of %d: %s, %d ranks, %.0f s, error %s",
-            *(number + 1, count, config.model.name, plans[number].world),
-            *(time.monotonic() - start, made[-1]["max_rel_err"]),
-        )
-        on_row(made)
-    return made
-
-
-def check(config: RunConfig, plan: Plan, timeout_s: float) -> Row:
-    """Returns what a layout's own ranks found when they compared a step with one process."""
-    row: Row = {
-        "network": config.model.name,
-        "image": list(config.image),
-        "task": config.task.name,
-        "ranks": plan.world,
-        "tiles": config.parallel.tiles,
-        **{key: getattr(config.parallel, key) for key in KEYS},
-        "fuse": config.parallel.halo.fuse,
-        "overlap": config.parallel.halo.overlap,
-        "checkpoint": config.memory.checkpoint,
-        "verdict": plan.verdict,
-        "again": shlex.join(["hires", "verify", *overrides(config)]),
-    }
-    try:
-        with tempfile.TemporaryDirectory(prefix="hires-parity-") as folder:
-            given = to_dict(config), plan.to_dict(), folder
-            answer = run_ranks(verify_one, plan.world, timeout_s, *given)
-    except HiresError as error:
-        return {**row, "max_rel_err": None, "errors": {}, "ok": False, "failure": str(error)}
-    return {**row, **answer}
-
-
-def verify_one(rank: int, config: dict[str, Any], plan: dict[str, Any], folder: str) -> Row | None:
-    """Runs and compares one layout's step; returns the answer on rank 0."""
-    settings = from_dict(config)
-    engine = build_rank(settings, Plan.from_dict(plan), rank, 1)
-    verify_rank(engine, settings, Path(folder))
-    if rank != 0:
-        return None
-    answer: Row = json.loads((Path(folder) / file_names.VERIFY).read_text(encoding="utf-8"))
-    return answer
-
-
-def _measure(parsed: argparse.Namespace, command: str, progress: Progress) -> Result:
-    """Returns all rows, and whether they are equal.
-
-    Raises:
-        ConfigError: an option makes no sense.
-    """
-    if parsed.rows < 1 or parsed.timeout <= 0:
-        raise ConfigError("--rows must be at least 1, and --timeout above 0")
-
-    def kept(rows: list[Row]) -> Result:
-        equal = all(row["ok"] for row in rows)
-        return {**origin(command, tolerance=TOLERANCE, ok=equal), "rows": rows}
-
-    def keep_rows(rows: list[Row]) -> None:
-        progress.update(kept(rows))
-
-    return kept(table(parsed.rows, parsed.seed, parsed.timeout, keep_rows))
-
-
-KEYS = (
-    *("stages", "spatial_stages", "directions", "pairs", "schedule", "microbatches"),
-    *("local_dp", "replicas"),
-)
-HEADINGS = (
-    *("network", "image", "task", "ranks", "tiles", "stages", "dirs", "pairs", "schedule", "mbs"),
-    *("local_dp", "replicas", "fuse", "overlap", "checkpoint", "largest error"),
-)
+LAYOUT_KEYS = ("stages", "directions", "pairs", "microbatches", "local_dp", "replicas")
 NOTES = """\
 Each row is one step (forward, loss, backward, optimiser, running statistics) of a layout on real
 ranks in float64, compared with the plain module in one process over the same microbatches. The
@@ -153,50 +56,196 @@ error is the largest difference of any tensor, relative to the largest value in 
 above. Rows are drawn so that values meet in as many pairs as possible; none is picked by hand.
 `again` in parity.json is the line that makes a row again."""
 
+log = logging.getLogger(__name__)
 
-def _facts(found: Result) -> list[str]:
-    rows = found["rows"]
+
+@dataclass(frozen=True)
+class ParityOptions:
+    """The options of ``hires bench parity``."""
+
+    rows: int = option(64, "layouts to draw")
+    seed: int = option(0, "decides which", low=0)
+    timeout: float = option(300.0, "seconds for one row")
+
+
+def measure(options: ParityOptions) -> Results:
+    """Yields all rows after each new one, and whether they are equal."""
+    plans: list[Plan] = []
+
+    def accept(config: RunConfig) -> bool:
+        plans.append(make_plan(config, trace_config(config)))
+        return plans[-1].ok
+
+    made: list[Row] = []
+    for settings in draw_rows(options.rows, options.seed, accept):
+        start, plan = time.monotonic(), plans[-1]
+        made.append(check(settings, plan, options.timeout))
+        log.info(
+            "row %d of %d: %s, %d ranks, %.0f s, error %s",
+            *(len(made), options.rows, made[-1]["network"], plan.world),
+            *(time.monotonic() - start, made[-1]["max_rel_err"]),
+        )
+        yield {"tolerance": TOLERANCE, "ok": all(row["ok"] for row in made), "rows": made}
+
+
+def draw_rows(
+    count: int, seed: int, accept: Callable[[RunConfig], bool]
+) -> Iterator[dict[str, Any]]:
+    """Yields the settings of rows, each with many pairs of values that those before it lack.
+
+    Args:
+        count: how many.
+        seed: decides them.
+        accept: whether the plan of a row is good; called only for rows that would be taken.
+    """
+    chance = random.Random(seed)
+    seen: set[tuple[tuple[str, str], ...]] = set()
+    number = 0
+    while number < count:
+        drawn = [draw(chance) for _ in range(TRIES)]
+        for choice in sorted(drawn, key=lambda choice: -len(_pairs(choice) - seen)):
+            settings = settings_of(choice, number)
+            config = config_of(settings) if settings else None
+            if settings and config and accept(config):
+                seen |= _pairs(choice)
+                number += 1
+                yield settings
+                break
+
+
+def draw(chance: random.Random) -> Choice:
+    """Returns one random choice."""
+    choice = {key: chance.choice(values) for key, values in CHOICES.items()}
+    if choice["directions"] == 1:
+        choice["pairs"] = 1
+    return choice
+
+
+def settings_of(choice: Choice, number: int) -> dict[str, Any] | None:
+    """Returns the keys and values of a config, or None if the choice needs too many ranks."""
+    tiles = choice["tiles"]
+    grids = tiles if isinstance(tiles[0], list) else [tiles]
+    spatial = len(grids) if grids != [[1, 1]] else 0
+    behind = choice["stages"] - spatial
+    ranks = sum(rows * cols for rows, cols in grids[:spatial]) + behind * choice["local_dp"]
+    both = choice["directions"] == 2
+    if behind < 0 or ranks * choice["replicas"] > MAX_RANKS or (both and ranks < 2):
+        return None
+    names = ("gems", "gems_1f1b") if both else ("gpipe", "1f1b")
+    pieces = choice["replicas"] * choice["directions"] * choice["pairs"] * choice["microbatches"]
+    return {
+        **{f"model.{key}": value for key, value in NETWORKS[choice["network"]].items()},
+        "model.classes": 5,
+        "image": choice["image"],
+        "batch": 4 * pieces,
+        "seed": number,
+        "data.classes": 5,
+        "data.length": 64,
+        "task.name": choice["task"],
+        "memory.checkpoint": choice["checkpoint"],
+        "parallel.tiles": tiles,
+        "parallel.schedule": names[choice["schedule"] == "speed"],
+        **{f"parallel.{key}": choice[key] for key in LAYOUT_KEYS},
+        "parallel.halo.fuse": choice["fuse"],
+        "parallel.halo.overlap": choice["overlap"],
+    }
+
+
+def config_of(settings: dict[str, Any]) -> RunConfig | None:
+    """Returns the config of a row, or None if its values do not go together."""
+    values: dict[str, Any] = {"precision": {"name": "fp64"}, "steps": 3}
+    for key, value in settings.items():
+        *sections, name = key.split(".")
+        inner = values
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    try:
+        return from_dict(values)
+    except ConfigError:
+        return None
+
+
+def overrides(settings: dict[str, Any]) -> list[str]:
+    """Returns the words after ``hires verify`` that make a row again."""
+    words = {"task" if key == "task.name" else key: value for key, value in settings.items()}
+    return [f"{key}={value}".replace(" ", "") for key, value in words.items()]
+
+
+def check(settings: dict[str, Any], plan: Plan, timeout_s: float) -> Row:
+    """Returns a row: its layout's ranks compare a step with one process."""
+    config = config_of(settings)
+    assert config is not None
+    row: Row = {
+        "network": config.model.name,
+        "image": list(config.image),
+        "task": config.task.name,
+        "ranks": plan.world,
+        "tiles": config.parallel.tiles,
+        "spatial_stages": config.parallel.spatial_stages,
+        "schedule": config.parallel.schedule,
+        **{key: getattr(config.parallel, key) for key in LAYOUT_KEYS},
+        "fuse": config.parallel.halo.fuse,
+        "overlap": config.parallel.halo.overlap,
+        "checkpoint": config.memory.checkpoint,
+        "verdict": plan.verdict,
+        "again": shlex.join(["hires", "verify", *overrides(settings)]),
+    }
+    try:
+        with tempfile.TemporaryDirectory(prefix="hires-parity-") as folder:
+            answer = run_ranks(verify_one, plan.world, timeout_s, config, plan, Path(folder))
+    except HiresError as error:
+        return {**row, "max_rel_err": None, "errors": {}, "ok": False, "failure": str(error)}
+    return {**row, **answer}
+
+
+def verify_one(rank: int, config: RunConfig, plan: Plan, folder: Path) -> Row | None:
+    """Runs and compares one layout's step; returns the answer on rank 0."""
+    verify_rank(build_rank(config, plan, rank, 1), config, folder)
+    if rank != 0:
+        return None
+    answer: Row = json.loads((folder / file_names.VERIFY).read_text(encoding="utf-8"))
+    return answer
+
+
+def _pairs(choice: Choice) -> set[tuple[tuple[str, str], ...]]:
+    """Returns all pairs of a row's values."""
+    return set(itertools.combinations(sorted((key, str(v)) for key, v in choice.items()), 2))
+
+
+def _facts(result: Result) -> list[str]:
+    rows = result["rows"]
     worst = max((row["max_rel_err"] for row in rows if row["max_rel_err"] is not None), default=0)
     equal = sum(row["ok"] for row in rows)
     return [
-        f"{equal} of {len(rows)} rows are equal (allowed: {found['tolerance']:.0e}); the largest "
+        f"{equal} of {len(rows)} rows are equal (allowed: {result['tolerance']:.0e}); the largest "
         f"error of all is {worst:.1e}"
     ]
 
 
-def _tables(found: Result) -> list[BenchTable]:
-    title = "Every layout against one process"
-    return [BenchTable(title, HEADINGS, [*map(_cells, found["rows"])])]
+def _tables(result: Result) -> list[BenchTable]:
+    return [BenchTable("Every layout against one process", [*map(_cells, result["rows"])])]
 
 
-def _cells(row: Row) -> list[str]:
-    """Returns a row as text."""
-    error = row["max_rel_err"]
-    height, width = row["image"]
-    keys = ("directions", "pairs", "schedule", "microbatches", "local_dp", "replicas")
-    return [
-        *(row["network"], f"{height}x{width}", row["task"], str(row["ranks"])),
-        *(str(row["tiles"]).replace(" ", ""), str(row["stages"])),
-        *(str(row[key]) for key in keys),
-        *(str(row["fuse"]), row["overlap"], row["checkpoint"]),
-        f"FAILED: {row['failure']}" if error is None else f"{error:.1e}",
-    ]
+def _cells(row: Row) -> dict[str, str]:
+    error, (height, width) = row["max_rel_err"], row["image"]
+    keys = {"dirs": "directions", "pairs": "pairs", "schedule": "schedule", "mbs": "microbatches"}
+    return {
+        "network": row["network"],
+        "image": f"{height}x{width}",
+        "task": row["task"],
+        "ranks": str(row["ranks"]),
+        "tiles": str(row["tiles"]).replace(" ", ""),
+        "stages": str(row["stages"]),
+        **{heading: str(row[key]) for heading, key in keys.items()},
+        **{key: str(row[key]) for key in ("local_dp", "replicas", "fuse", "overlap", "checkpoint")},
+        "largest error": f"FAILED: {row['failure']}" if error is None else f"{error:.1e}",
+    }
 
 
-FORM = Form("parity", _tables, NOTES, _facts)
-
-
-def _parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="hires bench parity", description=__doc__)
-    add = parser.add_argument
-    add("--rows", type=int, default=64, help="layouts to draw (default: %(default)s)")
-    add("--seed", type=int, default=0, help="decides which (default: %(default)s)")
-    add("--timeout", type=float, default=300, help="seconds for one row (default: %(default)s)")
-    add_output(parser, "parity")
-    return parser
+BENCHMARK = Benchmark("parity", __doc__, ParityOptions, measure, _tables, NOTES, _facts)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

@@ -1,56 +1,56 @@
-"""Builds a row as one rank runs it, and compares its first step with that of a plain module."""
+"""Builds a row as one rank runs it: a layout of hires, or torch's own ways of doing the same.
+
+Torch's own are built as their documentation describes them, with every advantage that hires gives
+itself: the 1x1 trick, channels_last, the same optimiser, and for pipelining the same operators cut
+at the same node, whose maps travel as NHWC, so that nothing is copied on the way.
+"""
 
 from __future__ import annotations
 
-import logging
-import math
-from dataclasses import dataclass
-from typing import Any, Protocol
+import itertools
+from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
 
-from hires.bench import peers
 from hires.bench.contestants import Contestant
-from hires.comm import barrier
+from hires.bench.timing import Runner
 from hires.core.config.run_config import RunConfig
-from hires.engine.build import build_rank
-from hires.engine.optimizer import FusedSGD
+from hires.engine.build import build_rank, make_optimizer, whole_model
+from hires.engine.loader import Microbatch, whole_microbatches
+from hires.parallel.loss import plain_loss
+from hires.parallel.stage import StageModule
+from hires.plan.graph import INPUT
 from hires.plan.plan import Plan
 
-VALUE_TOLERANCE = 1e-3
-"""Largest relative error of loss or outputs."""
-GRADIENT_TOLERANCE = 0.02
-"""Largest relative error of the norm of a gradient, beyond the network's own noise."""
-NOISE_FACTOR = 3.0
-"""Sums in another order move a network's gradients: those of a ResNet-101 with its first weights by
-0.08 in fp32. How far is measured, with a second thread; a row may be that many times as far off. A
-sum over tiles or a mean over replicas that is missing is off by 0.3 and more."""
-FLOOR = 1e-3
-"""A gradient whose norm is below this part of the largest is compared with that part."""
-
-log = logging.getLogger(__name__)
+Example = tuple[Tensor, Tensor]
+"""Images (n, C, H, W), channels_last, of one microbatch, and what they are compared with."""
 
 
-class Steps(Protocol):
-    """A built row on one rank."""
+def build(row: Contestant, rank: int) -> Runner | None:
+    """Returns a row as this rank runs it; None if it is not in. All ranks call it together."""
+    if rank >= row.num_ranks:
+        return None
+    runner: Runner
+    if row.kind in ("hires", "pipelining"):
+        assert row.plan is not None
+        make = HiresSteps if row.kind == "hires" else PipelineSteps
+        runner = make(row.config, row.plan, rank)
+    else:
+        make_peer = ddp_steps if row.kind == "ddp" else module_steps
+        runner = make_peer(row.config, rank, **row.settings)
+    runner.threads = row.threads
+    return runner
 
-    optimizer: FusedSGD | None
-    parameters: dict[str, nn.Parameter]
-    """Those that this rank holds, by name."""
 
-    def step(self) -> Tensor | None:
-        """Runs one step; returns the mean loss (1) or outputs (images, classes), if known here."""
-
-
-class HiresSteps:
+class HiresSteps(Runner):
     """A layout of hires on one rank, exactly as ``hires run`` executes it."""
 
     def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
         self.engine = build_rank(config, plan, rank, 1)
-        self.feed = peers.Replay(self.engine.loader.by_direction)
-        self.optimizer = self.engine.optimizer
+        self.feed = Replay(self.engine.loader.by_direction)
         self.parameters = self.engine.parameters
 
     def step(self) -> Tensor | None:
@@ -62,147 +62,172 @@ class HiresSteps:
         return torch.cat([*outputs.values()]) if outputs else None
 
 
-class RankRunner:
-    """A built row with its number of threads; what the stopwatch runs."""
+class Replay:
+    """A feed that repeats its microbatches for ever."""
 
-    def __init__(self, steps: Steps, threads: int) -> None:
-        self.steps = steps
-        self.threads = threads
+    def __init__(self, by_direction: Iterable[Iterable[Microbatch]]) -> None:
+        self._by_direction = [itertools.cycle([*one]) for one in by_direction]
 
-    def prepare(self) -> None:
-        """Sets the number of threads."""
-        torch.set_num_threads(self.threads)
-
-    def step(self) -> Tensor | None:
-        """Runs one step."""
-        return self.steps.step()
-
-    def tidy(self) -> None:
-        """Lets the gradients go, so that all rows fit into memory together."""
-        for parameter in self.steps.parameters.values():
-            parameter.grad = None
-        torch.set_num_threads(1)
+    def next_microbatch(self, direction: int = 0) -> Microbatch:
+        """Returns the next microbatch of a direction."""
+        return next(self._by_direction[direction])
 
 
-def build(row: Contestant, rank: int) -> RankRunner | None:
-    """Returns a row as this rank runs it; None if it is not in. All ranks call it together."""
-    if rank >= row.num_ranks:
-        return None
-    if row.kind in ("hires", "pipelining"):
-        assert row.plan is not None
-        make = HiresSteps if row.kind == "hires" else peers.PipelineSteps
-        return RankRunner(make(row.config, row.plan, rank), row.threads)
-    make_peer = peers.ddp_steps if row.kind == "ddp" else peers.module_steps
-    return RankRunner(make_peer(row.config, rank, **row.settings), row.threads)
-
-
-@dataclass(frozen=True)
-class RankAnswer:
-    """What one rank knows after one step."""
-
-    value: Tensor | None
-    """Mean loss (1) or outputs (images, classes)."""
-    gradients: dict[str, float]
-    """Norm of the gradient of every parameter that the rank holds."""
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """How far a row is from what one process computes; infinite where nothing came, or NaN."""
-
-    value: float
-    """Largest error of loss or outputs, over the largest expected value."""
-    gradient: float
-    """Largest relative error of the norm of a gradient."""
-    ok: bool
-    """Whether the row is right."""
-
-
-class Judge:
-    """Compares the first step of every row with that of a plain module in one process."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self._expected: dict[tuple[int, int], tuple[RankAnswer, float]] = {}
-
-    def judge(self, row: Contestant, runner: RankRunner | None) -> Deviation | None:
-        """Returns whether a row's step is right, None if there is nothing to compare.
-
-        All ranks call it together; rank 0 gets the answer.
-        """
-        own = RankAnswer(None, {}) if runner is None else _answer(runner)
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, own)
-        deviation = None
-        if self.rank == 0 and row.checked:
-            deviation = compare(found, *self._reference(row.config))
-            log.info(
-                "%s: error %.1e, of gradients %.1e", row.name, deviation.value, deviation.gradient
-            )
-        barrier()
-        return deviation
-
-    def _reference(self, config: RunConfig) -> tuple[RankAnswer, float]:
-        """Returns what one process answers to the same microbatches, and the gradients' noise."""
-        key = config.batch, config.parallel.pieces
-        if key not in self._expected:
-            steps = peers.reference_steps(config)
-            expected, other = (_answer(RankRunner(steps, threads)) for threads in (1, 2))
-            self._expected[key] = expected, compare([other], expected).gradient
-        return self._expected[key]
-
-
-def compare(found: list[RankAnswer], expected: RankAnswer, noise: float = 0.0) -> Deviation:
-    """Returns how far the answers of all ranks are from what was expected.
+class ModuleSteps(Runner):
+    """A plain module on this rank, microbatch after microbatch.
 
     Args:
-        found: of every rank.
-        expected: of one process.
-        noise: relative error of gradients that another order of summation makes.
+        module: the network, perhaps wrapped in DistributedDataParallel.
+        config: the row's config.
+        microbatches: what one step computes.
     """
-    values = [answer.value for answer in found if answer.value is not None]
-    value = _bad_is_infinite(_value_error(values, expected.value))
-    floor = FLOOR * max(expected.gradients.values(), default=0.0)
-    errors = [0.0]
-    for name, norm in expected.gradients.items():
-        norms = [answer.gradients[name] for answer in found if name in answer.gradients]
-        scale = max(norm, floor) or 1.0
-        errors += [abs(other - norm) / scale for other in norms] or [math.inf]
-    gradient = max(map(_bad_is_infinite, errors))
-    limit = GRADIENT_TOLERANCE + NOISE_FACTOR * noise
-    return Deviation(value, gradient, ok=value <= VALUE_TOLERANCE and gradient <= limit)
+
+    def __init__(self, module: nn.Module, config: RunConfig, microbatches: list[Example]) -> None:
+        self.module = module
+        self.microbatches = microbatches
+        self.loss = config.loss
+        named = module.named_parameters()
+        self.parameters = {name.removeprefix("module."): p for name, p in named}
+        self.optimizer = make_optimizer(config, list(self.parameters.values()))
+
+    def step(self) -> Tensor:
+        """Runs one step; returns the mean loss (1), or the outputs (images, classes)."""
+        if self.optimizer is None:
+            with torch.inference_mode():
+                return torch.cat([self.module(images) for images, _ in self.microbatches])
+        self.optimizer.zero_grad()
+        losses = []
+        for images, target in self.microbatches:
+            loss = plain_loss(self.loss, self.module(images), target) / len(self.microbatches)
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        self.optimizer.step()
+        return torch.stack(losses).sum().view(1)
 
 
-def _bad_is_infinite(error: float) -> float:
-    """Returns an error, infinite for NaN, which compares with nothing."""
-    return error if math.isfinite(error) else math.inf
+def module_steps(config: RunConfig, rank: int, trick: bool = True) -> ModuleSteps:
+    """Returns a plain module; rank r has the images of replica r, if there are replicas."""
+    replica = rank if config.parallel.replicas > 1 else 0
+    return ModuleSteps(plain_module(config, trick), config, whole_microbatches(config, replica))
 
 
-def _value_error(found: list[Tensor], expected: Tensor | None) -> float:
-    """Returns the largest difference over the largest expected value.
+def ddp_steps(config: RunConfig, rank: int, views: bool = False) -> ModuleSteps:
+    """Returns a plain module in DistributedDataParallel; all ranks call it together."""
+    module = DistributedDataParallel(plain_module(config), gradient_as_bucket_view=views)
+    return ModuleSteps(module, config, whole_microbatches(config, rank))
 
-    Losses of several ranks are averaged; outputs that several tiles hold are compared each.
+
+def reference_steps(config: RunConfig) -> ModuleSteps:
+    """Returns a plain module that computes the whole step, all replicas, in one process."""
+    replicas = range(config.parallel.replicas)
+    microbatches = [m for replica in replicas for m in whole_microbatches(config, replica)]
+    return ModuleSteps(plain_module(config), config, microbatches)
+
+
+def plain_module(config: RunConfig, trick: bool = True) -> nn.Module:
+    """Returns the network as a plain module with its first weights, channels_last.
+
+    Args:
+        config: the row's config.
+        trick: whether 1x1 convolutions get the dilation that makes ATen choose oneDNN.
     """
-    if not found or expected is None:
-        return math.inf
-    got = torch.cat(found)
-    if got.dim() == 1:
-        got = got.mean(0, keepdim=True)
-    else:
-        expected = expected.repeat(len(got) // len(expected), 1)
-    if got.shape != expected.shape:
-        return math.inf
-    return float((got - expected).abs().max() / expected.abs().max())
+    model = whole_model(config)
+    for module in model.modules() if trick else ():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
+            module.dilation = (2, 2)
+            # The strides that its gradient will have, or DDP warns of a slow copy.
+            weight, width = module.weight, module.in_channels
+            weight.data = weight.data.as_strided(weight.shape, (width, 1, width, width))
+    return model
 
 
-def _answer(runner: RankRunner) -> RankAnswer:
-    """Runs one step; returns what this rank knows then."""
-    runner.prepare()
-    value = runner.step()
-    gradients = {
-        name: float(parameter.grad.norm())
-        for name, parameter in runner.steps.parameters.items()
-        if parameter.grad is not None
-    }
-    runner.tidy()
-    return RankAnswer(value, gradients)
+class PipelineSteps(Runner):
+    """One stage under ``torch.distributed.pipelining``.
+
+    Args:
+        config: the row's config.
+        plan: says where the network is cut.
+        rank: this process, which holds the stage of that number.
+    """
+
+    def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
+        engine = build_rank(config, plan, rank, 1)
+        self.optimizer = engine.optimizer
+        self.parameters = engine.parameters
+        self.images, self.target = whole_batch(config, 0)
+        self.is_first, self.is_last = rank == 0, rank == len(plan.stages) - 1
+        training = plan.training
+        stage = PipelineStage(
+            StagePeer(engine.modules[0], plan, rank),
+            rank,
+            len(plan.stages),
+            torch.device("cpu"),
+            # With examples torch need not run the stage on uninitialised numbers to learn shapes.
+            input_args=_examples(plan, rank - 1),
+            output_args=_examples(plan, rank),
+        )
+        count = config.parallel.microbatches
+        make = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
+
+        def loss(output: Tensor, target: Tensor) -> Tensor:
+            return plain_loss(config.loss, output, target) / count
+
+        # The loss is divided instead of all gradients, as in hires: one pass over them less.
+        self.schedule = make(stage, count, loss if training else None, scale_grads=False)
+
+    def step(self) -> Tensor | None:
+        """Runs one step; returns what :meth:`ModuleSteps.step` does on the last stage's rank."""
+        args = [self.images] if self.is_first else []
+        if self.optimizer is None:
+            with torch.no_grad():
+                output: Tensor | None = self.schedule.eval(*args)
+            return output
+        self.optimizer.zero_grad()
+        losses: list[Tensor] = []
+        target = self.target if self.is_last else None
+        self.schedule.step(*args, target=target, losses=losses, return_outputs=False)
+        self.optimizer.step()
+        return torch.stack([loss.detach() for loss in losses]).sum().view(1) if losses else None
+
+
+class StagePeer(nn.Module):
+    """A stage of hires as the module that torch's pipeline wants: its maps come and go as NHWC."""
+
+    def __init__(self, stage: StageModule, plan: Plan, index: int) -> None:
+        super().__init__()
+        self.held = nn.ParameterList(stage.parameters.values())
+        self.run = stage.forward
+        self.reads = crossing(plan, index - 1) if index else [INPUT]
+        self.ends = index == len(plan.stages) - 1
+
+    def forward(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """The values that enter the stage -> those that leave it."""
+        if self.reads != [INPUT]:
+            values = tuple(v.permute(0, 3, 1, 2) if v.dim() == 4 else v for v in values)
+        outputs = tuple(self.run(dict(zip(self.reads, values, strict=True))).values())
+        if self.ends:
+            return outputs[0]
+        return tuple(v.permute(0, 2, 3, 1) if v.dim() == 4 else v for v in outputs)
+
+
+def crossing(plan: Plan, stage: int) -> list[str]:
+    """Returns the values that a stage sends to the next, in the order of its outputs."""
+    return list(dict.fromkeys(edge.value for edge in plan.edges if edge.source == stage))
+
+
+def _examples(plan: Plan, stage: int) -> tuple[Tensor, ...]:
+    """Returns tensors as they leave a stage; stage -1 is the data."""
+    if stage < 0:
+        images = torch.empty(plan.graph.input_shape)
+        return (images.contiguous(memory_format=torch.channels_last),)
+    shapes = [plan.graph.shape(value) for value in crossing(plan, stage)]
+    wire = [[s[0], *s[2:], s[1]] if len(s) == 4 else s for s in shapes]
+    if stage == len(plan.stages) - 1:
+        wire = [plan.graph.shape(plan.graph.output)]
+    return tuple(torch.empty(shape, requires_grad=plan.training) for shape in wire)
+
+
+def whole_batch(config: RunConfig, replica: int) -> Example:
+    """Returns the microbatches of a replica's first step as one."""
+    images, targets = zip(*whole_microbatches(config, replica), strict=True)
+    return torch.cat(images).contiguous(memory_format=torch.channels_last), torch.cat(targets)

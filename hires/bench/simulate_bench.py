@@ -8,7 +8,6 @@ codes: 0 done, 1 a run failed, 2 bad options, 3 a layout cannot be planned.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import logging
 import shlex
@@ -16,27 +15,24 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hires.bench.bench_output import (
-    BenchTable,
-    Form,
-    Progress,
-    Result,
-    add_output,
-    origin,
-    run_benchmark,
-)
+import torch
+
+from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, names_of, option
+from hires.bench.ranks import run_ranks
 from hires.bench.thesis import CANNOT, CLUSTER, Predictor, thesis_ratios
-from hires.bench.wires import measure_network
+from hires.comm import all_gather, barrier, irecv, isend, make_groups
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
 from hires.core.store import file_names, records
 from hires.plan.plan import Plan
 from hires.plan.simulation.costs import measured_costs
-from hires.plan.simulation.simulate import Network, simulate
+from hires.plan.simulation.simulate import Link, Network, simulate
 
 PARTS = ("runs", "thesis")
 RUN = ("model=resnet18", "image=192", "batch=4", "steps=8")
@@ -48,11 +44,12 @@ LAYOUTS = (
     ("parallel=sp+pp", "parallel.stages=2", "parallel.microbatches=2"),
 )
 
-RUNS = ("run", "ranks", "measured ms", "simulated ms", "error", "bubble")
-THESIS = (
-    "ratio", "thesis", "network", "image", "batch", "GPUs", "layout", "over", "predicted",
-    "published", "note",
-)  # fmt: skip
+NUM_RANKS = 2
+SMALL, LARGE = 256, 1 << 20
+"""Numbers in a message whose time is latency, and in one whose time is bandwidth."""
+ROUNDS, WARMUP = 60, 10
+"""Of each measurement of a link."""
+
 RUN_NOTES = """\
 The simulation of a step is given the seconds that its own actions computed, between one collective
 and the next, and the latency and bandwidth that two ranks of this machine measured just before. It
@@ -62,9 +59,53 @@ programs slow their messages down, which no model of a link includes."""
 log = logging.getLogger(__name__)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit code."""
-    return run_benchmark(FORM, argv, _options, _measure)
+@dataclass(frozen=True)
+class SimulateOptions:
+    """The options of ``hires bench simulate``."""
+
+    overrides: tuple[str, ...] = option(
+        (), "of the runs on this machine", flag="overrides", nargs="*", metavar="KEY=VALUE"
+    )
+    runs: tuple[Path, ...] = option(
+        (),
+        "run folders to compare",
+        flag="--from",
+        dest="runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+    )
+    only: tuple[str, ...] = option(
+        PARTS, "what to simulate", parse=names_of(PARTS), shown=",".join(PARTS)
+    )
+    timeout: float = option(600.0, "seconds for each run")
+
+    def __post_init__(self) -> None:
+        if self.runs and self.overrides:
+            raise ConfigError(
+                f"{self.overrides[0]} changes runs that are made now, but --from names finished "
+                f"ones; leave one of the two out"
+            )
+
+
+def measure(options: SimulateOptions) -> Results:
+    """Yields the parts that are wanted, after each run and each predicted ratio."""
+    result: Result = {}
+    if "runs" in options.only:
+        network = measure_network(options.timeout)
+        result |= {"network": dataclasses.asdict(network), "runs": []}
+        for run in _runs(options, network):
+            result["runs"].append(run)
+            yield result
+    if "thesis" in options.only:
+        predictor = Predictor()
+        result |= {"thesis": [], "devices": {}, "cluster": dataclasses.asdict(CLUSTER)}
+        for ratio in thesis_ratios():
+            log.info("predicting %s, %s (%s)", ratio.what, ratio.network, ratio.where)
+            result["thesis"].append(predictor.predict(ratio))
+            devices = predictor.devices.items()
+            result["devices"] = {name: dataclasses.asdict(device) for name, device in devices}
+            yield result
 
 
 def compare(run_dir: Path, network: Network) -> dict[str, Any]:
@@ -98,163 +139,138 @@ def compare(run_dir: Path, network: Network) -> dict[str, Any]:
     }
 
 
-def _measure(parsed: argparse.Namespace, command: str, progress: Progress) -> Result:
-    """Returns the parts that are wanted."""
-    result = origin(command)
-    if "runs" in parsed.only:
-        network = measure_network(parsed.timeout)
-        result |= {"network": dataclasses.asdict(network), "runs": []}
-        for run in _runs(parsed, network):
-            result["runs"].append(run)
-            progress.update(result)
-    if "thesis" in parsed.only:
-        predictor = Predictor()
-        result |= {"thesis": [], "devices": {}, "cluster": dataclasses.asdict(CLUSTER)}
-        for ratio in thesis_ratios():
-            log.info("predicting %s, %s (%s)", ratio.what, ratio.network, ratio.where)
-            result["thesis"].append(predictor.predict(ratio))
-            devices = predictor.devices.items()
-            result["devices"] = {name: dataclasses.asdict(device) for name, device in devices}
-            progress.update(result)
-    return result
+def _runs(options: SimulateOptions, network: Network) -> Iterator[dict[str, Any]]:
+    """Compares runs that exist, or else short ones that are made now.
 
-
-def _runs(parsed: argparse.Namespace, network: Network) -> Iterator[dict[str, Any]]:
-    """Compares runs that exist, or else short ones that are made now."""
-    if parsed.runs:
-        yield from (compare(folder, network) for folder in parsed.runs)
+    Raises:
+        RunError: a run failed, or took too long.
+    """
+    if options.runs:
+        yield from (compare(folder, network) for folder in options.runs)
         return
     with tempfile.TemporaryDirectory() as folder:
         for number, layout in enumerate(LAYOUTS):
             log.info("running %s", " ".join(layout))
-            words = [*RUN, *layout, *parsed.overrides, f"campaign={number}", f"results={folder}"]
-            _run(words, parsed.timeout)
+            words = ["run", *RUN, *layout, *options.overrides]
+            words += [f"campaign={number}", f"results={folder}"]
+            typed = shlex.join(["hires", *words])
+            command = [sys.executable, "-m", "hires", *words, "--json"]
+            how: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+            try:
+                subprocess.run(command, timeout=options.timeout, **how)
+            except subprocess.TimeoutExpired:
+                limit = f"{options.timeout:g} s"
+                raise RunError(f"`{typed}` was not done after {limit}; use --timeout") from None
+            except subprocess.CalledProcessError as error:
+                last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+                raise RunError(f"`{typed}` failed: {last}") from None
             [run_dir] = Path(folder, str(number)).iterdir()
             yield compare(run_dir, network)
 
 
-def _run(words: list[str], timeout_s: float) -> None:
-    """Makes one run.
+def measure_network(timeout_s: float) -> Network:
+    """Returns the links of this machine, measured between two ranks.
 
     Raises:
-        RunError: it failed, or took too long.
+        RunError: the ranks failed.
     """
-    command = [sys.executable, "-m", "hires", "run", *words, "--json"]
-    typed = shlex.join(["hires", "run", *words])
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=timeout_s
-        )
-    except subprocess.TimeoutExpired:
-        raise RunError(f"`{typed}` was not done after {timeout_s:g} s; use --timeout") from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RunError(f"`{typed}` failed: {last}")
+    small_s, large_s, gather_s = run_ranks(_measure_links, NUM_RANKS, timeout_s)
+    bytes_per_s = 4 * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
+    link = Link(small_s, bytes_per_s)
+    return Network(near=link, far=link, small_latency_s=gather_s)
 
 
-def _options(words: Sequence[str]) -> argparse.Namespace:
-    """Returns the checked options.
+def _measure_links(rank: int) -> tuple[float, float, float]:
+    """Returns seconds of a small and a large message one way, and of a small gather."""
+    group = make_groups([[*range(NUM_RANKS)]], 1)[0]
 
-    Raises:
-        ConfigError: one of them makes no sense.
-    """
-    parser = argparse.ArgumentParser(
-        prog="hires bench simulate",
-        description=__doc__,
-        epilog="example: hires bench simulate model=resnet34 image=256 --only runs",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("overrides", nargs="*", metavar="KEY=VALUE", help="of the runs on this machine")
-    add("--from", dest="runs", nargs="+", type=Path, metavar="RUN", help="run folders to compare")
-    add("--only", default=",".join(PARTS), help="runs, thesis, or both (default: %(default)s)")
-    add("--timeout", type=float, default=600.0, help="seconds for each run (default: %(default)s)")
-    add_output(parser, "simulate")
-    parsed = parser.parse_intermixed_args(list(words))
-    parsed.only = [name for name in parsed.only.split(",") if name]
-    if not parsed.only or set(parsed.only) - set(PARTS):
-        raise ConfigError(f"--only {','.join(parsed.only)} must be of {','.join(PARTS)}")
-    if parsed.runs and parsed.overrides:
-        raise ConfigError(
-            f"{parsed.overrides[0]} changes runs that are made now, but --from names finished "
-            f"ones; leave one of the two out"
-        )
-    if parsed.timeout <= 0:
-        raise ConfigError(f"--timeout {parsed.timeout:g} must be above 0")
-    return parsed
+    def there_and_back(numbers: int) -> None:
+        tensor = torch.zeros(numbers)
+        for turn in range(NUM_RANKS):
+            begin = isend if turn == rank else irecv
+            begin(tensor, 1 - rank, turn).wait()
+
+    small = _median_s(lambda: there_and_back(SMALL)) / 2
+    large = _median_s(lambda: there_and_back(LARGE)) / 2
+    # A gather of as much as a normalisation of many channels needs.
+    return small, large, _median_s(lambda: all_gather(torch.zeros(SMALL), group))
 
 
-def _tables(found: Result) -> list[BenchTable]:
+def _median_s(run: Callable[[], object]) -> float:
+    """Returns the median seconds of a few runs."""
+    taken = []
+    for _ in range(WARMUP + ROUNDS):
+        barrier()
+        begin_s = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - begin_s)
+    return statistics.median(taken[WARMUP:])
+
+
+def _tables(result: Result) -> list[BenchTable]:
     tables = []
-    if "runs" in found:
-        rows = [*map(_run_cells, found["runs"])]
-        fact = f"{_network(found)}\n{RUN_NOTES}"
-        tables.append(BenchTable("Steps on this machine", RUNS, rows, fact=fact))
-    if "thesis" in found:
-        rows = [*map(_thesis_cells, found["thesis"])]
+    if "runs" in result:
+        near, gather_s = result["network"]["near"], result["network"]["small_latency_s"]
+        links = (
+            f"Links: {near['latency_s'] * 1e6:.0f} us, {near['bytes_per_s'] / 1e9:.1f} GB/s; a "
+            f"small gather {gather_s * 1e6:.0f} us."
+        )
+        rows = [*map(_run_cells, result["runs"])]
+        tables.append(BenchTable("Steps on this machine", rows, fact=f"{links}\n{RUN_NOTES}"))
+    if result.get("thesis"):
+        rows = [*map(_thesis_cells, result["thesis"])]
         title = "Ratios of images per second, predicted beside published"
-        tables.append(BenchTable(title, THESIS, rows, fact=f"{_device(found)}\n{CANNOT}"))
+        tables.append(BenchTable(title, rows, fact=f"{_device(result)}\n{CANNOT}"))
     return tables
 
 
-def _run_cells(row: dict[str, Any]) -> list[str]:
-    """Returns a compared run as text."""
-    return [
-        row["run"],
-        str(row["ranks"]),
-        f"{row['measured_s'] * 1e3:.1f}",
-        f"{row['simulated_s'] * 1e3:.1f}",
-        f"{row['error']:+.1%}",
-        f"{row['bubble']:.0%}",
-    ]
+def _run_cells(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        "run": row["run"],
+        "ranks": str(row["ranks"]),
+        "measured ms": f"{row['measured_s'] * 1e3:.1f}",
+        "simulated ms": f"{row['simulated_s'] * 1e3:.1f}",
+        "error": f"{row['error']:+.1%}",
+        "bubble": f"{row['bubble']:.0%}",
+    }
 
 
-def _thesis_cells(row: dict[str, Any]) -> list[str]:
-    """Returns a predicted ratio as text."""
-    return [
-        row["what"],
-        row["where"],
-        row["model"],
-        str(row["image"]),
-        str(row["batch"]),
-        str(row["layout"]["gpus"]),
-        row["layout"]["name"],
-        row["base"]["name"],
-        f"{row['predicted']:.2f}",
-        "-" if row["published"] is None else f"{row['published']:.1f}",
-        row["note"] or "-",
-    ]
+def _thesis_cells(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        "ratio": row["what"],
+        "thesis": row["where"],
+        "network": row["model"],
+        "image": str(row["image"]),
+        "batch": str(row["batch"]),
+        "GPUs": str(row["layout"]["gpus"]),
+        "layout": row["layout"]["name"],
+        "over": row["base"]["name"],
+        "predicted": f"{row['predicted']:.2f}",
+        "published": "-" if row["published"] is None else f"{row['published']:.1f}",
+        "note": row["note"] or "-",
+    }
 
 
-def _network(found: dict[str, Any]) -> str:
-    """Returns the measured links in words."""
-    near = found["network"]["near"]
-    return (
-        f"Links: {near['latency_s'] * 1e6:.0f} us, {near['bytes_per_s'] / 1e9:.1f} GB/s; a small "
-        f"gather {found['network']['small_latency_s'] * 1e6:.0f} us."
-    )
-
-
-def _device(found: dict[str, Any]) -> str:
+def _device(result: dict[str, Any]) -> str:
     """Returns the model of the device and its links in words."""
     speeds = ", ".join(
         f"{name} {device['flops_per_s'] / 1e12:.2f} TFLOP/s"
-        for name, device in found["devices"].items()
+        for name, device in result["devices"].items()
     )
-    device = next(iter(found["devices"].values()))
-    near, far = found["cluster"]["near"], found["cluster"]["far"]
+    device = next(iter(result["devices"].values()))
+    near, far = result["cluster"]["near"], result["cluster"]["far"]
     return (
         f"Device: an A100 that reaches {speeds} in convolutions (so that ResNet-101 at 256x256 in "
         f"batches of 64 infers as fast as in Table 2.1), {device['bytes_per_s'] / 1e9:.0f} GB/s "
         f"from memory, {device['launch_s'] * 1e6:.0f} us for the smallest operation. Links: "
         f"{near['bytes_per_s'] / 1e9:.0f} GB/s and {near['latency_s'] * 1e6:.0f} us in a node of "
-        f"{found['cluster']['ranks_per_node']}, {far['bytes_per_s'] / 1e9:.1f} GB/s and "
+        f"{result['cluster']['ranks_per_node']}, {far['bytes_per_s'] / 1e9:.1f} GB/s and "
         f"{far['latency_s'] * 1e6:.0f} us between nodes."
     )
 
 
-FORM = Form("simulate", _tables)
+BENCHMARK = Benchmark("simulate", __doc__, SimulateOptions, measure, _tables)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

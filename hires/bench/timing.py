@@ -11,32 +11,38 @@ import gc
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from hires.comm import Group, all_gather, barrier
 
 log = logging.getLogger(__name__)
 
-OnRound = Callable[[int, "dict[str, Samples]"], None]
-"""Called on all ranks after each counted round, with its number and all samples so far."""
 
+class Runner:
+    """A contestant on one rank; what the stopwatch runs."""
 
-class Runner(Protocol):
-    """What the stopwatch needs of a contestant on one rank."""
+    threads = 1
+    parameters: Mapping[str, nn.Parameter]
+    """Those that this rank holds, by name."""
 
     def prepare(self) -> None:
-        """Makes everything ready; not timed."""
+        """Sets the number of threads; not timed."""
+        torch.set_num_threads(self.threads)
 
-    def step(self) -> object:
-        """Runs one step; timed."""
+    def step(self) -> Tensor | None:
+        """Runs one step, which is timed; returns what this rank knows of its result."""
+        raise NotImplementedError
 
     def tidy(self) -> None:
-        """Lets go what the step left behind; not timed."""
+        """Frees the gradients, so that all contestants fit into memory together; not timed."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)
@@ -71,23 +77,15 @@ def ratios(over: Sequence[float], under: Sequence[float], factor: float = 1.0) -
 
 
 def race(
-    runners: Mapping[str, Runner | None],
-    rounds: int,
-    warmup: int,
-    world: Group,
-    on_round: OnRound = lambda number, samples: None,
-) -> dict[str, Samples]:
-    """Returns the seconds of every counted step.
+    runners: Mapping[str, Runner | None], rounds: int, warmup: int, world: Group
+) -> Iterator[dict[str, Samples]]:
+    """Yields the seconds of every counted step so far, after each counted round.
 
     Args:
         runners: contestants by name, the same names on all ranks; None where this rank is not in.
         rounds: counted rounds.
         warmup: rounds before them.
-        world: all ranks.
-        on_round: called after each counted round.
-
-    Returns:
-        ``rounds`` samples a contestant, the same on all ranks.
+        world: all ranks, which get the same samples.
     """
     samples = {name: Samples([], []) for name in runners}
     gc.collect()
@@ -95,26 +93,22 @@ def race(
     try:
         for index in range(warmup + rounds):
             began = time.perf_counter()
-            own = {name: _sample(runners[name]) for name in _order([*runners], index)}
+            order = [*runners]
+            random.Random(index).shuffle(order)  # the same on all ranks, another each round
+            own = {name: _sample(runners[name]) for name in order}
             table = torch.tensor([own[name] for name in runners], dtype=torch.float64)
             ranks = all_gather(table, world)  # (ranks, contestants, 2)
-            if index >= warmup:
-                _append(samples, ranks)
-                on_round(index - warmup, samples)
-            gc.collect()
             took_s = time.perf_counter() - began
             log.info("round %d of %d took %.1f s", index + 1, warmup + rounds, took_s)
+            if index >= warmup:
+                slowest, cpu = ranks[..., 0].amax(0).tolist(), ranks[..., 1].sum(0).tolist()
+                for sampled, step_s, cpu_s in zip(samples.values(), slowest, cpu, strict=True):
+                    sampled.step_s.append(step_s)
+                    sampled.cpu_s.append(cpu_s)
+                yield samples
+            gc.collect()
     finally:
         gc.enable()
-    return samples
-
-
-def _append(samples: dict[str, Samples], ranks: torch.Tensor) -> None:
-    """Adds a round: of each contestant the slowest rank, and the processor time of all."""
-    slowest, cpu = ranks[..., 0].amax(0).tolist(), ranks[..., 1].sum(0).tolist()
-    for sampled, step_s, cpu_s in zip(samples.values(), slowest, cpu, strict=True):
-        sampled.step_s.append(step_s)
-        sampled.cpu_s.append(cpu_s)
 
 
 def _sample(runner: Runner | None) -> tuple[float, float]:
@@ -129,12 +123,6 @@ def _sample(runner: Runner | None) -> tuple[float, float]:
     took_s, cpu_s = _now() - began, time.process_time() - cpu_s
     runner.tidy()
     return took_s, cpu_s
-
-
-def _order(names: list[str], index: int) -> list[str]:
-    """Returns a round's order of the contestants: the same on all ranks, another each round."""
-    random.Random(index).shuffle(names)
-    return names
 
 
 def _now() -> float:

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from hires.bench.bench_output import keep
+from hires.bench.bench_output import origin
 from hires.bench.contestants import LayoutsOptions, line_up
-from hires.bench.layouts_table import FORM, measured_rows, result
-from hires.bench.runners import Deviation
+from hires.bench.judge import Deviation
+from hires.bench.layouts_bench import BENCHMARK, result_of
+from hires.bench.layouts_table import measured_rows
 from hires.bench.timing import Samples
 
 
@@ -35,7 +36,7 @@ def found(rows, **verdicts):
     values = dict.fromkeys(SAMPLES, Deviation(1e-6, 1e-4, True)) | verdicts
     made = measured_rows(rows, SAMPLES, values)
     options = {"model": "resnet18", "image": [48, 48], "batch": 1}
-    return result("hires bench layouts", options, {"train": made})
+    return {**origin("hires bench layouts"), **result_of(options, {"train": made})}
 
 
 def row_of(answer, name):
@@ -61,7 +62,7 @@ def test_wrong_row_is_red(rows):
     assert found(rows)["ok"]
     assert not answer["ok"]
     assert not row_of(answer, "dp")["ok"]
-    assert "WRONG 2e-01 0e+00" in FORM.text(answer)
+    assert "WRONG 2e-01 0e+00" in BENCHMARK.text(answer)
 
 
 def test_row_without_an_answer_is_red(rows):
@@ -70,7 +71,7 @@ def test_row_without_an_answer_is_red(rows):
 
 def test_folder_holds_numbers_command_machine_and_commit(rows, tmp_path):
     answer = found(rows)
-    keep(FORM, tmp_path / "layouts-x", answer)
+    BENCHMARK.keep(tmp_path / "layouts-x", answer)
     kept = json.loads((tmp_path / "layouts-x/layouts.json").read_text())
     assert kept == answer
     readme = (tmp_path / "layouts-x/README.md").read_text()

@@ -7,8 +7,19 @@ import random
 
 import pytest
 
-from hires.bench.parity_bench import FORM, check, main, table
-from hires.bench.parity_rows import CHOICES, NETWORKS, config_of, draw, overrides, rows
+from hires.bench.parity_bench import (
+    BENCHMARK,
+    CHOICES,
+    NETWORKS,
+    ParityOptions,
+    check,
+    config_of,
+    draw,
+    draw_rows,
+    measure,
+    overrides,
+    settings_of,
+)
 from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.nets.trace import trace_config
@@ -17,7 +28,7 @@ from hires.plan.planner import make_plan
 
 def drawn(count: int, seed: int = 0) -> list[RunConfig]:
     """Returns rows whose plans nobody looks at."""
-    return rows(count, seed, lambda config: True)
+    return [config_of(settings) for settings in draw_rows(count, seed, lambda config: True)]
 
 
 def test_sixty_rows_show_every_value_of_every_key():
@@ -26,7 +37,7 @@ def test_sixty_rows_show_every_value_of_every_key():
     for name, network in NETWORKS.items():
         matching = [c for c in shown if all(getattr(c.model, k) == v for k, v in network.items())]
         assert matching, name
-    assert {tuple(c.image) for c in shown} == set(CHOICES["image"])
+    assert {tuple(c.image) for c in shown} == set(map(tuple, CHOICES["image"]))
     assert {c.parallel.stages for c in shown} == set(CHOICES["stages"])
     assert {c.parallel.halo.fuse for c in shown} == set(CHOICES["fuse"])
     assert {c.parallel.halo.overlap for c in shown} == set(CHOICES["overlap"])
@@ -43,9 +54,9 @@ def test_the_same_seed_draws_the_same_rows():
 
 
 def test_line_that_makes_a_row_again_makes_the_same_config():
-    for config in drawn(20):
-        again = compose([*overrides(config), "precision=fp64", "steps=3"])
-        ours, theirs = to_dict(config), to_dict(again)
+    for settings in draw_rows(20, 0, lambda config: True):
+        again = compose([*overrides(settings), "precision=fp64", "steps=3"])
+        ours, theirs = to_dict(config_of(settings)), to_dict(again)
         ours["parallel"].pop("name")
         theirs["parallel"].pop("name")
         assert theirs == ours
@@ -53,19 +64,20 @@ def test_line_that_makes_a_row_again_makes_the_same_config():
 
 def test_layout_on_too_many_ranks_is_drawn_again():
     choice = draw(random.Random(0))
-    choice |= {"tiles": (3, 3), "stages": 4, "local_dp": 2, "replicas": 2}
-    assert config_of(choice, 0) is None
+    choice |= {"tiles": [3, 3], "stages": 4, "local_dp": 2, "replicas": 2}
+    assert settings_of(choice, 0) is None
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 def test_network_that_hires_does_not_know_is_equal_too():
-    choice = draw(random.Random(0)) | {"network": "custom", "image": (25, 29), "task": "train"}
-    choice |= {"tiles": (2, 1), "stages": 3, "directions": 2, "pairs": 1, "replicas": 1}
-    config = config_of(choice | {"microbatches": 1, "local_dp": 1, "fuse": 2}, 0)
+    choice = draw(random.Random(0)) | {"network": "custom", "image": [25, 29], "task": "train"}
+    choice |= {"tiles": [2, 1], "stages": 3, "directions": 2, "pairs": 1, "replicas": 1}
+    settings = settings_of(choice | {"microbatches": 1, "local_dp": 1, "fuse": 2}, 0)
+    config = config_of(settings)
     assert config is not None
     assert config.model.name == "custom"
-    row = check(config, make_plan(config, trace_config(config)), timeout_s=300)
+    row = check(settings, make_plan(config, trace_config(config)), timeout_s=300)
     assert row["ok"], row
     assert row["max_rel_err"] <= 1e-10
 
@@ -73,7 +85,7 @@ def test_network_that_hires_does_not_know_is_equal_too():
 @pytest.mark.dist
 @pytest.mark.slow
 def test_two_rows_run_and_are_equal(tmp_path):
-    assert main(["--rows", "2", "--seed", "5", "--out", str(tmp_path / "parity")]) == 0
+    assert BENCHMARK.main(["--rows", "2", "--seed", "5", "--out", str(tmp_path / "parity")]) == 0
     found = json.loads((tmp_path / "parity" / "parity.json").read_text())
     assert found["ok"]
     assert all(row["max_rel_err"] <= 1e-10 for row in found["rows"])
@@ -83,7 +95,6 @@ def test_two_rows_run_and_are_equal(tmp_path):
 @pytest.mark.dist
 @pytest.mark.slow
 def test_row_that_fails_is_a_row_and_no_success():
-    [row] = table(1, 5, timeout_s=0.1)
-    assert not row["ok"]
-    answer = {"rows": [row], "tolerance": 1e-10, "command": "", "time": "", "git": "", "torch": ""}
-    assert "FAILED" in FORM.text(answer)
+    [result] = measure(ParityOptions(rows=1, seed=5, timeout=0.1))
+    assert not result["ok"]
+    assert "FAILED" in BENCHMARK.text(result)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hires.bench.contestants import LayoutsOptions, line_up
-from hires.bench.peers import (
+from hires.bench.runners import (
     crossing,
     plain_module,
     reference_steps,

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from hires.bench.plan_bench import FORM, PlanOptions, main, result, run
+from hires.bench.plan_bench import BENCHMARK, PlanOptions, judged
+from hires.bench.plan_bench import measure as measure_plans
 from hires.bench.plan_size import measure
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
@@ -17,7 +18,8 @@ from tests.conftest import REPOSITORY
 def test_every_size_is_planned_by_a_process_of_its_own(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     options = PlanOptions(model="resnet18", image=128, ranks=(), replica_ranks=(4, 16), repeats=2)
-    series = run(options)
+    *_, last = measure_plans(options)
+    series = last["series"]
     assert series["replicas"] == []
     assert [row["ranks"] for row in series["one replica"]] == [4, 16]
     assert all(len(row["samples_s"]) == 2 for row in series["one replica"])
@@ -29,7 +31,7 @@ def test_sizes_are_planned_and_kept(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "kept"
     words = ["--image", "256", "--ranks", "64", "--replica-ranks", "4,16", "--repeats", "1"]
     # The smallest world takes milliseconds, so the growth after it means nothing here.
-    assert main([*words, "--json", "--out", str(folder)]) in (0, 1)
+    assert BENCHMARK.main([*words, "--json", "--out", str(folder)]) in (0, 1)
     found = json.loads(capsys.readouterr().out)
     rows = found["series"]["replicas"] + found["series"]["one replica"]
     assert [row["ranks"] for row in rows] == [64, 4, 16]
@@ -48,7 +50,8 @@ def test_sizes_are_planned_and_kept(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_plan_of_4096_ranks_is_stored_in_less_than_50_mb(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    [world] = run(PlanOptions(ranks=(4096,), replica_ranks=(), repeats=1))["replicas"]
+    [result] = measure_plans(PlanOptions(ranks=(4096,), replica_ranks=(), repeats=1))
+    [world] = result["series"]["replicas"]
     assert (world["ranks"], world["replicas"], world["errors"]) == (4096, 64, [])
     assert world["plan_json_bytes"] < 50e6
 
@@ -64,15 +67,15 @@ def test_plan_of_4096_ranks_is_stored_in_less_than_50_mb(monkeypatch):
     ],
 )
 def test_bad_options_are_told_before_anything_is_planned(words, told, monkeypatch, capsys):
-    monkeypatch.setattr("hires.bench.plan_bench.run", lambda *_: pytest.fail("it began"))
-    assert main(words) == 2
+    monkeypatch.setattr("hires.bench.plan_bench.trace_config", lambda *_: pytest.fail("it began"))
+    assert BENCHMARK.main(words) == 2
     assert told in capsys.readouterr().err
 
 
 def test_process_that_fails_is_told(monkeypatch, capsys):
     monkeypatch.setattr("hires.bench.plan_bench.trace_config", lambda config: _Broken())
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    assert main(["--ranks", "64", "--replica-ranks", "4", "--repeats", "1"]) == 1
+    assert BENCHMARK.main(["--ranks", "64", "--replica-ranks", "4", "--repeats", "1"]) == 1
     assert "planning failed: " in capsys.readouterr().err
 
 
@@ -119,10 +122,10 @@ def row(**change: object) -> dict:
     ],
 )
 def test_what_is_missed_is_named(change, missed):
-    found = result("hires bench plan", OPTIONS, {"replicas": [row(), row(**change)]})
+    found = judged(OPTIONS, {"replicas": [row(), row(**change)]})
     assert found["series"]["replicas"][1]["missed"] == missed
     assert found["ok"] == (not missed)
-    text = FORM.text(found)
+    text = BENCHMARK.text(found)
     assert ("MISSED" in text) == bool(missed)
     assert f"{1.6 if missed == ['growth'] else 1:.2f}" in text.splitlines()[-1]
 
@@ -150,5 +153,5 @@ COSTS = "20 s, 1 GB of memory, plan.json of 50 MB"
 )
 def test_only_what_was_measured_is_reached(sizes, told):
     rows = [row(ranks=ranks) for ranks in sizes]
-    found = result("hires bench plan", OPTIONS, {"replicas": rows, "one replica": []})
-    assert FORM.text(found).splitlines()[0] == told
+    found = judged(OPTIONS, {"replicas": rows, "one replica": []})
+    assert BENCHMARK.text(found).splitlines()[0] == told

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from hires.bench.ranks import run_ranks
+from hires.bench.ranks import run_ranks, stream_ranks
 from hires.core.errors import RunError
 from tests.conftest import REPOSITORY
 from tests.helpers import bench_jobs as jobs
@@ -20,6 +20,10 @@ pytestmark = pytest.mark.dist
 
 def test_rank_0_answers():
     assert run_ranks(jobs.add_up, 2, 60, 20) == (0, 41.0)
+
+
+def test_values_come_as_they_are_made():
+    assert list(stream_ranks(jobs.count, 2, 60, 3)) == [0, 1, 2]
 
 
 def test_first_cause_is_told_not_its_consequence():

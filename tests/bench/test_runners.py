@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from hires.bench.contestants import LayoutsOptions, line_up
-from hires.bench.runners import HiresSteps, RankAnswer, RankRunner, build, compare
+from hires.bench.judge import RankAnswer, compare
+from hires.bench.runners import HiresSteps, build
+from hires.bench.timing import Runner
 
 INF = float("inf")
 
@@ -61,28 +63,27 @@ def test_rank_that_is_not_in_builds_nothing():
     assert build(row, 1) is None
 
 
-class Square:
+class Square(Runner):
     """Stands in for a network."""
-
-    optimizer = None
 
     def __init__(self):
         self.parameters = {"weight": torch.nn.Parameter(torch.ones(1))}
 
     def step(self):
-        self.threads = torch.get_num_threads()
+        self.seen_threads = torch.get_num_threads()
         self.parameters["weight"].square().sum().backward()
 
 
 def test_step_has_its_threads_and_leaves_no_gradient():
     before = torch.get_num_threads()
-    runner = RankRunner(Square(), threads=3)
+    runner = Square()
+    runner.threads = 3
     runner.prepare()
     runner.step()
     runner.tidy()
     torch.set_num_threads(before)
-    assert runner.steps.threads == 3
-    assert runner.steps.parameters["weight"].grad is None
+    assert runner.seen_threads == 3
+    assert runner.parameters["weight"].grad is None
 
 
 def test_hires_repeats_its_microbatches(monkeypatch):

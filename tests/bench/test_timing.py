@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from hires.bench import timing
-from hires.bench.timing import Samples, race, ratios, spread
+from hires.bench.timing import Runner, Samples, race, ratios, spread
 from hires.comm import Group
 
 ALONE = Group([0], 0, None, 0)
 
 
-class Recorder:
+class Recorder(Runner):
     def __init__(self, name, seen):
         self.name, self.seen = name, seen
 
@@ -47,7 +47,7 @@ def test_ratio_is_taken_within_a_round():
 
 
 def test_only_the_step_lies_between_barrier_and_tidying(seen):
-    samples = race({"a": Recorder("a", seen)}, 1, 0, ALONE)
+    [samples] = race({"a": Recorder("a", seen)}, 1, 0, ALONE)
     assert seen == ["prepare a", "barrier", "step a", "tidy a"]
     assert samples["a"].step_s == [1.0]
     assert samples["a"].cpu_s[0] >= 0
@@ -55,7 +55,7 @@ def test_only_the_step_lies_between_barrier_and_tidying(seen):
 
 def test_every_round_runs_all_contestants_once_in_an_order_of_its_own(seen):
     runners = {name: Recorder(name, seen) for name in "abcdef"}
-    race(runners, 6, 0, ALONE)
+    assert len(list(race(runners, 6, 0, ALONE))) == 6
     steps = [word[-1] for word in seen if word.startswith("step")]
     rounds = ["".join(steps[i : i + 6]) for i in range(0, 36, 6)]
     assert all(sorted(order) == [*"abcdef"] for order in rounds)
@@ -63,11 +63,12 @@ def test_every_round_runs_all_contestants_once_in_an_order_of_its_own(seen):
 
 
 def test_warmup_is_not_counted(seen):
-    samples = race({"a": Recorder("a", seen)}, 2, 3, ALONE)
+    *_, samples = race({"a": Recorder("a", seen)}, 2, 3, ALONE)
     assert seen.count("step a") == 5
     assert len(samples["a"].step_s) == len(samples["a"].cpu_s) == 2
 
 
 def test_rank_that_is_not_in_waits_at_the_barrier_only(seen):
-    assert race({"a": None}, 2, 0, ALONE) == {"a": Samples([0.0, 0.0], [0.0, 0.0])}
+    *_, samples = race({"a": None}, 2, 0, ALONE)
+    assert samples == {"a": Samples([0.0, 0.0], [0.0, 0.0])}
     assert seen == ["barrier", "barrier"]

@@ -17,6 +17,10 @@ def add_up(rank, number):
     return rank, float(total)
 
 
+def count(rank, number):
+    yield from range(number) if rank == 0 else ["of the other rank"]
+
+
 def refuse(rank):
     if rank == 1:
         raise PlanError("tile of 1 row is too small")

@@ -1,0 +1,144 @@
+"""Compares the first step of every row with that of a plain module in one process."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hires.bench.contestants import Contestant
+from hires.bench.runners import reference_steps
+from hires.bench.timing import Runner
+from hires.comm import barrier
+from hires.core.config.run_config import RunConfig
+
+VALUE_TOLERANCE = 1e-3
+"""Largest relative error of loss or outputs."""
+GRADIENT_TOLERANCE = 0.02
+"""Largest relative error of the norm of a gradient, beyond the network's own noise."""
+NOISE_FACTOR = 3.0
+"""Sums in another order move a network's gradients: those of a ResNet-101 with its first weights by
+0.08 in fp32. How far is measured, with a second thread; a row may be that many times as far off. A
+sum over tiles or a mean over replicas that is missing is off by 0.3 and more."""
+FLOOR = 1e-3
+"""A gradient whose norm is below this part of the largest is compared with that part."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RankAnswer:
+    """What one rank holds after one step."""
+
+    value: Tensor | None
+    """Mean loss (1) or outputs (images, classes)."""
+    gradients: dict[str, float]
+    """Norm of the gradient of every parameter that the rank holds."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far a row is from what one process computes; infinite where nothing came, or NaN."""
+
+    value: float
+    """Largest error of loss or outputs, over the largest expected value."""
+    gradient: float
+    """Largest relative error of the norm of a gradient."""
+    ok: bool
+    """Whether the row is right."""
+
+
+class Judge:
+    """Compares the first step of every row with that of a plain module in one process."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._expected: dict[tuple[int, int], tuple[RankAnswer, float]] = {}
+
+    def judge(self, row: Contestant, runner: Runner | None) -> Deviation | None:
+        """Returns whether a row's step is right, None if there is nothing to compare.
+
+        All ranks call it together; rank 0 gets the answer.
+        """
+        own = RankAnswer(None, {}) if runner is None else _answer(runner)
+        answers: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(answers, own)
+        deviation = None
+        if self.rank == 0 and row.checked:
+            deviation = compare(answers, *self._reference(row.config))
+            log.info(
+                "%s: error %.1e, of gradients %.1e", row.name, deviation.value, deviation.gradient
+            )
+        barrier()
+        return deviation
+
+    def _reference(self, config: RunConfig) -> tuple[RankAnswer, float]:
+        """Returns what one process answers to the same microbatches, and the gradients' noise."""
+        key = config.batch, config.parallel.pieces
+        if key not in self._expected:
+            steps = reference_steps(config)
+            expected = _answer(steps)
+            steps.threads = 2
+            self._expected[key] = expected, compare([_answer(steps)], expected).gradient
+        return self._expected[key]
+
+
+def compare(answers: list[RankAnswer], expected: RankAnswer, noise: float = 0.0) -> Deviation:
+    """Returns how far the answers of all ranks are from what was expected.
+
+    Args:
+        answers: of every rank.
+        expected: of one process.
+        noise: relative error of gradients that another order of summation makes.
+    """
+    values = [answer.value for answer in answers if answer.value is not None]
+    value = _bad_is_infinite(_value_error(values, expected.value))
+    floor = FLOOR * max(expected.gradients.values(), default=0.0)
+    errors = [0.0]
+    for name, norm in expected.gradients.items():
+        norms = [answer.gradients[name] for answer in answers if name in answer.gradients]
+        scale = max(norm, floor) or 1.0
+        errors += [abs(other - norm) / scale for other in norms] or [math.inf]
+    gradient = max(map(_bad_is_infinite, errors))
+    limit = GRADIENT_TOLERANCE + NOISE_FACTOR * noise
+    return Deviation(value, gradient, ok=value <= VALUE_TOLERANCE and gradient <= limit)
+
+
+def _bad_is_infinite(error: float) -> float:
+    """Returns an error, infinite for NaN, which compares with nothing."""
+    return error if math.isfinite(error) else math.inf
+
+
+def _value_error(values: list[Tensor], expected: Tensor | None) -> float:
+    """Returns the largest difference over the largest expected value.
+
+    Losses of several ranks are averaged; outputs that several tiles hold are compared each.
+    """
+    if not values or expected is None:
+        return math.inf
+    got = torch.cat(values)
+    if got.dim() == 1:
+        got = got.mean(0, keepdim=True)
+    else:
+        expected = expected.repeat(len(got) // len(expected), 1)
+    if got.shape != expected.shape:
+        return math.inf
+    return float((got - expected).abs().max() / expected.abs().max())
+
+
+def _answer(runner: Runner) -> RankAnswer:
+    """Runs one step; returns what this rank holds then."""
+    runner.prepare()
+    value = runner.step()
+    gradients = {
+        name: float(parameter.grad.norm())
+        for name, parameter in runner.parameters.items()
+        if parameter.grad is not None
+    }
+    runner.tidy()
+    return RankAnswer(value, gradients)
