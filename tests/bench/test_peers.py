@@ -11,8 +11,8 @@ from hires.bench.runners import (
     plain_module,
     reference_steps,
     whole_batch,
-    whole_microbatches,
 )
+from hires.engine.loader import whole_microbatches
 
 
 @pytest.fixture(scope="module")
