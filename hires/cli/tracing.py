@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from types import TracebackType
 from typing import IO, Any
 
 from hires.cli import answer_cache
@@ -22,17 +21,12 @@ from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan
 
-_KINDS: dict[str, type[HiresError]] = {
-    "ConfigError": ConfigError,
-    "PlanError": PlanError,
-    "RunError": RunError,
-}
 _END_S = 5.0
 """How long a process that gave no answer may take to end by itself."""
 _MODULE = "hires.engine.footprint"
 
 
-class TorchProcess:
+class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
     """A process that has torch and answers questions, one line of JSON each; a context manager."""
 
     def __init__(self, module: str = _MODULE) -> None:
@@ -41,15 +35,8 @@ class TorchProcess:
         self._pipes: list[IO[str]] = []
         """Its standard input, output and error, as this process writes and reads them."""
 
-    def __enter__(self) -> TorchProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        place: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Ends the process."""
         if self._process is None:
             return
         if kind is not None:
@@ -100,19 +87,20 @@ class TorchProcess:
             stdin.write(json.dumps(question) + "\n")
             stdin.flush()
             line = stdout.readline()
-        try:
+        answer = None
+        with contextlib.suppress(ValueError):
             answer = json.loads(line)
-        except ValueError:
-            answer = None
         if not isinstance(answer, dict):
             raise RunError(f"{what} failed {self._last_output()}")
         if "error" in answer:
-            error = answer["error"]
-            raise _KINDS.get(error["type"], RunError)(error["text"])
+            kinds: dict[str, type[HiresError]] = {
+                "ConfigError": ConfigError,
+                "PlanError": PlanError,
+            }
+            raise kinds.get(answer["error"]["type"], RunError)(answer["error"]["text"])
         return answer
 
     def _start(self) -> None:
-        """Starts the process."""
         errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed by _end
         (stdin, questions), (answers, stdout) = os.pipe(), os.pipe()
         self._pipes = [os.fdopen(questions, "w"), os.fdopen(answers), errors]
@@ -148,9 +136,3 @@ class TorchProcess:
                 pipe.close()
         self._process.wait()
         self._process, self._pipes = None, []
-
-
-def trace(config: RunConfig, module: str = _MODULE) -> Graph:
-    """Returns the graph of the config's network, as :meth:`TorchProcess.trace` does."""
-    with TorchProcess(module) as process:
-        return process.trace(config)

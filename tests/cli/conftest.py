@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hires.cli.sweep import execution
-from hires.cli.tracing import trace
+from hires.cli.tracing import TorchProcess
 from hires.core.config.run_config import ModelConfig, RunConfig
 from hires.launcher.kinds import this_machine
 from hires.plan.graph import Graph
@@ -26,7 +26,10 @@ def graph() -> Graph:
     """The network of SMALL, traced by the real process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-        return trace(RunConfig(image=32, batch=4, model=ModelConfig(depth=18, classes=10)))
+        with TorchProcess() as process:
+            return process.trace(
+                RunConfig(image=32, batch=4, model=ModelConfig(depth=18, classes=10))
+            )
 
 
 @pytest.fixture
@@ -44,8 +47,7 @@ def traced(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gra
         def __enter__(self) -> Process:
             return self
 
-    for verb in ("prepare", "verbs.verb_sweep"):
-        monkeypatch.setattr(f"hires.cli.{verb}.TorchProcess", Process)
+    monkeypatch.setattr("hires.cli.planning.TorchProcess", Process)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return graph
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hires.cli.answer_cache import cache_dir
-from hires.cli.forecast import add_forecast, add_memory
+from hires.cli.planning import Planner
 from hires.core.config.run_config import MemoryConfig, ModelConfig, RunConfig, TaskConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.units import MIB
@@ -51,7 +51,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forecast(config: RunConfig, process) -> object:
     plan = make_plan(config, process.graph)
-    add_forecast(config, plan, process)
+    Planner(process).add_forecast(config, plan)
     return plan
 
 
@@ -165,12 +165,12 @@ def test_limit_that_is_no_size_is_refused(limit):
 def test_keys_that_do_not_matter_share_a_forecast_and_time_that_is_used_up_makes_none(graph):
     process = Process(graph)
     plan = make_plan(CONFIG, graph)
-    assert add_memory(CONFIG, plan, None) is None
+    assert Planner(process, 0).add_memory(CONFIG, plan) is None
     assert plan.memory == []
     assert "planning again goes on" in plan.findings[-1].text
     forecast(CONFIG, process)
     other = RunConfig(image=32, batch=4, model=MODEL, seed=5, steps=40, task=TaskConfig(lr=0.5))
     plan = make_plan(other, graph)
-    assert add_memory(other, plan, None) is None
+    assert Planner(process, 0).add_memory(other, plan) is None
     assert plan.memory
     assert process.asked == 1

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.tracing import TorchProcess, trace
+from hires.cli.tracing import TorchProcess
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError, RunError
+
+
+def trace(config: RunConfig, module: str):
+    with TorchProcess(module) as process:
+        return process.trace(config)
 
 
 @pytest.fixture

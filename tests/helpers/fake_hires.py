@@ -10,10 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from hires.cli import prepare
+from hires.cli import planning
 from hires.cli.main import main
 from hires.cli.sweep import execution
-from hires.cli.verbs import verb_sweep
 from hires.launcher.kinds import this_machine
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
@@ -33,7 +32,7 @@ class Process(contextlib.nullcontext):
 
 if __name__ == "__main__":
     spawn.MODULES[:] = ["hires.launcher.local.point_process", "tests.helpers.fake_rank"]
-    prepare.TorchProcess = verb_sweep.TorchProcess = Process
+    planning.TorchProcess = Process
     this_machine.launch = functools.partial(this_machine.launch, module="tests.helpers.fake_rank")
     execution.run_all = functools.partial(execution.run_all, module="tests.helpers.fake_rank")
     sys.exit(main(sys.argv[2:]))

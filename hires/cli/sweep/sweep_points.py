@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hires.cli.compose.compose_config import labelled
+from hires.cli.planning import PackedPlan, Planner
 from hires.cli.sweep.axes import SweepGrid
 from hires.cli.sweep.configs import Composer
-from hires.cli.sweep.planning import Planned, Planner
 from hires.cli.sweep.where import Where
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
@@ -40,7 +40,7 @@ class SweepPoint:
     """Its run folder, there or not."""
     done: list[int] = field(default_factory=list)
     """Attempts that completed it earlier."""
-    planned: Planned | None = None
+    planned: PackedPlan | None = None
     """None if it is complete, or its values do not go together."""
     reason: str = ""
     """Why it cannot run; nothing if it can."""
@@ -145,7 +145,7 @@ def _plan(point: SweepPoint, planner: Planner, wanted: int | None) -> None:
         point.path = run_path(point.config)
         point.done = done_attempts(point.path)
         if wanted is None or len(point.done) < wanted:
-            point.planned = planner.plan(point.config)
+            point.planned = planner.packed(point.config)
             point.reason = point.planned.refusal
     except HiresError as error:
         point.reason = str(error)

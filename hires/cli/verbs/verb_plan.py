@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hires.cli.compose.compose_config import compose
 from hires.cli.options import JSON, Parser, composing, flag
-from hires.cli.prepare import planned, with_classes
+from hires.cli.planning import planned, with_classes
 from hires.cli.screens.screen import print_config
 from hires.cli.screens.show_memory import node_lines
 from hires.cli.screens.show_plan import plan_lines

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hires.cli.compose.compose_config import compose
 from hires.cli.options import AFTER, JSON, Parser, composing, flag
-from hires.cli.prepare import planned, require_feasible, with_classes
+from hires.cli.planning import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_record
 from hires.cli.start_run import (
     begin_run,

@@ -19,18 +19,17 @@ from hires.cli.options import (
     positive,
     sweep_overrides,
 )
+from hires.cli.planning import FORECASTS_S, Planner
 from hires.cli.screens.screen import print_config
 from hires.cli.sweep.axes import grid_of
 from hires.cli.sweep.configs import Composer
 from hires.cli.sweep.execution import Sweep, refuse_costly, run_sweep
 from hires.cli.sweep.experiment import Stored, taken_out
-from hires.cli.sweep.planning import Planner
 from hires.cli.sweep.submission import check_launcher
 from hires.cli.sweep.sweep_points import ORDERS, Points, compose_all, plan_all
 from hires.cli.sweep.sweep_progress import PlanningProgress
 from hires.cli.sweep.sweep_tables import as_json, print_points
 from hires.cli.sweep.where import Where
-from hires.cli.tracing import TorchProcess
 from hires.core.errors import ConfigError, PlanError
 from hires.core.store.campaign import locked
 from hires.launcher.interface import launcher_of
@@ -136,8 +135,8 @@ def _merged(words: Sequence[str], args: argparse.Namespace, stored: Stored) -> a
 
 def _plan(sweep: Sweep) -> None:
     wanted = None if sweep.options.again else sweep.options.repeat
-    with TorchProcess() as process, PlanningProgress() as progress:
-        plan_all(sweep.points, Planner(process), wanted, progress)
+    with Planner(forecasts_s=FORECASTS_S) as planner, PlanningProgress() as progress:
+        plan_all(sweep.points, planner, wanted, progress)
     refuse_costly(sweep)
 
 

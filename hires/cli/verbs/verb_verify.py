@@ -15,7 +15,7 @@ from typing import Any
 
 from hires.cli.compose.compose_config import compose
 from hires.cli.options import JSON, Parser, composing
-from hires.cli.prepare import planned, require_feasible, with_classes
+from hires.cli.planning import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_table
 from hires.cli.start_run import explain, wait_for
 from hires.core.config.run_config import PrecisionConfig, RunConfig

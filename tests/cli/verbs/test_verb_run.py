@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.prepare import shapes_of
+from hires.cli.planning import shapes_of
 from hires.cli.start_run import warn_of_checkpoints
 from hires.core.store import records
 from hires.core.store.rundir import open_run
@@ -46,7 +46,7 @@ def test_json_is_the_record_and_nothing_else(hires, fake_ranks):
 
 def test_second_time_shows_the_run_without_tracing_it(hires, fake_ranks, monkeypatch):
     hires("run", *SMALL)
-    monkeypatch.setattr("hires.cli.prepare.TorchProcess", None)
+    monkeypatch.setattr("hires.cli.planning.TorchProcess", None)
     answer = hires("run", *SMALL)
     assert answer.code == 0
     assert "complete since an earlier time" in answer.err

@@ -67,7 +67,7 @@ def test_complete_points_are_skipped_without_tracing_unless_asked_again(
     assert hires(*words).code == 0
     assert hires(*words, "--again").code == 0
     assert all((run / "a1" / "record.json").exists() for run in runs())
-    monkeypatch.setattr("hires.cli.sweep.planning.make_plan", None)
+    monkeypatch.setattr("hires.cli.planning.make_plan", None)
     answer = hires(*words)
     assert answer.code == 0, answer.err
     assert "2 points: 0 to run, 2 complete" in answer.out
@@ -254,7 +254,7 @@ def test_words_that_a_shell_would_run_are_only_words(hires, fake_ranks):
 
 
 def test_plans_and_traces_are_shared_where_keys_do_not_matter(hires, fake_ranks, monkeypatch):
-    from hires.cli.sweep import planning
+    from hires.cli import planning
 
     made = []
     real = planning.make_plan

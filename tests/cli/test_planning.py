@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.cli import prepare
+from hires.cli import planning
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.plan.graph import Graph
@@ -26,10 +26,10 @@ class Refusing:
 
 
 def test_network_that_cannot_be_traced_hides_no_wrong_number(monkeypatch):
-    monkeypatch.setattr(prepare, "TorchProcess", Refusing)
+    monkeypatch.setattr(planning, "TorchProcess", Refusing)
     layout = {"replicas": 200, "tiles": [1, 40], "microbatches": 3}
     with pytest.raises(ConfigError) as caught:
-        prepare.planned(from_dict({"image": 32, "batch": 200, "parallel": layout}))
+        planning.planned(from_dict({"image": 32, "batch": 200, "parallel": layout}))
     for words in ("takes no such image; ", "[batch]", "[parallel.tiles]", "[launcher.max_ranks]"):
         assert words in str(caught.value)
 
@@ -43,15 +43,15 @@ def test_layout_that_no_launcher_offers_is_not_proved(monkeypatch):
     def never(*args: object) -> None:
         raise AssertionError("a layout that cannot start is proved")
 
-    monkeypatch.setattr(prepare, "TorchProcess", Tracing)
+    monkeypatch.setattr(planning, "TorchProcess", Tracing)
     monkeypatch.setattr("hires.plan.planner.verify", never)
-    plan = prepare.planned(config_of("train", 7, tiles=[13, 10], microbatches=2))
+    plan = planning.planned(config_of("train", 7, tiles=[13, 10], microbatches=2))
     assert [f.key for f in plan.findings if f.severity == "error"] == [
         "batch",
         "launcher.max_ranks",
     ]
     assert any("hold nothing" in finding.text for finding in plan.findings)
-    plan = prepare.planned(config_of("train", 4, tiles=[13, 10]))
+    plan = planning.planned(config_of("train", 4, tiles=[13, 10]))
     assert not plan.ok
 
 
@@ -60,8 +60,8 @@ def test_stages_that_are_advised_are_no_more_than_layers(monkeypatch):
         def trace(self, config: RunConfig) -> Graph:
             return forked(4, True)
 
-    monkeypatch.setattr(prepare, "TorchProcess", Tracing)
+    monkeypatch.setattr(planning, "TorchProcess", Tracing)
     layers = len(layer_starts(forked(4, True)))
-    findings = prepare.planned(config_of("train", 4, stages=100)).findings
+    findings = planning.planned(config_of("train", 4, stages=100)).findings
     assert [f.key for f in findings] == ["parallel.stages", "launcher.max_ranks"]
     assert all(f"; use parallel.stages={layers}" in f.text for f in findings)
