@@ -10,9 +10,8 @@ import yaml
 
 from hires.cli.compose.choices import EXPERIMENTS, conf_dir, experiments, groups, keys
 from hires.cli.compose.compose_config import compose
-from hires.cli.sweep.axes import grid_of
+from hires.cli.sweep.axes import grid_of, stored_sweep
 from hires.cli.sweep.configs import Composer
-from hires.cli.sweep.experiment import taken_out
 from hires.cli.sweep.sweep_points import compose_all
 from hires.core.config.run_config import RunConfig
 
@@ -37,7 +36,7 @@ def test_choice_composes(path):
 
 @pytest.mark.parametrize("name", experiments())
 def test_stored_sweep_has_points_that_go_together(name):
-    words, stored = taken_out([f"experiment={name}"], None)
+    words, stored = stored_sweep([f"experiment={name}"], None)
     assert words == []
     points = compose_all(grid_of(stored.words, [], groups()), Composer(None), None)
     assert len(points.valid) > 1

@@ -1,24 +1,27 @@
-"""Starts a planned run and waits for its end, for the verbs ``run``, ``retry`` and ``verify``."""
+"""Starts planned runs, here or as jobs, waits for their end and explains it."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hires.cli.screens.progress_bar import StepProgress
+from hires.cli.screens.progress import StepProgress
 from hires.core.config.run_config import RunConfig
-from hires.core.store import file_names, records
-from hires.core.store.campaign import starting
+from hires.core.errors import RunError
+from hires.core.store import campaign, file_names, records
 from hires.core.store.rundir import RunDir, create, freeze, run_path
-from hires.launcher.interface import Outcome, launcher_of
+from hires.launcher.interface import FrozenRun, Outcome, SubmitOptions, Submitted, launcher_of
 from hires.launcher.status import running_elsewhere
 from hires.launcher.supervision.hang_page import head
 from hires.plan.plan import Plan
 
+_SHOWN = 5
+"""Jobs that are named one by one; of more only the arrays are."""
 _ENDS = {"failed": "failed", "cancelled": "was cancelled", "lost": "is lost"}
 
 
@@ -29,7 +32,7 @@ def write_run(config: RunConfig, plan: Plan, argv: Sequence[str]) -> list[Path]:
         RunError: the run is under way, or its folder cannot be written.
     """
     path = run_path(config)
-    with starting([path.parent]):
+    with campaign.starting([path.parent]):
         running_elsewhere.refuse_queued(path)
         with running_elsewhere.alone(path, None, None):
             freeze(config, plan.to_dict(), argv)
@@ -62,7 +65,7 @@ def begin_run(
     """
     path, launcher = run_path(config), launcher_of(config)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(starting([path.parent]))
+        stack.enter_context(campaign.starting([path.parent]))
         running_elsewhere.refuse_queued(path)
         if again or records.done_attempt(path) is None:
             running_elsewhere.refuse_begun(path, seen)
@@ -73,6 +76,44 @@ def begin_run(
         launcher.write_scripts(run.path, config, plan.world, argv)
         print(f"run folder: {run.path}", file=sys.stderr)
         return run, launcher.submit(run, config, after)
+
+
+def submit(
+    runs: Sequence[FrozenRun], options: SubmitOptions, freeze: Callable[[Path], object]
+) -> list[Submitted]:
+    """Submits runs of one launcher, and prints their jobs; one that fails does not stop the others.
+
+    Runs that wait or run already stay as they are. Call it within
+    :func:`hires.core.store.campaign.starting`.
+
+    Args:
+        runs: the runs.
+        options: what holds for all of them.
+        freeze: called with the folder of every run that may be submitted.
+    """
+    if not runs:
+        return []
+    launcher = launcher_of(runs[0].config)
+    folders = sorted({run.path.parent for run in runs})
+    for note in (note for folder in folders for note in launcher.repair(folder)):
+        print(f"note: {note}", file=sys.stderr)
+    refused = running_elsewhere.queued(run.path for run in runs)
+    others = running_elsewhere.under_way(run.path for run in runs if run.path not in refused)
+    refused |= {path: f"{path.name} is under way: {why}" for path, why in others.items()}
+    for run in runs:
+        if run.path not in refused:
+            try:
+                freeze(run.path)
+            except RunError as error:
+                refused[run.path] = str(error)
+    submitted = [Submitted(path, None, why) for path, why in refused.items()]
+    free = [run for run in runs if run.path not in refused]
+    submitted += launcher.submit_many(
+        free, options, lambda: any(map(campaign.is_stopped, {run.path.parent for run in free}))
+    )
+    _print_jobs(submitted)
+    order = {run.path: number for number, run in enumerate(runs)}
+    return sorted(submitted, key=lambda one: order[one.path])
 
 
 def wait_for(
@@ -115,13 +156,20 @@ def print_job(config: RunConfig, run: RunDir, job: str, as_json: bool) -> None:
 
 
 def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
-    """Prints why an attempt failed; nothing if it did not.
+    """Prints what went wrong with checkpoints, and why an attempt failed if it did.
 
     Args:
         outcome: how the attempt ended.
         run: its folder.
         keep: whether the folder stays, so that it may be named.
     """
+    if keep:
+        for event in records.read_lines(run.attempt_dir / file_names.EVENTS):
+            if event.get("event") == "checkpoint_failed":
+                text = f"no checkpoint of step {event['step']}: {event['text']}"
+                print(f"warning: {text}", file=sys.stderr)
+            elif event.get("event") == "checkpoint_damaged":
+                print(f"warning: {event['text']}", file=sys.stderr)
     if outcome.exit_code == 0:
         return
     print(f"hires: the run {_ENDS[outcome.state]}: {outcome.cause}", file=sys.stderr)
@@ -138,10 +186,20 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
         print(f"all lines: {run.attempt_dir / file_names.LOGS}", file=sys.stderr)
 
 
-def warn_of_checkpoints(run: RunDir) -> None:
-    """Prints which checkpoints an attempt could not write, and which it found damaged."""
-    for line in records.read_lines(run.attempt_dir / file_names.EVENTS):
-        if line.get("event") == "checkpoint_failed":
-            print(f"warning: no checkpoint of step {line['step']}: {line['text']}", file=sys.stderr)
-        elif line.get("event") == "checkpoint_damaged":
-            print(f"warning: {line['text']}", file=sys.stderr)
+def _print_jobs(submitted: Sequence[Submitted]) -> None:
+    """Prints the jobs of runs, and why others have none, each reason once."""
+    jobs = [one for one in submitted if one.job is not None]
+    if len(jobs) <= _SHOWN:
+        for one in jobs:
+            print(f"{one.path.name}: job {one.job}", file=sys.stderr)
+    else:
+        arrays = collections.Counter(str(one.job).partition("_")[0] for one in jobs)
+        for number, count in arrays.items():
+            print(f"job array {number}: {count} points", file=sys.stderr)
+    reasons = collections.defaultdict(list)
+    for one in submitted:
+        if one.why is not None:
+            reasons[one.why].append(one.path.name)
+    for why, names in reasons.items():
+        others = f" and {len(names) - 1} more were" if len(names) > 1 else " was"
+        print(f"hires: {names[0]}{others} not submitted: {why}", file=sys.stderr)

@@ -2,23 +2,27 @@
 
 Hydra merges ``conf/`` and the overrides onto the dataclasses of
 :mod:`hires.core.config.run_config`; the result is those dataclasses again, checked. Any
-mistake is a ``ConfigError``.
+mistake is a ``ConfigError``. Hydra's errors name neither a user's file nor a remedy, so every
+chosen file of ``--config-dir`` is checked before Hydra reads it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from yaml import YAMLError
+import yaml
 
-from hires.cli.compose.choices import conf_dir, config_keys, groups
+from hires.cli.compose.choices import Groups, conf_dir, config_keys, groups, keys, offer
 from hires.cli.compose.overrides import checked
-from hires.cli.compose.user_files import check_chosen, file_of, yaml_words
 from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
 from hires.launcher.interface import launcher_of
+
+_PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 
 
 def compose(overrides: list[str], config_dir: str | None = None) -> RunConfig:
@@ -62,14 +66,8 @@ def composed(overrides: list[str], config_dir: str | None = None) -> dict[str, A
     choices = groups(extra)
     words = checked(overrides, choices)
     if extra is not None:
-        check_chosen(words, extra, choices)
+        _check_files(words, extra, choices)
         words.append(f"hydra.searchpath=['file://{extra}']")
-    values = _composed(words, extra)
-    make_absolute(values)
-    return values
-
-
-def _composed(words: list[str], extra: Path | None) -> dict[str, Any]:
     # Imported here: the shell completion imports this module and cannot wait for Hydra.
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -81,14 +79,18 @@ def _composed(words: list[str], extra: Path | None) -> dict[str, Any]:
     ConfigStore.instance().store(name="schema", node=RunConfig)
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            made = hydra_compose("config", overrides=words)
-        return cast("dict[str, Any]", OmegaConf.to_container(made, resolve=True))
-    except YAMLError as error:
-        raise ConfigError(yaml_words(error)) from error
+            config = hydra_compose("config", overrides=words)
+        values = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+    except yaml.YAMLError as error:
+        raise ConfigError(_yaml_mistake(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
-        path = file_of(str(error), extra)
-        message = _explained(error, words)
-        raise ConfigError(f"{path}: {message}" if path is not None else message) from error
+        # Hydra names a user's file by ``In 'GROUP/NAME'``.
+        match = re.search(r"In '([^']+)'", str(error))
+        path = extra / f"{match[1]}.yaml" if extra is not None and match else None
+        where = f"{path}: " if path is not None and path.is_file() else ""
+        raise ConfigError(where + _explained(error, words)) from error
+    make_absolute(values)
+    return values
 
 
 def make_absolute(values: dict[str, Any]) -> None:
@@ -105,23 +107,134 @@ def make_absolute(values: dict[str, Any]) -> None:
             section[key] = str(path if key == "results" else path.absolute())
 
 
+def read_mapping(path: Path, example: str = "name: mine") -> dict[str, Any]:
+    """Returns the keys that a YAML file holds; none of an empty one.
+
+    Args:
+        path: the file.
+        example: a line that it may hold, for the error.
+
+    Raises:
+        ConfigError: it cannot be read, is no YAML, or holds something else.
+    """
+    try:
+        held = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8 ({error}); save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(_yaml_mistake(error, path)) from None
+    if held is not None and not isinstance(held, dict):
+        raise ConfigError(f"{path} must hold keys, one a line, as `{example}`, not {held!r}")
+    return {str(key): value for key, value in (held or {}).items()}
+
+
+def _check_files(words: Iterable[str], extra: Path, groups: Groups) -> None:
+    """Refuses a chosen file of a user that cannot be composed, and says why in plain words.
+
+    Args:
+        words: checked overrides.
+        extra: the folder of ``--config-dir``.
+        groups: group -> choices.
+
+    Raises:
+        ConfigError: names the file, what is wrong in it, and what would work.
+    """
+    check = Checks()
+    for word in words:
+        group, equals, name = word.lstrip("+").partition("=")
+        if equals and group in groups:
+            check(_check_choice, extra, group, name.strip("'\""), groups[group], ())
+    check.done()
+
+
+def _check_choice(
+    extra: Path, group: str, name: str, choices: Mapping[str, str], seen: tuple[str, ...]
+) -> None:
+    """Refuses a choice whose file, or one that it stands on, is wrong; ours are right."""
+    path = extra / group / f"{name}.yaml"
+    if not path.is_file():
+        return
+    if name in seen:
+        raise ConfigError(f"{path}: defaults goes in a circle: {' -> '.join([*seen, name])}")
+    values = read_mapping(path)
+    match = _PACKAGE.search(path.read_text(encoding="utf-8"))
+    package = match[1] if match else "_group_"
+    check = Checks()
+    if package in ("_group_", "_global_"):
+        prefix = f"{group}." if package == "_group_" else ""
+        own = {key: value for key, value in values.items() if key != "defaults"}
+        check(_check_keys, path, own, prefix)
+    bases = values.get("defaults") or []
+    for base in bases if isinstance(bases, list) else []:
+        if isinstance(base, str) and "/" not in base and "@" not in base and base != "_self_":
+            if base not in choices:
+                problem = f"{path}: defaults names {base!r}, which is no choice of {group}"
+                check.problems.append(f"{problem}; {offer(base, choices)}")
+                continue
+            check(_check_choice, extra, group, base, choices, (*seen, name))
+    check.done()
+
+
+def _check_keys(path: Path, values: Mapping[str, Any], prefix: str) -> None:
+    check, known = Checks(), keys()
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if key in known:
+            continue
+        if any(other.startswith(f"{key}.") for other in known):
+            if isinstance(value, dict):
+                check(_check_keys, path, {str(k): v for k, v in value.items()}, f"{key}.")
+            continue
+        there = [other.removeprefix(prefix) for other in known if other.startswith(prefix)]
+        meant = offer(str(name), there)
+        check.problems.append(
+            f"{path}: {prefix.rstrip('.') or 'a config'} has no {name!r}; {meant}"
+        )
+    check.done()
+
+
+def _yaml_mistake(error: yaml.YAMLError, path: Path | None = None) -> str:
+    """Returns in plain words, with file and line, why something is no YAML.
+
+    Args:
+        error: what the parser says.
+        path: the file; None: the error names it.
+    """
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"{path or 'a config file'} is no YAML: {' '.join(str(error).split())}"
+    problem, begin = str(getattr(error, "problem", "")), getattr(error, "context_mark", None)
+    where = f"{path or mark.name}, line {mark.line + 1}"
+    context = str(getattr(error, "context", "") or "")
+    if "'\\t'" in problem:
+        remedy = "indent with spaces, not with a tab"
+    elif "flow" in context:
+        where_open = "is open there"
+        if begin is not None and begin.line < mark.line:
+            where_open = f"line {begin.line + 1} opens"
+        remedy = f"close the bracket or brace that {where_open}"
+    elif "quoted scalar" in context:
+        remedy = f"close the quote that line {(begin or mark).line + 1} opens"
+    elif "duplicate" in problem:
+        remedy = "give every key once"
+    else:
+        remedy = "write one `key: value` a line, equally indented, and quote text with : or #"
+    return f"{where}: this is no YAML ({problem}); {remedy}"
+
+
 def _explained(error: Exception, words: list[str]) -> str:
     """Returns an error of Hydra or OmegaConf in the words of the config, where its key is known."""
     cause: BaseException = error.__cause__ or error
-    named = re.search(r"full_key: (\S+)", str(cause))
-    key = str(getattr(cause, "full_key", "") or (named[1] if named else ""))
-    field = re.sub(r"\[.*", "", key)
-    spoken = config_keys()[field].type if field in config_keys() else None
-    if spoken is None or type(cause).__name__ == "InterpolationResolutionError":
-        return _plain(cause, words)
-    word = next((w for w in words if w.lstrip("+").startswith(f"{field}=")), None)
-    return f"{word or key} has the wrong type: {field if word else 'it'} must be {spoken}"
-
-
-def _plain(cause: BaseException, words: list[str]) -> str:
-    """Returns the text of an error on one line, with its key."""
     text, _, place = str(cause).partition("full_key:")
-    key = (place.split() or [""])[0]
-    word = next((w for w in words if key and w.startswith(f"{key}=")), None)
-    where = word or (f"key {key}" if key else "")
-    return " ".join(text.split()) + (f" ({where})" if where else "")
+    key = str(getattr(cause, "full_key", "") or (place.split() or [""])[0])
+    field = re.sub(r"\[.*", "", key)
+    type_words = config_keys()[field].type if field in config_keys() else None
+    if type_words is None or type(cause).__name__ == "InterpolationResolutionError":
+        key = (place.split() or [""])[0]
+        word = next((w for w in words if key and w.startswith(f"{key}=")), None)
+        where = word or (f"key {key}" if key else "")
+        return " ".join(text.split()) + (f" ({where})" if where else "")
+    word = next((w for w in words if w.lstrip("+").startswith(f"{field}=")), None)
+    return f"{word or key} has the wrong type: {field if word else 'it'} must be {type_words}"

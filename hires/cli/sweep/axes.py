@@ -1,4 +1,4 @@
-"""Reads the values of every key of a sweep, and forms their combinations.
+"""Reads the values of every key of a sweep, typed or stored, and forms their combinations.
 
 Words are Hydra's: commas separate values except inside brackets, braces and quotes, and
 ``choice()``, ``range()`` and ``glob()`` work too. What comes out are words with one value each.
@@ -10,10 +10,12 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.choices import Groups, offer
+from hires.cli.compose.choices import EXPERIMENTS, Groups, experiments, offer
+from hires.cli.compose.compose_config import read_mapping
 from hires.cli.compose.overrides import checked, parsed
 from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
@@ -22,8 +24,35 @@ MOST_POINTS = 100_000
 """A sweep of more points is taken for a mistake."""
 ONE_FOR_ALL = ("campaign", "results")
 """Keys that have one value in a sweep, which is recorded in one folder."""
-
+OPTIONS: dict[str, type | tuple[type, ...]] = {
+    "zip": list,
+    "where": str,
+    "repeat": int,
+    "order": str,
+    "max_parallel": int,
+    "budget_gpu_hours": (int, float),
+}
+"""Options that a stored sweep may hold, and what each must be."""
 _WORD = re.compile(r"(?P<sign>\+{0,2})(?P<key>[^=+~]+)=(?P<value>.*)", re.DOTALL)
+
+
+@dataclass
+class StoredSweep:
+    """What a file of ``conf/experiment`` holds.
+
+    # What it compares, on the first line
+    overrides:            # words as one types them, each with one or several values
+      - model=resnet18
+      - parallel=sp,sp+gems
+    zip: [image,batch]    # options of `hires sweep` by their names, all of them optional
+    where: image * batch <= 8192
+    repeat: 3
+    """
+
+    words: list[str] = field(default_factory=list)
+    """Overrides."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the verb by their names in its parser."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +86,53 @@ class SweepGrid:
         """Returns the overrides of a point."""
         steps = (axis.steps[at] for axis, at in zip(self.axes, place, strict=True))
         return [word for step in steps for word in step]
+
+
+def stored_sweep(words: Sequence[str], extra: Path | None) -> tuple[list[str], StoredSweep]:
+    """Returns the words without ``experiment=NAME``, and what that stands for.
+
+    What stands on the command line wins.
+
+    Args:
+        words: overrides as typed.
+        extra: the folder of ``--config-dir``, which may hold experiments too.
+
+    Raises:
+        ConfigError: the experiment is unknown, or its file holds something else.
+    """
+    stored = [word for word in words if _is_experiment(word)]
+    rest = [word for word in words if not _is_experiment(word)]
+    names = [word.partition("=")[2].strip("'\"") for word in stored]
+    if not names:
+        return rest, StoredSweep()
+    if len(names) > 1 or "," in names[0]:
+        raise ConfigError(f"{EXPERIMENTS}={','.join(names)} names more than one; a sweep has one")
+    files = experiments(extra)
+    if names[0] not in files:
+        raise ConfigError(f"unknown {EXPERIMENTS} {names[0]!r}; {offer(names[0], files)}")
+    path, example = files[names[0]], "overrides: [model=resnet18]"
+    values = read_mapping(path, example)
+    if not values:
+        raise ConfigError(f"{path} is empty; it must hold keys, as `{example}`")
+    inside = values.pop("overrides", [])
+    if not isinstance(inside, list) or not all(isinstance(word, str) for word in inside):
+        raise ConfigError(f"{path}: overrides must be a list of words, as [model=resnet18]")
+    nested = [word for word in inside if _is_experiment(word)]
+    if nested:
+        raise ConfigError(f"{path}: {nested[0]} names another experiment, which none may")
+    options = {name.replace("-", "_"): value for name, value in values.items()}
+    for name, value in options.items():
+        if name not in OPTIONS:
+            meant = offer(name, ["overrides", *OPTIONS])
+            raise ConfigError(f"{path}: unknown key {name!r}; {meant}")
+        if isinstance(value, bool) or not isinstance(value, OPTIONS[name]):
+            text = f"{path}: {name}={value!r} has the wrong type; see `hires sweep --help`"
+            raise ConfigError(text)
+    return rest, StoredSweep(inside, options)
+
+
+def _is_experiment(word: str) -> bool:
+    return word.lstrip("+").startswith(f"{EXPERIMENTS}=")
 
 
 def grid_of(words: Sequence[str], zipped: Sequence[str], groups: Groups) -> SweepGrid:
@@ -101,51 +177,45 @@ def _axis(word: str, groups: Groups) -> SweepAxis:
     values = _values(word, match["value"], groups.get(key, {}))
     if key in ONE_FOR_ALL and len(values) > 1:
         raise ConfigError(f"{word} gives a sweep {len(values)} values of {key}; it has one")
-    made = [f"{match['sign']}{key}={value}" for value in dict.fromkeys(values)]
+    words = [f"{match['sign']}{key}={value}" for value in dict.fromkeys(values)]
     check = Checks()
-    usable = [check(checked, [one], groups) for one in made]
+    usable = [check(checked, [one], groups) for one in words]
     check.done()
     if key in groups:  # in the order of its parts, as sp+gems for gems+sp
-        made = [one[0] for one in usable if one]
-    return SweepAxis((key,), tuple((one,) for one in made))
+        words = [one[0] for one in usable if one]
+    return SweepAxis((key,), tuple((one,) for one in words))
 
 
 def _values(word: str, text: str, choices: dict[str, str]) -> list[str]:
     """Returns the values of a word as one would type each of them alone."""
     override = parsed(word)
-    if override is None:
-        if "," in text and text[:1] not in "'\"":
-            raise ConfigError(
-                f"{word!r} cannot be read as a list of values; put each value that holds spaces, "
-                f"brackets or other signs in quotes, as key=\"'a b','c d'\""
-            )
-        return [text]  # text that is quoted when it is composed, as for one run
-    if not override.is_sweep_override():
-        return [text]
-    values = _listed(word, override, choices)
-    if not values:
-        raise ConfigError(f"{word} holds no value")
-    if len(values) > MOST_POINTS:
-        raise ConfigError(f"{word} holds more than {MOST_POINTS} values; use a larger step")
-    return values
-
-
-def _listed(word: str, override: Any, choices: dict[str, str]) -> list[str]:
+    if override is None and "," in text and text[:1] not in "'\"":
+        raise ConfigError(
+            f"{word!r} cannot be read as a list of values; put each value that holds spaces, "
+            f"brackets or other signs in quotes, as key=\"'a b','c d'\""
+        )
+    if override is None or not override.is_sweep_override():
+        return [text]  # text that Hydra cannot read is quoted when it is composed, as for one run
     from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
 
     value = override._value  # Hydra has no other way to the names of a glob
     if isinstance(value, Glob):
-        names = value.filter(list(choices))
-        if not names:
+        values = value.filter(list(choices))
+        if not values:
             raise ConfigError(f"{word} fits no choice; {offer(word, choices) if choices else word}")
-        return names
-    if not override.is_discrete_sweep():
+    elif not override.is_discrete_sweep():
         raise ConfigError(f"{word} is an interval without single values; use range() or commas")
-    try:
-        return list(itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1))
-    except (HydraException, ValueError) as error:
-        raise ConfigError(f"{word} holds no values: {error}") from None
+    else:
+        try:
+            values = list(itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1))
+        except (HydraException, ValueError) as error:
+            raise ConfigError(f"{word} holds no values: {error}") from None
+    if not values:
+        raise ConfigError(f"{word} holds no value")
+    if len(values) > MOST_POINTS:
+        raise ConfigError(f"{word} holds more than {MOST_POINTS} values; use a larger step")
+    return values
 
 
 def _zip(keys: str, by_key: dict[str, SweepAxis]) -> None:

@@ -14,15 +14,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from hires.cli.screens.progress import SweepProgress
 from hires.cli.screens.screen import plural, print_table
-from hires.cli.sweep.submission import refuse_beyond, submit
-from hires.cli.sweep.sweep_points import Points, SweepPoint, in_order
-from hires.cli.sweep.sweep_progress import SweepProgress
+from hires.cli.start_run import submit
+from hires.cli.sweep.sweep_points import ORDERS, Points, SweepPoint, in_order
 from hires.cli.sweep.sweep_tables import as_json, print_points
-from hires.core.config.run_config import RunConfig
-from hires.core.errors import PlanError, RunError
+from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
@@ -41,24 +39,14 @@ class Sweep:
     points: Points
     argv: list[str]
     """The command line as typed."""
-    config_dir: str | None
-    """The folder of ``--config-dir``."""
     options: argparse.Namespace
     """Options of the verb, those of an experiment included."""
+    folder: Path
+    """The folder of its campaign, which all points share."""
+    has_jobs: bool
+    """Whether its points are submitted to a scheduler."""
     after: str | None = None
     """What its jobs wait for, in the scheduler's words."""
-
-    @functools.cached_property
-    def folder(self) -> Path:
-        """The folder of its campaign, which all points share."""
-        config = next(point.config for point in self.points.held if point.config is not None)
-        return campaign.folder_of(config)
-
-    @property
-    def has_jobs(self) -> bool:
-        """Whether its points are submitted to a scheduler."""
-        first = next((point for point in self.points.valid if point.config is not None), None)
-        return first is not None and launcher_of(first.ready).has_jobs
 
     def attempts(self) -> list[SweepPoint]:
         """Returns each point once for every attempt that it lacks, in the order of their start."""
@@ -68,8 +56,8 @@ class Sweep:
 
     def argv_of(self, point: SweepPoint) -> tuple[str, ...]:
         """Returns the command line that makes one point alone."""
-        extra = ("--config-dir", self.config_dir) if self.config_dir else ()
-        return ("hires", "run", *point.words, *extra)
+        folder = self.options.config_dir
+        return ("hires", "run", *point.words, *(("--config-dir", folder) if folder else ()))
 
     def freeze(self, point: SweepPoint) -> None:
         """Freezes a point in its run folder.
@@ -77,19 +65,57 @@ class Sweep:
         Raises:
             RunError: the folder cannot be written.
         """
-        assert point.planned is not None
-        rundir.freeze(point.ready, point.planned.facts(), self.argv_of(point))
+        rundir.freeze(point.ready, point.plan.facts(), self.argv_of(point))
+
+
+def check_launcher(points: Points, options: argparse.Namespace) -> None:
+    """Refuses points of several launchers, and repeats in an order that a job array cannot make.
+
+    Raises:
+        ConfigError: says what would work.
+    """
+    configs = [point.config for point in points.listed if point.config]
+    names = sorted({config.launcher.name for config in configs})
+    if len(names) > 1:
+        raise ConfigError(
+            f"launcher={','.join(names)}: a sweep has one launcher; sweep once with each"
+        )
+    if options.repeat == 1 or not launcher_of(configs[0]).has_jobs:
+        return
+    if options.order != ORDERS[0]:
+        raise ConfigError(
+            f"--order {options.order}: with launcher=slurm each point is one task of an array, "
+            f"which makes all its attempts one after the other; leave --order out"
+        )
+    packs = {config.launcher.pack for config in configs} - {1}
+    if packs:
+        raise ConfigError(
+            f"launcher.pack={max(packs)} and --repeat {options.repeat}: runs that share a job make "
+            f"one attempt each; use launcher.pack=1, or sweep seed=0,1 instead of repeats"
+        )
 
 
 def refuse_costly(sweep: Sweep) -> None:
-    """Refuses jobs that may need more than the budget; local attempts are stopped in time.
+    """Refuses jobs that may need more than the budget: none is stopped early, so all count in full.
+
+    Local attempts are stopped in time.
 
     Raises:
         ConfigError: says how much it may be, and what would work.
     """
-    budget = sweep.options.budget_gpu_hours
-    if budget is not None and sweep.has_jobs:
-        refuse_beyond(budget, [(p.ready, p.planned.ranks) for p in sweep.attempts() if p.planned])
+    hours = sweep.options.budget_gpu_hours
+    if hours is None or not sweep.has_jobs:
+        return
+    most = 0.0
+    for point in sweep.attempts():
+        job = point.ready.launcher
+        most += point.plan.ranks * job.minutes * (1 + job.requeues) / 60
+    if most > hours:
+        raise ConfigError(
+            f"--budget-gpu-hours {hours:g}: with launcher=slurm these attempts may need {most:g} "
+            f"rank hours (the sum of ranks x launcher.minutes x (1 + launcher.requeues)); lower "
+            f"launcher.minutes or launcher.requeues, sweep fewer points, or raise the budget"
+        )
 
 
 def run_sweep(sweep: Sweep) -> int:
@@ -100,7 +126,7 @@ def run_sweep(sweep: Sweep) -> int:
     points, options = sweep.points, sweep.options
     if not options.json:
         print_points(points, options.repeat)
-    held = _record(sweep)
+    recorded = _record(sweep)
     if not points.valid:
         if options.json:
             print(json.dumps(as_json(points), indent=2))
@@ -113,7 +139,7 @@ def run_sweep(sweep: Sweep) -> int:
         record = read_record(path)
         if record is not None:
             write(path, record)
-    tables = campaign_tables(campaign_rows(sweep.folder, held))
+    tables = campaign_tables(campaign_rows(sweep.folder, recorded))
     write_tables(sweep.folder, tables)
     if options.json:
         print(json.dumps(as_json(points, result.ended, options.repeat), indent=2))
@@ -125,7 +151,7 @@ def run_sweep(sweep: Sweep) -> int:
 
 def _record(sweep: Sweep) -> campaign.Campaign:
     """Adds the sweep to ``campaign.json`` and returns the campaign."""
-    options, held = sweep.options, campaign.read(sweep.folder)
+    options, recorded = sweep.options, campaign.read(sweep.folder)
     facts = {"argv": sweep.argv, "time": provenance.now(), "repeat": options.repeat}
     facts |= {"order": options.order, "max_parallel": options.max_parallel}
     points = [
@@ -133,33 +159,29 @@ def _record(sweep: Sweep) -> campaign.Campaign:
         for point in sweep.points.valid
         if point.path is not None
     ]
-    excluded = [
-        campaign.ExcludedPoint(p.words, p.reason, p.nearest, what=_described(p.config))
-        for p in sweep.points.excluded
-    ]
-    held.add(facts, points, excluded)
-    campaign.write(sweep.folder, held)
-    return held
-
-
-def _described(config: RunConfig | None) -> dict[str, Any] | None:
-    """Returns an excluded point in the words of a record; None if its values make no sense."""
-    if config is None:
-        return None
-    return {
-        "model": model_label(config.model),
-        "image": [config.height, config.width],
-        "layout": config.parallel.name,
-        "precision": config.precision.name,
-        "task": config.task.name,
-        "batch": config.batch,
-        "limit": config.memory.limit,
-    }
+    excluded = []
+    for point in sweep.points.excluded:
+        config, what = point.config, None
+        if config is not None:  # in the words of a record
+            what = {
+                "model": model_label(config.model),
+                "image": [config.height, config.width],
+                "layout": config.parallel.name,
+                "precision": config.precision.name,
+                "task": config.task.name,
+                "batch": config.batch,
+                "limit": config.memory.limit,
+            }
+        one = campaign.ExcludedPoint(point.words, point.reason, point.nearest, what=what)
+        excluded.append(one)
+    recorded.add(facts, points, excluded)
+    campaign.write(sweep.folder, recorded)
+    return recorded
 
 
 def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> Result:
     """Runs the attempts on this machine, but those of runs that are under way elsewhere."""
-    points = {point.path: point for point in attempts if point.path is not None}
+    points = {point.folder: point for point in attempts}
     with campaign.starting([sweep.folder]):
         elsewhere = running_elsewhere.under_way(list(points))
         for path, point in points.items():
@@ -167,7 +189,18 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> Result:
                 print(f"{path.name} is left out: {elsewhere[path]}", file=sys.stderr)
             else:
                 sweep.freeze(point)
-    tasks = [_task(sweep, point) for point in attempts if point.path not in elsewhere]
+    tasks = [
+        Task(
+            point.folder,
+            sweep.argv_of(point),
+            point.plan.ranks,
+            point.ready.launcher.threads,
+            point.plan.needs_bytes,
+            len(point.done),
+        )
+        for point in attempts
+        if point.path not in elsewhere
+    ]
     options, cores = sweep.options, provenance.collect()["hardware"]["cores"]
     most = max((task.cores for task in tasks), default=0)
     if most > cores:
@@ -182,23 +215,13 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> Result:
         return run_all(tasks, limits, progress, cancelled=stopped)
 
 
-def _task(sweep: Sweep, point: SweepPoint) -> Task:
-    planned = point.planned
-    assert planned is not None
-    assert point.path is not None
-    threads, done = point.ready.launcher.threads, len(point.done)
-    argv = sweep.argv_of(point)
-    return Task(point.path, argv, planned.ranks, threads, planned.needs_bytes, done)
-
-
 def _submit(sweep: Sweep, attempts: Sequence[SweepPoint]) -> int:
     """Submits the points, each as one job that makes all its attempts; returns the exit code."""
-    points = {point.path: point for point in attempts if point.path is not None}
+    points = {point.folder: point for point in attempts}
     counts = collections.Counter(point.path for point in attempts)
     runs = [
-        FrozenRun(path, sweep.argv_of(p), p.planned.ranks, p.ready, counts[path])
-        for path, p in points.items()
-        if p.planned is not None
+        FrozenRun(path, sweep.argv_of(point), point.plan.ranks, point.ready, counts[path])
+        for path, point in points.items()
     ]
     options = SubmitOptions(sweep.argv, sweep.options.max_parallel, sweep.after)
     with campaign.starting([sweep.folder]):

@@ -6,24 +6,30 @@ anything is started.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from hires.cli.compose.choices import keys
 from hires.cli.compose.compose_config import labelled
+from hires.cli.compose.expression import Expression
 from hires.cli.planning import PackedPlan, Planner
 from hires.cli.sweep.axes import SweepGrid
 from hires.cli.sweep.configs import Composer
-from hires.cli.sweep.where import Where
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
 from hires.core.store.rundir import done_attempts, run_path
 
+ORDERS = ("grouped", "interleaved")
 _SHOWN = 3
 """Reasons that one error names."""
-
-Report = Callable[[int, int], None]
-"""Called with the number of points that are planned, and of all points."""
+_DERIVED: dict[str, Callable[[RunConfig], int]] = {
+    "height": lambda config: config.height,
+    "width": lambda config: config.width,
+    "ranks": lambda config: config.parallel.num_ranks,
+}
+"""What ``--where`` may name besides keys and groups."""
 
 
 @dataclass
@@ -54,6 +60,18 @@ class SweepPoint:
         return self.config
 
     @property
+    def folder(self) -> Path:
+        """The run folder of a point whose values go together."""
+        assert self.path is not None
+        return self.path
+
+    @property
+    def plan(self) -> PackedPlan:
+        """The plan of a point that is to run."""
+        assert self.planned is not None
+        return self.planned
+
+    @property
     def state(self) -> str:
         """``infeasible``, ``complete`` (it needs no plan) or ``ready``."""
         if self.reason:
@@ -66,7 +84,7 @@ class Points:
     """All points of a sweep."""
 
     grid: SweepGrid
-    held: list[SweepPoint] = field(default_factory=list)
+    listed: list[SweepPoint] = field(default_factory=list)
     """In order, those that cannot run included."""
     left_out: int = 0
     """How many ``--where`` does not keep."""
@@ -76,12 +94,63 @@ class Points:
     @property
     def valid(self) -> list[SweepPoint]:
         """Those that can run, or are complete."""
-        return [point for point in self.held if not point.reason]
+        return [point for point in self.listed if not point.reason]
 
     @property
     def excluded(self) -> list[SweepPoint]:
         """Those that cannot run."""
-        return [point for point in self.held if point.reason]
+        return [point for point in self.listed if point.reason]
+
+    def varied_words(self, point: SweepPoint) -> list[str]:
+        """Returns what sets a point apart: its words of the axes with several values."""
+        return [
+            word
+            for axis, at in zip(self.grid.axes, point.place, strict=True)
+            for word in (axis.steps[at] if len(axis) > 1 else ())
+        ]
+
+
+class Where(Expression):
+    """An expression that is true or false of a point."""
+
+    def __init__(self, text: str, groups: Iterable[str]) -> None:
+        """Takes the expression and the groups of the config.
+
+        Raises:
+            ConfigError: it is no expression, holds what is not allowed, or names an unknown key.
+        """
+        self._groups = set(groups)
+        super().__init__(text, {*keys(), *self._groups, *_DERIVED, "model.args."})
+
+    def keeps(self, config: RunConfig, choices: dict[str, str]) -> bool:
+        """Returns whether the expression is true of a point.
+
+        Args:
+            config: of the point.
+            choices: group -> choice of the point.
+
+        Raises:
+            ConfigError: it has no value here, as with a number compared to text, or is no truth.
+        """
+
+        def value_of(name: str) -> Any:
+            if name in _DERIVED:
+                return _DERIVED[name](config)
+            if name in self._groups:
+                return choices.get(name)
+            if name == "image":
+                if config.height != config.width:
+                    size = f"[{config.height},{config.width}]"
+                    raise self.wrong(f"needs one number where image={size}; write height or width")
+                return config.height
+            value: Any = config
+            for part in name.split("."):
+                if isinstance(value, dict) and part not in value:
+                    raise self.wrong(f"names {name}, which a point does not have")
+                value = value[part] if isinstance(value, dict) else getattr(value, part)
+            return value
+
+        return self.truth(value_of)
 
 
 def compose_all(grid: SweepGrid, composer: Composer, where: Where | None) -> Points:
@@ -101,80 +170,49 @@ def compose_all(grid: SweepGrid, composer: Composer, where: Where | None) -> Poi
             point.reason = str(error)
         choices = composer.choices(point.words)
         if where is None or point.config is None or where.keeps(point.config, choices):
-            points.held.append(point)
+            points.listed.append(point)
         else:
             points.left_out += 1
-    if points.held and all(point.config is None for point in points.held):
-        reasons = list(dict.fromkeys(point.reason for point in points.held))
+    if points.listed and all(point.config is None for point in points.listed):
+        reasons = list(dict.fromkeys(point.reason for point in points.listed))
         raise ConfigError("no point has values that go together: " + "; ".join(reasons[:_SHOWN]))
     return points
 
 
-def plan_all(points: Points, planner: Planner, wanted: int | None, report: Report) -> None:
+def plan_all(
+    points: Points, planner: Planner, wanted: int | None, report: Callable[[int, int], None]
+) -> None:
     """Plans all points that are not complete, and finds the nearest valid one of the others.
 
     Args:
-        points: as :func:`compose_all` made them; those that are the same run as another are
+        points: as :func:`compose_all` returns them; those that are the same run as another are
             dropped.
         planner: plans them.
         wanted: complete attempts after which a point needs no plan; None: it always does.
-        report: called before each point.
+        report: called before each point, with its number and that of all points.
     """
-    seen: set[str] = set()
-    held: list[SweepPoint] = []
-    for number, point in enumerate(points.held):
-        report(number, len(points.held))
+    seen: dict[str, SweepPoint] = {}
+    listed: list[SweepPoint] = []
+    for number, point in enumerate(points.listed):
+        report(number, len(points.listed))
         if point.config is not None:
-            _plan(point, planner, wanted)
-        if point.path is not None and not point.reason:
-            if point.path.name in seen:
-                points.alike += 1
-                continue
-            seen.add(point.path.name)
-        held.append(point)
-    points.held = held
+            try:
+                point.config = planner.with_classes(point.config)
+                point.path = run_path(point.config)
+                point.done = done_attempts(point.path)
+                if wanted is None or len(point.done) < wanted:
+                    point.planned = planner.packed(point.config)
+                    point.reason = point.planned.refusal
+            except HiresError as error:
+                point.reason = str(error)
+        if point.path is None or point.reason or seen.setdefault(point.path.name, point) is point:
+            listed.append(point)
+        else:
+            points.alike += 1
+    points.listed = listed
     valid = points.valid
     for point in points.excluded:
         point.nearest = _nearest(point, valid)
-
-
-def _plan(point: SweepPoint, planner: Planner, wanted: int | None) -> None:
-    """Plans one point, unless it is complete."""
-    try:
-        point.config = planner.with_classes(point.ready)
-        point.path = run_path(point.config)
-        point.done = done_attempts(point.path)
-        if wanted is None or len(point.done) < wanted:
-            point.planned = planner.packed(point.config)
-            point.reason = point.planned.refusal
-    except HiresError as error:
-        point.reason = str(error)
-
-
-def _nearest(point: SweepPoint, valid: list[SweepPoint]) -> str | None:
-    """Returns the words that the nearest point that can run has instead; None if there is none.
-
-    Near is what differs in few axes, and of those what stands close to it in the order of values.
-    """
-
-    def distance(other: SweepPoint) -> tuple[int, int]:
-        steps = [abs(a - b) for a, b in zip(point.place, other.place, strict=True)]
-        return sum(step > 0 for step in steps), sum(steps)
-
-    best = min(valid, key=distance, default=None)
-    if best is None:
-        return None
-    mine = set(point.words)
-    return " ".join(word for word in best.words if word not in mine)
-
-
-def varied_words(points: Points, point: SweepPoint) -> list[str]:
-    """Returns what sets a point apart: its words of the axes with several values."""
-    return [
-        word
-        for axis, at in zip(points.grid.axes, point.place, strict=True)
-        for word in (axis.steps[at] if len(axis) > 1 else ())
-    ]
 
 
 def in_order(
@@ -190,14 +228,24 @@ def in_order(
         again: whether complete attempts of earlier times do not count.
     """
     missing = [repeat if again else max(0, repeat - len(point.done)) for point in points]
-    if order == "grouped":
-        for point, count in zip(points, missing, strict=True):
-            yield from [point] * count
-        return
-    for turn in range(max(missing, default=0)):
-        for point, count in zip(points, missing, strict=True):
-            if turn < count:
-                yield point
+    turns = [(turn, number) for number, count in enumerate(missing) for turn in range(count)]
+    if order == "interleaved":
+        turns.sort()
+    for _, number in turns:
+        yield points[number]
 
 
-ORDERS = ("grouped", "interleaved")
+def _nearest(point: SweepPoint, valid: list[SweepPoint]) -> str | None:
+    """Returns the words that the nearest point that can run has instead; None if there is none.
+
+    Near is what differs in few axes, and of those what stands close to it in the order of values.
+    """
+
+    def distance(other: SweepPoint) -> tuple[int, int]:
+        steps = [abs(a - b) for a, b in zip(point.place, other.place, strict=True)]
+        return sum(step > 0 for step in steps), sum(steps)
+
+    best = min(valid, key=distance, default=None)
+    if best is None:
+        return None
+    return " ".join(word for word in best.words if word not in point.words)

@@ -13,8 +13,7 @@ import yaml
 
 from hires.cli.compose.choices import keys, offer
 from hires.cli.options import Parser, chosen, named_runs, option
-from hires.cli.start_run import explain, wait_for
-from hires.cli.sweep.submission import submit
+from hires.cli.start_run import explain, submit, wait_for
 from hires.cli.verbs.verb_status import count, repeats
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError, RunError

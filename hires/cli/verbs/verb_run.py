@@ -16,13 +16,11 @@ from hires.cli.start_run import (
     explain,
     print_job,
     wait_for,
-    warn_of_checkpoints,
     write_run,
 )
-from hires.core.config.run_config import RunConfig
 from hires.core.store.file_names import last_number
 from hires.core.store.records import done_attempt, read_record
-from hires.core.store.rundir import RunDir, run_path
+from hires.core.store.rundir import run_path
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.report.tables.run_tables import write
@@ -83,19 +81,15 @@ def main(words: Sequence[str]) -> int:
         if job is not None and not args.wait:
             print_job(config, run, job, args.json)
             return 0
-        code = 0 if run.complete else _wait(config, run, plan.world, job)
+        code = 0
+        if not run.complete:  # by another command, while this one planned
+            if job is not None:
+                print(f"job {job}", file=sys.stderr)
+            outcome = wait_for(config, run, plan.world, job)
+            explain(outcome, run)
+            code = outcome.exit_code
     _print(path, args.json)
     return code
-
-
-def _wait(config: RunConfig, run: RunDir, world: int, job: str | None) -> int:
-    """Waits for the end of an attempt and explains it; returns the exit code."""
-    if job is not None:
-        print(f"job {job}", file=sys.stderr)
-    outcome = wait_for(config, run, world, job)
-    warn_of_checkpoints(run)
-    explain(outcome, run)
-    return outcome.exit_code
 
 
 def _print(path: Path, as_json: bool) -> None:

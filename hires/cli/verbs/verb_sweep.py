@@ -20,18 +20,15 @@ from hires.cli.options import (
     sweep_overrides,
 )
 from hires.cli.planning import FORECASTS_S, Planner
+from hires.cli.screens.progress import PlanningProgress
 from hires.cli.screens.screen import print_config
-from hires.cli.sweep.axes import grid_of
+from hires.cli.sweep.axes import grid_of, stored_sweep
 from hires.cli.sweep.configs import Composer
-from hires.cli.sweep.execution import Sweep, refuse_costly, run_sweep
-from hires.cli.sweep.experiment import Stored, taken_out
-from hires.cli.sweep.submission import check_launcher
-from hires.cli.sweep.sweep_points import ORDERS, Points, compose_all, plan_all
-from hires.cli.sweep.sweep_progress import PlanningProgress
+from hires.cli.sweep.execution import Sweep, check_launcher, refuse_costly, run_sweep
+from hires.cli.sweep.sweep_points import ORDERS, Where, compose_all, plan_all
 from hires.cli.sweep.sweep_tables import as_json, print_points
-from hires.cli.sweep.where import Where
 from hires.core.errors import ConfigError, PlanError
-from hires.core.store.campaign import locked
+from hires.core.store import campaign
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 
@@ -92,21 +89,35 @@ def main(words: Sequence[str]) -> int:
     """Runs a sweep, or shows it; returns the exit code."""
     args = PARSER.read(words)
     extra = Path(args.config_dir).expanduser() if args.config_dir else None
-    typed, stored = taken_out(args.overrides, extra)
-    options = _merged(words, args, stored)
+    typed, stored = stored_sweep(args.overrides, extra)
+    # The options of a stored sweep stand before those that were typed, which win.
+    defaults = [
+        f"--{name.replace('_', '-')}={one}"
+        for name, value in stored.options.items()
+        if name != "zip" or not args.zip
+        for one in (value if isinstance(value, list) else [value])
+    ]
+    options = PARSER.read([*defaults, *words])
     known = groups(extra)
     where = None if options.where is None else Where(options.where, known)
     grid = grid_of([*stored.words, *typed], options.zip or [], known)
     points = compose_all(grid, Composer(args.config_dir), where)
-    if not points.held:
+    if not points.listed:
         raise ConfigError(f"--where {options.where!r} keeps none of {points.left_out} points")
     if args.cfg:
-        return _print_configs(points)
-    configs = [point.config for point in points.held if point.config]
-    check_launcher(configs, options.repeat, options.order)
-    launcher = launcher_of(configs[0])
-    after = launcher.dependency(options.after, options.after_any, configs[0].results)
-    sweep = Sweep(points, ["hires", "sweep", *words], args.config_dir, options, after)
+        for point in points.listed:
+            print(f"--- # {' '.join(' '.join(point.words).split())}")
+            if point.config is None:
+                print(f"# {point.reason}")
+            else:
+                print_config(point.config)
+        return 0
+    check_launcher(points, options)
+    first = next(point.config for point in points.listed if point.config)
+    launcher = launcher_of(first)
+    after = launcher.dependency(options.after, options.after_any, first.results)
+    argv, folder = ["hires", "sweep", *words], campaign.folder_of(first)
+    sweep = Sweep(points, argv, options, folder, launcher.has_jobs, after)
     if args.dry_run:
         _plan(sweep)
         if options.json:
@@ -114,23 +125,12 @@ def main(words: Sequence[str]) -> int:
         else:
             print_points(points, options.repeat)
         return 0 if points.valid else PlanError.exit_code
-    with locked(sweep.folder) as note:
+    with campaign.locked(folder) as note:
         if note:
             print(f"note: {note}", file=sys.stderr)
-        with spawn.warm(configs[0].launcher.threads, keep=True):
+        with spawn.warm(first.launcher.threads, keep=True):
             _plan(sweep)
             return run_sweep(sweep)
-
-
-def _merged(words: Sequence[str], args: argparse.Namespace, stored: Stored) -> argparse.Namespace:
-    """Returns the options with those of the experiment in the place of defaults."""
-    kept = {name: value for name, value in stored.options.items() if name != "zip" or not args.zip}
-    typed = [
-        f"--{name.replace('_', '-')}={one}"
-        for name, value in kept.items()
-        for one in (value if isinstance(value, list) else [value])
-    ]
-    return PARSER.read([*typed, *words])
 
 
 def _plan(sweep: Sweep) -> None:
@@ -138,14 +138,3 @@ def _plan(sweep: Sweep) -> None:
     with Planner(forecasts_s=FORECASTS_S) as planner, PlanningProgress() as progress:
         plan_all(sweep.points, planner, wanted, progress)
     refuse_costly(sweep)
-
-
-def _print_configs(points: Points) -> int:
-    """Prints the config of every point as one YAML document each; returns 0."""
-    for point in points.held:
-        print(f"--- # {' '.join(' '.join(point.words).split())}")
-        if point.config is None:
-            print(f"# {point.reason}")
-        else:
-            print_config(point.config)
-    return 0

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from hires.cli.planning import shapes_of
-from hires.cli.start_run import warn_of_checkpoints
+from hires.cli.start_run import explain
 from hires.core.store import records
 from hires.core.store.rundir import open_run
+from hires.launcher.interface import Outcome
 from tests.cli.conftest import SMALL
 from tests.helpers.run_folders import begin, saved_with
 
@@ -255,7 +256,7 @@ def test_checkpoints_that_went_wrong_are_told_on_screen(hires, fake_ranks, capsy
     run = open_run(only_run())
     records.event(run, 0, "checkpoint_failed", step=4, text="writing failed: no space")
     records.event(run, 0, "checkpoint_damaged", text="step000003 is damaged: torn")
-    warn_of_checkpoints(run)
+    explain(Outcome("done", None, {}, [], None), run)
     assert capsys.readouterr().err == (
         "warning: no checkpoint of step 4: writing failed: no space\n"
         "warning: step000003 is damaged: torn\n"

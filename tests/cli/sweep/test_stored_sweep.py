@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.sweep.experiment import taken_out
+from hires.cli.sweep.axes import stored_sweep
 from hires.core.errors import ConfigError
 
 
@@ -17,14 +17,14 @@ def store(folder: Path, text: str) -> None:
 
 def test_words_and_options_come_out(tmp_path):
     store(tmp_path, "overrides: [image=64]\nmax-parallel: 2\nwhere: batch < 4\nzip: ['a,b']\n")
-    words, stored = taken_out(["batch=2", "experiment=mine", "--x"], tmp_path)
+    words, stored = stored_sweep(["batch=2", "experiment=mine", "--x"], tmp_path)
     assert words == ["batch=2", "--x"]
     assert stored.words == ["image=64"]
     assert stored.options == {"max_parallel": 2, "where": "batch < 4", "zip": ["a,b"]}
 
 
 def test_without_an_experiment_nothing_is_stored():
-    words, stored = taken_out(["batch=2"], None)
+    words, stored = stored_sweep(["batch=2"], None)
     assert (words, stored.words, stored.options) == (["batch=2"], [], {})
 
 
@@ -45,7 +45,7 @@ def test_without_an_experiment_nothing_is_stored():
 def test_mistake_in_the_file_names_it(tmp_path, text, meant):
     store(tmp_path, text)
     with pytest.raises(ConfigError, match=r"mine\.yaml") as caught:
-        taken_out(["experiment=mine"], tmp_path)
+        stored_sweep(["experiment=mine"], tmp_path)
     assert meant in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -60,5 +60,5 @@ def test_mistake_in_the_file_names_it(tmp_path, text, meant):
 )
 def test_experiment_that_is_not_there(words, meant):
     with pytest.raises(ConfigError) as caught:
-        taken_out(words, None)
+        stored_sweep(words, None)
     assert meant in str(caught.value)

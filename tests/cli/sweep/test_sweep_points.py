@@ -6,7 +6,7 @@ import pytest
 
 from hires.cli.compose.choices import groups
 from hires.cli.compose.compose_config import compose
-from hires.cli.sweep.where import Where
+from hires.cli.sweep.sweep_points import Where
 from hires.core.errors import ConfigError
 
 CONFIG = compose(["image=512", "batch=8", "parallel=sp", "parallel.tiles=[2,2]", "task.lr=0.5"])

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from hires.cli.screens.progress_bar import StepProgress
+from hires.cli.screens.progress import StepProgress
 
 
 class Terminal(io.StringIO):
@@ -51,7 +51,7 @@ def test_step_counts_when_every_rank_has_it():
 
 def test_long_runs_get_fewer_lines(monkeypatch):
     clock = iter(range(0, 100_000, 5))  # a step takes five seconds
-    monkeypatch.setattr("hires.cli.screens.progress_bar.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("hires.cli.screens.progress.time.monotonic", lambda: float(next(clock)))
     stream = io.StringIO()
     with StepProgress(1, 6, 2000, stream) as progress:
         for line in lines(2000, world=1):

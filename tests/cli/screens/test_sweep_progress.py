@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.sweep.sweep_progress import PlanningProgress, SweepProgress
+from hires.cli.screens.progress import PlanningProgress, SweepProgress
 from hires.core.config.run_config import RunConfig
 from hires.launcher.local.queue_tasks import Ended, Task
 
