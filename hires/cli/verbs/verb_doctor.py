@@ -8,9 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hires.cli.doctor.machine_checks import machine_checks
-from hires.cli.doctor.mpi_checks import mpi_checks
-from hires.cli.doctor.torch_checks import torch_checks
+from hires.cli.doctor_checks import machine_checks, mpi_checks, torch_checks
 from hires.cli.options import JSON, Parser, composing, option, positive
 from hires.cli.screens.screen import print_config
 from hires.core.config.run_config import RunConfig

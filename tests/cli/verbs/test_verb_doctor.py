@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.doctor import machine_checks, mpi_checks, torch_checks
+from hires.cli import doctor_checks
 from hires.cli.verbs import verb_doctor
 from hires.core.config.launcher_config import ClusterConfig
 from hires.core.config.run_config import LauncherConfig, RunConfig
@@ -65,7 +65,7 @@ def test_nodes_and_keys_reach_the_checks(hires, monkeypatch):
 
 def test_cheap_checks_pass_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    checks = machine_checks.machine_checks(Path("results"), nodes=1)
+    checks = doctor_checks.machine_checks(Path("results"), nodes=1)
     assert [check for check in checks if check.state == "failed"] == []
     assert not list(tmp_path.iterdir())  # what was written to try the disk is gone
 
@@ -73,11 +73,11 @@ def test_cheap_checks_pass_here(tmp_path, monkeypatch):
 def test_package_that_is_missing_is_named(monkeypatch):
     def version(name):
         if name == "tifffile":
-            raise machine_checks.metadata.PackageNotFoundError
+            raise doctor_checks.metadata.PackageNotFoundError
         return "1"
 
-    monkeypatch.setattr(machine_checks.metadata, "version", version)
-    check = machine_checks._packages()
+    monkeypatch.setattr(doctor_checks.metadata, "version", version)
+    check = doctor_checks._packages()
     assert (check.state, check.text) == ("failed", "tifffile missing")
 
 
@@ -85,31 +85,29 @@ def test_folder_that_takes_nothing_is_a_failure(tmp_path, monkeypatch):
     def refuse(folder):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(machine_checks, "_write_rate", refuse)
-    check = machine_checks._results(tmp_path)
+    monkeypatch.setattr(doctor_checks, "_write_rate", refuse)
+    check = doctor_checks._results(tmp_path)
     assert check.state == "failed"
     assert "No space left on device" in check.text
 
 
 def test_slow_disk_is_warned_of(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine_checks, "_write_rate", lambda folder: 1e6)
-    check = machine_checks._results(tmp_path / "not" / "made" / "yet")
+    monkeypatch.setattr(doctor_checks, "_write_rate", lambda folder: 1e6)
+    check = doctor_checks._results(tmp_path / "not" / "made" / "yet")
     assert (check.state, "checkpoint.every" in check.remedy) == ("warning", True)
 
 
 @pytest.mark.parametrize(("ahead_s", "state"), [(0.1, "ok"), (-90.0, "warning")])
 def test_clock_of_another_time_is_warned_of(tmp_path, monkeypatch, ahead_s, state):
-    clock = machine_checks.heartbeat.file_clock
-    monkeypatch.setattr(
-        machine_checks.heartbeat, "file_clock", lambda where: clock(where) + ahead_s
-    )
-    assert machine_checks._clock(tmp_path).state == state
+    clock = doctor_checks.heartbeat.file_clock
+    monkeypatch.setattr(doctor_checks.heartbeat, "file_clock", lambda where: clock(where) + ahead_s)
+    assert doctor_checks._clock(tmp_path).state == state
 
 
 @pytest.mark.parametrize(("nodes", "state"), [(1, "ok"), (2, "warning")])
 def test_loopback_name_matters_where_there_are_several_nodes(monkeypatch, nodes, state):
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
-    check = machine_checks._address(nodes)
+    check = doctor_checks._address(nodes)
     assert check.state == state
     assert ("launcher.interface" in check.remedy) == (nodes == 2)
 
@@ -118,14 +116,14 @@ def test_check_that_breaks_is_a_line_of_the_answer():
     def broken() -> Check:
         raise OSError("gone")
 
-    check = machine_checks.guarded("results", broken)
+    check = doctor_checks.guarded("results", broken)
     assert (check.name, check.state) == ("results", "failed")
     assert "gone" in check.text
 
 
 def test_torch_that_cannot_be_imported_is_one_line(monkeypatch):
-    monkeypatch.setattr(torch_checks, "_TORCH", "raise ImportError('libtorch.so is broken')")
-    [check] = torch_checks.torch_checks()
+    monkeypatch.setattr(doctor_checks, "_TORCH", "raise ImportError('libtorch.so is broken')")
+    [check] = doctor_checks.torch_checks()
     assert check.state == "failed"
     assert check.text == "ImportError: libtorch.so is broken"
     assert check.remedy
@@ -133,20 +131,20 @@ def test_torch_that_cannot_be_imported_is_one_line(monkeypatch):
 
 def test_gpus_that_are_no_peers_and_a_torch_without_nccl_are_warned_of():
     told = {"devices": ["H200", "H200"], "cuda": "12.8", "nccl": None, "apart": [[0, 1]]}
-    found = {check.name: check for check in torch_checks._gpus(told)}
+    found = {check.name: check for check in doctor_checks._gpus(told)}
     assert {name: check.state for name, check in found.items()} == {
         "cuda": "ok",
         "nccl": "warning",
         "peers": "warning",
     }
     assert "1 of 2 pairs of GPUs do not, as 0 and 1" in found["peers"].text
-    [none] = torch_checks._gpus({**told, "devices": []})
+    [none] = doctor_checks._gpus({**told, "devices": []})
     assert (none.state, "nvidia-smi" in none.remedy) == ("warning", True)
 
 
 @pytest.mark.dist
 def test_torch_of_this_machine_passes():
-    assert {check.state for check in torch_checks.torch_checks()} <= {"ok", "warning"}
+    assert {check.state for check in doctor_checks.torch_checks()} <= {"ok", "warning"}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +158,7 @@ def test_torch_of_this_machine_passes():
     ],
 )
 def test_family_of_an_mpi(text, name):
-    assert mpi_checks.family(text) == name
+    assert doctor_checks.family(text) == name
 
 
 @pytest.mark.parametrize(
@@ -169,17 +167,17 @@ def test_family_of_an_mpi(text, name):
 def test_open_mpi_pairs_with_pmix_only(commands, offered, state):
     commands("srun", f'printf "MPI plugin types are...\\n\\t{offered}\\n"')
     commands("mpirun", 'echo "mpirun (Open MPI) 5.0.1"')
-    checks = {check.name: check for check in mpi_checks.mpi_checks()}
+    checks = {check.name: check for check in doctor_checks.mpi_checks()}
     assert checks["pmi"].state == state
     assert checks["mpirun"].text.startswith("mpirun (Open MPI) 5.0.1 at ")
     assert ("pmix" in checks["pmi"].remedy) == (state == "warning")
 
 
 def test_mpi4py_of_another_mpi_than_mpirun_is_warned_of():
-    check = mpi_checks._mpi4py("MPICH Version: 4.2", "mpirun (Open MPI) 5.0.1")
+    check = doctor_checks._mpi4py("MPICH Version: 4.2", "mpirun (Open MPI) 5.0.1")
     assert (check.state, "mpicc" in check.remedy) == ("warning", True)
-    assert mpi_checks._mpi4py("", "").state == "warning"
-    assert mpi_checks._mpi4py(None, "").state == "ok"
+    assert doctor_checks._mpi4py("", "").state == "warning"
+    assert doctor_checks._mpi4py(None, "").state == "ok"
 
 
 def test_no_slurm_is_fine_unless_it_was_asked_for(monkeypatch, tmp_path):

@@ -1,0 +1,335 @@
+"""Checks what this machine has: Python, disk, clock, address, torch, GPUs and MPI.
+
+Each check returns one line. What might crash, as a torch that cannot be loaded, runs in a process
+of its own, so that it becomes a line of the answer and not the end of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from hires.cli.compose.choices import conf_dir
+from hires.core.errors import HiresError
+from hires.core.ranks import heartbeat, network
+from hires.core.store.provenance import collect
+from hires.core.units import gib, size
+from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, ask, last
+
+_ROOM_BYTES = 2**30
+_PROBE_BYTES = 2**25
+"""Bytes that are written to measure the speed of a folder."""
+_SLOW_BYTES_PER_S = 20e6
+_SKEW_S = 5.0
+_PACKAGES = (
+    "hydra-core",
+    "omegaconf",
+    "numpy",
+    "pillow",
+    "tifffile",
+    "PyYAML",
+    "rich",
+    "safetensors",
+    "submitit",
+)
+_TORCH = """\
+import json, torch
+cuda, devices = torch.cuda, []
+if cuda.is_available():
+    devices = [cuda.get_device_name(i) for i in range(cuda.device_count())]
+pairs = [(i, j) for i in range(len(devices)) for j in range(len(devices)) if i != j]
+facts = {"version": torch.__version__, "threads": torch.get_num_threads(), "devices": devices}
+facts["cuda"] = torch.version.cuda
+facts["apart"] = [pair for pair in pairs if not cuda.can_device_access_peer(*pair)]
+nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+facts["nccl"] = ".".join(map(str, cuda.nccl.version())) if nccl and devices else None
+print(json.dumps(facts))
+"""
+_GLOO = """\
+import sys, datetime, torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]),
+                        world_size=2, timeout=datetime.timedelta(seconds=60))
+x = torch.ones(1)
+dist.all_reduce(x)
+dist.destroy_process_group()
+sys.exit(x.item() != 2)
+"""
+_MPI4PY = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0].strip())"
+_FAMILIES = (
+    ("Open MPI", r"open ?mpi|open-?rte|prte", ("pmix",)),
+    ("MVAPICH", r"mvapich", ("pmi2", "pmix")),
+    ("Intel MPI", r"intel", ("pmi2", "pmix")),
+    ("MPICH", r"mpich|hydra", ("pmi2", "pmix")),
+)
+"""Name, pattern of its version, and the plug-ins of srun that serve it, the best first. The first
+that matches counts: MVAPICH and Intel MPI call themselves MPICH, too."""
+
+_python = functools.partial(ask, sys.executable, "-c")
+"""Runs a piece of Python in a process of its own."""
+
+
+def machine_checks(results: Path, nodes: int) -> list[Check]:
+    """Returns the lines about this machine that need no torch.
+
+    Args:
+        results: folder of all runs.
+        nodes: machines that runs are to use.
+    """
+    # A Python older than hires supports could not have come this far.
+    version = f"{'.'.join(str(n) for n in sys.version_info[:3])} at {sys.executable}"
+    return [
+        Check("python", OK, version),
+        _packages(),
+        guarded("config", lambda: Check("config", OK, str(conf_dir()))),
+        _machine(),
+        guarded("results", lambda: _results(results)),
+        guarded("clock", lambda: _clock(results)),
+        guarded("address", lambda: _address(nodes)),
+    ]
+
+
+def guarded(name: str, check: Callable[[], Check]) -> Check:
+    """Returns the result of a check; one that raises has failed, and the others go on."""
+    try:
+        return check()
+    except (OSError, ValueError, KeyError, HiresError, subprocess.SubprocessError) as error:
+        why = f"the check itself failed: {type(error).__name__}: {error}"
+        return Check(name, FAILED, why, "fix the cause, or report it as a bug of hires")
+
+
+def torch_checks() -> list[Check]:
+    """Returns the lines about torch; one line if it cannot be imported."""
+    code, text = _python(_TORCH)
+    if code:
+        return [Check("torch", FAILED, last(text), "pip install torch again, see constraints.txt")]
+    facts = json.loads(last(text))
+    version = f"{facts['version']}, {facts['threads']} threads in one process"
+    tensorrt = Check("tensorrt", OK, "not here, and not needed")
+    if util.find_spec("tensorrt") is not None:
+        code, text = _python("import tensorrt; print(tensorrt.__version__)")
+        remedy = "install it again, or remove it: it is optional" if code else ""
+        tensorrt = Check("tensorrt", WARNING if code else OK, last(text), remedy)
+    return [Check("torch", OK, version), *_gpus(facts), tensorrt, _gloo()]
+
+
+def mpi_checks() -> list[Check]:
+    """Returns the lines about MPI; a machine without any is fine.
+
+    An MPI library learns from its launcher, over PMI or PMIx, which rank it is. If the two do not
+    pair, every process is rank 0 of 1.
+    """
+    where = shutil.which("mpirun")
+    code, text = ask("mpirun", "--version", most_s=30)
+    launcher = "" if code else (text.strip().splitlines() or [""])[0]
+    library: str | None = None
+    if util.find_spec("mpi4py") is not None:
+        code, text = _python(_MPI4PY)
+        library = "" if code else last(text)
+    mpirun = "not here; launcher=mpirun needs one, nothing else does"
+    if where is not None:
+        mpirun = f"{launcher or 'of an unknown kind'} at {where}"
+    checks = [Check("mpirun", OK, mpirun), _mpi4py(library, launcher)]
+    code, text = ask("srun", "--mpi=list", most_s=30)
+    if code != 127:  # there is a Slurm
+        checks.append(_pmi(library or launcher, plugins(text)))
+    return checks
+
+
+def family(text: str) -> str | None:
+    """Returns which MPI a version's text is of; None if it is none that is known."""
+    return next((name for name, words, _ in _FAMILIES if re.search(words, text, re.I)), None)
+
+
+def plugins(text: str) -> list[str]:
+    r"""Returns the plug-ins that ``srun --mpi=list`` names.
+
+    >>> plugins("MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix_v4\n")
+    ['none', 'pmi2', 'pmix_v4']
+    """
+    words = [line.strip() for line in text.splitlines() if line[:1].isspace()]
+    words += re.findall(r"^srun:\s+(\w+)$", text, re.MULTILINE)
+    return sorted({word for word in words if re.fullmatch(r"\w+", word)})
+
+
+def _packages() -> Check:
+    missing = []
+    for name in _PACKAGES:
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    if not missing:
+        return Check("packages", OK, f"all {len(_PACKAGES)} are installed")
+    return Check("packages", FAILED, f"{', '.join(missing)} missing", "pip install hires again")
+
+
+def _machine() -> Check:
+    facts = collect()["hardware"]
+    memory = gib(facts["memory"]) if facts["memory"] else "memory unknown"
+    text = f"{facts['cores']} cores, {memory}, {facts['cpu']}"
+    if facts["cores"] > 1:
+        return Check("machine", OK, text)
+    return Check("machine", WARNING, text, "ranks share one core: layouts run, but gain no speed")
+
+
+def _results(results: Path) -> Check:
+    """Whether run folders can be written here, how much fits, and how fast it goes."""
+    place = _existing(results)
+    free = shutil.disk_usage(place).free
+    text = f"{results.absolute()}, {gib(free)} free"
+    try:
+        rate = _write_rate(place)
+    except OSError as error:
+        text = f"{text}, not writable ({error.strerror})"
+        return Check("results", FAILED, text, "choose results=FOLDER, or free some space")
+    text += f", takes {size(rate)}/s"
+    if free < _ROOM_BYTES:
+        return Check("results", WARNING, text, "free some space, or choose results=FOLDER")
+    if rate < _SLOW_BYTES_PER_S:
+        remedy = "checkpoints take long: save less often (checkpoint.every), or elsewhere"
+        return Check("results", WARNING, text, f"{remedy} (results=)")
+    return Check("results", OK, text)
+
+
+def _existing(folder: Path) -> Path:
+    """Returns a folder, or the first one above it that exists."""
+    folder = folder.absolute()
+    return next(one for one in (folder, *folder.parents) if one.is_dir())
+
+
+def _write_rate(folder: Path) -> float:
+    """Returns how many bytes per second reach the disk of a folder."""
+    probe = folder / f".doctor-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    data = os.urandom(2**20)  # a disk may compress zeros
+    began_s = time.perf_counter()
+    try:
+        with probe.open("xb") as file:
+            for _ in range(_PROBE_BYTES // len(data)):
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return _PROBE_BYTES / (time.perf_counter() - began_s)
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _clock(results: Path) -> Check:
+    """Whether this machine's clock and that of the results' file system agree."""
+    ahead_s = heartbeat.file_clock(_existing(results)) - time.time()
+    text = f"the file system of the results is {abs(ahead_s):.1f} s "
+    text += "ahead of this machine" if ahead_s > 0 else "behind this machine"
+    if abs(ahead_s) < _SKEW_S:
+        return Check("clock", OK, text)
+    remedy = "set both clocks (chrony, ntpd); hires goes by the file system's own, so runs are fine"
+    return Check("clock", WARNING, text, remedy)
+
+
+def _address(nodes: int) -> Check:
+    """Where ranks meet: the address that this host's name leads to, and whether a port is free."""
+    name = socket.gethostname()
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        probe.listen(1)
+        port = probe.getsockname()[1]
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        text = f"the name of this host, {name}, leads nowhere ({error.strerror})"
+        if nodes == 1:
+            return Check("address", OK, f"{text}; ranks on one machine meet at 127.0.0.1")
+        return Check("address", FAILED, text, "add it to DNS or to /etc/hosts of all nodes")
+    text = f"{name} is {address}; port {port} is free"
+    if nodes > 1 and network.is_loopback(address):
+        remedy = "let the name lead to the network's address, or set launcher.interface=NAME"
+        return Check("address", WARNING, f"{text}; no other machine reaches that", remedy)
+    return Check("address", OK, text)
+
+
+def _gpus(facts: dict[str, Any]) -> list[Check]:
+    devices, apart = facts["devices"], facts["apart"]
+    if not devices:
+        if facts["cuda"] is None:
+            return [Check("cuda", OK, "this torch is for CPUs; ranks compute there")]
+        remedy = "fine without a GPU; with one, `nvidia-smi` must list it (driver, permissions)"
+        text = f"this torch is for CUDA {facts['cuda']} and finds no GPU"
+        return [Check("cuda", WARNING, text, remedy)]
+    checks = [Check("cuda", OK, f"CUDA {facts['cuda']}: {len(devices)} x {devices[0]}")]
+    if facts["nccl"] is None:
+        remedy = "install a torch with NCCL; until then GPUs talk over gloo"
+        checks.append(Check("nccl", WARNING, "this torch has no NCCL", remedy))
+    else:
+        checks.append(Check("nccl", OK, facts["nccl"]))
+    if apart:
+        pairs = f"{len(apart)} of {len(devices) * (len(devices) - 1)} pairs of GPUs"
+        text = f"{pairs} do not, as {' and '.join(map(str, apart[0]))}"
+        remedy = "see `nvidia-smi topo -m`; messages between them go through the host's memory"
+        checks.append(Check("peers", WARNING, text, remedy))
+    elif len(devices) > 1:
+        text = f"all {len(devices)} GPUs read each other's memory"
+        checks.append(Check("peers", OK, text))
+    return checks
+
+
+def _gloo() -> Check:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", _GLOO, str(Path(folder) / "meet")]
+        second = subprocess.Popen(
+            [*command, "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            code, text = ask(*command, "0")
+        finally:
+            second.kill()
+            second.wait()
+    if code == 0:
+        return Check("gloo", OK, "two processes agreed on a sum")
+    remedy = "set GLOO_SOCKET_IFNAME=lo, and let no firewall block this machine's own address"
+    return Check("gloo", FAILED, last(text), remedy)
+
+
+def _mpi4py(library: str | None, launcher: str) -> Check:
+    """Whether mpi4py is of the same MPI as mpirun.
+
+    Args:
+        library: of mpi4py; None: there is no mpi4py; empty: it cannot be loaded.
+        launcher: version of mpirun; empty: there is none.
+    """
+    if library is None:
+        return Check("mpi4py", OK, "not here; only the backend mpi needs it")
+    if not library:
+        remedy = "load the site's MPI (module load ...), then pip install --no-binary mpi4py mpi4py"
+        return Check("mpi4py", WARNING, "it is here and finds no MPI library", remedy)
+    if launcher and family(library) != family(launcher):
+        text = f"it speaks {library}, and mpirun is of {launcher}"
+        remedy = "build mpi4py with that mpirun's mpicc, or put the other mpirun first on PATH"
+        return Check("mpi4py", WARNING, text, remedy)
+    return Check("mpi4py", OK, library)
+
+
+def _pmi(mpi: str, offered: list[str]) -> Check:
+    """Whether srun has a plug-in for the MPI that is here."""
+    summary = f"srun offers {', '.join(offered) or 'nothing'}"
+    kind = family(mpi)
+    if kind is None:
+        return Check("pmi", OK, f"{summary}; there is no MPI here to pair with")
+    wanted = next(names for name, _, names in _FAMILIES if name == kind)
+    match = next((o for w in wanted for o in offered if o.startswith(w)), None)
+    if match is not None:
+        return Check("pmi", OK, f"{summary}; {kind} pairs with --mpi={match}")
+    remedy = (
+        f"start ranks with mpirun, or install Slurm's plug-in {wanted[0]} (then --mpi={wanted[0]})"
+    )
+    return Check("pmi", WARNING, f"{summary}; {kind} needs {' or '.join(wanted)}", remedy)
