@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -75,7 +76,7 @@ def run_rank(run_dir: Path, world: World, verify: bool) -> int:
     records.require_seen(run_dir)
     config = records.read_config(run_dir)
     binding = bind(world, config)  # before the first thread starts: it is inherited
-    records.event(run_dir, world.attempt, "rank_bound", rank=world.rank, **binding.to_dict())
+    records.event(run_dir, world.attempt, "rank_bound", rank=world.rank, **asdict(binding))
     timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
     with heartbeat.beat(run_dir, world.attempt, world.rank, comm.activity, timeout_s):
         plan = Plan.from_dict(records.read_plan(run_dir))

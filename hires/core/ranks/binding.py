@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.world import World
@@ -39,21 +38,17 @@ class Binding:
     devices: str | None
     """CUDA_VISIBLE_DEVICES; None where it is not set."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values for an event."""
-        return asdict(self)
-
 
 def bind(world: World, config: RunConfig) -> Binding:
-    """Binds this process, and all threads that it starts from now on, to its share.
-
-    Args:
-        world: which rank it is.
-        config: the frozen config.
-    """
+    """Binds this process, and all threads that it starts from now on, to its share."""
     threads = config.launcher.threads
-    cores = _usable()
-    share = share_of(_side_by_side(cores), world.local_rank, world.local_size)
+    # Where the system does not show the cores there are none.
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    # Cores that share a processor, or are hardware threads of one core, stand side by side.
+    neighbours = sorted(
+        cores, key=lambda core: (_fact(core, "physical_package_id"), _fact(core, "core_id"), core)
+    )
+    share = share_of(neighbours, world.local_rank, world.local_size)
     spare = 1 if config.launcher.is_here else 0
     wanted = config.launcher.bind == "auto" and len(share) >= threads + spare
     bound = wanted and len(share) < len(cores) and _keep_to(share)
@@ -80,23 +75,16 @@ def share_of(cores: list[int], local_rank: int, local_size: int) -> list[int]:
 def devices_of(world: World, gpus: int | None, visible: str | None) -> str | None:
     """Returns the devices that a rank sees: one of those that its machine shows, in turn.
 
-    Args:
-        world: which rank it is.
-        gpus: of a node, as the cluster's file says; None: those that are there.
-        visible: CUDA_VISIBLE_DEVICES as it is. A single device is the rank's already.
+    ``visible`` is CUDA_VISIBLE_DEVICES as it is. ``gpus`` are those of a node by the cluster's
+    file; None: those that are there.
     """
     if visible is not None:
         there = [name.strip() for name in visible.split(",") if name.strip()]
     else:
-        there = [str(number) for number in range(_count() if gpus is None else gpus)]
+        if gpus is None:
+            gpus = sum(p.name.removeprefix("nvidia").isdigit() for p in _DEV.glob("nvidia*"))
+        there = [str(number) for number in range(gpus)]
     return there[world.local_rank % len(there)] if there else visible
-
-
-def _usable() -> list[int]:
-    """Returns the cores that this process may use; none where the system does not show them."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return []
 
 
 def _keep_to(cores: list[int]) -> bool:
@@ -108,23 +96,8 @@ def _keep_to(cores: list[int]) -> bool:
     return True
 
 
-def _side_by_side(cores: list[int]) -> list[int]:
-    """Returns cores in an order in which those that share a processor or a core are neighbours."""
-    return sorted(cores, key=lambda core: (_fact(core, "physical_package_id"), *_place(core)))
-
-
-def _place(core: int) -> tuple[int, int]:
-    return _fact(core, "core_id"), core
-
-
 def _fact(core: int, name: str) -> int:
     """Returns a fact of a core's topology; 0 if nothing."""
     with contextlib.suppress(OSError, ValueError):
         return int((_SYSTEM / f"cpu{core}" / "topology" / name).read_text(encoding="ascii"))
-    return 0
-
-
-def _count() -> int:
-    with contextlib.suppress(OSError):
-        return sum(path.name.removeprefix("nvidia").isdigit() for path in _DEV.glob("nvidia*"))
     return 0

@@ -30,11 +30,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hires.core.errors import RunError
+from hires.core.config.value_checks import build_usable
+from hires.core.errors import ConfigError, RunError
 from hires.core.ranks.timeline import COLLECTIVE, Recorder
 from hires.core.store import file_names, records
 from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import cannot_write, write_atomically
+from hires.core.store.reading import read_json
 
 KEPT_OPS = 12
 """The last so many communications of a rank are kept."""
@@ -75,10 +77,6 @@ class RankStatus:
     """How long it has been there, in seconds."""
     last: list[str] = field(default_factory=list)
     """Its last communications, the latest at the end, with the seconds that they took."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values."""
-        return asdict(self)
 
 
 class Activity:
@@ -137,12 +135,7 @@ class Activity:
         return self.recorder is not None and bool(self.recorder.steps)
 
     def status(self, rank: int, since_s: float) -> RankStatus:
-        """Returns where the rank stands.
-
-        Args:
-            rank: this rank.
-            since_s: how long it has not moved, in seconds, if it waits in no communication.
-        """
+        """Returns where the rank stands; ``since_s`` counts if it waits in no communication."""
         last = [f"{op.what} ({took_s * 1e3:.1f} ms)" for op, took_s in self.last.copy()]
         status = RankStatus(rank, since_s=since_s, last=last)
         if self.recorder is not None and self.recorder.steps:
@@ -151,17 +144,13 @@ class Activity:
         if now is not None:
             status.what, status.peer, status.tag = now.what, now.peer, now.tag
             status.ranks, status.since_s = list(now.ranks), time.perf_counter() - now.begin_s
-            status.nth = self._collectives(status.action) if now.ranks and status.action else -1
+            if now.ranks and status.action:
+                status.nth = 0
+                for span in reversed(self.recorder.steps[-1].spans if self.recorder else ()):
+                    if span.action != status.action:
+                        break
+                    status.nth += span.kind == COLLECTIVE
         return status
-
-    def _collectives(self, action: str) -> int:
-        assert self.recorder is not None
-        count = 0
-        for span in reversed(self.recorder.steps[-1].spans):
-            if span.action != action:
-                break
-            count += span.kind == COLLECTIVE
-        return count
 
 
 BEAT_S = 5.0
@@ -180,6 +169,13 @@ def alive_file(attempt: StrPath, rank: int) -> Path:
 def status_file(attempt: StrPath, rank: int) -> Path:
     """Returns where a rank writes its status when it is requested."""
     return alive_file(attempt, rank).with_suffix(".json")
+
+
+def read_status(attempt: StrPath, rank: int) -> RankStatus | None:
+    """Returns the status that a rank wrote on request; None if it has not written one."""
+    with contextlib.suppress(ConfigError):  # not there yet, or of another hires
+        return build_usable(RankStatus, read_json(status_file(attempt, rank), []))
+    return None
 
 
 def stacks_file(attempt: StrPath, rank: int) -> Path:
@@ -254,12 +250,7 @@ def beat(
 ) -> Iterator[None]:
     """Shows that this rank lives, and whether it moves, while the block runs.
 
-    Args:
-        run_dir: the run folder.
-        attempt: its attempt.
-        rank: this process.
-        activity: what its main thread waits in.
-        timeout_s: without a move for longer than this the rank is stuck.
+    Without a move of its ``activity`` for longer than ``timeout_s`` seconds the rank is stuck.
 
     Raises:
         RunError: the files cannot be written.
@@ -366,7 +357,7 @@ class HeartbeatThread:
 
     def _write_status(self) -> None:
         """Writes the rank's status, and its stacks unless the signal did it."""
-        text = json.dumps(self._status().to_dict())
+        text = json.dumps(asdict(self._status()))
         stacks = stacks_file(self.folder, self.rank)
         if not stacks.stat().st_size:
             with stacks.open("a", encoding="utf-8") as file:

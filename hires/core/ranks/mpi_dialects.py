@@ -1,9 +1,8 @@
 """Describes the programs that start many processes at once, as data.
 
-A dialect is a program, how it takes the hosts and the number of ranks on each, and which part of
-the environment it forwards. Every process runs the agent of one rank
-(:mod:`hires.launcher.ranks.agent`); the variables that number the processes are in
-:data:`hires.core.ranks.world.NUMBERINGS`.
+A dialect is a program, how it takes the hosts and the number of ranks on each, which part of the
+environment it forwards, and the variables in which it numbers its processes. Every process runs the
+agent of one rank (:mod:`hires.launcher.ranks.agent`).
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, RunError
+from hires.core.ranks.world import number_of
 
 AGENT = "hires.launcher.ranks.agent"
 """Python module that every process runs; the run folder and the attempt follow."""
@@ -46,23 +47,32 @@ class Dialect:
     """Names under which the program goes, the most specific first."""
     words: Sequence[str]
     """What follows the program always. Ranks are bound by themselves, so nothing else may."""
+    numbering: Sequence[str]
+    """Variables of each process that hold its rank, the size of the world, and both on its node."""
     hosts: Sequence[str] = ()
     """What names the hosts: ``{slots}`` stands for ``a:2,b:1``, ``{list}`` for ``a,a,b``, and the
-    word ``{each}`` for the words ``a a b``."""
+    word ``{each}`` for the words ``a a b``; empty: it starts processes on this machine only."""
     forward: Sequence[str] = ()
     """What passes on one variable of the environment; empty: all of it goes along."""
     in_slurm: Sequence[str] = ()
     """Options inside a Slurm job that make it start through ``srun``."""
     as_root: Mapping[str, str] | None = None
     """Variables without which it refuses to run as root."""
-    many_hosts: bool = True
-    """Whether it starts processes on other machines."""
+    node: str | None = None
+    """Where the last of ``numbering`` holds the counts of all nodes, as ``2(x3),1``: which node
+    this is."""
 
 
 DIALECTS = {
     "openmpi": Dialect(
         programs=("mpirun.openmpi", "mpirun"),
         words=("-np", "{ranks}", "--bind-to", "none"),
+        numbering=(
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ),
         hosts=("--host", "{slots}"),
         forward=("-x",),
         as_root={"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
@@ -70,12 +80,19 @@ DIALECTS = {
     "mpich": Dialect(
         programs=("mpiexec.hydra", "mpirun.mpich", "mpirun"),
         words=("-n", "{ranks}", "-bind-to", "none", "-genvall"),
+        numbering=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
         hosts=("-hosts", "{slots}"),
         in_slurm=("-bootstrap", "slurm"),
     ),
     "mvapich": Dialect(
         programs=("mpirun_rsh",),
         words=("-export", "-np", "{ranks}"),
+        numbering=(
+            "MV2_COMM_WORLD_RANK",
+            "MV2_COMM_WORLD_SIZE",
+            "MV2_COMM_WORLD_LOCAL_RANK",
+            "MV2_COMM_WORLD_LOCAL_SIZE",
+        ),
         hosts=("{each}", "MV2_ENABLE_AFFINITY=0"),
     ),
     "srun": Dialect(
@@ -89,12 +106,19 @@ DIALECTS = {
             "--input=none",
             "--kill-on-bad-exit=0",
         ),
+        numbering=(
+            "SLURM_PROCID",
+            "SLURM_STEP_NUM_TASKS",
+            "SLURM_LOCALID",
+            "SLURM_STEP_TASKS_PER_NODE",
+        ),
+        node="SLURM_NODEID",
         hosts=("--distribution=arbitrary", "--nodelist={list}"),
     ),
     "torchrun": Dialect(
         programs=("torchrun",),
         words=("--standalone", "--nproc-per-node={ranks}", "--max-restarts=0", "--no-python"),
-        many_hosts=False,
+        numbering=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ),
 }
 """``launcher.mpi``, or ``torchrun`` -> its dialect."""
@@ -105,7 +129,7 @@ class Starter:
     """One command that starts the agents of all ranks."""
 
     dialect: str
-    """A key of :data:`DIALECTS`, and of :data:`hires.core.ranks.world.NUMBERINGS`."""
+    """A key of :data:`DIALECTS`."""
     words: tuple[str, ...]
     """The command; the run folder and the number of the attempt follow."""
 
@@ -115,18 +139,52 @@ class Starter:
         return {**base, **(root or {})}
 
 
+class Numbers(NamedTuple):
+    """Which process this is, of how many."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+def numbers(starter: str, environ: Mapping[str, str]) -> Numbers:
+    """Returns which process this is by the variables of its starter, a key of :data:`DIALECTS`.
+
+    Raises:
+        ConfigError: a variable is missing, or is no number.
+    """
+    dialect = DIALECTS[starter]
+    texts = {name: environ.get(name, "") for name in dialect.numbering}
+    for name, text in texts.items():
+        if not text:
+            raise ConfigError(
+                f"the environment variable {name} is not set, so this process was not started by "
+                f"{starter}; name its starter with launcher.mpi"
+            )
+    if dialect.node is not None:
+        # The count of this node: 2(x3),1 are three nodes of two processes each, and one of one.
+        name = dialect.numbering[-1]
+        counts: list[str] = []
+        for part in texts[name].split(","):
+            count, _, times = part.rstrip(")").partition("(x")
+            counts += [count] * number_of(name, times or "1")
+        node = number_of(dialect.node, environ.get(dialect.node, ""))
+        if not 0 <= node < len(counts):
+            raise ConfigError(f"the environment variable {name}={texts[name]!r} has no node {node}")
+        texts[name] = counts[node]
+    return Numbers(*(number_of(name, text) for name, text in texts.items()))
+
+
 def dialect_of(config: RunConfig) -> str:
     """Returns which program starts the ranks of a run: a key of :data:`DIALECTS`."""
     return "torchrun" if config.launcher.name == "torchrun" else config.mpi
 
 
 def starter(config: RunConfig, hosts: Sequence[Host], in_slurm: bool = False) -> Starter:
-    """Returns the command that starts the agents of all ranks.
+    """Returns the command that starts the agents of all ranks, rank 0 on the first host.
 
-    Args:
-        config: the frozen config.
-        hosts: where they run, rank 0 on the first.
-        in_slurm: whether this is part of a Slurm job, whose nodes the hosts are.
+    ``in_slurm``: this is part of a Slurm job, whose nodes the hosts are.
     """
     name = dialect_of(config)
     dialect = DIALECTS[name]
@@ -134,10 +192,14 @@ def starter(config: RunConfig, hosts: Sequence[Host], in_slurm: bool = False) ->
     words = [word.format(**facts) for word in dialect.words]
     if in_slurm:
         words += dialect.in_slurm
-    if dialect.many_hosts:
-        words += _host_words(dialect, hosts)
-    for variable in _forwarded(os.environ) if dialect.forward else ():
-        words += [*dialect.forward, variable]
+    each = [host.name for host in hosts for _ in range(host.ranks)]
+    facts = {"slots": ",".join(f"{h.name}:{h.ranks}" for h in hosts), "list": ",".join(each)}
+    for word in dialect.hosts:
+        words += each if word == "{each}" else [word.format(**facts)]
+    for variable in sorted(os.environ) if dialect.forward else ():
+        # What ranks on other machines need.
+        if variable in _FORWARDED or variable.startswith(_FORWARDED_PREFIXES):
+            words += [*dialect.forward, variable]
     program = _program(name, config.launcher.mpirun)
     agent = (sys.executable, "-m", AGENT)
     return Starter(name, (program, *words, *config.launcher.mpi_options, *agent))
@@ -179,19 +241,3 @@ def _program(name: str, given: str | None) -> str:
         beside = os.path.join(os.path.dirname(sys.executable), names[0])  # noqa: PTH118, PTH120
         return shutil.which(beside) or names[0]
     return next((one for one in names if shutil.which(one)), names[-1])
-
-
-def _host_words(dialect: Dialect, hosts: Sequence[Host]) -> list[str]:
-    each = [host.name for host in hosts for _ in range(host.ranks)]
-    facts = {"slots": ",".join(f"{h.name}:{h.ranks}" for h in hosts), "list": ",".join(each)}
-    words: list[str] = []
-    for word in dialect.hosts:
-        words += each if word == "{each}" else [word.format(**facts)]
-    return words
-
-
-def _forwarded(environ: Mapping[str, str]) -> list[str]:
-    """Returns the names of the variables that ranks on other machines need."""
-    return sorted(
-        name for name in environ if name in _FORWARDED or name.startswith(_FORWARDED_PREFIXES)
-    )

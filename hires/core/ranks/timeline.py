@@ -12,18 +12,20 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hires.core.errors import RunError
+from hires.core.config.value_checks import build_usable
+from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import append_line
 from hires.core.store.provenance import clock_name
-from hires.core.store.reading import read_lines
+from hires.core.store.reading import Notes, Values, note, read_lines, text
 
 FILE = file_names.TIMELINE
 KEPT_STEPS = 3
@@ -118,27 +120,64 @@ class Recorder:
     def write(self, folder: StrPath, rank: int) -> None:
         """Appends one line a kept step to the timeline of an attempt.
 
+        Times are in seconds since the step began, to a tenth of a us.
+
         Raises:
             RunError: a line could not be written.
         """
         for step in self.steps:
-            append_line(Path(folder) / FILE, json.dumps(_to_line(step, rank)))
+            begin_s = step.begin_s
+            spans = [
+                [
+                    s.kind,
+                    s.action,
+                    round(s.begin_s - begin_s, 7),
+                    round(s.end_s - begin_s, 7),
+                    s.what,
+                ]
+                for s in sorted(step.spans, key=lambda span: span.begin_s)
+            ]
+            line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": begin_s}
+            line |= {"dropped": step.dropped, "spans": spans}
+            append_line(Path(folder) / FILE, json.dumps(line))
 
 
-def read(folder: StrPath) -> list[StepSpans]:
+def read(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
     """Returns the kept steps of all ranks of an attempt, by step and rank.
 
+    Args:
+        folder: of the attempt.
+        notes: receives what is wrong, and no steps are returned; None: it raises instead.
+
     Raises:
-        RunError: there is no timeline, or it is empty.
+        RunError: there is no timeline, or it is damaged, and ``notes`` is None.
     """
     path = Path(folder) / FILE
-    lines = list(read_lines(path))
-    if not lines:
+    steps = []
+    for line in read_lines(path, notes):
+        try:
+            steps.append(_step_of(line))
+        except (ConfigError, KeyError, TypeError, ValueError):
+            if notes is None:
+                raise RunError(f"{path} is damaged: a line makes no sense") from None
+            notes.append(note(path, "a line makes no sense"))
+            return []
+    if not steps and notes is None:
         raise RunError(
             f"{path} holds no timeline: the run has not come to its end, its ranks were killed, or "
             f"an older hires made it; repeat it with `hires run ... --again`"
         )
-    return sorted(map(_from_line, lines), key=lambda step: (step.step, step.rank))
+    return sorted(steps, key=lambda step: (step.step, step.rank))
+
+
+def _step_of(line: Values) -> StepSpans:
+    step = build_usable(StepSpans, {**line, "clock": text(line["clock"], 80), "spans": []})
+    for kind, action, begin_s, end_s, what in line["spans"]:
+        if not 0 <= end_s - begin_s < math.inf:
+            raise ValueError(f"a span from {begin_s} to {end_s}")
+        names = [text(name, 80) or "" for name in (kind, action, what)]
+        step.spans.append(Span(names[0], names[1], begin_s, end_s, names[2]))
+    return step
 
 
 def aligned(steps: list[StepSpans]) -> list[StepSpans]:
@@ -174,21 +213,3 @@ def complete_steps(steps: list[StepSpans], world: int) -> dict[int, list[StepSpa
 def length_s(ranks: list[StepSpans]) -> float:
     """Returns how long an aligned step took, until the last rank's last span ended."""
     return max((span.end_s for rank in ranks for span in rank.spans), default=0.0)
-
-
-def _to_line(step: StepSpans, rank: int) -> dict[str, Any]:
-    """Returns a step as plain values: times in seconds since it began, to a tenth of a us."""
-    begin_s = step.begin_s
-    spans = [
-        [s.kind, s.action, round(s.begin_s - begin_s, 7), round(s.end_s - begin_s, 7), s.what]
-        for s in sorted(step.spans, key=lambda span: span.begin_s)
-    ]
-    line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": begin_s}
-    return {**line, "dropped": step.dropped, "spans": spans}
-
-
-def _from_line(line: dict[str, Any]) -> StepSpans:
-    spans = [Span(*values) for values in line["spans"]]
-    return StepSpans(
-        line["rank"], line["step"], line["clock"], line["begin_s"], spans, line["dropped"]
-    )

@@ -2,14 +2,14 @@
 
 A launcher sets seven variables for every rank, named here only. The same variables work with
 ``torch.distributed``'s ``env://``. Other programs that start processes (an MPI, ``srun``) have
-names of their own for the four that number them: :data:`NUMBERINGS`.
+names of their own for the four that number them (:mod:`hires.core.ranks.mpi_dialects`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from hires.core.errors import ConfigError
 
@@ -51,82 +51,6 @@ class World:
         return {name: str(getattr(self, field)) for field, name in _NAMES.items()}
 
 
-@dataclass(frozen=True)
-class Numbering:
-    """Names of the variables in which a starter numbers its processes."""
-
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-    node: str | None = None
-    """Where ``local_size`` holds the counts of all nodes, as ``2(x3),1``: which node this is."""
-
-
-NUMBERINGS = {
-    "torchrun": Numbering("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    "openmpi": Numbering(
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    "mpich": Numbering("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    "mvapich": Numbering(
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-    ),
-    "srun": Numbering(
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID",
-        "SLURM_STEP_TASKS_PER_NODE",
-        "SLURM_NODEID",
-    ),
-}
-"""Starter of processes -> the names of its variables."""
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """Which process this is, of how many."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-
-
-def numbers(starter: str, environ: Mapping[str, str] | None = None) -> Numbers:
-    """Returns which process this is by the variables of its starter.
-
-    Args:
-        starter: a key of :data:`NUMBERINGS`.
-        environ: the variables; unset: those of this process.
-
-    Raises:
-        ConfigError: a variable is missing, or is no number.
-    """
-    environ = os.environ if environ is None else environ
-    names = NUMBERINGS[starter]
-    values = {}
-    for field in fields(Numbers):
-        name = getattr(names, field.name)
-        if not environ.get(name):
-            raise ConfigError(
-                f"the environment variable {name} is not set, so this process was not started by "
-                f"{starter}; name its starter with launcher.mpi"
-            )
-        text = environ[name]
-        if field.name == "local_size" and names.node is not None:
-            node = _number(names.node, environ.get(names.node, ""))
-            text = str(_of_node(name, text, node))
-        values[field.name] = _number(name, text)
-    return Numbers(**values)
-
-
 def from_environment(environ: Mapping[str, str] | None = None) -> World:
     """Returns this process's world from its environment variables.
 
@@ -145,7 +69,11 @@ def from_environment(environ: Mapping[str, str] | None = None) -> World:
         )
     return World(
         address=environ[_NAMES["address"]],
-        **{field: _number(name, environ[name]) for field, name in _NUMBERS.items()},
+        **{
+            field: number_of(name, environ[name])
+            for field, name in _NAMES.items()
+            if field != "address"
+        },
     )
 
 
@@ -158,22 +86,11 @@ _NAMES = {
     "port": "MASTER_PORT",
     "attempt": "HIRES_ATTEMPT",
 }
-_NUMBERS = {field: name for field, name in _NAMES.items() if field != "address"}
 
 
-def _number(name: str, text: str) -> int:
+def number_of(name: str, text: str) -> int:
+    """Returns the number that an environment variable holds; raises ConfigError if it is none."""
     try:
         return int(text)
     except ValueError:
         raise ConfigError(f"the environment variable {name}={text!r} must be a number") from None
-
-
-def _of_node(name: str, text: str, node: int) -> int:
-    """Returns the count of one node, of ``2(x3),1``: three nodes have two each, one has one."""
-    counts: list[int] = []
-    for part in text.split(","):
-        count, _, times = part.rstrip(")").partition("(x")
-        counts += [_number(name, count)] * _number(name, times or "1")
-    if not 0 <= node < len(counts):
-        raise ConfigError(f"the environment variable {name}={text!r} has no node {node}")
-    return counts[node]

@@ -19,6 +19,7 @@ from types import FrameType
 
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import world
+from hires.core.ranks.mpi_dialects import numbers
 from hires.core.store import file_names, provenance, records
 from hires.launcher.ranks import control_channel, rank_process
 from hires.launcher.ranks.places import RankPlaces
@@ -57,7 +58,7 @@ class Agent:
         """
         self.run_dir, self.attempt = run_dir, attempt
         facts = control_channel.read(file_names.attempt_dir(run_dir, attempt), _FILE_S)
-        self.facts, self.numbers = facts, world.numbers(facts["starter"])
+        self.facts, self.numbers = facts, numbers(facts["starter"], os.environ)
         if self.numbers.size != facts["size"]:
             raise RunError(
                 f"{facts['starter']} started {self.numbers.size} processes, but the plan has "
@@ -95,7 +96,7 @@ class Agent:
         return rank.code if rank.code >= 0 else 128 - rank.code
 
     def _start(self) -> RankProcess:
-        own, facts = self.numbers, self.facts
+        facts = self.facts
         place = RankPlaces((), (facts["port"],), facts["address"], facts["interface"])
         config = records.read_config(self.run_dir)
         job = Launch(self.run_dir, self.attempt, config, facts["module"], facts["args"], place)
@@ -106,8 +107,7 @@ class Agent:
                 f"{socket.gethostname()} does not see {facts['folder']}: {error.strerror}"
             ) from None
         where = (place.address, facts["port"], self.attempt)
-        numbers = (own.rank, own.size, own.local_rank, own.local_size)
-        return RankProcess.start(job, world.World(*numbers, *where))
+        return RankProcess.start(job, world.World(*self.numbers, *where))
 
     def _count(self, number: int, frame: FrameType | None) -> None:
         """Counts a signal from the program that started this process; the rank is ended, too."""

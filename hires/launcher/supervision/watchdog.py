@@ -12,12 +12,10 @@ All of it goes through files of the attempt, so it works for ranks on other mach
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
 from collections.abc import Callable, Container, Mapping
-from dataclasses import fields
 from pathlib import Path
 
 from hires.core.errors import HiresError, RunError
@@ -113,14 +111,12 @@ def investigate(
 def _answers(folder: Path, able: set[int], hurry: Callable[[], bool]) -> dict[int, RankStatus]:
     """Returns where the ranks stand, waiting a little for those that are able to answer."""
     answers: dict[int, RankStatus] = {}
-    names = {field.name for field in fields(RankStatus)}  # what another hires adds is left out
     deadline = time.monotonic() + ANSWER_S
     while True:
         for rank in sorted(able - answers.keys()):
-            with contextlib.suppress(OSError, ValueError):
-                text = heartbeat.status_file(folder, rank).read_text(encoding="utf-8")
-                values = {name: one for name, one in json.loads(text).items() if name in names}
-                answers[rank] = RankStatus(**values)
+            status = heartbeat.read_status(folder, rank)
+            if status is not None:
+                answers[rank] = status
         if able <= answers.keys() or time.monotonic() > deadline or hurry():
             return answers
         time.sleep(_POLL_S)

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from hires.core.ranks.timeline import Span, StepSpans
+from hires.core.ranks import timeline
+from hires.core.ranks.timeline import StepSpans
 from hires.core.store import file_names, reading, run_index
 from hires.core.store.attempts import Attempt
 from hires.core.store.naming import COSMETIC, SCHEMA
 from hires.core.store.reading import Note, Values, text
 from hires.plan.plan import Plan
-from hires.report.load.plain_values import count, dig, flat, number, value_text
+from hires.report.load.plain_values import count, flat, value_text
 from hires.report.load.repeats import attempt_origin, repeat_latest
 
 End = tuple[str, str | None, str | None]
@@ -157,13 +158,7 @@ class Run:
 
     def timeline(self) -> list[StepSpans]:
         """Returns the kept steps of all ranks of the shown attempt; empty if there are none."""
-        lines = reading.read_lines(self._file(file_names.TIMELINE), self.notes)
-        steps = [_step_spans(line) for line in lines]
-        kept = [step for step in steps if step is not None]
-        if len(kept) < len(steps):
-            self.notes.append(Note(f"{self.name}/{file_names.TIMELINE}", "a line makes no sense"))
-            return []
-        return sorted(kept, key=lambda step: (step.step, step.rank))
+        return timeline.read(file_names.attempt_dir(self.path, self.shown), self.notes)
 
     def _file(self, name: str) -> Path:
         return file_names.attempt_dir(self.path, self.shown) / name
@@ -320,23 +315,3 @@ def _end(values: Values) -> End:
     state = values.get("state")
     known = state if state in _ENDED else "unknown"
     return str(known), text(values.get("reason"), 40), text(values.get("cause"))
-
-
-def _step_spans(line: Values) -> StepSpans | None:
-    """Returns one line of a time line; None if a value is missing or of another type."""
-    rank, step, begin_s = (
-        count(line.get("rank")),
-        count(line.get("step")),
-        number(line.get("begin_s")),
-    )
-    if rank is None or step is None or begin_s is None:
-        return None
-    spans = []
-    for values in line["spans"] if isinstance(line.get("spans"), list) else ():
-        kind, action, what = (text(dig(values, index), 80) for index in (0, 1, 4))
-        begin, end = number(dig(values, 2)), number(dig(values, 3))
-        if kind is None or action is None or begin is None or end is None or end < begin:
-            return None
-        spans.append(Span(kind, action, begin, end, what or ""))
-    dropped = count(line.get("dropped")) or 0
-    return StepSpans(rank, step, str(line.get("clock"))[:80], begin_s, spans, dropped)

@@ -10,10 +10,9 @@ import pytest
 
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import mpi_dialects
-from hires.core.ranks.mpi_dialects import Host
-from hires.core.ranks.world import NUMBERINGS
+from hires.core.ranks.mpi_dialects import Host, Numbers, numbers
 
 HOSTS = [Host("n1", 3), Host("n2", 2)]
 AGENT = f"{sys.executable} -m hires.launcher.ranks.agent"
@@ -80,10 +79,6 @@ def test_program_of_the_dialect_is_preferred_to_one_of_any(monkeypatch):
     assert line(mpi="mpich").startswith("mpiexec.hydra ")
 
 
-def test_every_dialect_counts_its_processes_in_words_that_are_known():
-    assert mpi_dialects.DIALECTS.keys() == NUMBERINGS.keys()
-
-
 def test_open_mpi_runs_as_root_only_if_it_is_told_to(monkeypatch):
     starter = mpi_dialects.starter(config(), HOSTS)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -101,3 +96,58 @@ def test_hosts_share_the_ranks_evenly():
     found = mpi_dialects.hosts_of(config(hosts=["n1", "n2"]), 5)
     assert found == HOSTS
     assert mpi_dialects.hosts_of(config(), 5) == [Host("localhost", 5)]
+
+
+@pytest.mark.parametrize(
+    ("starter", "environ"),
+    [
+        ("torchrun", {"RANK": "4", "WORLD_SIZE": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}),
+        (
+            "openmpi",
+            {
+                "OMPI_COMM_WORLD_RANK": "4",
+                "OMPI_COMM_WORLD_SIZE": "5",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            },
+        ),
+        (
+            "mpich",
+            {"PMI_RANK": "4", "PMI_SIZE": "5", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+        ),
+        (
+            "mvapich",
+            {
+                "MV2_COMM_WORLD_RANK": "4",
+                "MV2_COMM_WORLD_SIZE": "5",
+                "MV2_COMM_WORLD_LOCAL_RANK": "1",
+                "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+            },
+        ),
+        (
+            "srun",
+            {
+                "SLURM_PROCID": "4",
+                "SLURM_STEP_NUM_TASKS": "5",
+                "SLURM_LOCALID": "1",
+                "SLURM_STEP_TASKS_PER_NODE": "3,2",
+                "SLURM_NODEID": "1",
+            },
+        ),
+    ],
+)
+def test_every_starter_has_its_own_words_for_the_same_numbers(starter, environ):
+    assert numbers(starter, environ) == Numbers(4, 5, 1, 2)
+    for name in environ:
+        left = {key: value for key, value in environ.items() if key != name}
+        with pytest.raises(ConfigError, match=name):
+            numbers(starter, left)
+
+
+def test_counts_that_slurm_folds_are_unfolded():
+    environ = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "0"}
+    environ |= {"SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"}
+    assert numbers("srun", environ).local_size == 1
+    assert numbers("srun", environ | {"SLURM_NODEID": "2"}).local_size == 2
+    with pytest.raises(ConfigError, match="has no node 4"):
+        numbers("srun", environ | {"SLURM_NODEID": "4"})

@@ -1,7 +1,7 @@
 import pytest
 
 from hires.core.errors import ConfigError
-from hires.core.ranks.world import Numbers, World, from_environment, numbers
+from hires.core.ranks.world import World, from_environment
 
 WORLD = World(1, 4, 1, 4, "127.0.0.1", 29500, 2)
 
@@ -35,58 +35,3 @@ def test_missing_variable_is_named_with_the_remedy(name):
 def test_values_that_make_no_sense(name, value, text):
     with pytest.raises(ConfigError, match=text):
         from_environment({**WORLD.to_environment(), name: value})
-
-
-@pytest.mark.parametrize(
-    ("starter", "environ"),
-    [
-        ("torchrun", {"RANK": "4", "WORLD_SIZE": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}),
-        (
-            "openmpi",
-            {
-                "OMPI_COMM_WORLD_RANK": "4",
-                "OMPI_COMM_WORLD_SIZE": "5",
-                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-            },
-        ),
-        (
-            "mpich",
-            {"PMI_RANK": "4", "PMI_SIZE": "5", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-        ),
-        (
-            "mvapich",
-            {
-                "MV2_COMM_WORLD_RANK": "4",
-                "MV2_COMM_WORLD_SIZE": "5",
-                "MV2_COMM_WORLD_LOCAL_RANK": "1",
-                "MV2_COMM_WORLD_LOCAL_SIZE": "2",
-            },
-        ),
-        (
-            "srun",
-            {
-                "SLURM_PROCID": "4",
-                "SLURM_STEP_NUM_TASKS": "5",
-                "SLURM_LOCALID": "1",
-                "SLURM_STEP_TASKS_PER_NODE": "3,2",
-                "SLURM_NODEID": "1",
-            },
-        ),
-    ],
-)
-def test_every_starter_has_its_own_words_for_the_same_numbers(starter, environ):
-    assert numbers(starter, environ) == Numbers(4, 5, 1, 2)
-    for name in environ:
-        left = {key: value for key, value in environ.items() if key != name}
-        with pytest.raises(ConfigError, match=name):
-            numbers(starter, left)
-
-
-def test_counts_that_slurm_folds_are_unfolded():
-    environ = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "0"}
-    environ |= {"SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"}
-    assert numbers("srun", environ).local_size == 1
-    assert numbers("srun", environ | {"SLURM_NODEID": "2"}).local_size == 2
-    with pytest.raises(ConfigError, match="has no node 4"):
-        numbers("srun", environ | {"SLURM_NODEID": "4"})
