@@ -18,7 +18,6 @@ DUPLICATE_FILES: set[str] = set()
 DUPLICATE_CLASSES: set[str] = {
     "Box",
     "Progress",
-    "Streams",
     "Task",
 }
 CYCLES: set[frozenset[str]] = set()

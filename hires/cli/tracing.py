@@ -108,7 +108,9 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
             self._process = spawn.start(
                 [sys.executable, "-m", self._module],
                 spawn.helper_environment(),
-                spawn.Streams(stdin, stdout, errors.fileno()),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=errors.fileno(),
             )
         finally:
             os.close(stdin)

@@ -17,7 +17,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import file_names, records
 from hires.core.units import seconds
-from hires.launcher.local.queue_tasks import Ended, Task
+from hires.launcher.local.local_queue import Ended, Task
 from hires.launcher.status.run_progress import Progress
 
 _Drawn = TypeVar("_Drawn", bound="Drawn")

@@ -25,8 +25,7 @@ from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
 from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launcher_of
-from hires.launcher.local.local_queue import run_all
-from hires.launcher.local.queue_tasks import Limits, Result, Task
+from hires.launcher.local.local_queue import Limits, Result, Task, run_all
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
 from hires.report.tables.run_tables import campaign_rows, campaign_tables, write, write_tables

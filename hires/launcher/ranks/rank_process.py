@@ -112,9 +112,9 @@ class RankProcess(Rank):
         except OSError as error:
             raise cannot_write(log, error) from error
         with output:
-            streams = spawn.Streams(None, output.fileno(), output.fileno())
+            file = output.fileno()
             try:
-                process = spawn.start(command, environ, streams, hold=not relayed)
+                process = spawn.start(command, environ, stdout=file, stderr=file, hold=not relayed)
             except (OSError, subprocess.SubprocessError) as error:
                 why = f"cannot start rank {world.rank} with {command[0]}: {error}"
                 raise RunError(why) from error

@@ -26,13 +26,11 @@ import os
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 MODULES = [
@@ -52,6 +50,8 @@ ANSWER_S = 60.0
 """How long a warm process may take to import and fork before a fresh process is started."""
 
 _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # numbers of Linux's prctl.h
+_LIMITS = [value for name, value in sorted(vars(resource).items()) if name.startswith("RLIMIT_")]
+_SERVER = "from hires.launcher.ranks.warm_process import main; main()"
 
 
 class Adopted:
@@ -71,18 +71,16 @@ class Adopted:
         Raises:
             subprocess.TimeoutExpired: it still runs after ``timeout`` seconds.
         """
-        if timeout is None:
-            code = self._reap(0)
-            assert code is not None
-            return code
-        deadline, pause_s = time.monotonic() + timeout, 0.0005
-        while self.poll() is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.05)
-        assert self.returncode is not None
-        return self.returncode
+        if timeout is not None:
+            deadline, pause_s = time.monotonic() + timeout, 0.0005
+            while self.poll() is None:
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 0.05)
+        code = self._reap(0)
+        assert code is not None
+        return code
 
     def send_signal(self, number: int) -> None:
         """Sends a signal, unless the child has ended."""
@@ -108,16 +106,6 @@ Child = subprocess.Popen[bytes] | Adopted
 """A process that this one started."""
 
 
-@dataclass(frozen=True)
-class Streams:
-    """Numbers of the files that are standard input, output and error of a child."""
-
-    stdin: int | None
-    """None: nothing can be read."""
-    stdout: int
-    stderr: int
-
-
 class WarmProcess:
     """This process's end of a warm process, which is started with the first request."""
 
@@ -134,7 +122,7 @@ class WarmProcess:
             channel: carries the requests, if the process runs already.
             modules: what it imports before it forks.
         """
-        self._environ = dict(environ)
+        self.environ = dict(environ)
         self._modules = modules
         self._channel = channel
         self._process: subprocess.Popen[bytes] | None = None
@@ -143,16 +131,12 @@ class WarmProcess:
 
     def fits(self, command: Sequence[str], environ: Mapping[str, str]) -> bool:
         """Whether a forked child would do what a fresh process does."""
-        different = {name for name, _ in set(environ.items()) ^ set(self._environ.items())}
+        different = {name for name, _ in set(environ.items()) ^ set(self.environ.items())}
         return (
             not self._ended
             and list(command[:2]) == [sys.executable, "-m"]
             and all(name in MAY_DIFFER or name.startswith("HIRES_") for name in different)
         )
-
-    def helper_environment(self) -> dict[str, str]:
-        """Returns the environment of a child that starts ranks, or computes nothing itself."""
-        return {**os.environ, **{name: self._environ[name] for name in thread_variables(1)}}
 
     def start(self, request: Mapping[str, object], files: list[int]) -> Adopted | None:
         """Returns a child that runs what is requested; None if it cannot be forked.
@@ -161,18 +145,28 @@ class WarmProcess:
             request: the child's command, environment, folder, and what else it inherits.
             files: its standard input, output and error.
         """
-        with self._lock, contextlib.ExitStack() as stack:
-            ours, theirs = socket.socketpair()
-            stack.enter_context(ours)
-            stack.enter_context(theirs)
+        prctl = ctypes.CDLL(None).prctl
+        ours, theirs = socket.socketpair()
+        # As a subreaper this process adopts the children of its descendants that end.
+        with self._lock, ours, theirs:
             try:
-                stack.enter_context(_subreaper())
-                self._send({**request, "load_environ": self._environ}, [*files, theirs.fileno()])
+                prctl(_SET_SUBREAPER, 1, 0, 0, 0)
+                self._send({**request, "load_environ": self.environ}, [*files, theirs.fileno()])
                 theirs.close()  # so that a child that dies early is seen as the end of the stream
-                return _met(ours)
+                ours.settimeout(ANSWER_S)
+                with ours.makefile("rb") as lines:
+                    answer = json.loads(lines.readline())
+                child = Adopted(answer["pid"])
+                if answer["error"]:
+                    child.wait()
+                    return None
+                ours.sendall(b"\n")  # it is a child of this process now, and may go on
+                return child
             except (OSError, ValueError):
                 self.end()
                 return None
+            finally:
+                prctl(_SET_SUBREAPER, 0, 0, 0, 0)
 
     def end(self) -> None:
         """Ends the warm process; its children go on."""
@@ -187,40 +181,24 @@ class WarmProcess:
         """Sends a request to the warm process, which is started if it was not."""
         if self._channel is None:
             self._channel, theirs = socket.socketpair()
+            # The death signal comes when the starting *thread* ends. A warm process that any other
+            # than the main thread started sees the end of this process by that of the channel.
+            in_main = threading.current_thread() is threading.main_thread()
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _SERVER, str(theirs.fileno()), *self._modules],
                     # OpenBLAS starts threads as it is loaded, and ranks do not use it.
-                    env={"OPENBLAS_NUM_THREADS": "1", **self._environ},
+                    env={"OPENBLAS_NUM_THREADS": "1", **self.environ},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
-                    # The signal comes when the starting thread ends; elsewhere the end of the
-                    # channel is what ends the warm process.
-                    preexec_fn=die_with(os.getpid()) if _in_main_thread() else None,
+                    preexec_fn=die_with(os.getpid()) if in_main else None,
                 )
-        payload = json.dumps(request).encode()
         self._channel.settimeout(ANSWER_S)
-        socket.send_fds(self._channel, [struct.pack("!Q", len(payload))], files)
-        self._channel.sendall(payload)
-
-
-_SERVER = "from hires.launcher.ranks.warm_process import main; main()"
-
-
-def _met(child: socket.socket) -> Adopted | None:
-    """Lets a forked child go on once it is known to be a child of this process."""
-    child.settimeout(ANSWER_S)
-    with child.makefile("rb") as lines:
-        answer = json.loads(lines.readline())
-    adopted = Adopted(answer["pid"])
-    if answer["error"]:
-        adopted.wait()
-        return None
-    child.sendall(b"\n")
-    return adopted
+        socket.send_fds(self._channel, [b"\n"], files)
+        self._channel.sendall(json.dumps(request).encode() + b"\n")
 
 
 _current: WarmProcess | None = None
@@ -268,10 +246,6 @@ def warm(threads: int = 1, keep: bool = False) -> Iterator[None]:
         use(None)
 
 
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
 def thread_variables(threads: int) -> dict[str, str]:
     """Returns the variables by which a process's libraries choose their number of threads."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -279,14 +253,17 @@ def thread_variables(threads: int) -> dict[str, str]:
 
 def helper_environment() -> dict[str, str]:
     """Returns the environment of a child that starts ranks, or computes nothing itself."""
-    return dict(os.environ) if _current is None else _current.helper_environment()
+    load = {} if _current is None else _current.environ
+    return {**os.environ, **{name: load[name] for name in thread_variables(1) if name in load}}
 
 
 def start(
     command: Sequence[str],
     environ: Mapping[str, str],
-    streams: Streams,
     *,
+    stdout: int,
+    stderr: int,
+    stdin: int | None = None,
     death_signal: signal.Signals = signal.SIGKILL,
     hold: bool = False,
     heir: bool = False,
@@ -296,7 +273,9 @@ def start(
     Args:
         command: its words; ``python -m MODULE ...`` is forked from the warm process if one fits.
         environ: its environment.
-        streams: its standard input, output and error.
+        stdout: number of the file that is its standard output.
+        stderr: number of the file that is its standard error.
+        stdin: number of the file that is its standard input; unset: nothing can be read.
         death_signal: what it gets when this process, or the thread that calls this, ends.
         hold: whether SIGUSR2 waits until the child listens; by default it would end the child.
         heir: whether a forked child gets a warm process of its own, for children that it starts.
@@ -305,35 +284,32 @@ def start(
         OSError: it cannot be started.
     """
     with Path(os.devnull).open("rb") as nothing:
-        stdin = nothing.fileno() if streams.stdin is None else streams.stdin
+        stdin = nothing.fileno() if stdin is None else stdin
         if _current is not None and _current.fits(command, environ):
-            files = [stdin, streams.stdout, streams.stderr]
-            options = {"death_signal": int(death_signal), "hold": hold, "heir": heir}
             with contextlib.suppress(FileNotFoundError):  # this process's folder was removed
-                child = _current.start({**_request(command, environ), **options}, files)
+                request = {
+                    "command": list(command),
+                    "environ": dict(environ),
+                    "cwd": str(Path.cwd()),
+                    "parent": os.getpid(),
+                    "cores": sorted(os.sched_getaffinity(0)),
+                    "limits": [(kind, *resource.getrlimit(kind)) for kind in _LIMITS],
+                    "death_signal": int(death_signal),
+                    "hold": hold,
+                    "heir": heir,
+                }
+                child = _current.start(request, [stdin, stdout, stderr])
                 if child is not None:
                     return child
         return subprocess.Popen(
             command,
             env=environ,
             stdin=stdin,
-            stdout=streams.stdout,
-            stderr=streams.stderr,
+            stdout=stdout,
+            stderr=stderr,
             start_new_session=True,
             preexec_fn=die_with(os.getpid(), death_signal, hold),
         )
-
-
-def _request(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, object]:
-    """Returns what a child that is forked elsewhere inherits from this process."""
-    return {
-        "command": list(command),
-        "environ": dict(environ),
-        "cwd": str(Path.cwd()),
-        "parent": os.getpid(),
-        "cores": sorted(os.sched_getaffinity(0)),
-        "limits": [(kind, *resource.getrlimit(kind)) for kind in _LIMITS],
-    }
 
 
 def die_with(
@@ -358,17 +334,3 @@ def die_with(
             os._exit(1)
 
     return request
-
-
-_LIMITS = [value for name, value in sorted(vars(resource).items()) if name.startswith("RLIMIT_")]
-
-
-@contextlib.contextmanager
-def _subreaper() -> Iterator[None]:
-    """Makes this process the one that inherits the children of its descendants that end."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_SET_SUBREAPER, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        prctl(_SET_SUBREAPER, 0, 0, 0, 0)

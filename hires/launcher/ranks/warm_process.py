@@ -3,7 +3,12 @@
 It has one thread, for a fork copies no other. What a child needs is set between the fork and its
 module's first line: session, signals, limits, cores, environment, folder and standard streams. Then
 the stack unwinds to :func:`main` and the interpreter runs the module as ``python -m`` does, so that
-exit codes, uncaught exceptions and Ctrl-C end the child as they end a fresh process.
+exit codes, uncaught exceptions and Ctrl-C end the child as they end a fresh process:
+
+    main ─ _serve ──┬─ waits for the next request        (this process)
+                    ├─ fork: go-between, exits
+                    └─ fork: child ─ returns to main ─ the module
+                                └─ fork: heir ─ _serve   (if wanted: the child's own warm process)
 """
 
 from __future__ import annotations
@@ -21,7 +26,6 @@ import resource
 import runpy
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -59,15 +63,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     request = _serve(channel)
-    if request is not None:
-        _run(request["command"][2])
-
-
-def _run(module: str) -> None:
-    """Runs a module as ``python -m`` does."""
+    if request is None:
+        return
     code = 0
     try:
-        runpy._run_module_as_main(module)  # type: ignore[attr-defined]
+        runpy._run_module_as_main(request["command"][2])  # type: ignore[attr-defined]
     except SystemExit as end:
         if isinstance(end.code, str):
             raise
@@ -96,13 +96,16 @@ def _load(word: str) -> None:
 def _serve(channel: socket.socket) -> Request | None:
     """Forks a child for every request; returns its request in the child, None at the end."""
     while True:
-        received = _receive(channel)
-        if received is None:
-            return None
-        request, files = received
+        first, files, _, _ = socket.recv_fds(channel, 1, 4)
+        with channel.makefile("rb") as lines:  # one request at a time: nothing follows the line
+            line = lines.readline()
+        if not first or not line.endswith(b"\n"):
+            return None  # the parent has ended
+        request: Request = json.loads(line)
         go_between = os.fork()
         if go_between:
-            _close(files)
+            for file in files:
+                os.close(file)
             os.waitpid(go_between, 0)
             continue
         if os.fork():
@@ -114,7 +117,8 @@ def _serve(channel: socket.socket) -> Request | None:
             child = os.getpid()
             pid = os.fork()
             if not pid:  # the heir: it serves its child as this process serves its parent
-                _close([*files, ours.detach()])
+                for file in (*files, ours.detach()):
+                    os.close(file)
                 os.setsid()
                 _die_with(child, signal.SIGKILL)
                 channel = theirs
@@ -125,25 +129,18 @@ def _serve(channel: socket.socket) -> Request | None:
         return request
 
 
-def _receive(channel: socket.socket) -> tuple[Request, list[int]] | None:
-    """Returns the next request and the files that came along, or None if there are no more."""
-    header, files, _, _ = socket.recv_fds(channel, 8, 4)
-    if len(header) < 8:
-        return None
-    (missing,) = struct.unpack("!Q", header)
-    payload = bytearray()
-    while len(payload) < missing:
-        payload += channel.recv(missing - len(payload)) or sys.exit(0)
-    return json.loads(payload), files
-
-
 def _become_child(request: Request, files: list[int], heir: spawn.WarmProcess | None) -> None:
     """Makes this fork what a fresh process would be, once its parent lets it go on."""
     *streams, answer = files
     with socket.socket(fileno=answer) as parent:
         error = ""
         try:
-            _wait_for_adoption(request["parent"])
+            # Only when the go-between has ended is this process a child of the one that asked.
+            deadline = time.monotonic() + spawn.ANSWER_S
+            while os.getppid() != request["parent"]:
+                if time.monotonic() > deadline:
+                    raise ChildProcessError("the kernel did not hand this process over")
+                time.sleep(0.0002)
             _die_with(request["parent"], signal.Signals(request["death_signal"]))
             os.setsid()
             for kind, soft, hard in request["limits"]:
@@ -198,20 +195,6 @@ def _map_library_pages() -> None:
     madvise = ctypes.CDLL(None).madvise
     for address, size in _library_pages:
         madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_READ)
-
-
-def _close(files: list[int]) -> None:
-    for file in files:
-        os.close(file)
-
-
-def _wait_for_adoption(parent: int) -> None:
-    """Waits until the go-between has ended and this process is a child of ``parent``."""
-    deadline = time.monotonic() + spawn.ANSWER_S
-    while os.getppid() != parent:
-        if time.monotonic() > deadline:
-            raise ChildProcessError("the kernel did not hand this process over")
-        time.sleep(0.0002)
 
 
 def _set_environment(request: Request) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.store import attempts, records, rundir
-from hires.launcher.local.local_queue import run_all
-from hires.launcher.local.queue_tasks import Limits, Task
+from hires.launcher.local.local_queue import Limits, Task, run_all
 from tests.helpers.run_folders import begin
 from tests.launcher.conftest import ROOT, alive
 

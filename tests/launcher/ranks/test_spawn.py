@@ -66,9 +66,8 @@ def child(tmp_path, monkeypatch, own_warm_process):
         path = tmp_path / f"output{len(started)}"
         variables = {**os.environ, **spawn.thread_variables(1), **(environ or {})}
         with path.open("w") as output:
-            streams = spawn.Streams(None, output.fileno(), output.fileno())
-            command = [sys.executable, "-m", "facts_of_child", *words]
-            started.append(spawn.start(command, variables, streams, **options))
+            file, command = output.fileno(), [sys.executable, "-m", "facts_of_child", *words]
+            started.append(spawn.start(command, variables, stdout=file, stderr=file, **options))
         return started[-1], path
 
     yield start
@@ -213,9 +212,8 @@ import os, sys, time
 from hires.launcher.ranks import spawn
 with spawn.warm():
     spawn._current._modules = ["numpy"]
-    streams = spawn.Streams(None, 2, 2)
     command = [sys.executable, "-m", "facts_of_child", "sleep"]
-    child = spawn.start(command, spawn.helper_environment(), streams, heir=True)
+    child = spawn.start(command, spawn.helper_environment(), stdout=2, stderr=2, heir=True)
     print(type(child).__name__, child.pid, spawn._current._process.pid, flush=True)
     time.sleep(60)
 """
@@ -244,10 +242,8 @@ RANK = """
 import sys
 from hires.launcher.ranks import spawn
 print(type(spawn._current).__name__, flush=True)
-streams = spawn.Streams(None, 1, 1)
-child = spawn.start(
-    [sys.executable, "-m", "facts_of_child", "exit", "5"], spawn.helper_environment(), streams
-)
+command = [sys.executable, "-m", "facts_of_child", "exit", "5"]
+child = spawn.start(command, spawn.helper_environment(), stdout=1, stderr=1)
 print(type(child).__name__, child.wait(30), flush=True)
 """
 
