@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.report.columns import Row
-from hires.report.load import plain_values
-from hires.report.load.plain_values import dig, number, value_text
+from hires.report.load.plain_values import dig, flat, number, value_text
 from hires.report.load.repeats import repeat_latest
 from hires.report.load.runs import SEED
 
@@ -56,8 +55,7 @@ _JOIN = "; "
 @functools.cache
 def defaults() -> Mapping[str, str]:
     """Returns every key of a config with its default as text."""
-    values = plain_values.flat(to_dict(RunConfig()))
-    return {key: value_text(value) for key, value in values.items()}
+    return {key: value_text(value) for key, value in flat(to_dict(RunConfig())).items()}
 
 
 def unusual_keys(run: Run) -> dict[str, str]:
@@ -79,59 +77,48 @@ def point_rows(
 ) -> list[Row]:
     """Returns one row a point: the median over its attempts, p10 and p90 over their steps.
 
+    Only those attempts count that repeat the latest one.
+
     Args:
         attempts: rows of complete attempts.
         steps: seconds of the counted steps by campaign, run and attempt.
     """
+    import numpy as np
+
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in attempts:
         if row["img_per_s_median"] is not None:
             groups.setdefault(tuple(row[key] for key in POINT), []).append(row)
-    points = [_point_row(group, steps) for group in groups.values()]
+    points: list[Row] = []
+    for group in groups.values():
+        latest = repeat_latest([(row["git"], row["host"], row["ended"] or "") for row in group])
+        repeats = [row for row, counts in zip(group, latest, strict=True) if counts]
+        point = {**repeats[0], "layout": repeats[0]["layout"] or "?"}
+        keys = [(row["campaign"], row["run"], row["attempt"]) for row in repeats]
+        took = [step_s for key in keys for step_s in steps.get(key, ()) if step_s > 0]
+        # A record without its steps still has the spread of each attempt.
+        lows, highs = _known(repeats, "img_per_s_p10"), _known(repeats, "img_per_s_p90")
+        spread = [min(lows, default=None), max(highs, default=None)]
+        if took and point["batch"]:
+            speeds = [point["batch"] / step_s for step_s in took]
+            spread = [float(share) for share in np.quantile(speeds, (0.1, 0.9))]
+        peaks = [peak for peak in _known(repeats, "peak_bytes_max") if peak]
+        speed = statistics.median(_known(repeats, "img_per_s_median"))
+        point |= {"img_per_s_median": speed, "img_per_s_p10": spread[0], "img_per_s_p90": spread[1]}
+        point["peak_bytes_max"] = int(statistics.median(peaks)) if peaks else None
+        points.append(point | {"attempts": len(repeats), "left_out": len(group) - len(repeats)})
     singles = single_speeds(points)
-    for row in points:
-        single = singles.get(_work_of(row))
-        row["speedup"] = row["img_per_s_median"] / single if single else None
-        row["efficiency_percent"] = efficiency(row, singles)
+    for point in points:
+        single = singles.get(_work_of(point))
+        point["speedup"] = point["img_per_s_median"] / single if single else None
+        point["efficiency_percent"] = efficiency(point, singles)
     return points
-
-
-def _point_row(group: list[Row], steps: Mapping[tuple[str, str, int], list[float]]) -> Row:
-    """Returns the row of one point, from those attempts that repeat its latest one."""
-    import numpy as np
-
-    latest = repeat_latest([(row["git"], row["host"], row["ended"] or "") for row in group])
-    repeats = [row for row, counts in zip(group, latest, strict=True) if counts]
-    first = repeats[0]
-    peaks = [row["peak_bytes_max"] for row in repeats if row["peak_bytes_max"]]
-    keys = [(row["campaign"], row["run"], row["attempt"]) for row in repeats]
-    batch = first["batch"]
-    speeds = [batch / took for key in keys for took in steps.get(key, ()) if batch and took > 0]
-    low: float | None
-    high: float | None
-    if speeds:
-        low, high = map(float, np.quantile(speeds, (0.1, 0.9)))
-    else:  # a record without its steps still has the spread of each attempt
-        lows = [row["img_per_s_p10"] for row in repeats if row["img_per_s_p10"] is not None]
-        highs = [row["img_per_s_p90"] for row in repeats if row["img_per_s_p90"] is not None]
-        low, high = min(lows, default=None), max(highs, default=None)
-    return {
-        **first,
-        "layout": first["layout"] or "?",
-        "img_per_s_median": statistics.median(row["img_per_s_median"] for row in repeats),
-        "img_per_s_p10": low,
-        "img_per_s_p90": high,
-        "peak_bytes_max": int(statistics.median(peaks)) if peaks else None,
-        "attempts": len(repeats),
-        "left_out": len(group) - len(repeats),
-    }
 
 
 def median_speed(records: Iterable[Row]) -> float | None:
     """Returns images per second over some records, the median of their medians."""
     speeds = [number(dig(record, "throughput", "img_per_s", "median")) for record in records]
-    known = [speed for speed in speeds if speed is not None]
-    return statistics.median(known) if known else None
+    return statistics.median(known) if (known := [s for s in speeds if s is not None]) else None
 
 
 def single_speeds(rows: Iterable[Row]) -> dict[tuple[str, ...], float]:
@@ -186,12 +173,9 @@ def weight(part: pd.DataFrame) -> tuple[float, ...]:
 
 
 def distinction(row: Row, among: pd.DataFrame, keys: Sequence[str]) -> str:
-    """Returns the settings that distinguish a point from others, beyond those with columns.
+    """Returns what of ``settings`` or ``arranged`` distinguishes a point from others.
 
-    Args:
-        row: of the point.
-        among: points with the same heading.
-        keys: ``settings``, ``arranged`` or both.
+    The label of the network already holds some keys, which are left out.
     """
     words: list[str] = []
     for key in keys:
@@ -207,6 +191,10 @@ def point_name(row: Row, among: pd.DataFrame) -> str:
     if row["ranks"] and row["ranks"] > 1:
         name += f" on {int(row['ranks'])}"
     return f"{row['campaign']}: {name}" if among["campaign"].nunique() > 1 else name
+
+
+def _known(rows: Sequence[Row], key: str) -> list[float]:
+    return [row[key] for row in rows if row[key] is not None]
 
 
 def _work_of(row: Row) -> tuple[str, ...]:

@@ -32,10 +32,9 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
-        converted = float(value)
+        return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
-    return converted if math.isfinite(converted) else None
 
 
 def count(value: Any) -> int | None:

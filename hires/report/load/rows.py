@@ -21,8 +21,6 @@ from hires.report.load.plain_values import count, dicts, dig, discarded_steps, n
 from hires.report.load.repeats import attempt_origin
 from hires.report.load.runs import Run
 
-TrafficByClass = dict[tuple[str, int], tuple[int, int]]
-"""Messages and bytes by kind and size class."""
 _EXACTNESS = ("fp64", "fp32", "bf16", "fp16", "int8")
 """Precisions, the most exact first."""
 _NOT_PLANNED = ("seed", "steps", "task.lr")
@@ -58,15 +56,17 @@ def what(run: Run) -> Row:
     """Returns what a run is, from its record or else from its config."""
     record, config = run.record, run.config
     batch = count(record.get("images_per_step"))
+    layout, precision, task = (
+        text(dig(config, group, "name"), 60) for group in ("parallel", "precision", "task")
+    )
     return {
         "campaign": run.campaign,
         "run": run.name,
         "model": text(record.get("model"), 60) or _model(config),
         **(_size_columns(record.get("image")) or _size_columns(config.get("image"))),
-        "layout": text(record.get("layout"), 60) or text(dig(config, "parallel", "name"), 60),
-        "precision": text(record.get("precision"), 30)
-        or text(dig(config, "precision", "name"), 30),
-        "task": text(dig(config, "task", "name"), 30),
+        "layout": text(record.get("layout"), 60) or layout,
+        "precision": text(record.get("precision"), 30) or precision,
+        "task": task,
         "batch": count(config.get("batch")) if batch is None else batch,
         "ranks": count(record.get("world")),
         **measured_points.unusual_keys(run),
@@ -94,68 +94,54 @@ def run_row(run: Run) -> Row:
         "loss_last": number(dig(record, "loss", "last")),
         "cores": count(dig(origin, "hardware", "cores")),
         "memory_limit": value_text(dig(run.config, "memory", "limit")),
-        "git": text(origin.get("git"), 60),
-        "host": text(origin.get("host"), 60),
-        "started": text(origin.get("started"), 40),
+        **{key: text(origin.get(key), 60) for key in ("git", "host", "started")},
     }
 
 
 def attempt_rows(run: Run) -> Iterator[Row]:
     """Yields the rows of a run's complete attempts."""
     for attempt in run.complete:
-        git, host, ended = attempt_origin(attempt.record)
-        yield {
-            **what(run),
-            **values(SPEED, attempt.record),
-            "attempt": attempt.number,
-            "peak_bytes_max": largest(dicts(attempt.record.get("memory")), "peak_bytes"),
-            "git": git,
-            "host": host,
-            "ended": ended,
-        }
+        peak = largest(dicts(attempt.record.get("memory")), "peak_bytes")
+        origin = zip(("git", "host", "ended"), attempt_origin(attempt.record), strict=True)
+        row = {"attempt": attempt.number, "peak_bytes_max": peak, **dict(origin)}
+        yield {**what(run), **values(SPEED, attempt.record), **row}
 
 
 def sample_rows(run: Run) -> Iterator[Row]:
     """Yields one row a step of a complete attempt: its seconds, and whether it counts."""
     for attempt in run.complete:
         discarded = discarded_steps(attempt.record)
+        place = {"campaign": run.campaign, "run": run.name, "attempt": attempt.number}
         for sample in dicts(attempt.record.get("samples")):
-            step = count(sample.get("step"))
+            step, step_s = count(sample.get("step")), number(sample.get("step_s"))
             if step is not None:
-                yield {
-                    "campaign": run.campaign,
-                    "run": run.name,
-                    "attempt": attempt.number,
-                    "step": step,
-                    "step_s": number(sample.get("step_s")),
-                    "counted": step not in discarded,
-                }
+                yield {**place, "step": step, "step_s": step_s, "counted": step not in discarded}
 
 
 def rank_rows(run: Run) -> Iterator[Row]:
     """Yields one row a rank that recorded its memory: its place and its bytes."""
-    for row in memory_rows(run.record):
-        yield {**what(run), **row}
+    return ({**what(run), **row} for row in memory_rows(run.record))
 
 
 def traffic_rows(runs: Iterable[Run]) -> Iterator[Row]:
     """Yields one row a kind and size class of messages of each run."""
-    counted: dict[tuple[Any, ...], TrafficByClass] = {}
+    counted: dict[tuple[Any, ...], dict[tuple[str, int], tuple[int, int]]] = {}
     for run in runs:
         totals = run.record.get("messages")
         if run.record and isinstance(totals, dict) and not totals.get("messages"):
             continue  # one rank sends nothing: its plan need not be read
         key = tuple(sorted(run.identity(*_NOT_PLANNED).items()))
-        if key not in counted:
-            counted[key] = _traffic(run)
+        if key not in counted:  # equal plans are counted once
+            plan = run.plan()
+            try:
+                counted[key] = traffic_matrix.by_class(plan) if plan else {}
+            except Exception as error:  # a damaged plan may fail anywhere
+                why = f"cannot be counted: {error!r}"[:200]
+                run.notes.append(Note(f"{run.name}/{file_names.PLAN}", why))
+                counted[key] = {}
         for (kind, size), (messages, num_bytes) in counted[key].items():
-            yield {
-                **what(run),
-                "kind": kind,
-                "size_class": traffic_matrix.CLASSES[size],
-                "messages_per_step": messages,
-                "bytes_per_step": num_bytes,
-            }
+            sent = {"messages_per_step": messages, "bytes_per_step": num_bytes}
+            yield {**what(run), "kind": kind, "size_class": traffic_matrix.CLASSES[size], **sent}
 
 
 def failure_rows(run: Run) -> Iterator[Row]:
@@ -184,7 +170,9 @@ def precision_rows(runs: Sequence[Run]) -> Iterator[Row]:
             config = sorted(run.identity("precision.name").items())
             groups.setdefault((run.campaign, *config), []).append(run)
     for twins in groups.values():
-        best = min(twins, key=_inexactness)
+        names = [run.record.get("precision") for run in twins]
+        places = [(*_EXACTNESS, name).index(name) for name in names]  # an unknown one comes last
+        best = twins[places.index(min(places))]
         for run in twins:
             finite = dig(run.record, "loss", "finite")
             row = {
@@ -205,40 +193,31 @@ def planned_rows(name: str, planned: Campaign) -> Iterator[Row]:
     """Yields the points that a campaign planned, and those that its sweeps excluded."""
     for point in planned.points:
         words = _typed(point.overrides)
-        yield {
-            "campaign": name,
-            "run": text(point.run, 160),
-            "overrides": words,
-            "state": "pending",
-            "reproduce": f"hires run {words}" if words else None,
-        }
+        again = f"hires run {words}" if words else None
+        row = {"campaign": name, "overrides": words, "reproduce": again}
+        yield {**row, "run": text(point.run, 160), "state": "pending"}
     for excluded in planned.excluded:
-        words = _typed(excluded.overrides)
+        words, own = _typed(excluded.overrides), excluded.what or {}
+        described = _size_columns(own.get("image"))
+        if described:
+            keys_of = ("model", "layout", "precision", "task")
+            described |= {key: text(own.get(key), 60) for key in keys_of}
+            described |= {"batch": count(own.get("batch")), "limit": value_text(own.get("limit"))}
         yield {
             "campaign": name,
+            "run": None,
             "overrides": words,
             "state": "infeasible",
             "reason": text(excluded.reason),
             "nearest": text(excluded.nearest, 300),
-            "what": _planned_what(excluded.what),
+            "what": described,
             "reproduce": f"hires plan {words}" if words else None,
-            "run": None,
         }
 
 
 def largest(entries: Iterable[Row], key: str) -> int | None:
     """Returns the largest of some counts; None if all are missing."""
     return max((n for n in (count(entry.get(key)) for entry in entries) if n), default=None)
-
-
-def _planned_what(point: Any) -> Row:
-    """Returns what a sweep recorded about an excluded point; empty if it recorded nothing."""
-    size = _size_columns(dig(point, "image"))
-    if not size:
-        return {}
-    row: Row = {key: text(point.get(key), 60) for key in ("model", "layout", "precision", "task")}
-    batch, limit = count(point.get("batch")), value_text(point.get("limit"))
-    return {**row, **size, "batch": batch, "limit": limit}
 
 
 def _model(config: Row) -> str | None:
@@ -259,23 +238,6 @@ def _size_columns(image: Any) -> Row:
     if not height or not width:
         return {}
     return {"image": f"{height}x{width}", "height": height, "width": width}
-
-
-def _traffic(run: Run) -> TrafficByClass:
-    """Returns messages and bytes by kind and class; a plan that cannot be used has none."""
-    plan = run.plan()
-    try:
-        return traffic_matrix.by_class(plan) if plan else {}
-    except Exception as error:  # a damaged plan may fail anywhere
-        why = f"cannot be counted: {error!r}"[:200]
-        run.notes.append(Note(f"{run.name}/{file_names.PLAN}", why))
-        return {}
-
-
-def _inexactness(run: Run) -> int:
-    """Returns the place of a run's precision, 0 for the most exact one."""
-    name = run.record.get("precision")
-    return _EXACTNESS.index(name) if name in _EXACTNESS else len(_EXACTNESS)
 
 
 def _typed(overrides: Sequence[str]) -> str:

@@ -167,29 +167,34 @@ class Run:
 def read_run(path: Path) -> Run:
     """Returns what a run folder holds, whatever its state; ``notes`` say what cannot be used."""
     notes: list[Note] = []
+    where = text(f"{path.name}/{file_names.RECORD}", 200) or "?"
+
+    def record_in(folder: Path) -> Values:
+        # A record of another schema is used as far as it is understood.
+        record = reading.read_json(folder / file_names.RECORD, notes)
+        schema = record.get("schema", SCHEMA)
+        if schema != SCHEMA:
+            why = f"its schema is {value_text(schema)}, this hires knows {SCHEMA}: "
+            notes.append(Note(where, f"{why}what it has in common is shown"))
+        return record
+
     config = reading.read_yaml(path / file_names.CONFIG, notes)
-    record = _record(path, path, notes)
+    record = record_in(path)
     attempts = []
     for number_of in file_names.attempt_numbers(path):
         own = record if record.get("attempt") == number_of else {}  # the same, and not read twice
-        own = own or _record(path, file_names.attempt_dir(path, number_of), notes)
+        own = own or record_in(file_names.attempt_dir(path, number_of))
         attempts.append(Attempt(path, number_of, notes, held={"record": own}))
     ended = [attempt for attempt in attempts if attempt.exit.get("state") == "done"]
-    if ended and not any(attempt.record for attempt in ended):
-        file = path / file_names.RECORD
-        if not file.exists():  # else a note says already what is wrong with it
-            why = f"is missing, though attempt a{ended[-1].number} ended as done: it has no numbers"
-            notes.append(Note(_where(path), why))
+    exists = (path / file_names.RECORD).exists()  # then a note says already what is wrong with it
+    if ended and not exists and not any(attempt.record for attempt in ended):
+        why = f"is missing, though attempt a{ended[-1].number} ended as done: it has no numbers"
+        notes.append(Note(where, why))
     return Run(path, config, attempts, record, notes)
 
 
 def read_runs(paths: Iterable[Path], states: Mapping[Path, End] | None = None) -> list[Run]:
-    """Returns what some run folders hold, in the order given.
-
-    Args:
-        paths: the folders.
-        states: of runs without an exit record, by folder.
-    """
+    """Returns what some run folders hold; ``states`` are of runs without an exit record."""
     runs = [read_run(path) for path in paths]
     labels = campaign_labels(run.path.parent for run in runs)
     for run in runs:
@@ -221,11 +226,8 @@ def campaign_labels(folders: Iterable[Path]) -> dict[Path, str]:
 def runs_of(results: Path, paths: Sequence[Path]) -> tuple[list[Run], list[Note]]:
     """Returns some runs without their samples, ranks and messages, and what is wrong.
 
-    A line of the index counts if it is of the latest attempt; other runs are read in their folders.
-
-    Args:
-        results: folder of all campaigns, which holds the index.
-        paths: run folders.
+    A line of the index of ``results`` counts if it is of the latest attempt; other runs are read
+    in their folders.
     """
     runs: list[Run] = []
     notes: list[Note] = []
@@ -250,11 +252,7 @@ def runs_of(results: Path, paths: Sequence[Path]) -> tuple[list[Run], list[Note]
 
 
 def rebuild_index(results: Path, paths: Sequence[Path]) -> tuple[int, list[Note]]:
-    """Writes the index anew from run folders.
-
-    Args:
-        results: folder of all campaigns.
-        paths: all run folders.
+    """Writes the index of ``results`` anew from all its run folders.
 
     Returns:
         How many attempts it holds, and what could not be read.
@@ -295,20 +293,6 @@ def _from_lines(path: Path, lines: dict[int, Values]) -> Run | None:
     if not isinstance(config, dict) or (last not in done and len(attempts) < len(numbers)):
         return None  # an attempt that the index lacks may be the complete one
     return Run(path, config, attempts, (done or [last])[-1].record)
-
-
-def _record(run: Path, folder: Path, notes: list[Note]) -> Values:
-    """Returns the record in a folder; one of another schema is used as far as it is understood."""
-    record = reading.read_json(folder / file_names.RECORD, notes)
-    schema = record.get("schema", SCHEMA)
-    if schema != SCHEMA:
-        why = f"its schema is {value_text(schema)}, this hires knows {SCHEMA}: "
-        notes.append(Note(_where(run), f"{why}what it has in common is shown"))
-    return record
-
-
-def _where(run: Path) -> str:
-    return text(f"{run.name}/{file_names.RECORD}", 200) or "?"
 
 
 def _end(values: Values) -> End:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hires.core.units import MIB
 from hires.plan.event import BYTES
-from hires.plan.groups import held_stages, num_holders, sums_of
+from hires.plan.groups import held_stages, sums_of
 from hires.plan.plan import Plan, Stage
 from hires.plan.program import pass_comm
 
@@ -44,46 +44,45 @@ def size_class(num_bytes: float) -> int:
 def flows(plan: Plan) -> Iterator[Flow]:
     """Yields what the ranks of the first replica send to each other in one step.
 
-    Gradients, which are summed over replicas too, come from :func:`gradient_flows`. A gather of n
+    Gradients, which are summed over replicas too, come from :func:`gradient_sums`. A gather of n
     ranks is a message from each to every other.
     """
     for direction in range(plan.num_directions):
         passes = len(plan.microbatches_of(direction))
-        ways = (False, True) if plan.training else (False,)
-        for back, stage in itertools.product(ways, plan.stages):
-            for flow in _inside(plan, stage, direction, back):
-                yield flow._replace(messages=passes * flow.messages)
-        for back in ways:
+        for back in (False, True) if plan.training else (False,):
+            for stage in plan.stages:
+                for flow in _inside(plan, stage, direction, back):
+                    yield flow._replace(messages=passes * flow.messages)
             for flow in _between(plan, direction, back):
                 yield flow._replace(messages=passes * flow.messages)
 
 
-def gradient_flows(plan: Plan) -> Iterator[Flow]:
-    """Yields the sums of gradients over all holders of a stage, replicas included.
+def gradient_sums(plan: Plan) -> Iterator[tuple[list[int], int]]:
+    """Yields the ranks and bytes of each sum of gradients over all holders of a stage."""
+    wide = max(BYTES[plan.dtype], BYTES["float32"])
+    holders: dict[int, list[int]] = {}
+    for rank in range(plan.world) if plan.training else ():
+        for stage in held_stages(plan, rank):
+            holders.setdefault(stage, []).append(rank)
+    for stage, ranks in sorted(holders.items()):
+        for one in sums_of(plan, stage):
+            yield ranks, one.elements * wide
+
+
+def matrix(plan: Plan) -> list[list[float]]:
+    """Returns bytes of one step by source and target rank of the whole world.
 
     An all-reduce of b bytes sends at least 2 (n - 1) b / n from each of n ranks; each is taken to
     send the same to every other.
     """
-    if not plan.training:
-        return
-    wide = max(BYTES[plan.dtype], BYTES["float32"])
-    for stage in plan.stages:
-        ranks = [r for r in range(plan.world) if stage.index in held_stages(plan, r)]
-        for one in sums_of(plan, stage.index):
-            share = int(2 * one.elements * wide / len(ranks))
-            for source, target in itertools.permutations(ranks, 2):
-                yield Flow(source, target, "gradient", share, 1)
-
-
-def matrix(plan: Plan) -> list[list[float]]:
-    """Returns bytes of one step by source and target rank of the whole world."""
-    found = [[0.0] * plan.world for _ in range(plan.world)]
+    sent = [[0.0] * plan.world for _ in range(plan.world)]
     for flow in flows(plan):
         for first in range(0, plan.world, plan.ranks_per_replica):
-            found[first + flow.source][first + flow.target] += flow.num_bytes * flow.messages
-    for flow in gradient_flows(plan):
-        found[flow.source][flow.target] += flow.num_bytes
-    return found
+            sent[first + flow.source][first + flow.target] += flow.num_bytes * flow.messages
+    for ranks, num_bytes in gradient_sums(plan):
+        for source, target in itertools.permutations(ranks, 2):
+            sent[source][target] += int(2 * num_bytes / len(ranks))
+    return sent
 
 
 def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
@@ -97,13 +96,10 @@ def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
         key = flow.kind, size_class(flow.num_bytes)
         messages[key] += flow.messages * plan.num_replicas
         total[key] += flow.messages * flow.num_bytes * plan.num_replicas
-    wide = max(BYTES[plan.dtype], BYTES["float32"])
-    for stage in plan.stages if plan.training else ():
-        holders = num_holders(plan, stage.index)
-        for one in sums_of(plan, stage.index):
-            key = "gradient", size_class(one.elements * wide)
-            messages[key] += holders
-            total[key] += 2 * (holders - 1) * one.elements * wide
+    for ranks, num_bytes in gradient_sums(plan):
+        key = "gradient", size_class(num_bytes)
+        messages[key] += len(ranks)
+        total[key] += 2 * (len(ranks) - 1) * num_bytes
     return {key: (messages[key], total[key]) for key in sorted(messages)}
 
 
@@ -119,15 +115,13 @@ def _inside(plan: Plan, stage: Stage, direction: int, back: bool) -> Iterator[Fl
             continue
         images, channels, *_ = plan.graph.shape(op.value)
         for source, target, r0, r1, c0, c1 in op.messages:
-            ends = (target, source) if way_back else (source, target)
-            pixels = (r1 - r0) * (c1 - c0)
-            num_bytes = images * channels * pixels * size
-            yield Flow(ranks[ends[0]], ranks[ends[1]], "halo", num_bytes, 1)
+            first, last = (target, source) if way_back else (source, target)
+            num_bytes = images * channels * (r1 - r0) * (c1 - c0) * size
+            yield Flow(ranks[first], ranks[last], "halo", num_bytes, 1)
 
 
 def _between(plan: Plan, direction: int, back: bool) -> Iterator[Flow]:
     """Yields what stages send to each other in one pass."""
-    size = BYTES[plan.dtype]
     for edge in plan.edges:
         makers, readers = plan.stages[edge.source], plan.stages[edge.target]
         kind = "stage" if makers.num_ranks == readers.num_ranks else "join"
@@ -136,9 +130,8 @@ def _between(plan: Plan, direction: int, back: bool) -> Iterator[Flow]:
         for maker, reader, n0, n1, r0, r1, c0, c1 in edge.back if back else edge.messages:
             rest = math.prod(shape[1:]) if edge.whole else shape[1] * (r1 - r0) * (c1 - c0)
             images = n1 - n0 if shape else 1
-            ends = (
-                plan.rank_of(0, direction, makers.index, maker),
-                plan.rank_of(0, direction, readers.index, reader),
-            )
-            source, target = reversed(ends) if back else ends
-            yield Flow(source, target, kind, images * rest * size, 1)
+            source = plan.rank_of(0, direction, makers.index, maker)
+            target = plan.rank_of(0, direction, readers.index, reader)
+            if back:
+                source, target = target, source
+            yield Flow(source, target, kind, images * rest * BYTES[plan.dtype], 1)
