@@ -26,7 +26,7 @@ _FIRST_BYTES = 2**13
 
 
 class Attempt:
-    """One attempt of a run: its folder and what its files say.
+    """One attempt of a run: its folder and what its files hold.
 
     A file is read at its first use and kept: an Attempt is a snapshot; make another one
     to look again. A file that is missing or cannot be used is an empty dict.
@@ -69,9 +69,9 @@ class Attempt:
     def exit(self) -> Values:
         """``exit.json``, how it ended: ``state``, ``reason`` and ``cause`` are text or missing."""
         end = self._read(file_names.EXIT)
-        texts = [end.get(key) for key in ("reason", "cause")]
-        plain = all(value is None or isinstance(value, str) for value in texts)
-        return self._only_if(plain and isinstance(end.get("state"), str), end, file_names.EXIT)
+        texts = [end.get(key, "") or "" for key in ("reason", "cause")]
+        plain = all(isinstance(value, str) for value in [*texts, end.get("state")])
+        return self._only_if(plain, end, file_names.EXIT)
 
     @cached_property
     def job(self) -> Values:
@@ -92,7 +92,7 @@ class Attempt:
 
     @property
     def id(self) -> str | None:
-        """What tells it from all others, even of the same number; None if it is old."""
+        """What no other attempt shares, even of the same number; None if it is old."""
         value = self.env.get("id")
         return None if value is None else str(value)
 
@@ -112,12 +112,9 @@ class Attempt:
         path = self.folder / file_names.EVENTS
         missing = self._report is None and not os.path.lexists(path)
         head = None if missing else reading.read_bytes(path, self._report, first=_FIRST_BYTES)
-        head = head or b""
-        event: Values = {}
-        for line in reading.parse_lines(head[: head.rfind(b"\n") + 1]):
-            if line.get("event") == "launch_started":
-                event = line  # the last one: a start whose port was taken was repeated
-        return event
+        whole = (head or b"").rpartition(b"\n")[0]
+        starts = [e for e in reading.parse_lines(whole) if e.get("event") == "launch_started"]
+        return starts[-1] if starts else {}  # a start whose port was taken was repeated
 
     @property
     def events(self) -> list[Values]:
@@ -169,12 +166,10 @@ def latest(run: StrPath) -> Attempt | None:
 
 
 def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
-    """Makes the folder of a new attempt, ``env.json`` included, and returns its number.
+    """Makes the folder of a new attempt of a run, ``env.json`` included, and returns its number.
 
-    Args:
-        path: the run folder.
-        argv: the command line as typed; unset: this is an attempt by hand, which is reproduced by
-            the command of the first attempt.
+    ``argv`` is the command line as typed; without one this is an attempt by hand, which the command
+    of the first attempt reproduces.
 
     Raises:
         RunError: the folder cannot be written.

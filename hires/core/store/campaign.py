@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import RunError
+from hires.core.config.value_checks import build, build_usable
+from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, files, reading
 from hires.core.store.files import write_atomically
-from hires.core.store.reading import Notes, Values
+from hires.core.store.reading import Notes
 
 SCHEMA = 1
 PATIENCE_S = 120.0
@@ -46,7 +47,7 @@ class ExcludedPoint:
     nearest: str | None = None
     """What to change to come to the nearest point of the sweep that can run."""
     state: str = "infeasible"
-    what: Values | None = None
+    what: dict[str, Any] | None = None
     """Network, image, layout and the like, as the tables of runs call them; None: not recorded."""
 
 
@@ -55,10 +56,10 @@ class Campaign:
     """Everything that the sweeps of a campaign planned."""
 
     name: str
-    points: list[PlannedPoint] = field(default_factory=list)
-    excluded: list[ExcludedPoint] = field(default_factory=list)
     sweeps: list[dict[str, Any]] = field(default_factory=list)
     """Command line, time and options of every sweep, in order."""
+    points: list[PlannedPoint] = field(default_factory=list)
+    excluded: list[ExcludedPoint] = field(default_factory=list)
 
     def add(
         self, sweep: dict[str, Any], points: list[PlannedPoint], excluded: list[ExcludedPoint]
@@ -86,9 +87,8 @@ def locked(folder: Path) -> Iterator[str | None]:
         RunError: another sweep is under way; its process is named.
     """
     with files.lock(folder / file_names.SWEEP_LOCK, f"a sweep of campaign {folder.name!r}") as note:
-        (folder / file_names.STOP_SWEEP).unlink(
-            missing_ok=True
-        )  # it was meant for an earlier sweep
+        # One that is there was meant for an earlier sweep.
+        (folder / file_names.STOP_SWEEP).unlink(missing_ok=True)
         yield note
 
 
@@ -97,9 +97,6 @@ def starting(folders: Iterable[Path]) -> Iterator[None]:
     """Lets one command at a time check whether runs are under way, and start or submit them.
 
     It takes moments: the next command waits, and then sees what this one has started.
-
-    Args:
-        folders: of the campaigns.
 
     Raises:
         RunError: another command holds a campaign for long; its process is named.
@@ -119,7 +116,7 @@ def stop(folder: Path) -> bool:
     Raises:
         RunError: the folder cannot be written.
     """
-    if not is_locked(folder):
+    if not files.is_locked(folder / file_names.SWEEP_LOCK):
         return False
     write_atomically(folder / file_names.STOP_SWEEP, "")
     return True
@@ -147,27 +144,27 @@ def read(folder: Path, notes: Notes = None) -> Campaign:
         RunError: the file is damaged or of another version, and ``notes`` is None.
     """
     path = folder / file_names.CAMPAIGN
-    if notes is None and not path.exists():
+    if not path.exists():
         return Campaign(folder.name)
     try:
         values = reading.read_json(path, notes)
-    except RunError as error:
-        raise RunError(_damaged(path, str(error))) from None
-    schema = values.get("schema", None if notes is None else SCHEMA)
-    if schema != SCHEMA:
-        why = f"its schema is {schema!r}, this hires reads {SCHEMA}"
-        if notes is None:
-            raise RunError(_damaged(path, why))
-        notes.append(reading.note(path, why))
-    if notes is not None:
-        points = [_planned(point) for point in _dicts(values.get("points"))]
-        return Campaign(folder.name, points, list(map(_excluded, _dicts(values.get("excluded")))))
-    try:
-        points = [PlannedPoint(**point) for point in values["points"]]
-        excluded = [ExcludedPoint(**point) for point in values["excluded"]]
-        return Campaign(folder.name, points, excluded, list(values["sweeps"]))
-    except (KeyError, TypeError) as error:
-        raise RunError(_damaged(path, str(error))) from None
+        schema = values.pop("schema", None if notes is None else SCHEMA)
+        if schema != SCHEMA:
+            why = f"its schema is {schema!r}, this hires reads {SCHEMA}"
+            if notes is None:
+                raise RunError(why)
+            notes.append(reading.note(path, why))
+        values |= {"name": folder.name}
+        values.pop("campaign", None)
+        if notes is not None:
+            return build_usable(Campaign, values)
+        if not {"points", "excluded", "sweeps"} <= values.keys():
+            raise RunError("a value is missing")
+        return build(Campaign, values)
+    except HiresError as error:
+        raise RunError(
+            f"{path} cannot be read ({error}); move it away: the runs beside it keep their results"
+        ) from None
 
 
 def write(folder: Path, campaign: Campaign) -> None:
@@ -176,37 +173,6 @@ def write(folder: Path, campaign: Campaign) -> None:
     Raises:
         RunError: it cannot be written.
     """
-    values = {"schema": SCHEMA, "campaign": campaign.name, "sweeps": campaign.sweeps}
-    values["points"] = [asdict(point) for point in campaign.points]
-    values["excluded"] = [asdict(point) for point in campaign.excluded]
+    values = {"schema": SCHEMA, "campaign": campaign.name, **asdict(campaign)}
+    del values["name"]
     write_atomically(folder / file_names.CAMPAIGN, json.dumps(values, indent=1) + "\n")
-
-
-def _planned(values: Values) -> PlannedPoint:
-    repeat = values.get("repeat")
-    return PlannedPoint(
-        str(values.get("run")), _words(values), repeat if type(repeat) is int else 1
-    )
-
-
-def _excluded(values: Values) -> ExcludedPoint:
-    nearest, what = values.get("nearest"), values.get("what")
-    return ExcludedPoint(
-        _words(values),
-        str(values.get("reason")),
-        nearest if isinstance(nearest, str) else None,
-        what=what if isinstance(what, dict) else None,
-    )
-
-
-def _words(values: Values) -> list[str]:
-    words = values.get("overrides")
-    return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
-
-
-def _dicts(value: Any) -> list[Values]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _damaged(path: Path, why: str) -> str:
-    return f"{path} cannot be read ({why}); move it away: the runs beside it keep their results"

@@ -20,6 +20,11 @@ import hires
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks import mpi_dialects
 
+NO_FOLDER = 66
+"""Exit code of a job whose node does not see the run folder, so that nothing can be written."""
+REFUSED = "HIRES_REFUSED_MODULE"
+"""Variable that names the first module which did not load; the supervisor reads it."""
+
 
 def reproduce_line(argv: Sequence[str]) -> str:
     """Returns the command line that was typed as one shell-quoted line that begins with hires."""
@@ -29,86 +34,50 @@ def reproduce_line(argv: Sequence[str]) -> str:
     return shlex.join(["hires", *words])
 
 
-def render(
-    argv: Sequence[str],
-    template: str = "local.sh",
-    run: Path | None = None,
-    starter: Sequence[str] = (),
-    modules: Sequence[str] = (),
-) -> str:
-    """Returns the text of a script for a run that ``argv`` started from the current folder.
-
-    Args:
-        argv: the command line as typed.
-        template: name of a file in ``launch/``.
-        run: the run folder, for scripts that are executed from a copy elsewhere.
-        starter: the command that starts all ranks, if one does.
-        modules: the lines that load environment modules.
-    """
-    values = {
-        # A line break inside an argument would end the comment and run as a command.
-        "COMMAND": " ".join(reproduce_line(argv).splitlines()),
-        "FOLDER": shlex.quote(str(Path.cwd())),
-        "PYTHON": shlex.quote(sys.executable),
-        "PYTHONPATH": shlex.quote(os.environ.get("PYTHONPATH", "")),
-        "RUN": shlex.quote(str(run or ".")),
-        "STARTER": shlex.join(starter),
-        "MODULES": "\n".join(modules),
-    }
-    return re.sub(r"@([A-Z]+)@", lambda match: values[match[1]], _template(template))
-
-
 def launch_script(config: RunConfig, argv: Sequence[str]) -> str:
-    """Returns the text of a run's ``launch.sh``.
-
-    Args:
-        config: the frozen config.
-        argv: the command line as typed.
-    """
+    """Returns the text of a run's ``launch.sh``; ``argv`` is the command line as typed."""
     if config.launcher.has_jobs:
         return render(argv, f"{config.launcher.name}.sh")
     if mpi_dialects.starts_itself(config):
-        starter = mpi_dialects.starter(
-            config, mpi_dialects.hosts_of(config, config.parallel.num_ranks)
-        )
-        return render(argv, "mpirun.sh", starter=starter.words)
+        hosts = mpi_dialects.hosts_of(config, config.parallel.num_ranks)
+        return render(argv, "mpirun.sh", STARTER=mpi_dialects.starter(config, hosts).words)
     return render(argv, "local.sh")
 
 
 def job_setup(config: RunConfig, argv: Sequence[str], run: Path) -> list[str]:
     """Returns the lines of a Slurm job's script before its supervisor starts.
 
-    Args:
-        config: the frozen config.
-        argv: the command line as typed.
-        run: the run folder, absolute.
-    """
-    modules = _modules(config.cluster.modules)
-    return render(argv, "job.sh", run, modules=modules).rstrip("\n").split("\n")
-
-
-def _modules(names: Sequence[str]) -> list[str]:
-    """Returns the lines that load environment modules.
-
     The supervisor starts without a module, too, because it can write down which one is missing.
     """
-    if not names:
-        return []
-    return [
-        "# cluster.modules; a shell that is no login shell may not know the command yet.",
-        "command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile",
-        f"unset {REFUSED}",
-        *(
-            f'[ -n "${REFUSED}" ] || module load {quoted} || export {REFUSED}={quoted}'
-            for quoted in map(shlex.quote, names)
-        ),
-    ]
+    modules = []
+    if config.cluster.modules:
+        modules = [
+            "# cluster.modules; a shell that is no login shell may not know the command yet.",
+            "command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile",
+            f"unset {REFUSED}",
+        ]
+    for quoted in map(shlex.quote, config.cluster.modules):
+        modules += [f'[ -n "${REFUSED}" ] || module load {quoted} || export {REFUSED}={quoted}']
+    text = render(argv, "job.sh", RUN=[str(run)], MODULES="\n".join(modules))
+    return text.rstrip("\n").split("\n")
 
 
-NO_FOLDER = 66
-"""Exit code of a job whose node does not see the run folder, so that nothing can be written."""
-REFUSED = "HIRES_REFUSED_MODULE"
-"""Variable that names the first module which did not load; the supervisor reads it."""
+def render(argv: Sequence[str], template: str = "local.sh", **values: Sequence[str]) -> str:
+    """Returns the text of a script for a run that ``argv`` started from the current folder.
+
+    ``values`` replace names of the template: words, which are quoted, or text as it is.
+    """
+    values = {
+        # A line break inside an argument would end the comment and run as a command.
+        "COMMAND": " ".join(reproduce_line(argv).splitlines()),
+        "FOLDER": [str(Path.cwd())],
+        "PYTHON": [sys.executable],
+        "PYTHONPATH": [os.environ.get("PYTHONPATH", "")],
+        "RUN": ".",
+        **values,
+    }
+    texts = {k: v if isinstance(v, str) else shlex.join(v) for k, v in values.items()}
+    return re.sub(r"@([A-Z]+)@", lambda match: texts[match[1]], _template(template))
 
 
 def _template(name: str) -> str:

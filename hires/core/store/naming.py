@@ -1,7 +1,7 @@
-"""Names runs: two runs with one name are the same run.
+"""Names runs: a folder is ``<slug>-<hash8>``, and two runs with one name are the same run.
 
-A run's folder is ``<slug>-<hash8>``: the slug is for people, the hash decides. The hash is of the
-resolved config without the keys that change nothing about what is computed or measured.
+The slug is for people, the hash decides. It is of the resolved config without the keys that change
+nothing about what is computed or measured.
 """
 
 from __future__ import annotations
@@ -63,21 +63,13 @@ def model_label(model: ModelConfig) -> str:
     return f"{model.name}:{(model.target or '').rpartition(':')[2]}"
 
 
-def slug(config: RunConfig) -> str:
-    """Returns model, image, layout and precision as one name that is safe in a path."""
-    parts = (
-        model_label(config.model),
-        f"{config.height}x{config.width}",
-        config.parallel.name,
-        config.precision.name,
-    )
-    return "-".join(re.sub(r"[^A-Za-z0-9._+]+", "_", part)[:_MAX_PART] for part in parts)
-
-
 def run_name(config: RunConfig) -> str:
-    """Returns the name of the run's folder, ``<slug>-<hash8>``."""
+    """Returns the name of the run's folder, ``<slug>-<hash8>``, safe in a path."""
+    size, layout = f"{config.height}x{config.width}", config.parallel.name
+    parts = (model_label(config.model), size, layout, config.precision.name)
+    slug = "-".join(re.sub(r"[^A-Za-z0-9._+]+", "_", part)[:_MAX_PART] for part in parts)
     text = json.dumps([SCHEMA, identity(plain(config))], sort_keys=True)
-    return f"{slug(config)}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def identity(values: dict[str, Any]) -> dict[str, Any]:

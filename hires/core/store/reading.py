@@ -15,11 +15,11 @@ import json
 import logging
 import os
 import stat
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+from unicodedata import category
 
 import yaml
 
@@ -53,10 +53,7 @@ Notes = list[Note] | None
 def read_json(path: StrPath, notes: Notes = None, *, needed: bool = False) -> Values:
     """Returns the object in a JSON file; an empty one if it cannot be used.
 
-    Args:
-        path: of the file.
-        notes: receives what is wrong; None: it raises instead.
-        needed: whether a missing file is worth a note; without ``notes`` it always raises.
+    A missing file is worth a note only if it is ``needed``; without ``notes`` it always raises.
 
     Raises:
         RunError: the file cannot be used and ``notes`` is None.
@@ -68,7 +65,9 @@ def read_json(path: StrPath, notes: Notes = None, *, needed: bool = False) -> Va
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         return _damaged(path, str(error), notes)
-    return value if isinstance(value, dict) else _damaged(path, "it holds no object", notes)
+    if not isinstance(value, dict):
+        return _damaged(path, "it holds no object", notes)
+    return value
 
 
 def read_yaml(path: StrPath, notes: Notes = None) -> Values:
@@ -85,7 +84,14 @@ def read_yaml(path: StrPath, notes: Notes = None) -> Values:
         value = yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         return _damaged(path, str(error), notes)
-    if _expands(value):
+    # Values in all, each alias counted in full.
+    stack, left = [value], MAX_NODES
+    while stack and left > 0:
+        inner = stack.pop()
+        if isinstance(inner, (dict, list)):
+            left -= len(inner)
+            stack += inner.values() if isinstance(inner, dict) else inner
+    if left <= 0:
         return _damaged(path, f"its aliases stand for more than {MAX_NODES} values", notes)
     if notes is None and not isinstance(value, dict):
         raise ConfigError(f"{path} was edited, or is of another hires: it must hold keys")
@@ -95,8 +101,8 @@ def read_yaml(path: StrPath, notes: Notes = None) -> Values:
 def read_lines(path: StrPath, notes: Notes = None) -> Iterator[Values]:
     """Yields the objects of a JSON-lines file, without lines that were only half written.
 
-    A file that is not there holds no lines. Torn lines are counted in one note; without ``notes``
-    each is a warning in the log.
+    A file that is not there holds none. Torn lines are counted in one note; without ``notes`` each
+    is a warning in the log.
 
     Raises:
         RunError: the file cannot be read and ``notes`` is None.
@@ -132,11 +138,7 @@ def read_bytes(
 ) -> bytes | None:
     """Returns what a regular file holds; None if it is missing, too large or no regular file.
 
-    Args:
-        path: of the file.
-        notes: receives what is wrong; None: it raises instead.
-        needed: whether a missing file is worth a note.
-        first: how many bytes from its beginning are enough; then a large file is no problem.
+    With ``first``, so many bytes from its beginning are enough, and a large file is no problem.
 
     Raises:
         RunError: the file cannot be used and ``notes`` is None.
@@ -180,7 +182,14 @@ def text(value: Any, limit: int = MAX_TEXT) -> str | None:
         return None
     kept = value[: limit + 1]
     if not kept.isprintable():
-        kept = "".join(_visible(character) for character in kept)
+        kept = "".join(
+            " "
+            if c in "\n\r\t"
+            else "\N{REPLACEMENT CHARACTER}"
+            if category(c) in _INVISIBLE
+            else c
+            for c in kept
+        )
     return kept if len(value) <= limit else f"{kept[:limit]}... ({len(value)} characters)"
 
 
@@ -201,22 +210,3 @@ def _damaged(path: StrPath, why: str, notes: Notes) -> Values:
         raise RunError(f"{path} is damaged ({why}); run the experiment again")
     notes.append(note(path, f"damaged: {why}"))
     return {}
-
-
-def _expands(value: Any) -> bool:
-    """Whether a YAML value holds more than ``MAX_NODES`` values, each alias counted in full."""
-    stack, left = [value], MAX_NODES
-    while stack and left > 0:
-        inner = stack.pop()
-        if isinstance(inner, (dict, list)):
-            left -= len(inner)
-            stack += inner.values() if isinstance(inner, dict) else inner
-    return left <= 0
-
-
-def _visible(character: str) -> str:
-    if character in "\n\r\t":
-        return " "
-    return (
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in _INVISIBLE else character
-    )

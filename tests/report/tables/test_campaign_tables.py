@@ -43,7 +43,7 @@ def make(tmp_path):
 
 
 def tables(folder, *points):
-    rows = run_tables.campaign_rows(folder, Campaign("c", list(points)))
+    rows = run_tables.campaign_rows(folder, Campaign("c", points=list(points)))
     return run_tables.campaign_tables(rows)
 
 
