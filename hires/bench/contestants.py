@@ -9,22 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from typing import Any
 
 import yaml
 
 from hires.bench.bench_output import names_of, option
-from hires.core.config.parallel_config import HaloConfig, ParallelConfig
-from hires.core.config.run_config import (
-    DataConfig,
-    MeasureConfig,
-    MemoryConfig,
-    ModelConfig,
-    RunConfig,
-    TaskConfig,
-)
+from hires.core.config.run_config import ModelConfig, RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
@@ -48,12 +40,6 @@ GROUPS = tuple(name for name in _ROWS if name != _ALWAYS)
 """Groups of rows to choose from; the rows of one process always run."""
 
 
-def model_name(flag: str, name: str) -> str:
-    """Returns the name of a network that :func:`model_config` has."""
-    model_config(name)
-    return name
-
-
 def image_size(flag: str, text: str) -> list[int]:
     """Returns [height, width] of ``512`` or ``480x640``."""
     sides = text.split("x")
@@ -66,11 +52,7 @@ def image_size(flag: str, text: str) -> list[int]:
 class LayoutsOptions:
     """The options of ``hires bench layouts``."""
 
-    model: str = option(
-        "resnet101",
-        "resnet18 to 152, preact_resnet110, amoebanet-LAYERS-FILTERS",
-        parse=model_name,
-    )
+    model: str = option("resnet101", "resnet18 to 152, preact_resnet110, amoebanet-LAYERS-FILTERS")
     image: Sequence[int] = option((512, 512), "n or HxW in pixels", parse=image_size, shown="512")
     batch: int = option(1, "images of one microbatch")
     microbatches: int = option(4, "of the pipelines")
@@ -117,17 +99,17 @@ def line_up(options: LayoutsOptions, task: str) -> list[Contestant]:
         ConfigError: the network is unknown.
         PlanError: a layout cannot cut this network and image.
     """
-    base = RunConfig(
-        image=list(options.image),
-        batch=options.batch,
-        steps=1,
-        model=model_config(options.model),
+    base = {
+        "image": list(options.image),
+        "batch": options.batch,
+        "steps": 1,
+        "model": asdict(model_config(options.model)),
         # Microbatches are made once and used again and again: no step waits for data.
-        data=DataConfig(classes=CLASSES, prefetch=0),
-        task=TaskConfig(name=task, lr=LEARNING_RATE),
-        measure=MeasureConfig(warmup=0),
-    )
-    graph = trace_config(base)
+        "data": {"classes": CLASSES, "prefetch": 0},
+        "task": {"name": task, "lr": LEARNING_RATE},
+        "measure": {"warmup": 0},
+    }
+    graph = trace_config(from_dict(base))
     rows = [row for group in (_ALWAYS, *options.only) for row in _ROWS[group]]
     chosen = {row["name"]: row for row in rows if row.get("task", task) == task}
     return [_contestant(row, base, graph, options) for row in chosen.values()]
@@ -156,19 +138,16 @@ def model_config(name: str) -> ModelConfig:
 
 
 def _contestant(
-    row: dict[str, Any], base: RunConfig, graph: Graph, options: LayoutsOptions
+    row: dict[str, Any], base: dict[str, Any], graph: Graph, options: LayoutsOptions
 ) -> Contestant:
     """Returns a row with its config, and with its plan if it has one."""
     counts = {"all": options.microbatches, "half": max(1, options.microbatches // 2)}
     layout = dict(row.get("parallel", {}))
     if "microbatches" in layout:
         layout["microbatches"] = counts[layout["microbatches"]]
-    if "halo" in layout:
-        layout["halo"] = HaloConfig(**layout["halo"])
-    parallel = ParallelConfig(**layout)
-    memory = MemoryConfig(checkpoint=row.get("checkpoint", "none"))
-    batch = options.batch * parallel.pieces
-    config = replace(base, batch=batch, parallel=parallel, memory=memory)
+    memory = {"checkpoint": row.get("checkpoint", "none")}
+    config = from_dict({**base, "parallel": layout, "memory": memory})
+    config = replace(config, batch=options.batch * config.parallel.pieces)
     if row.get("half_image"):
         config = replace(config, image=[(config.height + 1) // 2, config.width])
     plan = None
@@ -181,6 +160,6 @@ def _contestant(
         what=row["what"].format(**counts),
         config=config,
         plan=plan,
-        num_ranks=plan.world if plan else row.get("ranks", parallel.replicas),
+        num_ranks=plan.world if plan else row.get("ranks", config.parallel.replicas),
         **{key: value for key, value in row.items() if key in own},
     )

@@ -52,12 +52,11 @@ def measured_rows(
     step_s = {name: sampled.step_s for name, sampled in samples.items()}
     made = []
     for row in rows:
-        took = spread(step_s[row.name])
+        took, cpu_s = spread(step_s[row.name]), samples[row.name].cpu_s
         base = by_name[row.baseline]
         share = row.config.batch / base.config.batch
-        peer = min(row.peers, key=lambda name: spread(step_s[name]).median, default=None)
+        peer = min(row.peers, key=lambda name: spread(step_s[name])["median"], default=None)
         error = deviations.get(row.name)
-        beside = ratios(step_s[peer], step_s[row.name]) if peer else None
         made.append(
             {
                 "name": row.name,
@@ -66,18 +65,18 @@ def measured_rows(
                 "ranks": row.num_ranks,
                 "threads": row.threads,
                 "images": row.config.batch,
-                "step_s": dataclasses.asdict(took),
-                "cpu_s": dataclasses.asdict(spread(samples[row.name].cpu_s)),
-                "images_per_s": row.config.batch / took.median,
+                "step_s": took,
+                "cpu_s": spread(cpu_s),
+                "images_per_s": row.config.batch / took["median"],
                 "baseline": base.name,
-                "speedup": dataclasses.asdict(ratios(step_s[base.name], step_s[row.name], share)),
+                "speedup": ratios(step_s[base.name], step_s[row.name], share),
                 "peer": peer,
-                "beside_torch": dataclasses.asdict(beside) if beside else None,
+                "beside_torch": ratios(step_s[peer], step_s[row.name]) if peer else None,
                 "error": dataclasses.asdict(error) if error else None,
                 "ok": not row.checked or (error is not None and error.ok),
                 "memory": None,
                 "samples_s": step_s[row.name],
-                "cpu_samples_s": samples[row.name].cpu_s,
+                "cpu_samples_s": cpu_s,
             }
         )
     return made
@@ -95,13 +94,12 @@ def row_ratios(rows: list[Row]) -> list[dict[str, Any]]:
             continue
         over, under = (by_name[name] for name in names)
         share = over["images"] / under["images"]
-        speed = ratios(under["samples_s"], over["samples_s"], share)
         peaks = [_fullest_rank(over), _fullest_rank(under)]
         made.append(
             {
                 "ratio": ratio,
                 "rows": names,
-                "images_per_s": dataclasses.asdict(speed),
+                "images_per_s": ratios(under["samples_s"], over["samples_s"], share),
                 "peak_bytes": peaks if None not in peaks else None,
                 "published": published,
             }

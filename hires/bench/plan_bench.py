@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
-from hires.bench.contestants import model_config, model_name
+from hires.bench.contestants import model_config
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig, TaskConfig, to_dict
 from hires.core.errors import ConfigError, RunError
@@ -43,16 +43,11 @@ equal replicas are proved once; `us each` is processor time over these, `growth`
 row's."""
 
 REPLICAS = ParallelConfig(
-    name="sp+pp",
-    tiles=[4, 4],
-    stages=19,
-    spatial_stages=3,
-    microbatches=32,
-    schedule="1f1b",
+    tiles=[4, 4], stages=19, spatial_stages=3, microbatches=32, schedule="1f1b"
 )
 """64 ranks: three stages of 16 tiles, and 16 stages of one rank behind them."""
 
-TILES = ParallelConfig(name="sp+pp", stages=4, spatial_stages=4, microbatches=2, schedule="1f1b")
+TILES = ParallelConfig(stages=4, spatial_stages=4, microbatches=2, schedule="1f1b")
 """Four stages in tiles, as many as make up the ranks."""
 
 Series = dict[str, list[dict[str, Any]]]
@@ -98,7 +93,7 @@ def _numbers(flag: str, text: str) -> tuple[int, ...]:
 class PlanOptions:
     """The options of ``hires bench plan``."""
 
-    model: str = option("resnet101", "network to plan", parse=model_name)
+    model: str = option("resnet101", "network to plan")
     image: int = option(2048, "pixels")
     ranks: tuple[int, ...] = option(
         (64, 256, 1024, 4096),
@@ -128,7 +123,8 @@ def measure(options: PlanOptions) -> Results:
         for layout in layouts:
             batch = layout.replicas * layout.microbatches
             config = replace(base, batch=batch, parallel=layout)
-            samples = [_measured(config, graph, options.timeout) for _ in range(options.repeats)]
+            request = json.dumps({"config": to_dict(config), "graph": graph})
+            samples = [_measured(request, options.timeout) for _ in range(options.repeats)]
             rows[name].append(_row(layout, samples))
             log.info("%s: %d ranks planned", name, rows[name][-1]["ranks"])
             yield judged(dataclasses.asdict(options), rows)
@@ -151,22 +147,21 @@ def judged(options: dict[str, Any], series: Series) -> Result:
     }
 
 
-def _measured(config: RunConfig, graph: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+def _measured(request: str, timeout_s: float) -> dict[str, Any]:
     """Plans in a fresh process.
 
     Raises:
         RunError: the process failed or took too long.
     """
     command = [sys.executable, "-m", "hires.bench.plan_size"]
-    request = json.dumps({"config": to_dict(config), "graph": graph})
+    how: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:
-        done = subprocess.run(
-            command, input=request, capture_output=True, text=True, check=False, timeout=timeout_s
-        )
+        done = subprocess.run(command, input=request, timeout=timeout_s, **how)
     except subprocess.TimeoutExpired as error:
         raise RunError(f"a plan took longer than --timeout {timeout_s:g} s") from error
-    if done.returncode:
-        raise RunError(f"planning failed: {' | '.join(done.stderr.strip().splitlines()[-3:])}")
+    except subprocess.CalledProcessError as error:
+        last = " | ".join(error.stderr.strip().splitlines()[-3:])
+        raise RunError(f"planning failed: {last}") from None
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
@@ -190,18 +185,12 @@ def _row(layout: ParallelConfig, samples: list[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def _facts(result: Result) -> list[str]:
-    options = result["options"]
-    network = f"network: {options['model']}, {options['image']} pixels, training"
-    return [_aims(result), network]
-
-
 def _tables(result: Result) -> list[BenchTable]:
     series = result["series"].items()
     return [BenchTable(TITLES[name], [*map(_cells, rows)]) for name, rows in series]
 
 
-def _aims(result: Result) -> str:
+def _facts(result: Result) -> list[str]:
     """Returns what was to be reached, whether it was, and what was not measured."""
     aims, series = result["aims"], result["series"].values()
     sizes = [row["ranks"] for rows in series for row in rows if row["ranks"] <= aims["ranks"]]
@@ -218,7 +207,11 @@ def _aims(result: Result) -> str:
     left += [] if grows else growth
     parts = [f"{', '.join(judged)}: {'reached' if result['ok'] else 'MISSED'}"] if judged else []
     parts += [f"not measured: {', '.join(left)}"] if left else []
-    return f"aims{f' up to {largest} ranks' if sizes else ''}: {'; '.join(parts)}"
+    options = result["options"]
+    return [
+        f"aims{f' up to {largest} ranks' if sizes else ''}: {'; '.join(parts)}",
+        f"network: {options['model']}, {options['image']} pixels, training",
+    ]
 
 
 def _cells(row: dict[str, Any]) -> dict[str, str]:

@@ -17,13 +17,6 @@ from hires.plan.graph import Graph
 from hires.plan.planner import make_plan
 
 
-def main() -> int:
-    """Answers with the measurements of one plan."""
-    request = json.load(sys.stdin)
-    sys.stdout.write(json.dumps(measure(request["config"], request["graph"])) + "\n")
-    return 0
-
-
 def measure(config: dict[str, Any], graph: dict[str, Any]) -> dict[str, Any]:
     """Plans and verifies once.
 
@@ -55,4 +48,5 @@ def measure(config: dict[str, Any], graph: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    request = json.load(sys.stdin)
+    sys.stdout.write(json.dumps(measure(request["config"], request["graph"])) + "\n")

@@ -34,13 +34,11 @@ def build(row: Contestant, rank: int) -> Runner | None:
     if rank >= row.num_ranks:
         return None
     runner: Runner
-    if row.kind in ("hires", "pipelining"):
-        assert row.plan is not None
+    if row.plan is not None:
         make = HiresSteps if row.kind == "hires" else PipelineSteps
         runner = make(row.config, row.plan, rank)
     else:
-        make_peer = ddp_steps if row.kind == "ddp" else module_steps
-        runner = make_peer(row.config, rank, **row.settings)
+        runner = module_steps(row.config, rank, ddp=row.kind == "ddp", **row.settings)
     runner.threads = row.threads
     return runner
 
@@ -105,16 +103,23 @@ class ModuleSteps(Runner):
         return torch.stack(losses).sum().view(1)
 
 
-def module_steps(config: RunConfig, rank: int, trick: bool = True) -> ModuleSteps:
-    """Returns a plain module; rank r has the images of replica r, if there are replicas."""
+def module_steps(
+    config: RunConfig, rank: int, trick: bool = True, ddp: bool = False, views: bool = False
+) -> ModuleSteps:
+    """Returns a plain module; rank r has the images of replica r, if there are replicas.
+
+    Args:
+        config: the row's config.
+        rank: this process.
+        trick: as for :func:`plain_module`.
+        ddp: whether it is in DistributedDataParallel; all ranks call it together.
+        views: ``gradient_as_bucket_view`` of that.
+    """
+    module = plain_module(config, trick)
+    if ddp:
+        module = DistributedDataParallel(module, gradient_as_bucket_view=views)
     replica = rank if config.parallel.replicas > 1 else 0
-    return ModuleSteps(plain_module(config, trick), config, whole_microbatches(config, replica))
-
-
-def ddp_steps(config: RunConfig, rank: int, views: bool = False) -> ModuleSteps:
-    """Returns a plain module in DistributedDataParallel; all ranks call it together."""
-    module = DistributedDataParallel(plain_module(config), gradient_as_bucket_view=views)
-    return ModuleSteps(module, config, whole_microbatches(config, rank))
+    return ModuleSteps(module, config, whole_microbatches(config, replica))
 
 
 def reference_steps(config: RunConfig) -> ModuleSteps:
@@ -156,7 +161,6 @@ class PipelineSteps(Runner):
         self.parameters = engine.parameters
         self.images, self.target = whole_batch(config, 0)
         self.is_first, self.is_last = rank == 0, rank == len(plan.stages) - 1
-        training = plan.training
         stage = PipelineStage(
             StagePeer(engine.modules[0], plan, rank),
             rank,
@@ -173,7 +177,7 @@ class PipelineSteps(Runner):
             return plain_loss(config.loss, output, target) / count
 
         # The loss is divided instead of all gradients, as in hires: one pass over them less.
-        self.schedule = make(stage, count, loss if training else None, scale_grads=False)
+        self.schedule = make(stage, count, loss if plan.training else None, scale_grads=False)
 
     def step(self) -> Tensor | None:
         """Runs one step; returns what :meth:`ModuleSteps.step` does on the last stage's rank."""

@@ -25,7 +25,7 @@ import torch
 
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, names_of, option
 from hires.bench.ranks import run_ranks
-from hires.bench.thesis import CANNOT, CLUSTER, Predictor, thesis_ratios
+from hires.bench.thesis import CANNOT, CLUSTER, RATIOS, Predictor
 from hires.comm import all_gather, barrier, irecv, isend, make_groups
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
@@ -100,8 +100,9 @@ def measure(options: SimulateOptions) -> Results:
     if "thesis" in options.only:
         predictor = Predictor()
         result |= {"thesis": [], "devices": {}, "cluster": dataclasses.asdict(CLUSTER)}
-        for ratio in thesis_ratios():
-            log.info("predicting %s, %s (%s)", ratio.what, ratio.network, ratio.where)
+        for ratio in RATIOS:
+            what = [ratio[key] for key in ("what", "network", "where")]
+            log.info("predicting %s, %s (%s)", *what)
             result["thesis"].append(predictor.predict(ratio))
             devices = predictor.devices.items()
             result["devices"] = {name: dataclasses.asdict(device) for name, device in devices}

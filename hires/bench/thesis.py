@@ -12,13 +12,12 @@ Source:
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from hires.bench.contestants import bench_data
-from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.config.run_config import from_dict
 from hires.core.errors import PlanError
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
@@ -26,10 +25,13 @@ from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.simulation.costs import Device, Roofline
-from hires.plan.simulation.simulate import Link, Network, Simulation, simulate
+from hires.plan.simulation.simulate import Link, Network, simulate
 
 _DATA = bench_data("thesis.yaml")
 NETWORKS: dict[str, dict[str, Any]] = _DATA["networks"]
+LAYOUTS: dict[str, dict[str, Any]] = _DATA["layouts"]
+RATIOS: list[dict[str, Any]] = _DATA["ratios"]
+"""Everything that is predicted; ``base`` and ``layout`` are keys of LAYOUTS."""
 
 # Table 2.1: ResNet-101 on one A100, inference of 256x256 images, batches of 64.
 CALIBRATION_IMAGE, CALIBRATION_BATCH = 256, 64
@@ -59,46 +61,6 @@ the cause lies there, or in what the text leaves open (network size, GPUs, cuts,
 and not in the layout; where the two agree, it may still be chance."""
 
 
-@dataclass(frozen=True)
-class ThesisLayout:
-    """One side of a ratio."""
-
-    name: str
-    parallel: dict[str, Any]
-    only_head: bool = False
-    """Whether the last of two stages is the classifier alone (thesis Figure 3.9)."""
-
-
-@dataclass(frozen=True)
-class ThesisRatio:
-    """A ratio of throughputs of two layouts."""
-
-    what: str
-    where: str
-    network: str
-    """A key of :data:`NETWORKS`."""
-    image: int
-    batch: int
-    base: ThesisLayout
-    layout: ThesisLayout
-    published: float | None = None
-    """None: the thesis only mentions the layouts."""
-    task: str = "train"
-    precision: str = "fp32"
-    base_batch: int | None = None
-    """Images a step of the other side, if not as many."""
-    note: str = ""
-
-
-def thesis_ratios() -> list[ThesisRatio]:
-    """Returns everything that is predicted, as ``thesis.yaml`` lists it."""
-    layouts = {name: ThesisLayout(**layout) for name, layout in _DATA["layouts"].items()}
-    return [
-        ThesisRatio(**{**row, **{side: layouts[row[side]] for side in ("base", "layout")}})
-        for row in _DATA["ratios"]
-    ]
-
-
 @dataclass
 class Predictor:
     """Predicts rows; networks are traced and the device is calibrated once."""
@@ -106,29 +68,38 @@ class Predictor:
     graphs: dict[str, Graph] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
 
-    def predict(self, row: ThesisRatio) -> dict[str, Any]:
-        """Returns a row's ratio of images per second, predicted and published.
+    def predict(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Returns a row of RATIOS as images per second, predicted and published.
 
         Raises:
             PlanError: a layout cannot cut the network.
         """
-        base_batch = row.base_batch or row.batch
-        base_plan, base = self._simulated(row, row.base, base_batch)
-        plan, found = self._simulated(row, row.layout, row.batch)
-        ratio = (row.batch / found.step_s) / (base_batch / base.step_s)
+        task, precision = row.get("task", "train"), row.get("precision", "fp32")
+        sides = {}
+        for side in ("base", "layout"):
+            layout, batch = LAYOUTS[row[side]], row["batch"]
+            if side == "base":
+                batch = row.get("base_batch", batch)
+            where = (NETWORKS[row["network"]], row["image"], batch, task, precision)
+            plan = self._planned(where, layout, f"{row['what']}, {layout['name']}")
+            step = simulate(plan, Roofline(plan, self.device(precision)), CLUSTER)
+            sides[side] = {
+                "name": layout["name"],
+                "parallel": layout["parallel"],
+                "gpus": plan.world,
+                "step_s": step.step_s,
+                "images_per_s": batch / step.step_s,
+                "bubble": step.bubble,
+            }
         return {
-            "what": row.what,
-            "where": row.where,
-            "model": row.network,
-            "image": row.image,
-            "batch": row.batch,
-            "task": row.task,
-            "precision": row.precision,
-            "base": _side(row.base, base_plan, base, base_batch),
-            "layout": _side(row.layout, plan, found, row.batch),
-            "predicted": ratio,
-            "published": row.published,
-            "note": row.note,
+            **{key: row[key] for key in ("what", "where", "image", "batch")},
+            "model": row["network"],
+            "task": task,
+            "precision": precision,
+            **sides,
+            "predicted": sides["layout"]["images_per_s"] / sides["base"]["images_per_s"],
+            "published": row.get("published"),
+            "note": row.get("note", ""),
         }
 
     def device(self, precision: str) -> Device:
@@ -142,80 +113,41 @@ class Predictor:
             low, high = 1e9, 1e18
             for _ in range(BISECTIONS):
                 middle = (low * high) ** 0.5
-                slow = simulate(plan, Roofline(plan, _device(middle))).step_s > wanted_s
+                device = Device(middle, MEMORY_BYTES_PER_S, LAUNCH_S)
+                slow = simulate(plan, Roofline(plan, device)).step_s > wanted_s
                 low, high = (middle, high) if slow else (low, middle)
-            self.devices[precision] = _device(high)
+            self.devices[precision] = Device(high, MEMORY_BYTES_PER_S, LAUNCH_S)
         return self.devices[precision]
 
     def calibration_plan(self, precision: str) -> Plan:
         """Returns the plan of Table 2.1."""
-        batch = CALIBRATION_BATCH
-        config = _config(NETWORKS["resnet"], CALIBRATION_IMAGE, batch, "infer", precision, {})
-        return make_plan(config, self._graph(config))
+        where = (NETWORKS["resnet"], CALIBRATION_IMAGE, CALIBRATION_BATCH, "infer", precision)
+        return self._planned(where, LAYOUTS["single"], "Table 2.1")
 
-    def _simulated(
-        self, row: ThesisRatio, layout: ThesisLayout, batch: int
-    ) -> tuple[Plan, Simulation]:
-        """Returns one side's plan and its simulated step."""
-        parallel = dict(layout.parallel)
-        config = _config(NETWORKS[row.network], row.image, batch, row.task, row.precision, parallel)
-        graph = self._graph(config)
-        if layout.only_head:
-            parallel["balance"] = [len(layer_starts(graph)) - 1, 1]
-            config = _config(
-                NETWORKS[row.network], row.image, batch, row.task, row.precision, parallel
-            )
-        plan = make_plan(config, graph)
-        if not plan.ok:
-            errors = [finding.text for finding in plan.findings if finding.severity == "error"]
-            raise PlanError(f"{row.what}, {layout.name}: {'; '.join(errors)}")
-        costs = Roofline(plan, self.device(row.precision))
-        return plan, simulate(plan, costs, CLUSTER)
-
-    def _graph(self, config: RunConfig) -> Graph:
-        """Returns the network of a config, traced for one microbatch."""
-        samples = config.batch // config.parallel.pieces
-        key = json.dumps(
-            [dataclasses.asdict(config.model), config.image, samples, config.task.name]
-        )
-        if key not in self.graphs:
-            self.graphs[key] = trace_config(config)
-        return self.graphs[key]
-
-
-def _device(flops_per_s: float) -> Device:
-    """Returns an A100 of some speed."""
-    return Device(flops_per_s, MEMORY_BYTES_PER_S, LAUNCH_S)
-
-
-def _config(
-    model: dict[str, Any],
-    image: int,
-    batch: int,
-    task: str,
-    precision: str,
-    parallel: dict[str, Any],
-) -> RunConfig:
-    """Returns the config of one side."""
-    return from_dict(
-        {
+    def _planned(
+        self, where: tuple[dict[str, Any], int, int, str, str], layout: dict[str, Any], what: str
+    ) -> Plan:
+        """Returns the plan of a layout, for (network, image, batch, task, precision)."""
+        model, image, batch, task, precision = where
+        values = {
             "model": model,
             "image": image,
             "batch": batch,
             "task": {"name": task},
             "precision": {"name": precision},
-            "parallel": parallel,
+            "parallel": layout["parallel"],
         }
-    )
-
-
-def _side(layout: ThesisLayout, plan: Plan, found: Simulation, batch: int) -> dict[str, Any]:
-    """Returns one side of a ratio as plain values."""
-    return {
-        "name": layout.name,
-        "parallel": layout.parallel,
-        "gpus": plan.world,
-        "step_s": found.step_s,
-        "images_per_s": batch / found.step_s,
-        "bubble": found.bubble,
-    }
+        config = from_dict(values)
+        samples = config.batch // config.parallel.pieces
+        key = json.dumps([model, image, samples, task])
+        if key not in self.graphs:
+            self.graphs[key] = trace_config(config)
+        graph = self.graphs[key]
+        if layout.get("only_head"):  # the last of two stages is the classifier (Figure 3.9)
+            balance = [len(layer_starts(graph)) - 1, 1]
+            config = from_dict({**values, "parallel": {**layout["parallel"], "balance": balance}})
+        plan = make_plan(config, graph)
+        errors = [finding.text for finding in plan.findings if finding.severity == "error"]
+        if errors:
+            raise PlanError(f"{what}: {'; '.join(errors)}")
+        return plan

@@ -55,20 +55,14 @@ class Samples:
     """Seconds of processor time, all threads of all ranks: other work on the machine adds less."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Some samples in short: seconds of a step, or ratios of two."""
-
-    median: float
-    p10: float
-    p90: float
-    count: int
+Spread = dict[str, float]
+"""Some samples in short, seconds of a step or ratios of two: median, p10, p90, count."""
 
 
 def spread(samples: Sequence[float]) -> Spread:
     """Returns median, p10, p90 and count."""
     low, middle, high = np.quantile(samples, (0.1, 0.5, 0.9)).tolist()
-    return Spread(middle, low, high, len(samples))
+    return {"median": middle, "p10": low, "p90": high, "count": len(samples)}
 
 
 def ratios(over: Sequence[float], under: Sequence[float], factor: float = 1.0) -> Spread:
