@@ -10,7 +10,6 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,34 +23,15 @@ _NEGATIVE = re.compile(r"-\.?\d")
 """Beginning of a number below 0, which no option has."""
 
 
-@dataclass(frozen=True)
-class Option:
-    """An option or a positional argument of a verb."""
-
-    names: tuple[str, ...]
-    complete: Callable[[str], Iterable[str]]
-    """Returns what the word under the cursor may become."""
-    settings: dict[str, Any]
-    """As for :meth:`argparse.ArgumentParser.add_argument`."""
+Complete = Callable[[str], Iterable[str]] | Iterable[str]
+"""The words that an argument may take, or what returns them for the word under the cursor."""
+Option = tuple[tuple[str, ...], Complete, dict[str, Any]]
+"""Names and settings, as for :meth:`argparse.ArgumentParser.add_argument`, and completion."""
 
 
-def option(
-    *names: str,
-    help: str,
-    complete: Callable[[str], Iterable[str]] | Iterable[str] = (),
-    **settings: Any,
-) -> Option:
-    """Returns an option or a positional argument.
-
-    Args:
-        names: as for :meth:`argparse.ArgumentParser.add_argument`.
-        help: what it does.
-        complete: the words that it may take, or what returns them.
-        settings: further ones of argparse.
-    """
-    words = () if callable(complete) else tuple(complete)
-    of = complete if callable(complete) else lambda _: words
-    return Option(names, of, {"help": help, **settings})
+def option(*names: str, help: str, complete: Complete = (), **settings: Any) -> Option:
+    """Returns an option or a positional argument."""
+    return names, complete, {"help": help, **settings}
 
 
 def flag(*names: str, help: str) -> Option:
@@ -75,7 +55,8 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self._complete = {
-            self.add_argument(*one.names, **one.settings).dest: one.complete for one in options
+            self.add_argument(*names, **settings).dest: complete
+            for names, complete, settings in options
         }
 
     def error(self, message: str) -> NoReturn:
@@ -121,7 +102,8 @@ class Parser(argparse.ArgumentParser):
             if at >= len(places):
                 return ()
             action = places[at]
-        return action.choices or self._complete[action.dest](current)
+        complete = action.choices or self._complete[action.dest]
+        return complete(current) if callable(complete) else complete
 
     def options(self) -> list[tuple[str, str]]:
         """Returns every argument with its placeholder, and its help text."""
@@ -202,15 +184,13 @@ def campaign_names(current: str = "") -> list[str]:
     return [folder.name for folder in campaigns()]
 
 
-def composing(complete: Callable[[str], Iterable[str]] = overrides) -> tuple[Option, ...]:
+def composing(complete: Complete = overrides) -> tuple[Option, ...]:
     """Returns the overrides, ``--cfg`` and ``--config-dir``."""
-    what, cfg = (
-        "Hydra overrides, as parallel=sp steps=20",
-        "print the composed config as YAML and do nothing else",
-    )
+    what = "Hydra overrides, as parallel=sp steps=20"
+    config = "print the composed config as YAML and do nothing else"
     return (
         option("overrides", nargs="*", metavar="KEY=VALUE", complete=complete, help=what),
-        option("--cfg", choices=("job",), help=cfg),
+        option("--cfg", choices=("job",), help=config),
         CONFIG_DIR,
     )
 

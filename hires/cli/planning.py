@@ -103,7 +103,6 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         self._classes: dict[str, int] = {}
 
     def __exit__(self, *error: Any) -> None:
-        """Ends the process."""
         self._process.__exit__(*error)
 
     def with_classes(self, config: RunConfig) -> RunConfig:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -14,68 +12,14 @@ from hires.cli.screens.progress import StepProgress
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import campaign, file_names, records
-from hires.core.store.rundir import RunDir, create, freeze, run_path
+from hires.core.store.rundir import RunDir
 from hires.launcher.interface import FrozenRun, Outcome, SubmitOptions, Submitted, launcher_of
 from hires.launcher.status import running_elsewhere
 from hires.launcher.supervision.hang_page import head
-from hires.plan.plan import Plan
 
 _SHOWN = 5
 """Jobs that are named one by one; of more only the arrays are."""
 _ENDS = {"failed": "failed", "cancelled": "was cancelled", "lost": "is lost"}
-
-
-def write_run(config: RunConfig, plan: Plan, argv: Sequence[str]) -> list[Path]:
-    """Writes the folder of a run without an attempt; returns the scripts that start it by hand.
-
-    Raises:
-        RunError: the run is under way, or its folder cannot be written.
-    """
-    path = run_path(config)
-    with campaign.starting([path.parent]):
-        running_elsewhere.refuse_queued(path)
-        with running_elsewhere.alone(path, None, None):
-            freeze(config, plan.to_dict(), argv)
-    print(f"run folder: {path}", file=sys.stderr)
-    return launcher_of(config).write_scripts(path, config, plan.world, argv)
-
-
-def begin_run(
-    config: RunConfig,
-    plan: Plan,
-    argv: Sequence[str],
-    *,
-    seen: int | None,
-    after: str | None = None,
-    again: bool = False,
-) -> tuple[RunDir, str | None]:
-    """Returns the folder of a run with a fresh attempt, and its job if its launcher has jobs.
-
-    Args:
-        config: the config to freeze.
-        plan: its plan.
-        argv: the command line as typed.
-        seen: the latest attempt before the run was planned; None: it had none.
-        after: what the job waits for, from :meth:`hires.launcher.interface.Launcher.dependency`.
-        again: whether a complete run gets another attempt; else it is returned as it is.
-
-    Raises:
-        RunError: the run is under way, or its folder cannot be written.
-        ConfigError: the scheduler refuses the job.
-    """
-    path, launcher = run_path(config), launcher_of(config)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(campaign.starting([path.parent]))
-        running_elsewhere.refuse_queued(path)
-        if again or records.done_attempt(path) is None:
-            running_elsewhere.refuse_begun(path, seen)
-            stack.enter_context(running_elsewhere.alone(path, None, None))
-        run = create(config, plan.to_dict(), argv, again=again)
-        if run.complete:  # by another command, while this one planned
-            return run, None
-        launcher.write_scripts(run.path, config, plan.world, argv)
-        print(f"run folder: {run.path}", file=sys.stderr)
-        return run, launcher.submit(run, config, after)
 
 
 def submit(
@@ -140,19 +84,6 @@ def wait_for(
             stop = f"hires cancel {shlex.quote(str(run.path))}"
             print(f"hires: job {job} goes on; `{stop}` stops it", file=sys.stderr)
         raise
-
-
-def print_job(config: RunConfig, run: RunDir, job: str, as_json: bool) -> None:
-    """Prints the job of a run, and the commands that watch and stop it."""
-    if as_json:
-        print(json.dumps({"run": str(run.path), "attempt": run.attempt, "job": job}, indent=2))
-        return
-    print(f"job {job} is attempt {run.attempt} of {run.path}")
-    path = shlex.quote(str(run.path))
-    hints = launcher_of(config).hints(run, job)
-    hints += [("its tables:", f"hires show {path}"), ("to stop it:", f"hires cancel {path}")]
-    for what, command in hints:
-        print(f"  {what:<16}{command}")
 
 
 def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:

@@ -36,7 +36,6 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         """Its standard input, output and error, as this process writes and reads them."""
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Ends the process."""
         if self._process is None:
             return
         if kind is not None:
@@ -73,12 +72,6 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         return memory
 
     def _ask(self, what: str, question: dict[str, Any]) -> dict[str, Any]:
-        """Returns the answer to a question.
-
-        Raises:
-            HiresError: the answer is an error.
-            RunError: there was no answer; the message holds its last output.
-        """
         if self._process is None:
             self._start()
         stdin, stdout, _ = self._pipes

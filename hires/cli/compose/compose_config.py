@@ -53,11 +53,7 @@ def labelled(values: dict[str, Any]) -> RunConfig:
 
 
 def composed(overrides: list[str], config_dir: str | None = None) -> dict[str, Any]:
-    """Returns the plain values of one run's config; they are not checked together.
-
-    Args:
-        overrides: as for :func:`compose`.
-        config_dir: likewise.
+    """Returns the plain values of one run's config, which are not checked together.
 
     Raises:
         ConfigError: an override is misspelt or has the wrong type.
@@ -131,16 +127,7 @@ def read_mapping(path: Path, example: str = "name: mine") -> dict[str, Any]:
 
 
 def _check_files(words: Iterable[str], extra: Path, groups: Groups) -> None:
-    """Refuses a chosen file of a user that cannot be composed, and says why in plain words.
-
-    Args:
-        words: checked overrides.
-        extra: the folder of ``--config-dir``.
-        groups: group -> choices.
-
-    Raises:
-        ConfigError: names the file, what is wrong in it, and what would work.
-    """
+    """Refuses a chosen file of a user that cannot be composed, and says why in plain words."""
     check = Checks()
     for word in words:
         group, equals, name = word.lstrip("+").partition("=")
@@ -196,12 +183,7 @@ def _check_keys(path: Path, values: Mapping[str, Any], prefix: str) -> None:
 
 
 def _yaml_mistake(error: yaml.YAMLError, path: Path | None = None) -> str:
-    """Returns in plain words, with file and line, why something is no YAML.
-
-    Args:
-        error: what the parser says.
-        path: the file; None: the error names it.
-    """
+    """Returns in plain words, with file and line, why something is no YAML."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return f"{path or 'a config file'} is no YAML: {' '.join(str(error).split())}"

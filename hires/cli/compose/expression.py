@@ -17,9 +17,6 @@ from typing import Any
 from hires.cli.compose.choices import nearest
 from hires.core.errors import ConfigError
 
-Lookup = Callable[[str], Any]
-"""Gives the value of a name."""
-
 CONSTANTS = {"true": True, "false": False, "null": None}
 _ARITHMETIC: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -66,14 +63,23 @@ class Expression:
         self.text = text
         self._known = {*known, *CONSTANTS}
         self._gaps = gaps
-        self._tree = self._parsed()
+        if not text.strip():
+            raise self.wrong("is empty; leave it out to keep all")
+        if len(text) > _MOST_CHARACTERS:
+            raise self.wrong(f"is longer than {_MOST_CHARACTERS} characters; use fewer conditions")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of odd text, which is refused below
+                self._tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            why = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise self.wrong(
+                f"is no expression ({why}); write it as 'image * batch <= 8192'"
+            ) from None
         self._check(self._tree)
 
-    def truth(self, lookup: Lookup) -> bool:
-        """Returns whether the expression is true.
-
-        Args:
-            lookup: gives the value of a name.
+    def truth(self, lookup: Callable[[str], Any]) -> bool:
+        """Returns whether the expression is true, where ``lookup`` gives the value of a name.
 
         Raises:
             ConfigError: it has no value here, as with a number compared to text, or is no truth.
@@ -90,26 +96,16 @@ class Expression:
         """Returns the error that names the expression."""
         return ConfigError(f"--where {self.text[:80]!r} {what}")
 
-    def _parsed(self) -> ast.expr:
-        if not self.text.strip():
-            raise self.wrong("is empty; leave it out to keep all")
-        if len(self.text) > _MOST_CHARACTERS:
-            raise self.wrong(f"is longer than {_MOST_CHARACTERS} characters; use fewer conditions")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of odd text, which is refused below
-                return ast.parse(self.text.strip(), mode="eval").body
-        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-            why = error.msg if isinstance(error, SyntaxError) else str(error)
-            raise self.wrong(
-                f"is no expression ({why}); write it as 'image * batch <= 8192'"
-            ) from None
-
     def _check(self, tree: ast.expr) -> None:
         """Refuses what is not allowed and unknown names, even where nothing would evaluate them."""
         name = _dotted(tree)
         if name is not None:
-            return self._check_name(name)
+            families = tuple(known for known in self._known if known.endswith("."))
+            if name in self._known or name.startswith(families):
+                return
+            hits = nearest(name, self._known)
+            meant = f"did you mean {' or '.join(hits)}? T" if hits else "t"
+            raise self.wrong(f"names the unknown key {name!r}; {meant}ext needs quotes, as 'sp'")
         signs = [getattr(tree, "op", None), *getattr(tree, "ops", ())]
         odd = [type(sign).__name__ for sign in signs if sign and type(sign) not in _OPERATORS]
         if odd:
@@ -125,17 +121,8 @@ class Expression:
         for child in ast.iter_child_nodes(tree):
             if isinstance(child, ast.expr):
                 self._check(child)
-        return None
 
-    def _check_name(self, name: str) -> None:
-        families = tuple(known for known in self._known if known.endswith("."))
-        if name in self._known or name.startswith(families):
-            return
-        hits = nearest(name, self._known)
-        meant = f"did you mean {' or '.join(hits)}? T" if hits else "t"
-        raise self.wrong(f"names the unknown key {name!r}; {meant}ext needs quotes, as 'sp'")
-
-    def _value(self, tree: ast.expr, lookup: Lookup) -> Any:
+    def _value(self, tree: ast.expr, lookup: Callable[[str], Any]) -> Any:
         def of(part: ast.expr) -> Any:
             return self._value(part, lookup)
 

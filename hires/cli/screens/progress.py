@@ -33,7 +33,6 @@ class Bars:
     """Progress bars of rich, by name."""
 
     def __init__(self, stream: TextIO, remaining: bool = False) -> None:
-        """Takes where to draw, and whether to show the remaining time."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Drawing
@@ -66,16 +65,16 @@ class Bars:
 class Drawn:
     """Draws its bars, if it has any, while its block runs."""
 
-    _bars: Bars | None
+    def __init__(self, stream: TextIO, remaining: bool = False) -> None:
+        self.stream = stream
+        self._bars = Bars(stream, remaining) if stream.isatty() else None
 
     def __enter__(self: _Drawn) -> _Drawn:
-        """Begins to draw."""
         if self._bars:
             self._bars.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends the drawing, however the block ended."""
         if self._bars:
             self._bars.stop()
 
@@ -86,8 +85,7 @@ class StepProgress(Drawn):
     def __init__(self, world: int, batch: int, steps: int, stream: TextIO | None = None) -> None:
         """Takes the number of ranks, images per step, steps, and where to draw."""
         self.progress = Progress(world, batch, steps)
-        self.stream = stream or sys.stderr
-        self._bars = Bars(self.stream, remaining=True) if self.stream.isatty() else None
+        super().__init__(stream or sys.stderr, remaining=True)
         if self._bars:
             self._bars.add("steps", steps, "starting the ranks")
         self._began = time.monotonic()
@@ -124,7 +122,6 @@ class PlanningProgress(contextlib.AbstractContextManager["PlanningProgress"]):
             self._printed_s = now_s
 
     def __exit__(self, *error: object) -> None:
-        """Clears the line."""
         print_activity("")
 
 
@@ -137,7 +134,7 @@ class SweepProgress(Drawn):
         self._configs = configs
         self.count = 0
         self._steps: dict[Path, Progress] = {}
-        self._bars = Bars(sys.stderr) if sys.stderr.isatty() else None
+        super().__init__(sys.stderr)
         if self._bars:
             self._bars.add("attempts", total)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,18 +14,16 @@ from hires.cli.compose.compose_config import compose
 from hires.cli.options import AFTER, JSON, Parser, composing, flag
 from hires.cli.planning import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_record
-from hires.cli.start_run import (
-    begin_run,
-    explain,
-    print_job,
-    wait_for,
-    write_run,
-)
+from hires.cli.start_run import explain, wait_for
+from hires.core.config.run_config import RunConfig
+from hires.core.store import campaign, rundir
 from hires.core.store.file_names import last_number
 from hires.core.store.records import done_attempt, read_record
-from hires.core.store.rundir import run_path
+from hires.core.store.rundir import RunDir, run_path
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
+from hires.launcher.status import running_elsewhere
+from hires.plan.plan import Plan
 from hires.report.tables.run_tables import write
 
 _MANY = ("-m", "--multirun")
@@ -61,8 +62,8 @@ def main(words: Sequence[str]) -> int:
     if args.cfg:
         return print_config(config)
     config = with_classes(config)
-    after = launcher_of(config).dependency(args.after, args.after_any, config.results)
-    path = run_path(config)
+    launcher, path = launcher_of(config), run_path(config)
+    after = launcher.dependency(args.after, args.after_any, config.results)
     if not args.again and done_attempt(path) is not None:
         print(f"complete since an earlier time: {path} (--again runs it anew)", file=sys.stderr)
         _print(path, args.json)
@@ -70,19 +71,19 @@ def main(words: Sequence[str]) -> int:
     argv = ["hires", "run", *(word for word in words if word != "--dry-run")]
     if args.config_dir and not any(word.startswith("--config-dir") for word in words):
         argv += ["--config-dir", args.config_dir]  # HIRES_CONF may be unset where it is run again
+    code = 0
     with spawn.warm(config.launcher.threads):
         seen = last_number(path)
         plan = planned(config)
         require_feasible(plan)
-        if args.dry_run:
-            print("\n".join(map(str, write_run(config, plan, argv))))
+        begun = _begin(config, plan, argv, args, seen, after)
+        if begun is None:  # only the scripts were wanted
             return 0
-        run, job = begin_run(config, plan, argv, seen=seen, after=after, again=args.again)
+        run, job = begun
         if job is not None and not args.wait:
-            print_job(config, run, job, args.json)
+            _print_job(config, run, job, args.json)
             return 0
-        code = 0
-        if not run.complete:  # by another command, while this one planned
+        if not run.complete:
             if job is not None:
                 print(f"job {job}", file=sys.stderr)
             outcome = wait_for(config, run, plan.world, job)
@@ -90,6 +91,65 @@ def main(words: Sequence[str]) -> int:
             code = outcome.exit_code
     _print(path, args.json)
     return code
+
+
+def _begin(
+    config: RunConfig,
+    plan: Plan,
+    argv: list[str],
+    args: Namespace,
+    seen: int | None,
+    after: str | None,
+) -> tuple[RunDir, str | None] | None:
+    """Returns the folder of a run with a fresh attempt, and its job if its launcher has jobs.
+
+    Args:
+        config: the config to freeze.
+        plan: its plan.
+        argv: the command line to record.
+        args: with ``dry_run`` only the folder and its scripts are written; a run that is complete
+            gets another attempt with ``again``, else it is returned as it is.
+        seen: the latest attempt before the run was planned; None: it had none.
+        after: what the job waits for, from :meth:`hires.launcher.interface.Launcher.dependency`.
+
+    Raises:
+        RunError: the run is under way, or its folder cannot be written.
+        ConfigError: the scheduler refuses the job.
+    """
+    path, launcher, facts = run_path(config), launcher_of(config), plan.to_dict()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(campaign.starting([path.parent]))
+        running_elsewhere.refuse_queued(path)
+        fresh = args.again or done_attempt(path) is None
+        if fresh and not args.dry_run:
+            running_elsewhere.refuse_begun(path, seen)
+        if fresh or args.dry_run:
+            stack.enter_context(running_elsewhere.alone(path, None, None))
+        if args.dry_run:
+            rundir.freeze(config, facts, argv)
+        else:
+            run = rundir.create(config, facts, argv, again=args.again)
+            if run.complete:  # by another command, while this one planned
+                return run, None
+        scripts = launcher.write_scripts(path, config, plan.world, argv)
+        print(f"run folder: {path}", file=sys.stderr)
+        if args.dry_run:
+            print("\n".join(map(str, scripts)))
+            return None
+        return run, launcher.submit(run, config, after)
+
+
+def _print_job(config: RunConfig, run: RunDir, job: str, as_json: bool) -> None:
+    """Prints the job of a run, and the commands that watch and stop it."""
+    if as_json:
+        print(json.dumps({"run": str(run.path), "attempt": run.attempt, "job": job}, indent=2))
+        return
+    print(f"job {job} is attempt {run.attempt} of {run.path}")
+    path = shlex.quote(str(run.path))
+    hints = launcher_of(config).hints(run, job)
+    hints += [("its tables:", f"hires show {path}"), ("to stop it:", f"hires cancel {path}")]
+    for what, command in hints:
+        print(f"  {what:<16}{command}")
 
 
 def _print(path: Path, as_json: bool) -> None:
