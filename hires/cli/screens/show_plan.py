@@ -1,25 +1,36 @@
-"""Shows a plan as text.
+"""Shows a plan as text, read from the dict that ``plan.json`` holds.
 
-Placement as a grid, the pipeline's time line, what travels in one step, and all findings, read from
-the dict that ``plan.json`` holds.
+Placement as a grid, the pipeline's time line, what travels in one step, memory as a bar for each
+rank, and all findings.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
-from hires.cli.screens.show_memory import memory_lines
 from hires.core.text_table import aligned
-from hires.core.units import count, seconds, size
+from hires.core.units import MIB, count, seconds, size
+from hires.plan.memory import Room
+from hires.plan.plan import Plan
 from hires.plan.proof.machine import MAILBOXES
 
 Facts = dict[str, Any]
 
 MAX_REPLICAS = 8
 """With more than this, one stands for all."""
-
 _MOST = 8
 """Problems of one proof that a screen shows."""
+_WIDTH = 24
+"""Characters of a full bar; all columns together fit 80."""
+_PARTS = (
+    ("params_bytes", "P", "parameters"),
+    ("grads_bytes", "G", "gradients"),
+    ("optimizer_bytes", "O", "optimiser"),
+    ("activations_bytes", "A", "activations"),
+    ("buffers_bytes", "B", "buffers"),
+)
 
 
 def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> list[str]:
@@ -44,8 +55,12 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
         ("messages of a step, all ranks", message_lines(plan.get("totals", {}))),
         ("memory of a rank", memory_lines(plan.get("memory", []), limit)),
         ("findings", findings + ([plan["verdict"]] if plan.get("verdict") else [])),
-        *_proof_section(plan),
     ]
+    if "proofs" in plan:  # asked for with --prove
+        mailed = any(p["decides"] and p["semantics"] == MAILBOXES for p in plan["proofs"])
+        memory = "; small halos within a machine through memory" if mailed else ""
+        title = f"proof (the messages of this plan go through {plan['backend']}{memory})"
+        sections.append((title, proof_lines(plan["proofs"]) if plan["proofs"] else ["not made"]))
     lines: list[str] = []
     for title, body in sections:
         if title.startswith("memory") and not body:
@@ -61,15 +76,17 @@ def placement_lines(plan: Facts) -> list[str]:
     shown = replicas if len(replicas) <= MAX_REPLICAS else replicas[:1]
     for replica in shown:
         slots = [slot for slot in plan["placement"] if slot["replica"] == replica]
-        if any(slot["replica"] for slot in plan["placement"]):
+        if replicas != [0]:
             lines.append(f"replica {replica}")
         directions = list(dict.fromkeys(slot["direction"] for slot in slots))
         for direction in directions:
-            held = [slot for slot in slots if slot["direction"] == direction]
-            blocks = [_block(held, stage) for stage in plan["stages"]]
+            own = [slot for slot in slots if slot["direction"] == direction]
             if len(directions) > 1:
                 lines.append(direction)
-            lines += _beside(blocks)
+            blocks = [_block(own, stage) for stage in plan["stages"]]
+            height = max(len(block) for block in blocks)
+            filled = [block + [""] * (height - len(block)) for block in blocks]
+            lines += aligned(list(zip(*filled, strict=True)), "l" * len(blocks), "   ")
     if len(shown) < len(replicas):
         ranks = plan["world"] // len(replicas)
         lines.append(f"and {len(replicas) - 1} more replicas, alike, each {ranks} ranks further")
@@ -107,27 +124,69 @@ def proof_lines(proofs: list[Facts]) -> list[str]:
     lines = aligned(rows)
     shown = [lines[0]]
     for line, proof in zip(lines[1:], proofs, strict=True):
-        problems = [part for text in proof["problems"][:_MOST] for part in _parts(text)]
+        # A problem has a line for each rank that waits.
+        text = "\n".join(one.replace("; ", "\n  ") for one in proof["problems"][:_MOST])
+        problems = text.splitlines()
         if len(proof["problems"]) > _MOST:
             problems.append(f"and {len(proof['problems']) - _MOST} more; --json shows all")
         shown += [line, *(f"    {part}" for part in problems)]
     return shown
 
 
-def _proof_section(plan: Facts) -> list[tuple[str, list[str]]]:
-    """Returns the title and lines of the proofs, with ``--prove``."""
-    if "proofs" not in plan:
+def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> list[str]:
+    """Returns a bar for each rank of a replica at the fullest moment of a step.
+
+    Ranks side by side that need the same share a line.
+
+    Args:
+        memory: as ``plan.json`` holds it.
+        limit: bytes of a full bar; unset: the largest rank.
+    """
+    if not memory:
         return []
-    mailed = any(p["decides"] and p["semantics"] == MAILBOXES for p in plan["proofs"])
-    memory = "; small halos within a machine through memory" if mailed else ""
-    title = f"proof (the messages of this plan go through {plan['backend']}{memory})"
-    return [(title, proof_lines(plan["proofs"]) if plan["proofs"] else ["not made"])]
+    full = limit or max(entry["peak_bytes"] for entry in memory)
+    rows = [("rank", "", "peak", *(letter for _, letter, _ in _PARTS))]
+    for entry, run in groupby(enumerate(memory), key=lambda item: item[1]):
+        ranks = [rank for rank, _ in run]
+        name = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+        parts = [f"{entry[key] / MIB:.1f}" for key, _, _ in _PARTS]
+        rows.append((name, bar(entry, full), f"{entry['peak_bytes'] / MIB:.1f}", *parts))
+    lines = aligned(rows, "llrrrrrr")
+    scale = f"memory.limit, {size(full)}" if limit else size(full)
+    names = ", ".join(f"{letter} {name}" for _, letter, name in _PARTS)
+    return [*lines, names, f"MiB, predicted; a full bar is {scale}"]
 
 
-def _parts(problem: str) -> list[str]:
-    """Returns a problem with a line for each rank that waits."""
-    first, *others = problem.split("; ")
-    return [first, *(f"  {other}" for other in others)]
+def node_lines(room: Room, plan: Plan) -> list[str]:
+    """Returns what the ranks of each machine need together; nothing unless nodes are counted.
+
+    Machines side by side that need the same share a line.
+    """
+    if not plan.memory or not room.counts_nodes:
+        return []
+    has = f" of {size(room.machine_bytes)}" if room.machine_bytes is not None else ""
+    lines, first = [], 0
+    for needs, run in groupby(room.per_node(plan), key=lambda one: (len(one.ranks), one.bytes)):
+        last = first + len(list(run)) - 1
+        name = f"node {first}" if first == last else f"nodes {first}-{last}"
+        many = f"{needs[0]} rank" + ("s" if needs[0] > 1 else "")
+        lines.append(f"{name}: {many} need{'' if needs[0] > 1 else 's'} {size(needs[1])}{has}")
+        first = last + 1
+    return lines
+
+
+def bar(entry: dict[str, Any], full: int) -> str:
+    """Returns a bar of letters, one for each part, points for what is free, ``>`` beyond the end.
+
+    The ends of the parts are rounded, not their lengths, so that the whole is as long as it should.
+    """
+    text, end = "", 0
+    for key, letter, _ in _PARTS:
+        end += entry[key]
+        text += letter * (round(_WIDTH * end / full) - len(text))
+    if len(text) > _WIDTH:
+        return f"[{text[: _WIDTH - 1]}>]"
+    return f"[{text.ljust(_WIDTH, '.')}]"
 
 
 def finding_lines(findings: list[Facts]) -> list[str]:
@@ -152,29 +211,12 @@ def _block(slots: list[Facts], stage: Facts) -> list[str]:
     return [f"stage {index}", *(f"[ {row} ]" for row in rows)]
 
 
-def _beside(blocks: list[list[str]]) -> list[str]:
-    height = max(len(block) for block in blocks)
-    columns = []
-    for block in blocks:
-        width = max(len(line) for line in block)
-        columns.append([f"{line:<{width}}" for line in block + [""] * (height - len(block))])
-    return ["   ".join(parts).rstrip() for parts in zip(*columns, strict=True)]
-
-
 def _stage_lines(plan: Facts) -> list[str]:
     """Returns one line a stage: its layers and what they cost."""
-    rows = [("stage", "layers", "from", "to", "tiles", "shards", "FLOPs", "parameters")]
+    rows = [["stage", "layers", "from", "to", "tiles", "shards", "FLOPs", "parameters"]]
     for stage in plan["stages"]:
-        rows.append(
-            (
-                str(stage["index"]),
-                str(stage["num_layers"]),
-                str(stage["first_layer"]),
-                str(stage["last_layer"]),
-                "x".join(str(n) for n in stage["tiles"]),
-                str(stage["shards"]),
-                count(stage["flops"]),
-                count(stage["params"]),
-            )
-        )
+        layers = (stage[key] for key in ("index", "num_layers", "first_layer", "last_layer"))
+        tiles = "x".join(map(str, stage["tiles"]))
+        costs = (count(stage["flops"]), count(stage["params"]))
+        rows.append([*map(str, layers), tiles, str(stage["shards"]), *costs])
     return aligned(rows)

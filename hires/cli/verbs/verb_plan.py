@@ -9,8 +9,7 @@ from hires.cli.compose.compose_config import compose
 from hires.cli.options import JSON, Parser, composing, flag
 from hires.cli.planning import planned, with_classes
 from hires.cli.screens.screen import print_config
-from hires.cli.screens.show_memory import node_lines
-from hires.cli.screens.show_plan import plan_lines
+from hires.cli.screens.show_plan import node_lines, plan_lines
 from hires.core.errors import PlanError
 from hires.core.units import parse_size
 from hires.launcher.interface import launcher_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hires.cli.screens.show_memory import bar, memory_lines
+from hires.cli.screens.show_plan import bar, memory_lines
 from hires.core.units import MIB
 from hires.plan.memory import RankMemory
 
