@@ -113,7 +113,7 @@ def convolve_backward(
     padding: list[int],
     how: tuple[list[int], list[int], int],
     mask: list[bool],
-) -> tuple[Tensor | None, Any, Tensor | None]:
+) -> Any:
     """Returns the gradients of input, weight and bias that the mask selects, None for the others.
 
     Args:
@@ -129,52 +129,45 @@ def convolve_backward(
     if _overruns(dtype, weight, stride, padding):
         picked = _picked(x, stride).contiguous(memory_format=torch.channels_last)
         once = ([1, 1], dilation, groups)
-        grad_x, grad_weight, grad_bias = convolve_backward(
-            grad, picked, weight, padding, once, mask
-        )
-        if grad_x is not None:
-            spread = torch.zeros_like(x, memory_format=torch.channels_last)
-            _picked(spread, stride).copy_(grad_x)
-            grad_x = spread
-        return grad_x, grad_weight, grad_bias
+        grad_picked, *others = convolve_backward(grad, picked, weight, padding, once, mask)
+        grad_x = None
+        if grad_picked is not None:
+            grad_x = torch.zeros_like(x, memory_format=torch.channels_last)
+            _picked(grad_x, stride).copy_(grad_picked)
+        return grad_x, others[0], others[1]
     wide = _fails(x, dtype, weight, stride, grad.shape[3])
     if wide:
         grad, x, weight = grad.float(), x.float(), weight.float()
-    grads: tuple[Tensor | None, Any, Tensor | None] = torch.ops.aten.convolution_backward(
+    grads: Any = torch.ops.aten.convolution_backward(
         *(grad, x, weight, [weight.shape[0]]),
         *(stride, padding, dilation, False, [0, 0], groups, mask),
     )
-    if not wide:
-        return grads
-    grad_x, grad_weight, grad_bias = (None if g is None else g.to(dtype) for g in grads)
-    return grad_x, grad_weight, grad_bias
+    if wide:
+        grads = tuple(None if g is None else g.to(dtype) for g in grads)
+    return grads
 
 
 def _dilation(weight: Tensor, dilation: Size) -> Any:
-    """Returns the dilation with which ATen chooses oneDNN.
-
-    For 1x1 kernels in fp32 it chooses a matrix product at half the speed, unless they are dilated,
-    which changes nothing in a 1x1 kernel.
-    """
+    # For 1x1 kernels in fp32 ATen chooses a matrix product at half the speed of oneDNN, unless they
+    # are dilated, which changes nothing in a 1x1 kernel.
     small = tuple(weight.shape[2:]) == (1, 1) and weight.dtype == torch.float32
     return [2, 2] if small and weight.device.type == "cpu" else dilation
 
 
 def _type_of(x: Tensor) -> torch.dtype:
-    """Returns the type in which a convolution of x is computed."""
     device = x.device.type
     autocast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
     return torch.get_autocast_dtype(device) if autocast else x.dtype
 
 
 def _fails(x: Tensor, dtype: torch.dtype, weight: Tensor, stride: Size, columns: int) -> bool:
-    """Whether oneDNN may fail on a convolution in half precision with so many output columns."""
+    # The first fault: one output column in half precision.
     half = dtype in HALF and x.device.type == "cpu"
     return half and columns == 1 and pair(stride)[1] > 1 and weight.shape[3] > 1
 
 
 def _overruns(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | str) -> bool:
-    """Whether oneDNN may write the gradient of a weight beyond its memory."""
+    # The second fault: strided 1x1 kernels in fp32.
     if dtype != torch.float32 or weight.device.type != "cpu" or weight.shape[1] >= BLOCK:
         return False
     if tuple(weight.shape[2:]) != (1, 1) or tuple(pair(stride)) == (1, 1):
@@ -183,7 +176,7 @@ def _overruns(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | 
 
 
 def _skips_rows(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | str) -> bool:
-    """Whether oneDNN may size a buffer too small, as the stride is above the kernel's rows."""
+    # The third fault: row strides above the rows of the kernel.
     if dtype == torch.float64 or weight.device.type != "cpu" or isinstance(padding, str):
         return False
     # 1x1 kernels without padding take another way through the library.
@@ -192,10 +185,8 @@ def _skips_rows(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size 
 
 
 def _read_rows(x: Tensor, rows: int, stride: Size, padding: Size | str, dilation: Size) -> Tensor:
-    """Returns the rows that a kernel of so many rows reads, in order, for one output after another.
-
-    Zeros above and below the map are among them.
-    """
+    # The rows that a kernel of so many rows reads, in order, for one output after another; zeros
+    # above and below the map are among them.
     assert not isinstance(padding, str)
     step, zeros, apart = pair(stride)[0], pair(padding)[0], pair(dilation)[0]
     x = torch.nn.functional.pad(x, (0, 0, zeros, zeros)) if zeros else x
@@ -206,7 +197,6 @@ def _read_rows(x: Tensor, rows: int, stride: Size, padding: Size | str, dilation
 
 
 def _picked(x: Tensor, stride: Size) -> Tensor:
-    """Returns a view of the pixels that a strided 1x1 convolution reads."""
     rows, columns = pair(stride)
     return x[:, :, ::rows, ::columns]
 
@@ -217,7 +207,7 @@ def _in_fp32(
     rest: tuple[Any, ...],
     dtype: torch.dtype,
 ) -> Tensor:
-    """Returns the result of an operation in fp32 on operands that are rounded to a type first."""
+    # The operands are rounded to the narrow type first: the products are exact in fp32.
     wide = [None if t is None else t.to(dtype).float() for t in operands]
     with torch.autocast(operands[0].device.type, enabled=False):
         return operation(*wide, *rest).to(dtype)

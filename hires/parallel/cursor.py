@@ -27,14 +27,10 @@ from hires.plan.graph import Rect
 WAITS = {"wait_send": "send", "wait_recv": "recv"}
 
 
-class Sums(Protocol):
-    """The gradient sums that begin during a backward pass."""
-
-    def start(self, event: Event) -> None:
-        """Begins a sum."""
-
-    def is_ready(self, event: Event) -> bool:
-        """Whether the gradient of a sum is complete in this pass."""
+class _Sums(Protocol):
+    # The gradient sums that begin during a backward pass: GradientSync, which imports this module.
+    def start(self, event: Event) -> None: ...
+    def is_ready(self, event: Event) -> bool: ...
 
 
 class Cursor:
@@ -49,7 +45,7 @@ class Cursor:
         self.events = events
         self.groups = groups
         self.at = 0
-        self.sums: Sums | None = None
+        self.sums: _Sums | None = None
         # By (kind, peer, tag), the oldest first: halos of all microbatches have one tag, and
         # messages of one tag between two ranks arrive in the order of sending.
         self._open: dict[tuple[str, int, int], deque[tuple[Handle, Event, Tensor]]] = {}
@@ -77,10 +73,7 @@ class Cursor:
     def post(self, event: Event, tensor: Tensor, group: Group | None = None) -> None:
         """Posts a send or receive, whose tensor is kept until it is waited for.
 
-        Args:
-            event: of the plan.
-            tensor: what is sent, or what is filled.
-            group: the tiles of a halo, which may go through their shared memory.
+        ``group`` holds the tiles of a halo, which may go through their shared memory.
         """
         call = isend if event.kind == "send" else irecv
         handle = call(tensor, event.peer, event.tag, group)
@@ -88,11 +81,7 @@ class Cursor:
         self._open.setdefault(key, deque()).append((handle, event, tensor))
 
     def wait(self, event: Event) -> tuple[Event, Tensor]:
-        """Waits for the oldest message that an event means; returns its post and its tensor.
-
-        Raises:
-            CommError: the other side died or did not answer within ``comm.timeout_s``.
-        """
+        """Waits for the oldest message that an event means; returns its post and its tensor."""
         handle, post, tensor = self._open[WAITS[event.kind], event.peer, event.tag].popleft()
         handle.wait()
         return post, tensor
@@ -106,9 +95,7 @@ class Cursor:
     def waits(self, number: int, back: bool) -> list[tuple[Rect, Tensor]]:
         """Waits for the messages of an exchange; returns the pixels that came with each.
 
-        Args:
-            number: position of the exchange in the stage's ``comm``.
-            back: whether the gradients come, on the exchange's way back.
+        ``number`` is its position in the stage's ``comm``; ``back``: the gradients come.
         """
         arrived: list[tuple[Rect, Tensor]] = []
         while True:
@@ -132,21 +119,18 @@ class Cursor:
         all_reduce(tensor, self.groups[self._collective(node, False).peer])
 
     def start_ready_sums(self) -> None:
-        """Begins the sums that come next, as far as their gradients are complete.
-
-        Autograd may finish gradients in another order than the plan sums them. Sums are collectives
-        that all ranks must begin in one order, so an early gradient waits for its turn:
-
-            plan        issue conv3   issue conv2        ready: conv2          -> nothing begins
-                        ^ here                           ready: conv2, conv3   -> both begin
-        """
+        """Begins the sums that come next, as far as their gradients are complete."""
+        # Autograd may finish gradients in another order than the plan sums them. All ranks must
+        # begin sums in one order, so an early gradient waits for its turn:
+        #
+        #   plan    issue conv3   issue conv2        ready: conv2          -> nothing begins
+        #           ^ here                           ready: conv2, conv3   -> both begin
         assert self.sums is not None
         while (event := self.events[self.at]).kind == "issue" and self.sums.is_ready(event):
             self.at += 1
             self.sums.start(event)
 
     def _collective(self, node: str, back: bool) -> Event:
-        """Takes the collective of a node."""
         event = self._next()
         if event.kind != "collective" or event.part.node != node or event.part.back != back:
             way = "the way back of " if back else ""

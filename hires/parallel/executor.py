@@ -30,21 +30,13 @@ from hires.plan.event import Event
 NOTHING: Batch = (None, None)
 
 
-class Feed(Protocol):
-    """Where microbatches come from."""
-
-    def next_microbatch(self, direction: int = 0) -> Batch:
-        """Returns the next microbatch of this rank's slot in a direction."""
+class _Feed(Protocol):
+    def next_microbatch(self, direction: int = 0) -> Batch: ...
 
 
-class Optimiser(Protocol):
-    """What moves the parameters."""
-
-    def zero_grad(self) -> None:
-        """Drops the gradients."""
-
-    def step(self) -> None:
-        """Moves the parameters that have a gradient."""
+class _Optimiser(Protocol):
+    def zero_grad(self) -> None: ...
+    def step(self) -> None: ...
 
 
 @dataclass
@@ -76,7 +68,7 @@ class Executor:
         self,
         slots: list[SlotPass],
         sync: GradientSync | None = None,
-        optimiser: Optimiser | None = None,
+        optimiser: _Optimiser | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self.slots = slots
@@ -115,14 +107,11 @@ class Executor:
         assert event.kind == "barrier", event
         return agree()
 
-    def step(self, feed: Feed, keep_outputs: bool = False) -> StepResult:
+    def step(self, feed: _Feed, keep_outputs: bool = False) -> StepResult:
         """Runs all microbatches of one step, behind its barrier; the parameters move.
 
         Without :meth:`begin` there is no barrier: then the caller has brought the ranks together.
-
-        Args:
-            feed: where the microbatches come from.
-            keep_outputs: whether the network's output is part of the result.
+        ``keep_outputs``: the network's output becomes part of the result.
         """
         if self.cursor.at != 1:
             self.begin(lambda: True)
@@ -140,7 +129,7 @@ class Executor:
         return self.result
 
     def _execute(self, event: Event) -> None:
-        """Executes one event between passes, or one that its pass leaves to the executor."""
+        # Between passes, or inside one where the operators leave events to the executor.
         if event.part.node and event.kind != "issue":
             raise RunError(f"a pass has ended before {event.what}, which the plan has inside it")
         self.methods[event.kind](event)
@@ -156,7 +145,6 @@ class Executor:
             self.batch = self.feed.next_microbatch(self._slot(event).context.direction)
 
     def _forward(self, event: Event) -> None:
-        """Computes a forward pass, and sends what it made."""
         slot, action, microbatch = self._slot(event), event.part.action, int(event.part.action[1:])
         batch, self.batch = self.batch, NOTHING
         with self.recorder.span(timeline.FORWARD, action):
@@ -175,7 +163,6 @@ class Executor:
             self.flights[microbatch] = flight
 
     def _backward(self, event: Event) -> None:
-        """Runs a pass back through autograd, and sends the gradients that it made."""
         assert self.sync is not None
         action = event.part.action
         self.sync.begin_backward()
@@ -201,8 +188,8 @@ class Executor:
         self.cursor.post(event, self._slot(event).sent(event, self.made))
 
     def _wait_receives(self, event: Event) -> None:
-        """Waits for a message, and for those that are waited for directly after it."""
-        # One span of the timeline for all of them: a join of 16 tiles would draw 16.
+        # This message and those that are waited for directly after it are one span of the timeline:
+        # a join of 16 tiles would draw 16.
         action, waits, cursor = event.part.action, [event], self.cursor
         while (later := cursor.events[cursor.at]).kind == "wait_recv":
             if later.part.action != action:
@@ -218,8 +205,6 @@ class Executor:
             self.cursor.wait_sends()
 
     def _timed(self, method: Callable[[Event], None]) -> Callable[[Event], None]:
-        """Returns a method of the gradient sums whose time the recorder keeps."""
-
         def call(event: Event) -> None:
             with self.recorder.span(timeline.GRADIENTS):
                 method(event)

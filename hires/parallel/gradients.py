@@ -52,8 +52,10 @@ class StageGradients:
         plan, stage = context.plan, context.stage
         self.sums = sums_of(plan, stage.index)
         self.parameters = {name: module.parameters[name] for name in trained(plan, stage.index)}
+        # Parameters whose gradient all tiles have in full, so that their sum is a mean.
+        several_tiles = stage.num_tiles > 1
+        self.copied = set(self.parameters) - module.partial if several_tiles else set()
         self.num_tiles = stage.num_tiles
-        self.partial = module.partial
         several = plan.num_replicas * plan.num_directions > 1
         decays = running_decays(plan, stage.index) if several and plan.training else {}
         # As .data: autograd has saved the statistics of microbatches in flight, though in training
@@ -70,7 +72,7 @@ class StageGradients:
         gradients = []
         for name in one.parameters:
             gradient = self.gradient(name)
-            if self.num_tiles > 1 and name not in self.partial:
+            if name in self.copied:
                 gradient.div_(self.num_tiles)
             gradients.append(flat(gradient))
         return [*gradients, *(self.statistics[name].terms for name in one.statistics)]
@@ -139,12 +141,7 @@ class GradientSync:
 
     @torch.no_grad()
     def after_forward(self, direction: int, microbatch: int) -> None:
-        """Adds a microbatch's part of the running statistics, weighed by those that come later.
-
-        Args:
-            direction: of the slot.
-            microbatch: counted through all model passes of the replica.
-        """
+        """Adds a microbatch's part of the running statistics, weighed by those that come later."""
         if self.contexts[direction].tile:  # of several tiles, which are equal, the first counts
             return
         later = self.pieces - 1 - (self.first_piece + microbatch)
@@ -188,7 +185,7 @@ class GradientSync:
             counter.add_(self.pieces * uses)
 
     def _add_hooks(self, group: int) -> None:
-        """Makes autograd mark the gradients that are summed early when they are complete."""
+        # Autograd calls a hook when it has added to a gradient: then an early sum may begin.
         stage = self.by_group[group]
         for number, one in enumerate(stage.sums):
             if one.node:
@@ -206,10 +203,7 @@ class GradientSync:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Returns the numbers of a dense tensor (channels-last or contiguous) as they lie, as a view.
-
-    So one kernel or message takes weights of both orders without a copy.
-    """
+    """Returns the numbers of a dense tensor as they lie, as a view: channels-last or contiguous."""
     if tensor.dim() == 4 and not tensor.is_contiguous():
         tensor = tensor.permute(0, 2, 3, 1)
     return tensor.view(-1)

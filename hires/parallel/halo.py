@@ -91,7 +91,6 @@ class Exchange:
         return borrowed
 
     def _borrowed(self, values: dict[str, Any]) -> Borrowed:
-        """Returns this exchange in a forward pass, begun when its first message is posted."""
         if self.key not in values:
             values[self.key] = Borrowed(self, values[self.value].detach())
         borrowed: Borrowed = values[self.key]
@@ -104,7 +103,6 @@ def exchange_of(context: Context, op: CommOp) -> Exchange:
 
 
 def _exchange_at(context: Context, number: int) -> Exchange:
-    """Returns an exchange by its position in the ``comm`` of the slot's stage."""
     if number not in context.exchanges:
         context.exchanges[number] = Exchange(context, context.stage.comm[number], number)
     exchange: Exchange = context.exchanges[number]
@@ -187,12 +185,10 @@ class Borrowed:
         return self.exchange.cursor.waits(self.exchange.number, back=True)
 
 
-class GatherWindow(torch.autograd.Function):
-    """Held pixels -> a window of the map, with borrowed pixels and a ring outside the image."""
-
+class _GatherWindow(torch.autograd.Function):
+    # Held pixels (n, C, rows, cols) -> a window of the map, with borrowed pixels and the ring.
     @staticmethod
     def forward(ctx: Any, x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
-        """(n, C, held rows, held cols) -> (n, C, window rows, window cols)."""
         ctx.borrowed, ctx.frame, ctx.shape = borrowed, frame, x.shape
         r0, r1, c0, c1 = frame.window
         gathered = new_map(x, (*x.shape[:2], r1 - r0, c1 - c0))
@@ -206,7 +202,6 @@ class GatherWindow(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
-        """Gradient of the window -> gradient of the held pixels."""
         frame: Frame = ctx.frame
         arriving = None
         if ctx.borrowed is not None:
@@ -238,13 +233,10 @@ def gather_window(x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
         x: the pixels that the tile holds, (n, C, h, w).
         borrowed: pixels of other tiles, or None if the tile holds all of the window in the image.
         frame: which pixels these are.
-
-    Raises:
-        CommError: a neighbour died or did not answer within ``comm.timeout_s``.
     """
     if borrowed is not None:
         x = x.to(borrowed.exchange.dtype)
-    return GatherWindow.apply(x, borrowed, frame)  # type: ignore[no-any-return,no-untyped-call]
+    return _GatherWindow.apply(x, borrowed, frame)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def crop(x: Tensor, held: Rect, wanted: Rect) -> Tensor:
@@ -274,7 +266,7 @@ def new_map(like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _fill_ring(gathered: Tensor, frame: Frame) -> None:
-    """Fills what lies outside the image; everything else is written afterwards."""
+    # Only what lies outside the image: everything else is written afterwards.
     image = intersect(frame.window, (0, frame.size[0], 0, frame.size[1]))
     if is_empty(image):
         gathered.fill_(frame.fill)

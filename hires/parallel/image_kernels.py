@@ -54,7 +54,6 @@ IMAGE_KERNELS: Registry[Callable[[Node, Context, Bind], Operator]] = Registry("i
 @IMAGE_KERNELS.register("mean")
 @IMAGE_KERNELS.register("adaptive_avg_pool2d")
 def _image_mean(node: Node, context: Context, bind: Bind) -> Operator:
-    """Returns the callable of a mean over the whole image."""
     [source] = node.inputs
     _, _, height, width = context.plan.graph.shape(source)
     flat = node.shape is not None and len(node.shape) == 2
@@ -63,7 +62,7 @@ def _image_mean(node: Node, context: Context, bind: Bind) -> Operator:
     def run(values: Values) -> Tensor:
         x = crop(values[source], held, own)  # (n, C, h, w); a tile may hold no pixel
         partial = x.sum((2, 3), keepdim=True, dtype=_wide(x))
-        total = SumOverTiles.apply(partial, context.cursor, node.name)  # type: ignore[no-untyped-call]
+        total = _SumOverTiles.apply(partial, context.cursor, node.name)  # type: ignore[no-untyped-call]
         mean: Tensor = (total / (height * width)).to(x.dtype)
         return mean.flatten(1) if flat else mean
 
@@ -72,7 +71,6 @@ def _image_mean(node: Node, context: Context, bind: Bind) -> Operator:
 
 @IMAGE_KERNELS.register("batch_norm")
 def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
-    """Returns the callable of batch normalisation in training, its statistics over all ranks."""
     source = node.inputs[0]
     shape = context.plan.graph.shape(source)
     boxes = held_by(context.plan.graph, context.stage, source)
@@ -85,7 +83,7 @@ def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
     rects = None
     if context.stage.num_tiles > 1 and context.extent(node.name) != context.own(shape[2:]):
         rects = context.extent(node.name), context.own(shape[2:])
-    tiles = NormTiles(context.cursor, node.name, counts, rects)
+    tiles = _NormTiles(context.cursor, node.name, counts, rects)
     unbiased = tiles.count / max(tiles.count - 1, 1)
 
     def run(values: Values) -> Tensor:
@@ -93,7 +91,7 @@ def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
         x, weight, bias, momentum = (args[k] for k in ("input", "weight", "bias", "momentum"))
         weight = x.new_ones(x.shape[1], dtype=_wide(x)) if weight is None else weight
         bias = x.new_zeros(x.shape[1], dtype=_wide(x)) if bias is None else bias
-        apply = TiledBatchNorm.apply
+        apply = _TiledBatchNorm.apply
         y, mean, var = apply(x, weight, bias, tiles, args["eps"])  # type: ignore[no-untyped-call]
         if args["running_mean"] is not None and not context.recomputing:
             with torch.no_grad():
@@ -104,7 +102,7 @@ def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
     return run
 
 
-class NormTiles:
+class _NormTiles:
     """The ranks that normalise one value together, and how much of the image each holds.
 
     Args:
@@ -126,28 +124,24 @@ class NormTiles:
         self._constants: dict[torch.dtype, Tensor] = {}
 
     def gather(self, tensor: Tensor, back: bool = False) -> Tensor:
-        """Returns a tensor of all tiles, stacked: one message forward, one on the way back."""
         return self.cursor.gather(tensor, self.node, back)
 
     def own(self, x: Tensor) -> Tensor:
-        """Returns the tile's own pixels of those that it holds."""
         return x if self.rects is None else part(x, *self.rects)
 
     def shares(self, like: Tensor) -> Tensor:
-        """Returns each tile's part of the image, (tiles, 1), in another tensor's type."""
+        # Each tile's part of the image, (tiles, 1), made once for each type.
         if like.dtype not in self._constants:
             self._constants[like.dtype] = self._shares.to(like)
         return self._constants[like.dtype]
 
 
-class TiledBatchNorm(torch.autograd.Function):
-    """Batch normalisation in training, over all tiles."""
-
+class _TiledBatchNorm(torch.autograd.Function):
+    # (n, C, h, w) -> normalised tile, and mean and variance (C) of the whole image.
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tiles: NormTiles, eps: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tiles: _NormTiles, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(n, C, h, w) -> normalised tile, and mean and variance (C) of the whole image."""
         own, kind = tiles.own(x), _wide(x)
         if own.numel():
             local = torch.stack(torch.batch_norm_update_stats(own, None, None, 0.0)).to(kind)
@@ -169,9 +163,8 @@ class TiledBatchNorm(torch.autograd.Function):
     def backward(
         ctx: Any, grad: Tensor, _mean: Tensor, _var: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        """Gradients of the tile, weight and bias; one message to the other tiles."""
         x, weight, mean, invstd = ctx.saved_tensors
-        tiles: NormTiles = ctx.tiles
+        tiles: _NormTiles = ctx.tiles
         # Sums over this tile of grad * xhat and of grad, (2, C): the gradients of weight and bias.
         if x.numel():
             _, *both = torch.ops.aten.native_batch_norm_backward(
@@ -194,19 +187,17 @@ def _gradient_of_input(
     mean: Tensor,
     invstd: Tensor,
     total: Tensor,
-    tiles: NormTiles,
+    tiles: _NormTiles,
 ) -> Tensor:
-    """Returns a * (grad - mean(grad) - xhat * mean(grad * xhat)), with a = weight * invstd.
-
-    ``total`` holds the sums over all tiles of grad * xhat and of grad, from every pixel that a tile
-    holds. With xhat = (x - mean) * invstd the result is linear in x, one number per channel each:
-
-        a * grad + b * x + c      b = -a * invstd * mean(grad * xhat)
-                                  c = -a * mean(grad) - b * mean
-
-    so that two passes over the tile do it: batch_norm with mean 0 and variance 1 is the fused
-    b * x + c. The statistics are made of own pixels, so only these have the terms b and c.
-    """
+    # a * (grad - mean(grad) - xhat * mean(grad * xhat)), with a = weight * invstd. ``total`` holds
+    # the sums over all tiles of grad * xhat and of grad, from every pixel that a tile holds. As
+    # xhat = (x - mean) * invstd, the result is linear in x, with one number per channel each:
+    #
+    #     a * grad + b * x + c      b = -a * invstd * mean(grad * xhat)
+    #                               c = -a * mean(grad) - b * mean
+    #
+    # so two passes over the tile do it: batch_norm with mean 0 and variance 1 is the fused
+    # b * x + c. The statistics are made of own pixels, so only these have the terms b and c.
     if not x.numel():
         return torch.zeros_like(x)
     pulled = total * (a / -tiles.count)  # (2, C)
@@ -221,44 +212,36 @@ def _gradient_of_input(
     return result
 
 
-class SumOverTiles(torch.autograd.Function):
-    """Partial sums -> the sum on all tiles."""
-
+class _SumOverTiles(torch.autograd.Function):
+    # Partial sums -> the sum on all tiles, added in rank order so that all get the same bits.
     @staticmethod
     def forward(ctx: Any, partial: Tensor, cursor: Cursor, node: str) -> Tensor:
-        """Returns the sum, added in rank order so that all tiles get the same bits."""
         return cursor.gather(partial.contiguous(), node).sum(0)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """The gradient needs no message."""
-        # What follows is computed alike on all tiles, so each has the complete gradient.
+        # What follows is computed alike on all tiles: each has the complete gradient already.
         return grad, None, None
 
 
-class Share(torch.autograd.Function):
-    """A value that all tiles hold, about to be used with each tile's own pixels.
-
-    Every tile sees only the part of its gradient that its pixels make; the parts are summed.
-    """
-
+class _Share(torch.autograd.Function):
+    # A value that all tiles hold, about to be used with each tile's own pixels. Every tile makes
+    # only the part of its gradient that its pixels cause; the parts are summed.
     @staticmethod
     def forward(ctx: Any, whole: Tensor, cursor: Cursor, node: str) -> Tensor:
-        """Returns the value."""
         ctx.cursor, ctx.node = cursor, node
         return whole.view_as(whole)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Returns the sum of the tiles' gradients."""
         return ctx.cursor.gather(grad.contiguous(), ctx.node, back=True).sum(0), None, None
 
 
 def share(whole: Tensor, cursor: Cursor, node: str) -> Tensor:
     """Returns a value that all tiles hold, about to be used by a node; its gradient is summed."""
-    return Share.apply(whole, cursor, node)  # type: ignore[no-any-return,no-untyped-call]
+    return _Share.apply(whole, cursor, node)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _wide(x: Tensor) -> torch.dtype:
-    """Returns the type in which sums over the image are made."""
+    # Sums over an image of millions of pixels would lose all digits in half precision.
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -77,11 +77,9 @@ class SlotPass:
         return Flight(inputs, outputs, loss)
 
     def backward(self, flight: Flight, arrived: Arrived) -> dict[str, Tensor]:
-        """Runs autograd from the stage's outputs; returns the gradients of its inputs.
-
-        An output may have readers in several stages, and a pixel of it on several of their tiles:
-        its gradient is the sum of all that arrived.
-        """
+        """Runs autograd from the stage's outputs; returns the gradients of its inputs."""
+        # An output may have readers in several stages, and a pixel of it on several of their tiles:
+        # its gradient is the sum of all that arrived.
         roots: list[Tensor] = []
         gradients: list[Tensor | None] = []
         for value in {edge.value: None for edge in self.edges_out if edge.back}:
@@ -110,7 +108,8 @@ class SlotPass:
         return tensor.to(self.context.dtype)
 
     def _joined(self, value: str, arrived: Arrived, add: bool = False) -> Tensor:
-        """Returns this slot's part of a value, or its gradient, from the messages of it."""
+        # This slot's part of a value, or of its gradient. Where one message brings all of it, its
+        # buffer is the value: nothing is copied.
         pieces = [(event, tensor) for event, tensor in arrived if event.value == value]
         held, shape = self.context.held(value), self.context.plan.graph.shape(value)
         box = (held.n1 - held.n0, *shape[1:]) if shape else ()
@@ -131,7 +130,7 @@ class SlotPass:
 
 
 def _view(tensor: Tensor, held: Box, event: Event) -> Tensor:
-    """Returns the view of a message's samples and pixels in a tensor that holds a box."""
+    # The samples and pixels of a message in a tensor that holds a box.
     n0, n1 = event.box[:2]
     if (held.n0, held.n1) != (n0, n1) and tensor.dim():
         tensor = tensor[n0 - held.n0 : n1 - held.n0]

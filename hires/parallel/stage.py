@@ -78,7 +78,7 @@ class StageModule:
                 # Parameters are no inputs of the Function: the anchor makes autograd come back
                 # even if no input asks for a gradient.
                 anchor, given = torch.empty(0, requires_grad=True), read.values()
-                made = Recomputed.apply(anchor, segment, *given)  # type: ignore[no-untyped-call]
+                made = _Recomputed.apply(anchor, segment, *given)  # type: ignore[no-untyped-call]
                 values |= dict(zip(segment.outputs, made, strict=True))
             else:
                 values |= segment.run(read)
@@ -124,14 +124,12 @@ class Segment:
         return {name: values[name] for name in self.outputs}
 
 
-class Recomputed(torch.autograd.Function):
-    """Inputs of a segment -> its outputs, the segment computed again on the way back."""
-
+class _Recomputed(torch.autograd.Function):
+    # Inputs of a segment -> its outputs, the segment computed again on the way back.
     @staticmethod
     def forward(
         ctx: Any, _anchor: Tensor, segment: Segment, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        """Returns the outputs."""
         ctx.segment = segment
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
@@ -142,7 +140,6 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Runs the segment again and goes back through it; parameters get their gradients."""
         segment: Segment = ctx.segment
         leaves = [
             tensor.detach().requires_grad_(needed)
@@ -163,7 +160,7 @@ class Recomputed(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _second_run(context: Context, random: Tensor | None) -> Iterator[None]:
-    """Keeps running statistics as they are, and draws the first run's random numbers again."""
+    # Running statistics stay as they are, and random numbers are those of the first run.
     context.recomputing = True
     now = torch.get_rng_state() if random is not None else None
     if random is not None:
@@ -179,11 +176,8 @@ def _second_run(context: Context, random: Tensor | None) -> Iterator[None]:
 def _in_place(
     nodes: list[Node], outputs: list[str], extents: dict[str, list[list[int]]]
 ) -> set[str]:
-    """Returns the nodes, such as ReLUs, that may write their value over their input.
-
-    No other node reads the input, the backward pass of its maker does not read it either, and the
-    tile holds the same pixels of both.
-    """
+    # Nodes, such as ReLUs, that may write their value over their input: no other node reads it, the
+    # backward pass of its maker does not either, and the tile holds the same pixels of both.
     readers = Counter(name for node in nodes for name in node.inputs)
     makers = {node.name: node for node in nodes}
     chosen = set()
@@ -198,6 +192,5 @@ def _in_place(
 
 
 def _overwriting(node: Node) -> Operator:
-    """Returns the in-place variant of an operator of one operand."""
     [source], overwrite = node.inputs, getattr(torch.ops.aten, f"{node.kind}_")
     return lambda values: overwrite(values[source])

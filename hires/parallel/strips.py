@@ -102,18 +102,14 @@ def strip_convolution(
         borrowed: pixels of other tiles, or None if the held ones reach as far as is needed.
         strips: how the work is divided.
         args: ``weight``, ``bias``, ``stride``, ``dilation`` and ``groups`` of the convolution.
-
-    Raises:
-        CommError: a neighbour died or did not answer within ``comm.timeout_s``.
     """
     how = pair(args["stride"]), pair(args["dilation"]), args["groups"]
-    apply = StripConvolution.apply
+    apply = _StripConvolution.apply
     return apply(x, args["weight"], args["bias"], borrowed, strips, how)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class StripConvolution(torch.autograd.Function):
-    """Held pixels -> the tile's convolution; the halo and its gradients travel meanwhile."""
-
+class _StripConvolution(torch.autograd.Function):
+    # (n, C, h, w) of held pixels -> (n, K, out rows, out cols); the halo travels meanwhile.
     @staticmethod
     def forward(
         ctx: Any,
@@ -124,7 +120,6 @@ class StripConvolution(torch.autograd.Function):
         strips: Strips,
         how: tuple[list[int], list[int], int],
     ) -> Tensor:
-        """(n, C, h, w) -> (n, K, out rows, out cols)."""
         narrow = weight.to(x.dtype)
         offset = None if bias is None else bias.to(x.dtype)
         stride, dilation, groups = how
@@ -144,7 +139,6 @@ class StripConvolution(torch.autograd.Function):
     def backward(
         ctx: Any, grad: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
-        """Gradients of the held pixels, weight and bias."""
         x, weight = ctx.saved_tensors
         strips: Strips = ctx.strips
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
@@ -176,10 +170,8 @@ class StripConvolution(torch.autograd.Function):
 
 
 def _gradients_of_bands(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> list[Piece]:
-    """Hands the gradients of borrowed pixels to their exchange; returns those of held pixels.
-
-    The main pixels end where an even padding fits, so a band may include pixels that are held.
-    """
+    # Adds the gradients of borrowed pixels to their exchange; returns those of held pixels, which a
+    # band may include: the main pixels end where an even padding fits.
     strips: Strips = ctx.strips
     local = []
     for strip in strips.bands:
@@ -199,7 +191,7 @@ def _gradients_of_bands(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> li
 
 
 def _add_bands(ctx: Any, operands: tuple[Tensor, Tensor, Tensor], total: Tensor) -> None:
-    """Adds the part of the missing pixels to the gradient of the weight."""
+    # The part of the missing pixels in the gradient of the weight.
     grad, x, weight = operands
     strips: Strips = ctx.strips
     pieces = ctx.borrowed.pieces() if ctx.borrowed is not None else []
@@ -211,7 +203,7 @@ def _add_bands(ctx: Any, operands: tuple[Tensor, Tensor, Tensor], total: Tensor)
 
 
 def _window(strip: Strip, pieces: list[Piece]) -> Tensor:
-    """Returns the thin window of a strip, zero where it does not count."""
+    # Pixels outside ``strip.pixels`` are zero: they count in another band, or lie off the image.
     like = pieces[0][1]
     r0, r1, c0, c1 = strip.window
     window = new_map(like, (like.shape[0], like.shape[1], r1 - r0, c1 - c0)).zero_()
@@ -223,7 +215,6 @@ def _window(strip: Strip, pieces: list[Piece]) -> Tensor:
 
 
 def _tapped(weight: Tensor, strip: Strip) -> Tensor:
-    """Returns the taps of a kernel that a strip uses, (K, C / groups, rows, cols)."""
     return part(weight, (0, weight.shape[2], 0, weight.shape[3]), strip.taps)
 
 
@@ -249,7 +240,6 @@ class _Division:
 
 
 def _divide(axis: Axis, held: Interval, out: Interval) -> _Division | None:
-    """Returns the division of a dim; None if no padding fits or each output has missing pixels."""
     fitted = _fit(axis, held, out)
     if fitted is None:
         return None
@@ -278,11 +268,12 @@ def _divide(axis: Axis, held: Interval, out: Interval) -> _Division | None:
 
 
 def _fit(axis: Axis, held: Interval, out: Interval) -> tuple[Interval, int] | None:
-    """Returns the longest part of the held rows, and its padding, that makes just the wanted rows.
-
-    torch pads both sides by one number, and the first window must begin where that of the first
-    wanted row does. Rows are dropped at both ends, as few as possible, until such a padding exists.
-    """
+    # The longest part of the held rows, and its padding, that makes just the wanted rows. torch
+    # pads both sides by one number, and the first window must begin where that of the first wanted
+    # row does. As few rows as possible are dropped at both ends until such a padding exists:
+    #
+    #     stride 2, kernel 3     held  # # # # # #      wanted rows read  [0 # #] [# # #] [# # #]
+    #                            main  # # # # #        padding 1 above and below
     extent = axis.dilation * (axis.kernel - 1)
     start = out[0] * axis.stride - axis.padding
     first = max(held[0], start)
@@ -298,7 +289,7 @@ def _fit(axis: Axis, held: Interval, out: Interval) -> tuple[Interval, int] | No
 
 
 def _bands(axes: Axes, rows: _Division, cols: _Division, out: Rect) -> list[Strip]:
-    """Returns the bands of missing pixels: above and below with the corners, left and right."""
+    # Above and below with the corners, left and right: every missing pixel is in one band.
     all_rows, all_cols = ((0, axis.kernel) for axis in axes)
     wide = (cols.low.pixels[0], cols.high.pixels[1])
     bands = [
@@ -316,7 +307,7 @@ def _bands(axes: Axes, rows: _Division, cols: _Division, out: Rect) -> list[Stri
 
 
 def _borders(axes: Axes, rows: _Division, cols: _Division, out: Rect) -> list[Strip]:
-    """Returns the outputs that missing pixels reach: a frame of up to four rectangles."""
+    # The outputs that missing pixels reach are a frame of up to four rectangles.
     frame = [edge.out + out[2:] for edge in (rows.low, rows.high)]
     frame += [rows.inner + edge.out for edge in (cols.low, cols.high)]
     taps = (0, axes[0].kernel, 0, axes[1].kernel)
@@ -325,7 +316,7 @@ def _borders(axes: Axes, rows: _Division, cols: _Division, out: Rect) -> list[St
 
 
 def _reach(axes: Axes, out: Rect, taps: Rect) -> Rect:
-    """Returns the pixels under some taps for some outputs, also beyond the image."""
+    # The pixels under some taps for some outputs, also beyond the image.
     rect: list[int] = []
     for dim, axis in enumerate(axes):
         a, b = out[2 * dim : 2 * dim + 2]
@@ -336,7 +327,6 @@ def _reach(axes: Axes, out: Rect, taps: Rect) -> Rect:
 
 
 def _ceil_between(number: int, step: int, low: int, high: int) -> int:
-    """Returns number / step, rounded up, but no less than ``low`` and no more than ``high``."""
     return min(max(math.ceil(number / step), low), high)
 
 

@@ -8,8 +8,7 @@ the tile owns. For a 3x3 kernel with padding 1 and a tile at the upper edge of t
     h o o o o h     o  own pixels
     h h h h h h     h  halo, borrowed from other tiles
 
-The window holds its padding already, so the kernel runs with padding 0. In a dim that is not cut
-the kernel of torch pads by itself, which saves the copy.
+The window holds its padding already, so the kernel runs with padding 0.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from hires.parallel.strips import Strips, strip_convolution, strips_of
 from hires.plan.graph import Node, Rect
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.rules import window_axes_of
-from hires.plan.tiling import Axes, Axis, inside, is_empty, need_of
+from hires.plan.tiling import Axes, inside, is_empty, need_of
 
 Kernel = Callable[["Window", Tensor, dict[str, Any]], Tensor]
 
@@ -55,7 +54,11 @@ class Window:
         self.ring = facts.ring
         # A padding "same" may be uneven, and torch's kernels pad both sides by one number.
         padded = facts.pads and not isinstance(node.args["padding"], str)
+        # In a dim that is not cut, torch's kernel pads by itself, which saves a copy.
         self.native = [padded and parts == 1 for parts in context.stage.tiles]
+        pads = [axis.padding if n else 0 for axis, n in zip(axes, self.native, strict=True)]
+        self.padding = pads
+        """Padding that torch's kernel applies in each dim."""
         self.rect = self._rect(need_of(axes, self.out))
         self.blank = 0 in self.shape or is_empty(self.rect)  # the tile makes no pixel, or only 0
         self.local = exchange is None and not is_empty(self.rect) and inside(self.rect, self.held)
@@ -84,18 +87,14 @@ class Window:
         else:
             window = gather_window(x, borrowed, Frame(self.held, self.rect, self.size, fill))
         if self.blank:
-            # The sum ties the zeros to the window, so that its exchange also runs backward.
+            # The sum ties the zeros to the window, so that its exchange also runs backward: the
+            # neighbours wait for the messages of a tile that makes no pixel, too.
             blank: Tensor = window.new_zeros(self.shape) + 0 * window.sum()
             bias = args.get("bias")
             return blank if bias is None else blank + bias.view(1, -1, 1, 1)
         return self.kernel(self, window, args)
 
-    def padding(self, index: int) -> int:
-        """Returns the padding that torch's kernel applies in a dim."""
-        return self.axes[index].padding if self.native[index] else 0
-
     def _rect(self, need: Rect) -> Rect:
-        """Returns the window of the needed pixels, with the ring if the operator reads one."""
         if is_empty(self.out) or self.ring is None:
             return need
         rect: list[int] = []
@@ -105,11 +104,8 @@ class Window:
         return rect[0], rect[1], rect[2], rect[3]
 
     def _without_crop(self) -> Rect:
-        """Returns the window with the last rows and columns of the tile that the stride skips.
-
-        A convolution of stride 2 may end one row before the tile. Without that row the window would
-        be a crop, whose gradient is a copy of the whole tile.
-        """
+        # A convolution of stride 2 may end one row before the tile. Without that row the window
+        # would be a crop, whose gradient is a copy of the whole tile.
         rect = list(self.rect)
         for index, axis in enumerate(self.axes):
             end, held_end = rect[2 * index + 1], self.held[2 * index + 1]
@@ -120,55 +116,33 @@ class Window:
 
 @WINDOW_KERNELS.register("conv2d")
 def _convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    padding = [w.padding(0), w.padding(1)]
-    return convolve(
-        x, args["weight"], args["bias"], args["stride"], padding, args["dilation"], args["groups"]
-    )
+    weight, bias, stride = args["weight"], args["bias"], args["stride"]
+    return convolve(x, weight, bias, stride, w.padding, args["dilation"], args["groups"])
 
 
 @WINDOW_KERNELS.register("max_pool2d")
 def _max_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    return F.max_pool2d(
-        x,
-        args["kernel_size"],
-        args["stride"] or None,
-        [w.padding(0), w.padding(1)],
-        args["dilation"],
-        args["ceil_mode"],
-    )
+    size, stride = args["kernel_size"], args["stride"] or None
+    return F.max_pool2d(x, size, stride, w.padding, args["dilation"], args["ceil_mode"])
 
 
 @WINDOW_KERNELS.register("avg_pool2d")
 def _avg_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     # The divisor is that of the whole-image pool, which differs near the border of the image.
-    total = F.avg_pool2d(
-        x,
-        args["kernel_size"],
-        args["stride"] or None,
-        [w.padding(0), w.padding(1)],
-        args["ceil_mode"],
-        divisor_override=1,
-    )
+    size, stride = args["kernel_size"], args["stride"] or None
+    total = F.avg_pool2d(x, size, stride, w.padding, args["ceil_mode"], divisor_override=1)
     if args["divisor_override"]:
         scale: float = args["divisor_override"]
         return total / scale
-    rows, cols = (
-        _counts(axis, out, args["count_include_pad"])
-        for axis, out in zip(w.axes, (w.out[:2], w.out[2:]), strict=True)
-    )
-    divisor = torch.tensor(rows, dtype=x.dtype).view(-1, 1) * torch.tensor(cols, dtype=x.dtype)
-    mean: Tensor = total / divisor.to(x.device)
+    divisors = []
+    for axis, out in zip(w.axes, (w.out[:2], w.out[2:]), strict=True):
+        lows = [index * axis.stride - axis.padding for index in range(*out)]
+        spans = [(low, min(low + axis.kernel, axis.size_in + axis.padding)) for low in lows]
+        if not args["count_include_pad"]:
+            spans = [(max(low, 0), min(high, axis.size_in)) for low, high in spans]
+        divisors.append(torch.tensor([high - low for low, high in spans], dtype=x.dtype))
+    mean: Tensor = total / (divisors[0].view(-1, 1) * divisors[1]).to(x.device)
     return mean
-
-
-def _counts(axis: Axis, out: tuple[int, int], with_padding: bool) -> list[int]:
-    """Returns the rows (or columns) that each output row averages."""
-    counts = []
-    for index in range(*out):
-        low = index * axis.stride - axis.padding
-        high = min(low + axis.kernel, axis.size_in + axis.padding)
-        counts.append(high - low if with_padding else min(high, axis.size_in) - max(low, 0))
-    return counts
 
 
 @WINDOW_KERNELS.register("conv_transpose2d")
