@@ -23,9 +23,8 @@ from hires.core.ranks import heartbeat
 from hires.core.ranks.binding import bind
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names, records
-from hires.engine import resume
 from hires.engine.build import RankEngine, build_rank
-from hires.engine.checkpoint import Saver
+from hires.engine.checkpoint import Saver, choose, restore
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.run import hold_preemption, run_steps
 from hires.engine.verify import verify_rank
@@ -102,10 +101,10 @@ def run_attempt(
 ) -> int:
     """Runs the attempt's steps, from the last checkpoint on; returns the exit code."""
     metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
-    begin = resume.choose(run_dir, config, plan, world)
+    begin = choose(run_dir, config, plan, world)
     engine = build_rank(config, plan, world.rank, range(begin.step, config.steps))
     _log_place(engine)
-    resume.restore(begin, engine, config)
+    restore(begin, engine, config)
     if begin.checkpoint is not None and world.rank == 0:
         records.append(metrics, begin.line(run_dir))
     saver = Saver(run_dir, world.attempt, config, engine, begin.step)

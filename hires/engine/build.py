@@ -101,11 +101,7 @@ def assemble(
 ) -> RankEngine:
     """Returns what a rank runs.
 
-    Args:
-        config: the frozen config.
-        contexts: the rank's slots.
-        tensors: parameters and buffers of its stages by name, filled and of the run's type.
-        loader: where the rank's microbatches come from.
+    ``tensors``: parameters and buffers of its stages by name, filled and of the run's type.
     """
     training = contexts[0].plan.training
     low = torch.bfloat16 if config.precision.name == "bf16" and training else None
@@ -145,22 +141,15 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def names_of(contexts: list[Context], known: Iterable[str]) -> set[str]:
-    """Returns the names of the parameters and buffers of a rank's stages.
-
-    Args:
-        contexts: the rank's slots.
-        known: all names of the network; no node reads the counters of norms.
-    """
+    """Returns the names of the parameters and buffers of a rank's stages, of all ``known`` ones."""
+    # No node reads the counters of norms: they are found beside the running means.
     plan, stages = contexts[0].plan, {context.stage.index for context in contexts}
     names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
     return names | ({_counter_of(name) for name in names} & set(known))
 
 
 def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
-    """Brings parameters and buffers to a type and into one order in memory.
-
-    Convolution weights become channels-last, all else contiguous.
-    """
+    """Brings tensors to a type and an order: channels-last with four dims, else contiguous."""
     for tensor in tensors:
         if tensor.is_floating_point():
             order = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
@@ -168,12 +157,11 @@ def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
 
 
 def _counter_of(name: str) -> str:
-    """Returns the name of ``num_batches_tracked`` beside a running mean."""
     return name.removesuffix("running_mean") + "num_batches_tracked"
 
 
 def _counters(contexts: list[Context], tensors: dict[str, Tensor]) -> list[tuple[Tensor, int]]:
-    """Returns the counters of the norms that train, and how often each runs in a microbatch."""
+    # The counters of the norms that train, and how often each norm runs in a microbatch.
     plan = contexts[0].plan
     uses = collections.Counter(
         _counter_of(node.args["running_mean"]["param"])

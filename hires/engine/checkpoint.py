@@ -1,4 +1,4 @@
-"""Writes checkpoints: each rank its part, and rank 0 completes them.
+"""Writes and loads checkpoints: each rank its part.
 
     stage00.safetensors      parameters and running statistics of a stage, by their names in the
                              network
@@ -16,6 +16,9 @@ A crash at any moment leaves the checkpoint before whole. A failure on any rank 
 of them, and the run goes on. Saving happens between steps, when no activation is alive, and adds a
 few MiB (:data:`hires.engine.tensorfile.PIECE_BYTES`) to what is kept, so the peak that is predicted
 and measured for a step holds.
+
+An attempt begins at the latest checkpoint in which every rank finds what it needs unharmed. Layers
+are found by their names, whatever stage the run that wrote them had them in.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import logging
 import os
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -35,13 +39,15 @@ from torch import Tensor
 
 from hires import comm
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import HiresError, RunError
+from hires.core.ranks.world import World
 from hires.core.store import checkpoints, records
-from hires.core.store.checkpoints import Checkpoint
+from hires.core.store.checkpoints import Checkpoint, DamagedError
 from hires.core.store.files import cannot_write, write_atomically
 from hires.core.units import size
 from hires.engine import tensorfile
 from hires.engine.build import RankEngine, names_of
+from hires.engine.tensorfile import TensorFile
 from hires.plan.plan import Plan
 
 RANDOM = "torch"
@@ -118,7 +124,7 @@ class Saver:
             checkpoints.hidden(path, "tmp").mkdir(parents=True)
 
     def _write(self, path: Path, step: int) -> None:
-        for name, tensors in files_of(self.engine).items():
+        for name, tensors in _files_of(self.engine).items():
             tensorfile.write(checkpoints.hidden(path, "tmp") / name, tensors)
 
     def _publish(self, path: Path, step: int) -> None:
@@ -127,12 +133,12 @@ class Saver:
             return
         building, plan = checkpoints.hidden(path, "tmp"), self.engine.context.plan
         files = {file.name: file.stat().st_size for file in sorted(building.iterdir())}
-        needed = {rank_file(rank) for rank in range(plan.world)}
+        needed = {_rank_file(rank) for rank in range(plan.world)}
         needed |= {_stage_file("stage", stage.index) for stage in plan.stages}
         missing = needed - files.keys()
         if missing:
             raise RunError(f"{min(missing)} is not in {building}: do all ranks see this folder?")
-        made = Checkpoint(path, step, self.attempt, self.config.task.name, layout_of(plan), files)
+        made = Checkpoint(path, step, self.attempt, self.config.task.name, _layout_of(plan), files)
         text = json.dumps(made.to_dict(), indent=1) + "\n"
         write_atomically(building / checkpoints.MANIFEST, text)
         _sync(building)
@@ -157,10 +163,85 @@ class Saver:
             records.event(self.run_dir, self.attempt, event, rank=rank, **fields)
 
 
-def files_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
-    """Returns what a rank writes: name of the file -> tensors by name, as they lie in memory."""
+@dataclass(frozen=True)
+class Begin:
+    """Where an attempt begins."""
+
+    step: int
+    """Number of its first step."""
+    checkpoint: Checkpoint | None
+    """What it goes on with; None at the start of a run."""
+
+    def line(self, run_dir: Path) -> dict[str, object]:
+        """Returns its line of ``metrics.jsonl``: ``attempt`` is None for another run's."""
+        assert self.checkpoint is not None
+        ours = self.checkpoint.path.parent == run_dir / checkpoints.FOLDER
+        return {
+            "kind": "begin",
+            "rank": 0,
+            "step": self.step,
+            "checkpoint": self.checkpoint.name if ours else str(self.checkpoint.path),
+            "attempt": self.checkpoint.attempt if ours else None,
+        }
+
+
+def choose(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> Begin:
+    """Returns where all ranks begin; they call it together.
+
+    A checkpoint that is damaged for one rank is passed over by all.
+
+    Raises:
+        ConfigError: ``checkpoint.resume`` names something that this run cannot go on with.
+        RunError: all that it names is damaged.
+    """
+    passed_over = []
+    for path in _candidates(run_dir, config, world):
+        problem = None
+        try:
+            checkpoint = checkpoints.read(path)
+            _check(checkpoint, plan, world.rank)
+        except DamagedError as error:
+            problem = str(error)
+            _warn(run_dir, world, problem)
+        if not comm.max_all(int(problem is not None), patient=True):
+            return Begin(checkpoints.begin_of(checkpoint, config), checkpoint)
+        passed_over.append(path)
+    if passed_over and config.checkpoint.source:
+        raise RunError(f"{', '.join(passed_over)}: damaged, and there is no other checkpoint")
+    return Begin(0, None)
+
+
+def restore(begin: Begin, engine: RankEngine, config: RunConfig) -> None:
+    """Fills a rank that was just built with the state of a checkpoint, if it begins at one.
+
+    Raises:
+        RunError: the checkpoint is of another network.
+    """
+    checkpoint, context = begin.checkpoint, engine.context
+    if checkpoint is None:
+        return
+    engine.recorder.next_step = begin.step
+    same_task = checkpoint.task == config.task.name
+    values, momenta = _files(checkpoint, "stage"), _files(checkpoint, "momentum")
+    with torch.no_grad():
+        for name, tensor in sorted(engine.tensors.items()):
+            tensor.data.copy_(_fitting(values, name, tensor, checkpoint))
+            if same_task and engine.optimizer is not None and name in momenta:
+                momentum = _fitting(momenta, name, tensor, checkpoint)
+                engine.optimizer.set_direction(tensor, momentum)
+    if same_task and checkpoint.layout == _layout_of(context.plan):
+        file = TensorFile(checkpoint.path / _rank_file(context.rank))
+        torch.set_rng_state(file.tensor(RANDOM))
+    else:  # another layout draws other numbers, and not those of step 0 again
+        torch.manual_seed((config.seed * 2**20 + context.rank) ^ (begin.step << 40))
+    comm.max_all(0, patient=True)  # so that no rank waits in its first step for another one's disk
+    log.info("goes on at step %d from %s", begin.step, checkpoint.path)
+
+
+def _files_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
+    # What a rank writes: name of the file -> tensors by name, as they lie in memory.
     context, tensors = engine.context, engine.tensors
-    files = {rank_file(context.rank): {RANDOM: torch.get_rng_state()}}
+    files = {_rank_file(context.rank): {RANDOM: torch.get_rng_state()}}
     if context.replica or context.tile:
         return files
     names, stage = sorted(names_of([context], tensors)), context.stage.index
@@ -172,17 +253,70 @@ def files_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
     return files
 
 
-def rank_file(rank: int) -> str:
-    """Returns the name of the file of a rank's random numbers."""
+def _rank_file(rank: int) -> str:
     return f"rank{rank:04d}.safetensors"
 
 
-def layout_of(plan: Plan) -> str:
-    """Returns a hash that is equal for plans in which each rank computes the same in one order."""
+def _layout_of(plan: Plan) -> str:
+    # Equal for plans in which each rank computes the same in one order: then it draws the same
+    # random numbers.
     stages = [[s.first, s.last, s.tiles, s.shards, s.segments] for s in plan.stages]
     facts = [stages, plan.schedule, plan.num_replicas, plan.num_directions, plan.graph.input_shape]
     nodes = [dataclasses.asdict(node) for node in plan.graph.nodes]
     return hashlib.sha256(json.dumps([facts, nodes]).encode()).hexdigest()[:16]
+
+
+def _candidates(run_dir: Path, config: RunConfig, world: World) -> list[str]:
+    # Rank 0 looks, so that all ranks try the same checkpoints in one order, the best first.
+    answer: dict[str, object] = {}
+    if world.rank == 0:
+        try:
+            candidates, damaged = checkpoints.candidates(run_dir, config)
+            for problem in damaged:
+                _warn(run_dir, world, problem)
+            answer = {"paths": [str(checkpoint.path) for checkpoint in candidates]}
+        except HiresError as error:  # the other ranks wait for an answer in this case too
+            comm.broadcast_text(json.dumps({"error": str(error)}))
+            raise
+    agreed = json.loads(comm.broadcast_text(json.dumps(answer)))
+    if "error" in agreed:
+        raise RunError(agreed["error"])
+    return list(agreed["paths"])
+
+
+def _warn(run_dir: Path, world: World, problem: str) -> None:
+    log.warning("%s; the one before is used", problem)
+    records.event(run_dir, world.attempt, "checkpoint_damaged", rank=world.rank, text=problem)
+
+
+def _check(checkpoint: Checkpoint, plan: Plan, rank: int) -> None:
+    # DamagedError: something that the rank needs has changed since it was written.
+    stages = {slot.stage for slot in plan.slots_of(rank)}
+    names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
+    for kind in ("stage", "momentum"):
+        files = _files(checkpoint, kind)
+        for name in sorted(names & files.keys()):
+            files[name].check([name])
+    if checkpoint.layout == _layout_of(plan):
+        TensorFile(checkpoint.path / _rank_file(rank)).check([RANDOM])
+
+
+def _files(checkpoint: Checkpoint, kind: str) -> dict[str, TensorFile]:
+    files = [TensorFile(checkpoint.path / n) for n in checkpoint.files if n.startswith(kind)]
+    return {name: file for file in files for name in file.names}
+
+
+def _fitting(
+    files: dict[str, TensorFile], name: str, like: Tensor, checkpoint: Checkpoint
+) -> Tensor:
+    advice = "the checkpoint is of another network: use the model and model.classes of its run"
+    if name not in files:
+        raise RunError(f"{checkpoint.path} has no {name}; {advice}")
+    tensor = files[name].tensor(name)
+    if tensor.shape != like.shape:
+        shapes = f"{list(tensor.shape)}, not {list(like.shape)}"
+        raise RunError(f"{name} of {checkpoint.path} has the shape {shapes}; {advice}")
+    return tensor
 
 
 def _stage_file(kind: str, stage: int) -> str:

@@ -24,17 +24,20 @@ config}`` with ``{"graph": ...}``, ``{"memory": {"config": ..., "plan": ...}}`` 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from hires.comm import rehearsal
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.engine.build import RankEngine, assemble, cast, contexts_of, named_tensors, names_of
-from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import Loaders, image_dtype, reads_images, reads_target, target_rect
 from hires.nets import trace
 from hires.nets.build_network import build_model
@@ -42,28 +45,28 @@ from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
 from hires.plan.graph import Rect
 from hires.plan.memory import RankMemory
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 
+PARTS = ("params", "grads", "optimizer", "activations", "buffers")
+"""What memory is for. Every storage is an activation until it is assigned to another part."""
 PROCESS_BYTES = {"train": 8 * 2**20, "infer": 2 * 2**20}
 """What a rank needs beside its tensors once it runs: oneDNN's compiled kernels and their caches,
 the plan as Python objects, threads of the transport. Between the imports and the second step of
 ResNet-50 and -101, 224 to 512 pixels, a rank grew by 7 to 9 MiB more than its tensors in training
 and by 1 MiB in inference."""
-
-
-def _batch_statistics(
-    x: Tensor, mean: Tensor | None, var: Tensor | None, momentum: float
-) -> tuple[Tensor, Tensor]:
-    """Returns tensors of the shapes of the two statistics of each channel."""
-    return x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
-
+SMALL_ELEMENTS = 20480
+"""Largest input of one image that ATen computes without oneDNN (``use_mkldnn``)."""
 
 # FakeTensorMode runs an operator without a shape function on real zeros of the size of its inputs:
 # minutes and gigabytes for a large image. These two have none in torch.
 _META = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
-_META.impl("_fused_sgd_", lambda *args, **kwargs: None)  # type: ignore[no-untyped-call]
-_META.impl("batch_norm_update_stats", _batch_statistics)  # type: ignore[no-untyped-call]
+for _name, _shape_function in {
+    "_fused_sgd_": lambda *args, **kwargs: None,
+    "batch_norm_update_stats": lambda x, *rest: (x.new_empty(x.shape[1]), x.new_empty(x.shape[1])),
+}.items():
+    _META.impl(_name, _shape_function)  # type: ignore[no-untyped-call]
 
 
 def footprint(config: RunConfig, plan: Plan) -> list[RankMemory]:
@@ -78,13 +81,9 @@ def footprint(config: RunConfig, plan: Plan) -> list[RankMemory]:
 
 
 def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> RankMemory:
-    """Returns the memory of one rank.
+    """Returns the memory of one rank of a plan without errors.
 
-    Args:
-        config: the run.
-        plan: its plan, without errors.
-        rank: a rank of the plan.
-        model: the network; the values of its parameters are not used.
+    Nothing but the shapes of the network's parameters is used.
     """
     live = LiveBytes()
     silent = rehearsal(rank, config.comm.shared_memory)
@@ -97,7 +96,8 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
         engine = assemble(config, contexts, tensors, Loaders([]))
         live.assign(tensors.values(), "params")
         _fill_optimizer(engine, live)
-        feed = _BlankLoader(config, contexts, live)
+        feed = _BlankFeed(config, contexts, live)
+        # The rehearsed step is the second of a run: the optimiser's state is there.
         live.forget_peak()
         engine.executor.step(feed)
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
@@ -110,8 +110,77 @@ def main() -> int:
     return trace.main({"trace": trace.answer, "memory": _answer})
 
 
-class _BlankLoader:
-    """Microbatches of the right shape, as many ahead as the loader would have read."""
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes that are alive at once while the mode is active, by what they are for.
+
+    The dispatcher shows every tensor that an operator returns; its storage counts until the last
+    tensor on it is gone. Real tensors count like those of ``FakeTensorMode``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = dict.fromkeys(PARTS, 0)
+        """Bytes that are alive, by part."""
+        self.at_peak = dict(self.now)
+        """The same at the moment when their sum was largest."""
+        self._peak = 0
+        self._part: dict[int, tuple[str, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs an operator and counts the storages of its results."""
+        results = func(*args, **(kwargs or {}))
+        for item in tree_iter(results):
+            if isinstance(item, Tensor):
+                self._count(item)
+        scratch = _scratch_bytes(func, args, results)
+        if scratch:
+            self._update_peak(scratch)
+        return results
+
+    def assign(self, tensors: Iterable[Tensor | None], part: str) -> None:
+        """Moves the storages of tensors to a part; new ones are counted now."""
+        for tensor in tensors:
+            if tensor is not None:
+                self._count(tensor)
+                key = tensor.untyped_storage()._cdata
+                if key in self._part:
+                    before, size = self._part[key]
+                    self._part[key] = part, size
+                    self.now[before] -= size
+                    self.now[part] += size
+
+    def forget_peak(self) -> None:
+        """Begins a new search for the largest sum."""
+        self._peak = 0
+        self._update_peak(0)
+
+    def _count(self, tensor: Tensor) -> None:
+        if tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._part or not size:  # a view, or the result of an operator in place
+            return
+        self._part[key] = "activations", size
+        self.now["activations"] += size
+        weakref.finalize(storage, self._forget, key).atexit = False
+        self._update_peak(0)
+
+    def _forget(self, key: int) -> None:
+        part, size = self._part.pop(key)
+        self.now[part] -= size
+
+    def _update_peak(self, scratch: int) -> None:
+        total = sum(self.now.values()) + scratch
+        if total > self._peak:
+            self._peak = total
+            self.at_peak = {**self.now, "buffers": self.now["buffers"] + scratch}
+
+
+class _BlankFeed:
+    # Microbatches of the right shape, as many ahead as the loader would have read.
 
     def __init__(self, config: RunConfig, contexts: list[Context], live: LiveBytes) -> None:
         self._config, self._contexts, self._live = config, contexts, live
@@ -119,12 +188,11 @@ class _BlankLoader:
         self._ahead = [deque(self._read(c) for _ in range(count)) for c in contexts]
 
     def next_microbatch(self, direction: int = 0) -> Batch:
-        """Returns the next microbatch of a direction, while another one is read."""
+        # While one microbatch is taken another one is read.
         self._ahead[direction].append(self._read(self._contexts[direction]))
         return self._ahead[direction].popleft()
 
     def _read(self, context: Context) -> Batch:
-        """Returns uninitialised images and targets, as far as the slot needs them."""
         first, end = context.samples
         images = target = None
         if reads_images(context):
@@ -143,7 +211,6 @@ class _BlankLoader:
 
 
 def _blank(tensor: Tensor) -> Tensor:
-    """Returns a tensor of the same kind, shape and type, without values."""
     blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(blank, requires_grad=tensor.requires_grad)
@@ -165,8 +232,27 @@ def _fill_optimizer(engine: RankEngine, live: LiveBytes) -> None:
         mark(lambda p: live.assign([p.grad], "grads"))  # type: ignore[no-untyped-call]
 
 
+def _scratch_bytes(func: Any, args: tuple[Any, ...], result: Any) -> int:
+    # A convolution through oneDNN holds a copy of its weights in oneDNN's own order, forward and
+    # for the gradient of its input, and one of the weights' gradient. These come one after the
+    # other and no operator of torch makes them, so the weights' size is added while it runs.
+    # Without oneDNN every window is written out as a column: not in float64, nor of a small image.
+    if not facts_of(func._opname).copies_weight:
+        return 0
+    backward = func is torch.ops.aten.convolution_backward.default
+    weight, output = (args[2], args[0]) if backward else (args[1], result)
+    x, kernel = args[1] if backward else args[0], tuple(weight.shape[2:])
+    large = x.shape[0] > 1 or x.numel() > SMALL_ELEMENTS
+    suits = large or weight.dtype != torch.float32 or min(kernel, default=1) > 3
+    if suits and weight.dtype != torch.float64:
+        return int(weight.nbytes)
+    if kernel == (1, 1):
+        return 0
+    pixels = output.numel() // output.shape[1]
+    return int(pixels * weight[0].numel() * weight.element_size())
+
+
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns the memory of a plan's ranks, or the error of the rehearsal."""
     try:
         plan = Plan.from_dict(request["plan"])
         ranks = footprint(from_dict(request["config"]), plan)

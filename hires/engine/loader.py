@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -88,7 +89,7 @@ class Loader:
 
         Raises:
             RunError: an image cannot be read; the message names the file.
-            EOFError: all steps have been read, or the loader is closed.
+            EOFError: there are no more, or the loader is closed.
         """
         begin = time.perf_counter()
         try:
@@ -123,11 +124,11 @@ class Loader:
         return microbatch
 
 
+@dataclass
 class Loaders:
     """The loaders of a rank's slots, one a direction."""
 
-    def __init__(self, by_direction: list[Loader]) -> None:
-        self.by_direction = by_direction
+    by_direction: list[Loader]
 
     @property
     def wait_s(self) -> float:
@@ -252,7 +253,6 @@ def _read(
     dtype: torch.dtype,
 ) -> Microbatch:
     def stacked(read: Target) -> Tensor:
-        """Returns images as (n, C, h, w), channels_last, or classes as (n,)."""
         first = read(samples[0])
         if isinstance(first, int):
             return torch.tensor([first, *map(read, samples[1:])])

@@ -67,8 +67,7 @@ class PeakMeter:
     def watch(self, step: int) -> Iterator[None]:
         """Measures what runs inside if it is the chosen step; then the allocator becomes fast.
 
-        Args:
-            step: counted from the one at which the attempt began.
+        ``step`` counts from the one at which the attempt began.
         """
         if step != self.step:
             yield
@@ -100,15 +99,13 @@ class PeakMeter:
 
 
 def keep_memory() -> None:
-    """Lets this process keep the memory that it frees, so that it need not ask for it again."""
+    """Makes this process keep the memory that it frees."""
     _set_allocator(FAST_BYTES, KEPT_BYTES)
 
 
 def load_lazy_parts() -> None:
-    """Takes one step of a tiny network, so that what torch loads on first use is loaded.
-
-    Gradients that come from elsewhere alone, as those of a pipeline do, import 30 MiB of sympy.
-    """
+    """Takes one step of a tiny network, so that what torch loads on first use is loaded."""
+    # backward() with a given gradient, as in a pipeline, imports 30 MiB of sympy.
     weight = nn.Parameter(torch.ones(8, 8, 1, 1))
     optimizer = FusedSGD([weight], lr=0.1, momentum=0.9, weight_decay=0.0)
     images = torch.ones(1, 8, 8, 8).contiguous(memory_format=torch.channels_last)
@@ -131,12 +128,8 @@ def reset_peak() -> None:
 
 
 def _set_allocator(system_bytes: int, kept_bytes: int) -> bool:
-    """Chooses how memory comes and goes; False if the allocator is not glibc's.
-
-    Args:
-        system_bytes: from this size on memory comes straight from the system.
-        kept_bytes: freed memory at the end of the heap up to which it is not given back.
-    """
+    # From ``system_bytes`` on memory comes straight from the system; up to ``kept_bytes`` of freed
+    # memory at the end of the heap are not given back. False if the allocator is not glibc's.
     try:
         library = ctypes.CDLL("libc.so.6")
         set_option, trim = library.mallopt, library.malloc_trim
@@ -149,7 +142,6 @@ def _set_allocator(system_bytes: int, kept_bytes: int) -> bool:
 
 
 def _status(field: str) -> int:
-    """Returns a field of /proc/self/status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:

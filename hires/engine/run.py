@@ -74,13 +74,6 @@ def run_steps(
 
     When they end, or fail, the last steps' spans go to the timeline beside ``metrics``.
 
-    Args:
-        engine: the rank.
-        config: the run.
-        metrics: file that all ranks append to.
-        meter: measures the rank's memory.
-        saver: saves the run, and holds the step at which it begins.
-
     Returns:
         How many steps of the run are done: fewer than all after a preemption.
 
@@ -121,7 +114,7 @@ def run_steps(
 
 
 def _ends_before(step: int, saver: Saver) -> bool:
-    """Whether a preemption ends the run before a step, after its state was saved."""
+    # Whether a preemption ends the run before a step, after its state was saved.
     if not comm.max_all(int(is_preempted())):
         return False
     clear_preemption()

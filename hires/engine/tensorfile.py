@@ -81,11 +81,7 @@ class TensorFile:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors into a new file, which is on the disk when this returns.
-
-    Args:
-        path: of the file.
-        tensors: by name, in any memory order; they are written row by row.
+    """Writes tensors of any memory order into a new file, which is on the disk when this returns.
 
     Raises:
         OSError: the file cannot be written.
@@ -105,7 +101,8 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _header(tensors: Mapping[str, Tensor], sums: Mapping[str, str]) -> bytes:
-    """Returns what stands before the numbers; its length does not depend on the sums."""
+    # What stands before the numbers. Its length does not depend on the sums, so that it is written
+    # twice: first with zeros for them, at the end with the sums of what was written.
     entries: dict[str, Any] = {"__metadata__": dict(sums)}
     end = 0
     for name, tensor in tensors.items():
@@ -123,7 +120,6 @@ def _header(tensors: Mapping[str, Tensor], sums: Mapping[str, str]) -> bytes:
 
 
 def _check_sum(tensor: Tensor, file: IO[bytes] | None = None) -> str:
-    """Returns the CRC-32 of a tensor's numbers, which are also written if a file is given."""
     total = 0
     for piece in _pieces(tensor):
         if file is not None:
@@ -133,7 +129,6 @@ def _check_sum(tensor: Tensor, file: IO[bytes] | None = None) -> str:
 
 
 def _pieces(tensor: Tensor) -> Iterable[memoryview]:
-    """Yields a tensor's bytes, row by row."""
     if not tensor.numel():
         return
     rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
