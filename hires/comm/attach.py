@@ -70,7 +70,8 @@ class PeerMemory:
         self._gather = gather
         self._index = index
         self._read = _reader()
-        _allow()
+        if sys.platform == "linux":  # other processes of the same user may read this one
+            ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1 & (2**64 - 1)), 0, 0, 0)
         self._secret = torch.tensor([_MAGIC + index], dtype=torch.int64)
         places = gather(torch.tensor([os.getpid(), self._secret.data_ptr()], dtype=torch.int64))
         self._pids = places[:, 0].tolist()
@@ -86,7 +87,6 @@ class PeerMemory:
             self._sum(tensors[first : first + MAX_TENSORS])
 
     def _sum(self, tensors: list[Tensor]) -> None:
-        """Sums as many tensors as have their addresses in one gather."""
         addresses = self._gather(torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64))
         sizes = [tensor.numel() for tensor in tensors]
         flat = [tensor.view(-1) for tensor in tensors]
@@ -110,7 +110,8 @@ class PeerMemory:
         self._gather(self._secret)  # a barrier: no rank reads any more
 
     def _reaches(self, places: Tensor) -> bool:
-        """Whether this rank can read the number that every other one has prepared."""
+        # Each rank reads the number that every other one has prepared: the call may exist and be
+        # forbidden (containers, Yama), or process ids may be of another namespace.
         for rank, (pid, address) in enumerate(places.tolist()):
             word = torch.zeros(1, dtype=torch.int64)
             if self._read is None or self._read(word, pid, address) != word.nbytes:
@@ -120,7 +121,6 @@ class PeerMemory:
         return True
 
     def _fetch(self, target: Tensor, pid: int, address: int) -> None:
-        """Fills a dense tensor from another process."""
         assert self._read is not None
         if self._read(target, pid, address) != target.nbytes:
             code = ctypes.get_errno()
@@ -128,7 +128,10 @@ class PeerMemory:
 
 
 def _pieces(sizes: list[int], num_ranks: int, rank: int, most: int) -> Iterator[Piece]:
-    """Yields a rank's share of all numbers of some tensors, in pieces of ``most`` numbers."""
+    # A rank's share of all numbers of some tensors, in pieces of ``most`` numbers:
+    #
+    #     tensors     | a a a a a | b b | c c c c c c c c |
+    #     shares      | rank 0 . . .  | rank 1 . . . . .  |
     total = sum(sizes)
     first, end = total * rank // num_ranks, total * (rank + 1) // num_ranks
     begin = 0
@@ -140,23 +143,14 @@ def _pieces(sizes: list[int], num_ranks: int, rank: int, most: int) -> Iterator[
 
 
 def _add_up(terms: list[Tensor], own: Tensor) -> None:
-    """Adds terms in their order; ``own`` is one of them and takes the sum."""
+    # In the order of ranks, so that all get the same bits; ``own`` is a term and takes the sum.
     total = terms[0] if terms[0] is not own else terms[0].clone() if len(terms) > 2 else own
     for term in terms[1:]:
         total = torch.add(total, term, out=own if term is terms[-1] else total)
 
 
-def _allow() -> None:
-    """Lets the other ranks, processes of the same user, read this one."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1 & (2**64 - 1)), 0, 0, 0)
-
-
 def _reader() -> Callable[[Tensor, int, int], int] | None:
-    """Returns a function that fills a tensor from another process; None where there is no call.
-
-    It takes tensor, process and address, and returns the bytes read, or -1.
-    """
+    # (tensor, process, address) -> bytes read, or -1; None where the system has no such call.
     call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
     if call is None:
         return None

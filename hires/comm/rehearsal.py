@@ -84,7 +84,7 @@ class SilentWire:
 
 
 class SilentMemory:
-    """Stands for :class:`hires.comm.shared.SharedMemory` without the other ranks.
+    """Stands for the :class:`SharedMemory` and :class:`PeerMemory` of a group.
 
     A page of shared memory counts once it is touched, so the largest message of each kind to or
     from each peer is what counts.
@@ -115,18 +115,9 @@ class SilentMemory:
         shares = {"gather": self._num_ranks, "send": 1, "receive": 1}
         return sum(2 * shares[kind] * size for (kind, _), size in self._largest.items())
 
-    def _count(self, kind: str, peer: int, tensor: Tensor) -> None:
-        self._largest[kind, peer] = max(self._largest.get((kind, peer), 0), tensor.nbytes)
-
-
-class SilentPeers:
-    """Stands for :class:`hires.comm.attach.PeerMemory` without the other ranks."""
-
-    works = True
-
-    def __init__(self, num_ranks: int) -> None:
-        self._num_ranks = num_ranks
-
     def sum(self, tensors: list[Tensor]) -> None:
         """Leaves the tensors as they are; allocates the piece of each other rank for a moment."""
         torch.empty((self._num_ranks - 1) * CHUNK_BYTES, dtype=torch.uint8)
+
+    def _count(self, kind: str, peer: int, tensor: Tensor) -> None:
+        self._largest[kind, peer] = max(self._largest.get((kind, peer), 0), tensor.nbytes)

@@ -25,7 +25,14 @@ OtherSide = tuple[()] | tuple[int, int] | tuple[int, int, tuple[int, ...]]
 
 
 class Handle:
-    """An operation under way."""
+    """An operation under way.
+
+    Args:
+        finish: returns when it is complete; None: it is complete already.
+        what: the operation, in words.
+        group: a wait inside an action is recorded for it.
+        other: what ``activity`` records of the other side.
+    """
 
     def __init__(
         self,
@@ -34,11 +41,6 @@ class Handle:
         group: Group | None = None,
         other: OtherSide = (),
     ) -> None:
-        """``finish`` returns when it is complete; None: it is complete already.
-
-        A wait inside an action is recorded for the group; ``other`` is what ``activity`` records
-        of the other side.
-        """
         self._finish = finish
         self._what = what
         self._other = other
@@ -59,8 +61,6 @@ class Handle:
 
 def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
     """Begins to send a tensor, which must stay unchanged until the handle is done.
-
-    A 4-dim tensor travels as NHWC, so a strip of rows of a channels-last map is sent as it lies.
 
     Args:
         tensor: what is sent.
@@ -113,12 +113,13 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
 
 
 def all_reduce_coalesced(tensors: list[Tensor], group: Group) -> None:
-    """Sums dense tensors over a group, in place, those of one type together.
-
-    Ranks that read each other's memory sum them as one message. Others sum large tensors where they
-    lie, all at once, and copy the small ones into one flat message; in all they send the same bytes
-    as one message would. All ranks give the same sizes, so they choose alike.
-    """
+    """Sums dense tensors over a group, in place, those of one type together."""
+    # Ranks that read each other's memory sum them as one message. Others sum large tensors where
+    # they lie, all at once, and copy the small ones into one flat message; in all they send the
+    # same bytes as one message would. All ranks give the same sizes, so they choose alike.
+    #
+    #     1 MiB   2 KiB   3 MiB   1 KiB        in place:  1 MiB | 3 MiB
+    #                                          one copy:  2 KiB + 1 KiB
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors if group.size > 1 else ():
         by_type.setdefault(tensor.dtype, []).append(tensor)
@@ -151,7 +152,6 @@ def all_gather(tensor: Tensor, group: Group) -> Tensor:
 
 
 def _gather(tensor: Tensor, group: Group) -> Tensor:
-    """Returns what :func:`all_gather` does, by the way that suits its size."""
     small = tensor.nbytes <= DIRECT_BYTES
     if group.shared is not None and small:
         return group.shared.gather(tensor)
@@ -178,9 +178,7 @@ def barrier() -> None:
 def max_all(number: int, patient: bool = False) -> int:
     """Returns the maximum of the numbers that all ranks of the world give; also a barrier.
 
-    Args:
-        number: this rank's.
-        patient: whether the others may take as long as they need to read or write files.
+    ``patient``: the others may take as long as they need to read or write files.
     """
     largest = torch.tensor([number])
     group = patient_group() if patient else None
@@ -197,13 +195,12 @@ def broadcast_text(text: str) -> str:
 
 
 def _note(recorder: Recorder | None, kind: str, begin_s: float, what: str) -> None:
-    """Records a wait that happened inside an action."""
     if recorder is not None and recorder.action:
         recorder.note(kind, begin_s, what)
 
 
 def _memory_for(tensor: Tensor, group: Group | None) -> SharedMemory | SilentMemory | None:
-    """Returns the memory through which a message goes: a function of its size and group only."""
+    # A function of size and group only, so that both sides choose alike.
     if group is None or group.shared is None:
         return None
     fits = tensor.nbytes <= group.shared.mail_bytes
@@ -211,5 +208,5 @@ def _memory_for(tensor: Tensor, group: Group | None) -> SharedMemory | SilentMem
 
 
 def _nhwc(tensor: Tensor) -> Tensor:
-    """Returns a tensor in the order in which it travels: a 4-dim one as NHWC."""
+    # 4-dim tensors travel as NHWC: a strip of rows of a channels-last map is sent as it lies.
     return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor

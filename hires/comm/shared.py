@@ -114,10 +114,6 @@ class SharedMemory:
         """Returns a function that waits for the next message of a member and copies it.
 
         Messages must be awaited in the order in which they were expected.
-
-        Args:
-            buffer: takes the message.
-            source: position of the member that sends it.
         """
         self._expected[source] = number = self._expected[source] + 1
 
@@ -131,12 +127,10 @@ class SharedMemory:
         return receive
 
     def _slot(self, source: int, target: int, number: int, like: Tensor) -> Tensor:
-        """Returns the memory of a message, in another tensor's shape and type."""
         size = like.numel() * like.element_size()
         return self._mail[source, target, number % SLOTS, :size].view(like.dtype).view(like.shape)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
-        """Returns when ``done`` is true; raises CommError after ``timeout_s``."""
         polls, begin_s = 0, 0.0
         while not done():
             polls += 1

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from hires.comm import shared
 from hires.comm.attach import PeerMemory
-from hires.comm.rehearsal import SilentMemory, SilentPeers, SilentWire
+from hires.comm.rehearsal import SilentMemory, SilentWire
 from hires.comm.shared import SharedMemory
 from hires.core.errors import CommError
 from hires.core.ranks.heartbeat import Activity
@@ -67,7 +67,7 @@ class Group:
     """Tag of its direct gathers."""
     shared: SharedMemory | SilentMemory | None = None
     """Memory for small messages, where all its ranks are on this machine."""
-    peers: PeerMemory | SilentPeers | None = None
+    peers: PeerMemory | SilentMemory | None = None
     """The ranks' own memory, where they may read each other's, for sums of large tensors."""
     recorder: Recorder | None = None
     """Records how long the rank waited in the group."""
@@ -115,11 +115,7 @@ def rehearsal(rank: int, shared_memory: bool) -> Iterator[SilentWire]:
     """Runs this process as one rank without the other ranks, until the block ends.
 
     Nothing is sent, and receive buffers keep their contents. Allocations, computations and calls
-    are those of a real run.
-
-    Args:
-        rank: the rank that this process plays.
-        shared_memory: whether the world would exchange small messages through shared memory.
+    are those of a real run. ``shared_memory``: the world would exchange small messages through it.
     """
     assert transport.carrier is dist, "one rehearsal at a time"
     transport.carrier = SilentWire(rank, shared_memory)
@@ -152,9 +148,11 @@ def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group
         group = Group(ranks, ranks.index(rank), handle, GATHER_TAG + number % 1024)
         group.shared = memory = _share_memory(group, number < num_close)
         if number >= num_close and memory is not None:
-            silent = isinstance(memory, SilentMemory)
-            peers = SilentPeers(group.size) if silent else PeerMemory(memory.gather, group.index)
-            group.peers = peers if peers.works else None
+            if isinstance(memory, SilentMemory):
+                group.peers = memory
+            else:
+                peers = PeerMemory(memory.gather, group.index)
+                group.peers = peers if peers.works else None
         made[number] = group
     return made
 
@@ -189,10 +187,8 @@ def guard(call: Callable[[], Any], what: str) -> Any:
 
 
 def _choose_interface(world: World) -> None:
-    """Selects for gloo the network that leads to the other machines, if there are any.
-
-    It would take the interface of this host's own name, which is often the loopback.
-    """
+    # The network that leads to the other machines, if there are any: gloo would take the interface
+    # of this host's own name, which is often the loopback.
     if world.local_size < world.size and _INTERFACE not in os.environ:
         interface = interface_towards(world.address)
         if interface is not None:
@@ -200,7 +196,7 @@ def _choose_interface(world: World) -> None:
 
 
 def _share_memory(group: Group, mail: bool) -> SharedMemory | SilentMemory | None:
-    """Returns the group's shared memory, or None for all members alike."""
+    # The group's shared memory, or None for all members alike.
     if isinstance(transport.carrier, SilentWire):
         return transport.carrier.share_memory(group.size, mail)
     if group.size == 1 or not transport.one_machine or not shared.supported():

@@ -17,9 +17,8 @@ from hires.engine.optimizer import FusedSGD
 from hires.nets.build_network import build_model, materialise
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
-from hires.parallel.executor import Executor
+from hires.parallel.executor import Executor, SlotPass
 from hires.parallel.gradients import GradientSync
-from hires.parallel.slot_pass import SlotPass
 from hires.parallel.stage import StageModule
 from hires.plan.groups import groups, num_tile_groups
 from hires.plan.operators.operator_table import updates_statistics

@@ -56,28 +56,21 @@ RANDOM = "torch"
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Saver:
-    """Saves a rank's part of a run, in step with the other ranks.
+    """Saves a rank's part of a run, in step with the other ranks."""
 
-    Args:
-        run_dir: the run folder.
-        attempt: number of this attempt.
-        config: the run.
-        engine: the rank.
-        first: step at which the attempt begins, which needs no checkpoint.
-    """
+    run_dir: Path
+    attempt: int
+    config: RunConfig
+    engine: RankEngine
+    first: int
+    """Step at which the attempt begins, which needs no checkpoint."""
 
-    def __init__(
-        self, run_dir: Path, attempt: int, config: RunConfig, engine: RankEngine, first: int
-    ) -> None:
-        self.run_dir = run_dir
-        self.attempt = attempt
-        self.config = config
-        self.engine = engine
-        self.first = first
-        self.last = first
+    def __post_init__(self) -> None:
+        self.last = self.first
         """Steps that were done at the last checkpoint."""
-        self._leads = engine.context.rank == 0
+        self._leads = self.engine.context.rank == 0
         self._parts = {
             "making the folder": self._make_folder,
             "writing": self._write,

@@ -42,7 +42,7 @@ from hires.engine.loader import Loaders, image_dtype, reads_images, reads_target
 from hires.nets import trace
 from hires.nets.build_network import build_model
 from hires.parallel.context import Context
-from hires.parallel.slot_pass import Batch
+from hires.parallel.executor import Batch
 from hires.plan.graph import Rect
 from hires.plan.memory import RankMemory
 from hires.plan.operators.operator_facts import facts_of

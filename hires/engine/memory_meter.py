@@ -60,7 +60,6 @@ class PeakMeter:
         self._own_import = _status("RssAnon") + _status("RssShmem")
         self._peak_rss = 0
         self._own_peak: int | None = None
-        self._reported = False
         reset_peak()
 
     @contextlib.contextmanager
@@ -78,13 +77,6 @@ class PeakMeter:
         yield
         self._own_peak = peak_rss_bytes() - _status("RssFile")
         keep_memory()
-
-    def news(self) -> dict[str, int | str] | None:
-        """Returns :meth:`line` once, as soon as the chosen step was measured; else None."""
-        if self._own_peak is None or self._reported:
-            return None
-        self._reported = True
-        return self.line()
 
     def line(self) -> dict[str, int | str]:
         """Returns the peak as the record holds it."""

@@ -98,9 +98,8 @@ def run_steps(
                 loss = engine.executor.step(engine.loader).loss
             step_s, data_s = time.perf_counter() - start_s, engine.loader.wait_s - waited_s
             note("step", step=step, step_s=step_s, loss=loss, data_s=data_s)
-            peak = meter.news()
-            if peak is not None:
-                note("memory", **peak)
+            if step - saver.first == meter.step:  # long runs report their peak while they run
+                note("memory", **meter.line())
             if loss is not None and not math.isfinite(loss):
                 lr = config.task.lr
                 raise LossError(
