@@ -117,12 +117,12 @@ def convolve_backward(
     """Returns the gradients of input, weight and bias that the mask selects, None for the others.
 
     Args:
-        grad: gradient of the convolution, (n, K, rows, cols).
-        x: its input, (n, C, h, w), of the same type.
-        weight: its kernel, of the same type.
+        grad: gradient of the convolution, (n, K, rows, cols), of the type of ``x`` and ``weight``.
+        x: its input, (n, C, h, w).
+        weight: its kernel.
         padding: rows and columns of zeros at each side.
         how: stride, dilation (rows and columns each) and groups.
-        mask: whether the gradients of input, weight and bias are wanted.
+        mask: which gradients are wanted.
     """
     stride, dilation, groups = how
     dtype, dilation = x.dtype, _dilation(weight, dilation)

@@ -6,9 +6,6 @@ executor takes one event after the other; inside a pass the operators do (``para
     event       recv B0   wait_recv F0   read F0   forward F0 ............ send   end F0   ...
     state                 arrived[F0]    batch     | halos, statistics |   made
                                                    flights[0]: inputs, outputs and loss for B0
-
-A receive is posted long before its wait, so that the message travels while the rank computes; the
-plan says how long before.
 """
 
 from __future__ import annotations
@@ -80,8 +77,8 @@ class Executor:
     Args:
         slots: the rank's slots, one a direction.
         sync: sums the gradients; None in inference.
-        optimiser: moves the parameters; None if there are none to move.
-        recorder: keeps when what happened.
+        optimiser: None if there are no parameters to move.
+        recorder: records when what happened.
     """
 
     def __init__(
@@ -117,11 +114,7 @@ class Executor:
             }
 
     def begin(self, agree: Callable[[], bool]) -> bool:
-        """Executes the barrier before a step; returns what all ranks agree on.
-
-        Args:
-            agree: a collective of all ranks that gives all of them the same answer.
-        """
+        """Executes the barrier before a step: a collective with the same answer on all ranks."""
         self.cursor.restart()
         event = next(iter(self.cursor))
         assert event.kind == "barrier", event
@@ -201,6 +194,8 @@ class Executor:
             self._execute(event)
         self.made = {}
 
+    # A receive is posted long before its wait, so that the message travels while the rank computes:
+    # how long before is in the plan.
     def _receive(self, event: Event) -> None:
         self.cursor.post(event, self._slot(event).empty(event.shape))
 
@@ -247,7 +242,7 @@ class SlotPass:
         context: the slot.
         module: its stage.
         loss: name of the loss, which the last stage computes in training.
-        autocast: type to which autocast lowers matrix products in training, or None.
+        autocast: type to which matrix products are lowered, or None.
     """
 
     def __init__(

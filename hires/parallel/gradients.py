@@ -10,11 +10,6 @@ contributes 1 / tiles of it:
 
 ``hires.plan.groups`` decides what travels together, and which sums begin during the last backward
 pass. Those begin as soon as autograd has made their gradient, if the plan has come to them.
-
-Running statistics end as if one process had seen the microbatches of all replicas and directions
-one after the other. The update r <- (1 - m) r + m s is linear, so after N microbatches r is
-(1 - m)^N r_0 + sum_k (1 - m)^(N-1-k) m s_k: where several copies share the microbatches, each adds
-up its own terms, and one sum over the copies completes them.
 """
 
 from __future__ import annotations
@@ -34,15 +29,17 @@ from hires.plan.groups import gradient_group, running_decays, sums_of, trained
 
 @dataclass
 class _RunningStatistic:
-    """One running mean or variance that several copies of a stage update."""
-
+    # A running mean or variance that several copies of a stage update. It ends as if one process
+    # had seen the microbatches of all replicas and directions one after the other. The update
+    # r <- (1 - m) r + m s is linear, so after N microbatches
+    #
+    #     r = (1 - m)^N r_0  +  sum over k of (1 - m)^(N-1-k) m s_k
+    #         before              terms: each copy adds up those of its microbatches, and one sum
+    #                             over the copies completes them
     tensor: Tensor
-    decay: float
-    """What one microbatch leaves of the old value."""
-    before: Tensor
-    """Value at the start of the step."""
-    terms: Tensor
-    """Sum of this rank's terms in the step; at its end, of all ranks'."""
+    decay: float  # 1 - m: what one microbatch leaves of the old value
+    before: Tensor  # at the start of the step
+    terms: Tensor  # of this rank; at the end of the step, of all ranks
 
 
 class StageGradients:
@@ -53,8 +50,7 @@ class StageGradients:
         self.sums = sums_of(plan, stage.index)
         self.parameters = {name: module.parameters[name] for name in trained(plan, stage.index)}
         # Parameters whose gradient all tiles have in full, so that their sum is a mean.
-        several_tiles = stage.num_tiles > 1
-        self.copied = set(self.parameters) - module.partial if several_tiles else set()
+        self.copied = set(self.parameters) - module.partial if stage.num_tiles > 1 else set()
         self.num_tiles = stage.num_tiles
         several = plan.num_replicas * plan.num_directions > 1
         decays = running_decays(plan, stage.index) if several and plan.training else {}
@@ -130,7 +126,7 @@ class GradientSync:
                 statistic.terms.zero_()
 
     def begin_backward(self) -> None:
-        """Begins a backward pass, which makes its gradients anew."""
+        """Begins a backward pass, which makes its gradients again."""
         self._ready.clear()
 
     @torch.no_grad()

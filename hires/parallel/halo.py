@@ -9,12 +9,7 @@ the first reader, which is the last one that it comes to, they go to their owner
 
 A pixel that is borrowed has an influence on both tiles, so its gradient is the sum of what both
 find. Without the way back the gradient of the weights before the exchange would be wrong at every
-border. Readers a, b and c of one value, in a pass and on its way back:
-
-    forward    a: post sends, receives   a, b, c: wait (the first time), compute
-    backward   c: keep its part   b: add its part   a: add its part, post; wait, add what returns
-
-Which messages these are, and in which order, is in the events of the plan.
+border. Which messages these are, and in which order, is in the events of the plan.
 """
 
 from __future__ import annotations
@@ -55,11 +50,14 @@ class Frame:
 
 
 class Exchange:
-    """One exchange of pixels on one rank, all microbatches alike.
+    """One exchange of pixels on one rank, all microbatches alike."""
 
-    Rectangles are in pixels of the whole map.
-    """
-
+    # Readers a, b and c of one value, in a forward pass and on its way back:
+    #
+    #   forward    a: post sends and receives, wait, compute    b: compute    c: compute
+    #   backward   c: keep its part of the gradient    b: add its part
+    #              a: add its part, post; compute; wait, add what returns to own pixels
+    #
     def __init__(self, context: Context, op: CommOp, number: int) -> None:
         self.context = context
         self.cursor = context.cursor
@@ -75,9 +73,7 @@ class Exchange:
     def borrow(self, values: dict[str, Any], reader: str) -> Borrowed:
         """Returns the pixels that travel, sent on their way by the first reader.
 
-        Args:
-            values: of this forward pass; it keeps the exchange until its last reader has come.
-            reader: the node that borrows.
+        ``values`` of this forward pass keeps the exchange until its last reader has come.
         """
         if reader == self.readers[0]:
             # The plan may let the next value's pixels set out at this node too: messages of two
@@ -110,14 +106,9 @@ def _exchange_at(context: Context, number: int) -> Exchange:
 
 
 class Borrowed:
-    """The pixels that one forward pass borrows from other tiles, and their gradients.
+    """The pixels that one forward pass borrows from other tiles, and their gradients."""
 
-    Args:
-        exchange: what is sent and received.
-        x: own pixels, (n, C, h, w).
-    """
-
-    def __init__(self, exchange: Exchange, x: Tensor) -> None:
+    def __init__(self, exchange: Exchange, x: Tensor) -> None:  # x: own pixels, (n, C, h, w)
         self.exchange = exchange
         self._source: Tensor | None = x.to(exchange.dtype)
         self._like = self._source.new_empty(0)
@@ -148,12 +139,9 @@ class Borrowed:
         return self._pieces
 
     def add_gradient(self, origin: Rect, grad: Tensor, within: Rect) -> None:
-        """Adds the gradient of the borrowed pixels in a rectangle.
+        """Adds the gradient of the borrowed pixels within a rectangle; ``grad`` holds ``origin``.
 
-        Args:
-            origin: pixels that ``grad`` holds.
-            grad: (n, C, rows, cols).
-            within: the borrowed pixels outside it have been, or will be, added apart.
+        Borrowed pixels outside the rectangle are added apart.
         """
         for rect, pixels in self._pieces:
             common = intersect(rect, within)
@@ -227,12 +215,9 @@ class _GatherWindow(torch.autograd.Function):
 
 
 def gather_window(x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
-    """Returns the window of a tile; differentiable.
+    """Returns the window of a tile from the pixels (n, C, h, w) that it holds; differentiable.
 
-    Args:
-        x: the pixels that the tile holds, (n, C, h, w).
-        borrowed: pixels of other tiles, or None if the tile holds all of the window in the image.
-        frame: which pixels these are.
+    ``borrowed`` is None if the tile holds all of the window in the image.
     """
     if borrowed is not None:
         x = x.to(borrowed.exchange.dtype)

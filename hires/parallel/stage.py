@@ -7,11 +7,6 @@ comes it runs once more, and autograd goes back through that run:
     backward                          in1 -> [segment 1] ~> grad of in1
                 in0 -> [segment 0] ~> grad of in0                    ~> back through the new run
 
-``torch.utils.checkpoint`` would keep the halos of the first run, which hang on autograd's nodes and
-not on saved tensors, and runs again when the first saved tensor is asked for, whatever comes
-between. Here the second run is one piece, and its halos and statistics are exchanged in the same
-order on all tiles: events of the plan like those of the first run.
-
 Source:
     Chen et al., "Training deep nets with sublinear memory cost", 2016.
 """
@@ -67,10 +62,8 @@ class StageModule:
         self.partial = everything if stage.shards > 1 else everything & of_tiles
 
     def forward(self, inputs: Values) -> dict[str, Tensor]:
-        """Returns the values that leave the stage, from those that enter it.
-
-        A value is released after its last reader, so that only what autograd needs stays.
-        """
+        """Returns the values that leave the stage, from those that enter it."""
+        # A value is released after its last reader, so that only what autograd needs stays.
         values = dict(inputs)
         for index, segment in enumerate(self.segments):
             read = {name: values[name] for name in segment.inputs}
@@ -88,14 +81,7 @@ class StageModule:
 
 
 class Segment:
-    """Consecutive nodes of a stage.
-
-    Args:
-        context: the slot.
-        nodes: what is computed.
-        tensors: parameters and buffers of the stage by name.
-        later: values that are read behind these nodes.
-    """
+    """Consecutive nodes of a stage; ``later`` are the values that are read behind them."""
 
     def __init__(
         self, context: Context, nodes: list[Node], tensors: dict[str, Tensor], later: set[str]
@@ -126,6 +112,9 @@ class Segment:
 
 class _Recomputed(torch.autograd.Function):
     # Inputs of a segment -> its outputs, the segment computed again on the way back.
+    # ``torch.utils.checkpoint`` would keep the halos of the first run, which hang on autograd's
+    # nodes and not on saved tensors. Here the second run is one piece, and its halos and statistics
+    # are exchanged in the same order on all tiles: events of the plan like those of the first run.
     @staticmethod
     def forward(
         ctx: Any, _anchor: Tensor, segment: Segment, *tensors: Tensor

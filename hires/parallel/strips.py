@@ -95,13 +95,9 @@ def strips_of(axes: Axes, held: Rect, out: Rect, overlap: str) -> Strips | None:
 def strip_convolution(
     x: Tensor, borrowed: Borrowed | None, strips: Strips, args: dict[str, Any]
 ) -> Tensor:
-    """Returns a tile's convolution.
+    """Returns a tile's convolution from the held pixels, (n, C, h, w), in their type.
 
-    Args:
-        x: the held pixels, (n, C, h, w); the arithmetic is in their type.
-        borrowed: pixels of other tiles, or None if the held ones reach as far as is needed.
-        strips: how the work is divided.
-        args: ``weight``, ``bias``, ``stride``, ``dilation`` and ``groups`` of the convolution.
+    ``borrowed`` is None if the held pixels reach as far as is needed.
     """
     how = pair(args["stride"]), pair(args["dilation"]), args["groups"]
     apply = _StripConvolution.apply
