@@ -24,7 +24,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,14 +47,6 @@ class _Vector(ctypes.Structure):
     """``struct iovec``: a piece of memory."""
 
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-class Piece(NamedTuple):
-    """Consecutive numbers of one tensor."""
-
-    tensor: int
-    first: int
-    end: int
 
 
 class PeerMemory:
@@ -92,21 +83,20 @@ class PeerMemory:
         flat = [tensor.view(-1) for tensor in tensors]
         num_ranks, width = len(self._pids), tensors[0].element_size()
         scratch = [flat[0].new_empty(CHUNK_BYTES // width) for _ in range(num_ranks - 1)]
-        for piece in _pieces(sizes, num_ranks, self._index, CHUNK_BYTES // width):
-            own = flat[piece.tensor][piece.first : piece.end]
+        for tensor, first, end in _pieces(sizes, num_ranks, self._index, CHUNK_BYTES // width):
+            own = flat[tensor][first:end]
             terms, free = [own] * num_ranks, iter(scratch)
             for rank, pid in enumerate(self._pids):
                 if rank != self._index:
                     terms[rank] = next(free)[: own.numel()]
-                    start = int(addresses[rank, piece.tensor]) + piece.first * width
-                    self._fetch(terms[rank], pid, start)
+                    self._fetch(terms[rank], pid, int(addresses[rank, tensor]) + first * width)
             _add_up(terms, own)
         self._gather(self._secret)  # a barrier: all shares are finished
         for rank, pid in enumerate(self._pids):
             if rank != self._index:
-                for piece in _pieces(sizes, num_ranks, rank, MAX_READ_BYTES // width):
-                    start = int(addresses[rank, piece.tensor]) + piece.first * width
-                    self._fetch(flat[piece.tensor][piece.first : piece.end], pid, start)
+                for tensor, first, end in _pieces(sizes, num_ranks, rank, MAX_READ_BYTES // width):
+                    start = int(addresses[rank, tensor]) + first * width
+                    self._fetch(flat[tensor][first:end], pid, start)
         self._gather(self._secret)  # a barrier: no rank reads any more
 
     def _reaches(self, places: Tensor) -> bool:
@@ -127,8 +117,10 @@ class PeerMemory:
             raise OSError(code, f"reading the memory of process {pid}: {os.strerror(code)}")
 
 
-def _pieces(sizes: list[int], num_ranks: int, rank: int, most: int) -> Iterator[Piece]:
-    # A rank's share of all numbers of some tensors, in pieces of ``most`` numbers:
+def _pieces(
+    sizes: list[int], num_ranks: int, rank: int, most: int
+) -> Iterator[tuple[int, int, int]]:
+    # A rank's share of all numbers of some tensors, in pieces (tensor, first, end) of ``most``:
     #
     #     tensors     | a a a a a | b b | c c c c c c c c |
     #     shares      | rank 0 . . .  | rank 1 . . . . .  |
@@ -138,7 +130,7 @@ def _pieces(sizes: list[int], num_ranks: int, rank: int, most: int) -> Iterator[
     for index, size in enumerate(sizes):
         low, high = max(first - begin, 0), min(end - begin, size)
         for start in range(low, high, most):
-            yield Piece(index, start, min(start + most, high))
+            yield index, start, min(start + most, high)
         begin += size
 
 

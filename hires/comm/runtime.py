@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,36 +16,26 @@ from hires.comm import shared
 from hires.comm.rehearsal import SilentMemory
 from hires.comm.shared import SharedMemory
 from hires.comm.wire import Group, guard, patient_group, transport, waiting
-from hires.core.ranks.timeline import COLLECTIVE, HALO, Recorder
+from hires.core.ranks.timeline import COLLECTIVE, HALO
 from hires.plan.groups import ALONE_BYTES
 
 DIRECT_BYTES = shared.GATHER_BYTES
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""
-OtherSide = tuple[()] | tuple[int, int] | tuple[int, int, tuple[int, ...]]
-"""Other rank and tag of a message, or -1 and the ranks of a collective."""
 
 
+@dataclass
 class Handle:
-    """An operation under way.
+    """An operation under way."""
 
-    Args:
-        finish: returns when it is complete; None: it is complete already.
-        what: the operation, in words.
-        group: a wait inside an action is recorded for it.
-        other: what ``activity`` records of the other side.
-    """
-
-    def __init__(
-        self,
-        finish: Callable[[], Any] | None,
-        what: str,
-        group: Group | None = None,
-        other: OtherSide = (),
-    ) -> None:
-        self._finish = finish
-        self._what = what
-        self._other = other
-        self._recorder = group.recorder if group is not None else None
+    finish: Callable[[], Any] | None
+    """Returns when it is complete; None: it is complete already."""
+    what: str
+    group: Group | None = None
+    """A wait inside an action is recorded for it."""
+    peer: int = -1
+    tag: int = -1
+    ranks: tuple[int, ...] = ()
+    """All members, of a collective."""
 
     def wait(self) -> None:
         """Returns when the operation is complete.
@@ -52,11 +43,10 @@ class Handle:
         Raises:
             CommError: the other side died or did not answer within ``comm.timeout_s``.
         """
-        if self._finish is None:
-            return
-        begin_s = time.perf_counter()
-        waiting(self._finish, self._what, *self._other)
-        _note(self._recorder, HALO, begin_s, self._what)
+        if self.finish is not None:
+            begin_s = time.perf_counter()
+            waiting(self.finish, self.what, self.peer, self.tag, self.ranks)
+            _note(self.group, HALO, begin_s, self.what)
 
 
 def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
@@ -76,7 +66,7 @@ def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
         waiting(lambda: memory.send(_nhwc(tensor), index), what, peer, tag)
         return Handle(None, what)
     work = guard(lambda: transport.carrier.isend(_nhwc(tensor).contiguous(), peer, tag=tag), what)
-    return Handle(work.wait, what, group, (peer, tag))
+    return Handle(work.wait, what, group, peer, tag)
 
 
 def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
@@ -89,10 +79,10 @@ def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
     memory = _memory_for(tensor, group)
     if group is not None and memory is not None:
         receive = memory.expect(buffer, group.ranks.index(peer))
-        return Handle(receive, what, group, (peer, tag))
+        return Handle(receive, what, group, peer, tag)
     assert buffer.is_contiguous(), "a receive needs a dense buffer"
     work = guard(lambda: transport.carrier.irecv(buffer, peer, tag=tag), what)
-    return Handle(work.wait, what, group, (peer, tag))
+    return Handle(work.wait, what, group, peer, tag)
 
 
 def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None:
@@ -103,12 +93,12 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None
     work = guard(
         lambda: transport.carrier.all_reduce(tensor, group=group.process_group, async_op=True), what
     )
-    handle = Handle(work.wait, what, other=(-1, -1, tuple(group.ranks)))
+    handle = Handle(work.wait, what, ranks=tuple(group.ranks))
     if not wait:
         return handle
     begin_s = time.perf_counter()
     handle.wait()
-    _note(group.recorder, COLLECTIVE, begin_s, "all-reduce")
+    _note(group, COLLECTIVE, begin_s, "all-reduce")
     return None
 
 
@@ -147,7 +137,7 @@ def all_gather(tensor: Tensor, group: Group) -> Tensor:
     begin_s = time.perf_counter()
     what = f"an all-gather among ranks {group.ranks}"
     gathered: Tensor = waiting(lambda: _gather(tensor, group), what, ranks=tuple(group.ranks))
-    _note(group.recorder, COLLECTIVE, begin_s, "all-gather")
+    _note(group, COLLECTIVE, begin_s, "all-gather")
     return gathered
 
 
@@ -194,7 +184,8 @@ def broadcast_text(text: str) -> str:
     return texts[0]
 
 
-def _note(recorder: Recorder | None, kind: str, begin_s: float, what: str) -> None:
+def _note(group: Group | None, kind: str, begin_s: float, what: str) -> None:
+    recorder = group.recorder if group is not None else None
     if recorder is not None and recorder.action:
         recorder.note(kind, begin_s, what)
 

@@ -11,13 +11,7 @@ core. Here the members of a group map one file of ``/dev/shm``:
     mail[s][t][2]    message k from s to t, in slot k % 2
 
 Each counter has a cache line of its own and one writer, so no lock is needed. The data is written
-before its counter, and x86 shows other cores the writes in this order:
-
-    s:  wait until read[s][t] >= k - 2     mail[s][t][k % 2] = data     written[s][t] = k
-    t:  wait until written[s][t] >= k      buffer = mail[s][t][k % 2]   read[s][t] = k
-
-Two slots are enough for a sender to run ahead by two messages; the third waits until the first was
-read. ``hires.plan.proof.machine`` proves for every plan that this wait ends.
+before its counter, and x86 shows other cores the writes in this order.
 """
 
 from __future__ import annotations
@@ -98,6 +92,13 @@ class SharedMemory:
         gathered = slots[:, : flat.numel()].contiguous()
         return gathered.view(tensor.dtype).view(len(self._arrived), *tensor.shape)
 
+    # Message k from s to t:
+    #
+    #   s:  wait until read[s][t] >= k - 2     mail[s][t][k % 2] = data     written[s][t] = k
+    #   t:  wait until written[s][t] >= k      buffer = mail[s][t][k % 2]   read[s][t] = k
+    #
+    # With two slots a sender runs ahead by two messages; the third waits until the first was read.
+    # ``hires.plan.proof.machine`` proves for every plan that this wait ends.
     def send(self, tensor: Tensor, target: int) -> None:
         """Writes a message for a member; waits only while two earlier ones are unread.
 

@@ -66,11 +66,7 @@ class RankEngine:
 def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int | range) -> RankEngine:
     """Returns what a rank runs; all ranks call it together, since it creates the groups.
 
-    Args:
-        config: the frozen config.
-        plan: the frozen plan.
-        rank: this process.
-        steps: for which steps the data is read: a range of them, or how many.
+    ``steps`` are those for which the data is read: a range of them, or how many.
     """
     # Dropout follows the seed; every rank draws its own numbers.
     torch.manual_seed(config.seed * 2**20 + rank)

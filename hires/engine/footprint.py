@@ -70,10 +70,8 @@ for _name, _shape_function in {
 
 
 def footprint(config: RunConfig, plan: Plan) -> list[RankMemory]:
-    """Returns the memory of every rank of one replica in a step of a run.
-
-    Of similar ranks one is rehearsed (:mod:`hires.plan.rank_kinds`).
-    """
+    """Returns the memory of every rank of one replica in a step of a run."""
+    # Of similar ranks one is rehearsed.
     model = build_model(config.model, config.seed)
     chosen = representatives(plan)
     memory = {rank: rehearse(config, plan, rank, model) for rank in sorted(set(chosen))}
@@ -81,10 +79,7 @@ def footprint(config: RunConfig, plan: Plan) -> list[RankMemory]:
 
 
 def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> RankMemory:
-    """Returns the memory of one rank of a plan without errors.
-
-    Nothing but the shapes of the network's parameters is used.
-    """
+    """Returns the memory of one rank of a plan without errors; the weights may lie nowhere."""
     live = LiveBytes()
     silent = rehearsal(rank, config.comm.shared_memory)
     with silent as wire, FakeTensorMode(allow_non_fake_inputs=True), live:
@@ -218,7 +213,7 @@ def _blank(tensor: Tensor) -> Tensor:
 
 
 def _fill_optimizer(engine: RankEngine, live: LiveBytes) -> None:
-    """Runs a first step of the optimiser, which allocates its state, and marks gradients."""
+    # A first step of the optimiser allocates its state. Gradients are marked when they are made.
     parameters = [p for p in engine.parameters.values() if p.requires_grad]
     if engine.optimizer is None:
         return

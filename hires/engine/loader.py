@@ -27,6 +27,8 @@ from hires.plan.graph import INPUT, Rect
 from hires.plan.rules import TILED
 
 Data = Source | PairSource
+Order = Callable[[int], list[int]]
+"""Returns a rank's samples of a step."""
 Target = Callable[[int], Any]
 """Returns what the output for a sample is compared with: its class, or an image (C, h, w)."""
 
@@ -47,10 +49,10 @@ class Loader:
         source: where images come from.
         order: this rank's samples of a step, microbatch after microbatch.
         num_microbatches: microbatches of a step, all of the same size.
-        rows: rows of this rank's window; None if it needs no pixels.
-        cols: columns of this rank's window; None if it needs no pixels.
-        target: returns what the output is compared with; None if this rank compares nothing.
-        steps: steps of the run; a range of them, or how many.
+        rows: rows of this rank's window; None, like ``cols``, if it needs no pixels.
+        cols: its columns.
+        target: what the output is compared with; None if this rank compares nothing.
+        steps: a range of steps of the run, or how many.
         prefetch: microbatches that are read ahead; 0 reads on demand, without a thread.
         dtype: type of the images.
     """
@@ -59,7 +61,7 @@ class Loader:
         self,
         source: Data,
         *,
-        order: Callable[[int], list[int]],
+        order: Order,
         num_microbatches: int,
         rows: Span | None,
         cols: Span | None,
@@ -82,7 +84,7 @@ class Loader:
             # The thread holds the generator but not the loader: a forgotten loader ends its thread.
             self._stop = weakref.finalize(self, self._pool.shutdown, cancel_futures=True)
             for _ in range(prefetch):
-                self._ahead.append(self._pool.submit(next, self._microbatches, None))
+                self._read_ahead()
 
     def next_microbatch(self) -> Microbatch:
         """Returns the next microbatch; those of a step come one after the other.
@@ -91,13 +93,20 @@ class Loader:
             RunError: an image cannot be read; the message names the file.
             EOFError: there are no more, or the loader is closed.
         """
-        begin = time.perf_counter()
+        begin, microbatch = time.perf_counter(), None
         try:
-            microbatch = self._next()
+            if self._pool is None:
+                microbatch = next(self._microbatches, None)
+            elif self._stop.alive:
+                # The end, and an error, stay at the head of the queue: later calls meet them again.
+                microbatch = self._ahead[0].result()
         finally:
             self.wait_s += time.perf_counter() - begin
         if microbatch is None:
             raise EOFError("there are no more microbatches")
+        if self._pool is not None:
+            self._ahead.popleft()
+            self._read_ahead()
         return microbatch
 
     def close(self) -> None:
@@ -111,17 +120,9 @@ class Loader:
             while True:
                 yield self.next_microbatch()
 
-    def _next(self) -> Microbatch | None:
-        if self._pool is None:
-            return next(self._microbatches, None)
-        if not self._stop.alive:
-            return None
-        # The end, and an error, stay at the head of the queue: later calls meet them again.
-        microbatch = self._ahead[0].result()
-        if microbatch is not None:
-            self._ahead.popleft()
-            self._ahead.append(self._pool.submit(next, self._microbatches, None))
-        return microbatch
+    def _read_ahead(self) -> None:
+        assert self._pool is not None
+        self._ahead.append(self._pool.submit(next, self._microbatches, None))
 
 
 @dataclass
@@ -188,7 +189,7 @@ def whole_microbatches(config: RunConfig, replica: int) -> list[tuple[Tensor, Te
         prefetch=0,
         dtype=image_dtype(config),
     )
-    return [(images, target) for images, target in loader if images is not None is not target]
+    return [(images, t) for images, t in loader if images is not None and t is not None]
 
 
 def reads_images(context: Context) -> bool:
@@ -235,7 +236,7 @@ def replica_samples(config: RunConfig, source: Data, step: int, replica: int) ->
 
 
 def _samples_by_microbatch(
-    order: Callable[[int], list[int]], num_microbatches: int, steps: range
+    order: Order, num_microbatches: int, steps: range
 ) -> Iterator[list[int]]:
     for step in steps:
         samples = order(step)

@@ -46,14 +46,14 @@ class PeakMeter:
     """
 
     def __init__(self, config: RunConfig) -> None:
-        """Chooses the step: the last of the warm-up, if the optimiser's state is there by then."""
+        # The last step of the warm-up, if the optimiser's state is there by then.
         enough = 2 if config.task.name == "train" else 1
         exact = config.measure.warmup >= enough and not torch.cuda.is_available()
         exact = exact and _set_allocator(EXACT_BYTES, 2 * EXACT_BYTES)
         if not exact:
             keep_memory()
         self.step = config.measure.warmup - 1 if exact else None
-        """The step that is measured; None if none is."""
+        """The step that is measured, from the first of the attempt; None if none is."""
         load_lazy_parts()
         self.rss_import = _status("VmRSS")
         # What the rank itself has filled, and no file backs.
@@ -64,10 +64,7 @@ class PeakMeter:
 
     @contextlib.contextmanager
     def watch(self, step: int) -> Iterator[None]:
-        """Measures what runs inside if it is the chosen step; then the allocator becomes fast.
-
-        ``step`` counts from the one at which the attempt began.
-        """
+        """Measures what runs inside if it is the chosen step; then the allocator becomes fast."""
         if step != self.step:
             yield
             return

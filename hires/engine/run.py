@@ -39,10 +39,10 @@ _preempted = False
 def hold_preemption() -> None:
     """Installs the handler, and blocks the signal until :func:`accept_preemption`.
 
-    Without a handler it would end the process. Blocked, it stays away from threads that start
-    meanwhile: those of libraries do not expect that a system call is interrupted. Only the main
-    thread can do that; elsewhere nothing happens.
+    Only the main thread can do that; elsewhere nothing happens.
     """
+    # Without a handler it would end the process. Blocked, it stays away from threads that start
+    # meanwhile: those of libraries do not expect that a system call is interrupted.
     if threading.current_thread() is threading.main_thread():
         signal.pthread_sigmask(signal.SIG_BLOCK, {PREEMPTION_SIGNAL})
         signal.signal(PREEMPTION_SIGNAL, _on_preemption)
@@ -122,7 +122,7 @@ def _ends_before(step: int, saver: Saver) -> bool:
 
 @contextlib.contextmanager
 def _timeline(engine: RankEngine, folder: Path) -> Iterator[None]:
-    """Writes the rank's timeline at the end, of a failed run as far as that is possible."""
+    # Also of a run that fails, as far as the disk allows it.
     try:
         yield
     except BaseException:

@@ -73,15 +73,13 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
 
 
 def summary(lines: list[dict[str, Any]], wanted: list[str]) -> dict[str, Any]:
-    """Returns the largest errors of all ranks; what no rank compared is infinitely wrong.
+    """Returns ``ok``, ``max_rel_err`` and the largest ``errors`` of all ranks by kind.
+
+    A kind that neither side has, as the gradients of an inference, is None.
 
     Args:
         lines: what every rank compared: ``names``, and the largest of ``errors`` by kind.
-        wanted: ``kind/name`` of everything that some rank must have compared.
-
-    Returns:
-        ``ok``, ``max_rel_err`` and ``errors`` by kind; a kind that neither side has, as the
-        gradients of an inference, is None.
+        wanted: ``kind/name`` of everything that must be compared, or is infinitely wrong.
     """
     worst: dict[str, float | None] = {}
     for kind in KINDS:
