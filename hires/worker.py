@@ -1,7 +1,7 @@
 """One rank: ``python -m hires.worker RUN_DIR`` reads config and plan, and runs its part.
 
-The launcher says by environment variables which rank it is. Exit codes: 0 done, 1 failed, 2 the
-frozen config cannot be used, 75 saved and ended because SIGUSR2 asked for it.
+Environment variables of the launcher hold its rank. Exit codes: 0 done, 1 failed, 2 the frozen
+config cannot be used, 75 preempted (SIGUSR2): saved and ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hires.core.ranks.binding import bind
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names, records
 from hires.engine.build import RankEngine, build_rank
-from hires.engine.checkpoint import Saver, choose, restore
+from hires.engine.checkpoint import Saver, choose_begin, restore
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.run import hold_preemption, run_steps
 from hires.engine.verify import verify_rank
@@ -33,8 +33,8 @@ from hires.plan.plan import Plan
 VERIFY_TIMEOUT_S = 3600.0
 """In a verification the ranks wait while rank 0 computes the whole network alone."""
 TRANSPORT_GRACE_S = 30.0
-"""By so much later than the watchdog the transport itself gives up: all ranks can still be asked
-what they wait for."""
+"""The transport gives up this much later than the watchdog, so that every rank can still report the
+communication in which it waits."""
 
 log = logging.getLogger(__name__)
 
@@ -62,15 +62,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_rank(run_dir: Path, world: World, verify: bool) -> int:
-    """Runs a rank of a run folder, from its frozen config and plan to its last record.
+    """Runs a rank of a run folder from its frozen config and plan; returns the exit code.
 
-    Args:
-        run_dir: the run folder.
-        world: this rank and where the ranks meet.
-        verify: compare one step with one process, instead of running the attempt.
-
-    Returns:
-        The exit code.
+    ``verify``: it compares one step with one process, instead of running the attempt.
     """
     records.require_seen(run_dir)
     config = records.read_config(run_dir)
@@ -101,7 +95,7 @@ def run_attempt(
 ) -> int:
     """Runs the attempt's steps, from the last checkpoint on; returns the exit code."""
     metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
-    begin = choose(run_dir, config, plan, world)
+    begin = choose_begin(run_dir, config, plan, world)
     engine = build_rank(config, plan, world.rank, range(begin.step, config.steps))
     _log_place(engine)
     restore(begin, engine, config)
@@ -122,8 +116,7 @@ def run_attempt(
 
 
 def _log_place(engine: RankEngine) -> None:
-    """Logs which part of the network the rank holds, and gives the heartbeat its recorder."""
-    comm.activity.recorder = engine.recorder
+    comm.activity.recorder = engine.recorder  # the heartbeat reads the rank's step there
     plan, stage = engine.context.plan, engine.context.stage
     log.info(
         "stage %d of %d holds %s to %s",
@@ -135,14 +128,14 @@ def _log_place(engine: RankEngine) -> None:
 
 
 def _note_failure(run_dir: Path, world: World | None, error: Exception) -> None:
-    """Notes why the rank failed, so that the launcher can tell the cause from its consequences."""
+    # Every failure is recorded: the launcher separates the cause from its consequences.
     if world is None:
         return
     fields = {"rank": world.rank, "type": type(error).__name__, "text": str(error)}
     try:
         records.event(run_dir, world.attempt, "rank_failed", **fields)
     except HiresError:
-        log.error("the failure could not be noted in events.jsonl")
+        log.error("the failure could not be recorded in events.jsonl")
 
 
 if __name__ == "__main__":

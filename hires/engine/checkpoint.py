@@ -178,7 +178,7 @@ class Begin:
         }
 
 
-def choose(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> Begin:
+def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> Begin:
     """Returns where all ranks begin; they call it together.
 
     A checkpoint that is damaged for one rank is passed over by all.
