@@ -105,7 +105,7 @@ def run_attempt(
     done = run_steps(engine, config, metrics, meter, saver)
     comm.barrier()
     if done < config.steps:
-        log.info("makes way after %d of %d steps", done, config.steps)
+        log.info("preempted after %d of %d steps", done, config.steps)
         if world.rank == 0:
             records.event(run_dir, world.attempt, "made_way", step=done)
         return PREEMPTED

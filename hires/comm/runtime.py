@@ -166,7 +166,7 @@ def barrier() -> None:
 
 
 def max_all(number: int, patient: bool = False) -> int:
-    """Returns the maximum of the numbers that all ranks of the world give; also a barrier.
+    """Returns the largest number of all ranks of the world; also a barrier.
 
     ``patient``: the others may take as long as they need to read or write files.
     """
@@ -178,7 +178,7 @@ def max_all(number: int, patient: bool = False) -> int:
 
 
 def broadcast_text(text: str) -> str:
-    """Returns the text that rank 0 gives, on every rank of the world."""
+    """Returns rank 0's text on every rank of the world."""
     texts = [text]
     guard(lambda: transport.carrier.broadcast_object_list(texts, 0), "a broadcast of rank 0")
     return texts[0]

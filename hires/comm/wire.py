@@ -140,7 +140,7 @@ def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group
     made = {}
     for number, ranks in enumerate(members):
         handle = None
-        if len(ranks) > 1:  # all ranks of the world call it, members or not: torch asks for that
+        if len(ranks) > 1:  # collective over the world: members and others call it
             create = functools.partial(transport.carrier.new_group, ranks)
             handle = waiting(create, f"group {ranks}")
         if rank not in ranks:

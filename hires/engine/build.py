@@ -135,12 +135,12 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def names_of(contexts: list[Context], known: Iterable[str]) -> set[str]:
-    """Returns the names of the parameters and buffers of a rank's stages, of all ``known`` ones."""
+def names_of(contexts: list[Context], all_names: Iterable[str]) -> set[str]:
+    """Returns the names of the parameters and buffers of a rank's stages, among ``all_names``."""
     # No node reads the counters of norms: they are found beside the running means.
     plan, stages = contexts[0].plan, {context.stage.index for context in contexts}
     names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
-    return names | ({_counter_of(name) for name in names} & set(known))
+    return names | ({_counter_of(name) for name in names} & set(all_names))
 
 
 def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:

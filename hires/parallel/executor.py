@@ -58,7 +58,7 @@ class _Optimiser(Protocol):
 
 @dataclass
 class StepResult:
-    """What one step of a rank gives, by microbatch of its replica."""
+    """Results of a step on one rank, by microbatch of its replica."""
 
     losses: dict[int, Tensor] = field(default_factory=dict)
     """On ranks that see the output."""
