@@ -33,7 +33,7 @@ class FusedSGD:
         self.lr = lr
         self.momentum = momentum
         self.weight_decay = weight_decay
-        self._directions: dict[Tensor, Tensor] = {}
+        self._directions: dict[int, Tensor] = {}  # by id: a hash of a tensor costs a call
 
     def zero_grad(self) -> None:
         """Drops the gradients."""
@@ -67,7 +67,7 @@ class FusedSGD:
 
     def direction(self, parameter: Tensor) -> Tensor | None:
         """Returns a parameter's momentum in its shape, as a view; None if it was never moved."""
-        numbers = self._directions.get(parameter)
+        numbers = self._directions.get(id(parameter))
         return None if numbers is None else shaped(numbers, parameter)
 
     @torch.no_grad()
@@ -78,6 +78,6 @@ class FusedSGD:
 
     def _direction(self, parameter: Tensor) -> Tensor:
         """Returns a parameter's momentum; zeros at first, to which the gradient is added."""
-        if parameter not in self._directions:
-            self._directions[parameter] = torch.zeros_like(flat(parameter.detach()))
-        return self._directions[parameter]
+        if id(parameter) not in self._directions:
+            self._directions[id(parameter)] = torch.zeros_like(flat(parameter.detach()))
+        return self._directions[id(parameter)]
