@@ -24,7 +24,7 @@ from hires.core.store.run_index import write_exit
 from hires.launcher.interface import OnLine, Outcome, launcher_of
 from hires.launcher.ranks import ports
 from hires.launcher.ranks.places import RankPlaces, here
-from hires.launcher.ranks.rank_process import Launch
+from hires.launcher.ranks.rank_group import Launch
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import Progress
 from hires.launcher.supervision.interrupts import Interrupts

@@ -24,7 +24,7 @@ from hires.core.store.attempts import Attempt
 from hires.core.store.files import cannot_write
 from hires.core.store.run_index import write_exit
 from hires.launcher.ranks import spawn
-from hires.launcher.ranks.rank_process import last_lines
+from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import MetricsTail
 from hires.launcher.supervision.interrupts import Interrupts

@@ -15,15 +15,14 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 from hires.core.errors import HiresError, RunError
-from hires.core.ranks import world
-from hires.core.ranks.mpi_dialects import numbers
+from hires.core.ranks.mpi_dialects import Numbers, numbers
 from hires.core.store import file_names, provenance, records
-from hires.launcher.ranks import control_channel, rank_process
-from hires.launcher.ranks.places import RankPlaces
-from hires.launcher.ranks.rank_process import Launch, RankProcess
+from hires.launcher.ranks import control_channel
+from hires.launcher.ranks.places import RankPlace, RankPlaces
+from hires.launcher.ranks.rank_group import Launch, SeparateRanks
 
 _CONNECT_S = 30.0
 """How long the supervisor may take to answer."""
@@ -41,77 +40,72 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("usage: python -m hires.launcher.ranks.agent RUN_DIR ATTEMPT\n")
         return 2
     try:
-        return Agent(Path(words[0]), int(words[1])).run()
+        return run(Path(words[0]), int(words[1]))
     except HiresError as error:
         sys.stderr.write(f"hires: {error}\n")
         return error.exit_code
 
 
-class Agent:
-    """One rank and its connection to the supervisor."""
+def run(run_dir: Path, attempt: int) -> int:
+    """Runs the rank until it has ended and the supervisor has disconnected; returns its exit code.
 
-    def __init__(self, run_dir: Path, attempt: int) -> None:
-        """Reads which rank it is, and connects to the supervisor.
+    Raises:
+        HiresError: the environment names no rank, or the supervisor does not answer.
+    """
+    facts = control_channel.read(file_names.attempt_dir(run_dir, attempt), _FILE_S)
+    own = numbers(facts["starter"], os.environ)
+    if own.size != facts["size"]:
+        raise RunError(
+            f"{facts['starter']} started {own.size} processes, but the plan has "
+            f"{facts['size']} ranks"
+        )
+    supervisor = control_channel.connect(facts, own.rank, _CONNECT_S)
+    # The program that started this process may end it; the rank ends, and this process stays.
+    terminations: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: terminations.append(number))
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor sends them by its connection
+    group: SeparateRanks | None = None  # of one rank
+    try:
+        group = _start(run_dir, attempt, facts, own)
+        supervisor.send(**provenance.myself() | {"started": group.ranks[0].pid})
+    except HiresError as error:
+        supervisor.send(failed=str(error))
+    while not supervisor.closed:
+        supervisor.wait(_POLL_S)
+        lines = list(supervisor.lines())
+        if group is None:
+            continue
+        for line in lines:
+            if line.get("signal") in _PASSED:
+                group.send(signal.Signals(line["signal"]))
+        for rank in group.poll():
+            supervisor.send(code=rank.code)
+        if terminations:
+            group.send(signal.SIGTERM)
+            terminations.clear()
+    if group is None:
+        return 1
+    group.kill()
+    code = group.ranks[0].code
+    assert code is not None
+    return code if code >= 0 else 128 - code
 
-        Raises:
-            HiresError: the environment names no rank, or the supervisor does not answer.
-        """
-        self.run_dir, self.attempt = run_dir, attempt
-        facts = control_channel.read(file_names.attempt_dir(run_dir, attempt), _FILE_S)
-        self.facts, self.numbers = facts, numbers(facts["starter"], os.environ)
-        if self.numbers.size != facts["size"]:
-            raise RunError(
-                f"{facts['starter']} started {self.numbers.size} processes, but the plan has "
-                f"{facts['size']} ranks"
-            )
-        self._terminations = 0
-        self._supervisor = control_channel.connect(facts, self.numbers.rank, _CONNECT_S)
 
-    def run(self) -> int:
-        """Runs the rank until it has ended and the supervisor has disconnected."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._count)
-        for number in (signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)  # the supervisor sends them by its connection
-        rank: RankProcess | None = None
-        try:
-            rank = self._start()
-            self._supervisor.send(**provenance.myself() | {"started": rank.pid})
-        except HiresError as error:
-            self._supervisor.send(failed=str(error))
-        while not self._supervisor.closed:
-            self._supervisor.wait(_POLL_S)
-            for line in self._supervisor.lines():
-                if rank is not None and line.get("signal") in _PASSED:
-                    rank.send(signal.Signals(line["signal"]))
-            if rank is not None and rank_process.poll([rank]):
-                self._supervisor.send(code=rank.code)
-            if rank is not None and self._terminations:
-                rank.send(signal.SIGTERM)
-                self._terminations = 0
-        if rank is None:
-            return 1
-        rank_process.kill([rank])
-        assert rank.code is not None
-        return rank.code if rank.code >= 0 else 128 - rank.code
-
-    def _start(self) -> RankProcess:
-        facts = self.facts
-        place = RankPlaces((), (facts["port"],), facts["address"], facts["interface"])
-        config = records.read_config(self.run_dir)
-        job = Launch(self.run_dir, self.attempt, config, facts["module"], facts["args"], place)
-        try:
-            os.chdir(facts["folder"])  # relative paths of the config count from there
-        except OSError as error:
-            raise RunError(
-                f"{socket.gethostname()} does not see {facts['folder']}: {error.strerror}"
-            ) from None
-        where = (place.address, facts["port"], self.attempt)
-        return RankProcess.start(job, world.World(*self.numbers, *where))
-
-    def _count(self, number: int, frame: FrameType | None) -> None:
-        """Counts a signal from the program that started this process; the rank is ended, too."""
-        self._terminations += 1
+def _start(run_dir: Path, attempt: int, facts: dict[str, Any], own: Numbers) -> SeparateRanks:
+    places = RankPlaces((), (facts["port"],), facts["address"], facts["interface"])
+    config = records.read_config(run_dir)
+    try:
+        os.chdir(facts["folder"])  # relative paths of the config count from there
+    except OSError as error:
+        raise RunError(
+            f"{socket.gethostname()} does not see {facts['folder']}: {error.strerror}"
+        ) from None
+    job = Launch(run_dir, attempt, config, facts["module"], facts["args"], places)
+    group = SeparateRanks(job, facts["port"])
+    group.start(own.rank, own.size, RankPlace(own.local_rank, own.local_size))
+    return group
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ from hires.core.store import file_names, provenance
 from hires.core.store.files import cannot_write
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.control_channel import ControlChannel
-from hires.launcher.ranks.rank_group import RankGroup
-from hires.launcher.ranks.rank_process import Launch, Rank, last_lines
+from hires.launcher.ranks.rank_group import Launch, Rank, RankGroup, last_lines
 
 END_S = 5.0
 """How long the command may take to end after its agents."""

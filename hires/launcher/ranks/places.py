@@ -17,7 +17,6 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import mpi_dialects, network
 from hires.core.ranks.mpi_dialects import Starter
-from hires.core.ranks.world import World
 
 LOOPBACK = "127.0.0.1"
 """Where the ranks of one machine meet."""
@@ -75,19 +74,6 @@ class RankPlaces:
     termination: Callable[[], Preemption | None] = lambda: None
     """Called when SIGTERM arrives, here or at a rank; None: a user ended the run, not a scheduler
     that needs the machine."""
-
-    def world(self, rank: int, port: int, attempt: int) -> World:
-        """Returns one rank's view of all."""
-        place = self.ranks[rank]
-        return World(
-            rank=rank,
-            size=len(self.ranks),
-            local_rank=place.local_rank,
-            local_size=place.local_size,
-            address=self.address,
-            port=port,
-            attempt=attempt,
-        )
 
 
 def here(num_ranks: int, port: int) -> RankPlaces:

@@ -3,19 +3,86 @@
 :class:`SeparateRanks` starts each rank by itself and holds its process. The other kind,
 :class:`hires.launcher.ranks.agent_ranks.AgentRanks`, runs one command that starts an agent for
 every rank. The supervisor treats both alike.
+
+Every rank leads a session and process group of its own: SIGTERM and SIGKILL reach whatever it
+started too, and Ctrl-C in the terminal reaches only the supervisor, which decides. On Linux the
+kernel kills a rank whose supervisor dies, even by ``kill -9``; it watches the *thread* that started
+the rank, so the thread that starts ranks must live as long as they do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from hires.launcher.ranks import rank_process
-from hires.launcher.ranks.rank_process import Launch, Rank, RankProcess
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import RunError
+from hires.core.ranks.world import World
+from hires.core.store import file_names, records
+from hires.core.store.files import cannot_write
+from hires.launcher.interface import OnLine
+from hires.launcher.ranks import spawn
+from hires.launcher.ranks.places import RankPlace, RankPlaces
 
 _POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is to be started: one attempt of a run."""
+
+    run_dir: Path
+    attempt: int
+    config: RunConfig
+    module: str
+    """Python module that every rank runs."""
+    args: Sequence[str]
+    """What follows the run folder on its command line."""
+    places: RankPlaces
+    """Where the ranks run."""
+    on_line: OnLine | None = None
+    """Called with every new line of ``metrics.jsonl``."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the attempt."""
+        return file_names.attempt_dir(self.run_dir, self.attempt)
+
+    def log(self, rank: int) -> Path:
+        """Returns the log of a rank."""
+        return file_names.rank_log(self.folder, rank)
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Writes an event; on a full disk it matters more that the ranks are stopped."""
+        with contextlib.suppress(RunError):
+            records.event(self.run_dir, self.attempt, event, **fields)
+
+
+@dataclass
+class Rank:
+    """One rank, and how it ended."""
+
+    rank: int
+    log: Path
+    pid: int | None = None
+    """Its process, or the one that stands for it; None: it runs on another machine, or not yet."""
+    code: int | None = None
+    """Exit code, negative for a signal; None while it runs."""
+    ended_s: float = 0.0
+    """When its end was seen, in seconds since the epoch."""
+
+    def end(self, code: int, seen_s: float | None = None) -> None:
+        """Keeps how it ended."""
+        self.code, self.ended_s = code, time.time() if seen_s is None else seen_s
 
 
 class RankGroup(ABC):
@@ -75,32 +142,130 @@ class RankGroup(ABC):
 
 
 class SeparateRanks(RankGroup):
-    """Each rank is a process of this one, or one that stands for it (``srun``)."""
+    """Each rank is a child of this process, or one stands for it (``srun``)."""
 
     def __init__(self, job: Launch, port: int) -> None:
         super().__init__(job, port)
-        self.ranks: list[RankProcess] = []
+        self.ranks: list[Rank] = []
+        self._children: dict[int, spawn.Child] = {}  # by rank
 
     def begin(self, hurry: Callable[[], bool]) -> None:
         """Starts the ranks one by one, see :class:`RankGroup`."""
-        places = self.job.places
-        for rank, place in enumerate(places.ranks):
-            world = places.world(rank, self.port, self.job.attempt)
-            self.ranks.append(RankProcess.start(self.job, world, place.prefix, places.relayed))
+        for number, place in enumerate(self.job.places.ranks):
+            rank = self.start(number, len(self.job.places.ranks), place)
             node = {"node": place.node} if place.node else {}
-            self.job.note("rank_started", rank=rank, pid=self.ranks[-1].pid, **node)
+            self.job.note("rank_started", rank=number, pid=rank.pid, **node)
             if hurry():
                 return
 
-    def poll(self) -> Sequence[RankProcess]:
+    def start(self, number: int, size: int, place: RankPlace) -> Rank:
+        """Starts one rank of ``size``, its output going to its log.
+
+        Raises:
+            RunError: the log cannot be written or the process cannot be started.
+        """
+        job, places = self.job, self.job.places
+        local = (place.local_rank, place.local_size)
+        world = World(number, size, *local, places.address, self.port, job.attempt)
+        launcher, site = job.config.launcher, job.config.cluster.environment
+        environ = rank_environment(os.environ, world, launcher.threads, places.interface, site)
+        command = [*place.prefix, sys.executable, "-m", job.module, str(job.run_dir), *job.args]
+        log = job.log(number)
+        try:
+            log.unlink(missing_ok=True)  # of a start whose port was taken
+            output = log.open("ab")
+        except OSError as error:
+            raise cannot_write(log, error) from error
+        with output:
+            file, hold = output.fileno(), not places.relayed
+            try:
+                child = spawn.start(command, environ, stdout=file, stderr=file, hold=hold)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise RunError(f"cannot start rank {number} with {command[0]}: {error}") from error
+        self._children[number] = child
+        self.ranks.append(Rank(number, log, child.pid))
+        return self.ranks[-1]
+
+    def poll(self) -> Sequence[Rank]:
         """Returns the ranks that ended since the last call."""
-        return rank_process.poll(self.ranks)
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ended = []
+        for rank in self._running():
+            with contextlib.suppress(ChildProcessError):  # it was reaped elsewhere: it has ended
+                if os.waitid(os.P_PID, self._children[rank.rank].pid, options) is None:
+                    continue
+            ended.append(rank)
+        seen_s = time.time()
+        for rank in ended:
+            # What it started ends with it. It is not reaped yet, so its number still means its
+            # group, and no other process.
+            self._signal(rank, signal.SIGKILL)
+            self._reap(rank, seen_s)
+        return ended
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to every rank that runs."""
-        for rank in self.ranks:
-            rank.send(number)
+        """Sends a signal: SIGUSR1 and SIGUSR2 to ranks alone, others to all that they started."""
+        for rank in self._running():
+            self._signal(rank, number)
 
     def kill(self) -> None:
         """Ends all ranks at once and waits for them."""
-        rank_process.kill(self.ranks)
+        self.send(signal.SIGKILL)
+        for rank in self._running():
+            self._reap(rank)
+
+    def _running(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.code is None]
+
+    def _signal(self, rank: Rank, number: signal.Signals) -> None:
+        # srun gets every signal alone: a child in its group ends the rank if srun is killed.
+        alone = self.job.places.relayed or number in (signal.SIGUSR1, signal.SIGUSR2)
+        kill, pid = os.kill if alone else os.killpg, self._children[rank.rank].pid
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, number)
+            if number == signal.SIGTERM:
+                kill(pid, signal.SIGCONT)  # a stopped process sees no SIGTERM
+
+    def _reap(self, rank: Rank, seen_s: float | None = None) -> None:
+        """Waits until a rank's process has ended, and keeps the rank's exit code."""
+        code = self._children[rank.rank].wait()
+        # srun exits with 128 plus the number of the signal that ended its rank.
+        rank.end(128 - code if self.job.places.relayed and code > 128 else code, seen_s)
+
+
+def last_lines(log: Path, count: int = 20) -> list[str]:
+    """Returns the last lines of a log, without reading all of it."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 200 * count))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return text.rstrip().splitlines()[-count:]
+
+
+def rank_environment(
+    base: Mapping[str, str],
+    world: World,
+    threads: int,
+    interface: str | None,
+    site: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Returns the environment variables of a rank.
+
+    Args:
+        base: what it inherits.
+        world: which rank it is.
+        threads: its compute threads.
+        interface: network interface of its messages, unless ``base`` names one; None: any.
+        site: variables of the cluster's file, for those that ``base`` does not name.
+    """
+    # Under torchrun these make torch expect a store that another process hosts, and none does.
+    environ = {k: v for k, v in base.items() if not k.startswith("TORCHELASTIC_")}
+    environ |= world.to_environment() | spawn.thread_variables(threads)
+    environ["PYTHONUNBUFFERED"] = "1"  # or the last lines of a killed rank would be lost
+    environ.setdefault("PYTHONFAULTHANDLER", "1")
+    if interface is not None:
+        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    return {**(site or {}), **environ}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.launcher.end_reasons import END_REASONS
-from hires.launcher.ranks.rank_process import Rank, last_lines
+from hires.launcher.ranks.rank_group import Rank, last_lines
 
 _Event = dict[str, Any]
 _CGROUPS = Path("/sys/fs/cgroup")

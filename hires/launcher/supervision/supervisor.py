@@ -32,8 +32,7 @@ from hires.launcher.interface import Outcome
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.agent_ranks import AgentRanks
 from hires.launcher.ranks.places import Preemption
-from hires.launcher.ranks.rank_group import RankGroup, SeparateRanks
-from hires.launcher.ranks.rank_process import Launch, Rank
+from hires.launcher.ranks.rank_group import Launch, Rank, RankGroup, SeparateRanks
 from hires.launcher.status.run_progress import MetricsTail
 from hires.launcher.supervision import blame, watchdog
 from hires.launcher.supervision.interrupts import Interrupts

@@ -10,7 +10,7 @@ from hires.core.errors import RunError
 from hires.core.ranks.world import World, from_environment
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import places as rank_places
-from hires.launcher.ranks.rank_process import rank_environment
+from hires.launcher.ranks.rank_group import rank_environment
 
 WORLD = World(1, 2, 1, 2, "127.0.0.1", 29500, 0)
 

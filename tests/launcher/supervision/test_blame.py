@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hires.launcher.ranks.rank_process import last_lines
+from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.supervision import blame
 from hires.launcher.supervision.blame import OomCount, first_failure
 
