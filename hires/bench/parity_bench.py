@@ -12,7 +12,6 @@ value with nearly every other.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import random
@@ -31,6 +30,7 @@ from hires.bench.ranks import run_ranks
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError
 from hires.core.store import file_names
+from hires.core.store.reading import read_json
 from hires.engine.build import build_rank
 from hires.engine.verify import TOLERANCE, verify_rank
 from hires.nets.trace import trace_config
@@ -204,8 +204,7 @@ def verify_one(rank: int, config: RunConfig, plan: Plan, folder: Path) -> Row | 
     verify_rank(build_rank(config, plan, rank, 1), config, folder)
     if rank != 0:
         return None
-    answer: Row = json.loads((folder / file_names.VERIFY).read_text(encoding="utf-8"))
-    return answer
+    return read_json(folder / file_names.VERIFY)
 
 
 def _pairs(choice: Choice) -> set[tuple[tuple[str, str], ...]]:

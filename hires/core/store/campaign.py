@@ -176,3 +176,34 @@ def write(folder: Path, campaign: Campaign) -> None:
     values = {"schema": SCHEMA, "campaign": campaign.name, **asdict(campaign)}
     del values["name"]
     write_atomically(folder / file_names.CAMPAIGN, json.dumps(values, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class ArrayEntry:
+    """A run of a task of a job array."""
+
+    run: str
+    """Name of its folder, below that of the campaign."""
+    attempt: int
+    """The attempt that was submitted."""
+    id: str | None = None
+    """``id`` of ``env.json``, which a folder that was made anew does not share."""
+    attempts: int = 1
+    """How many complete attempts the task is to make."""
+
+
+def read_array(folder: Path) -> list[list[ArrayEntry]]:
+    """Returns the runs of each task of a job array, from ``points.jsonl`` in the array's folder.
+
+    Raises:
+        RunError: the list cannot be read.
+    """
+    path = folder / file_names.POINTS
+    try:
+        lines = (reading.read_bytes(path) or b"").splitlines()
+        return [[build(ArrayEntry, entry) for entry in json.loads(line)] for line in lines]
+    except (HiresError, ValueError, TypeError, RecursionError) as error:
+        raise RunError(
+            f"{path} is damaged ({error}), so the runs of its job are unknown; submit the points "
+            f"again"
+        ) from None

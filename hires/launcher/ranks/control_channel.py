@@ -36,6 +36,7 @@ from typing import Any
 from hires.core.errors import RunError
 from hires.core.store import file_names
 from hires.core.store.files import cannot_write
+from hires.core.store.reading import read_json
 
 _MOST_BYTES = 2**16
 """No line of the protocol is longer."""
@@ -191,12 +192,9 @@ def read(attempt: Path, patience_s: float = 0.0) -> dict[str, Any]:
     while not path.exists() and time.monotonic() < until:
         time.sleep(_POLL_S)
     try:
-        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path} cannot be read ({error}); start the run with `hires run` or its launch.sh"
-        ) from None
-    return facts
+        return read_json(path)
+    except RunError as error:
+        raise RunError(f"{error}; start the run with `hires run` or its launch.sh") from None
 
 
 def connect(facts: dict[str, Any], rank: int, timeout_s: float) -> JsonConnection:

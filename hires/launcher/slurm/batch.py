@@ -29,12 +29,13 @@ from hires.core import log
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.store import file_names, provenance, reading, records, rundir
 from hires.core.store.attempts import Attempt
+from hires.core.store.campaign import read_array
 from hires.core.store.files import cannot_write
 from hires.launcher.end_reasons import restarts
 from hires.launcher.interface import CANCELLED, Outcome
 from hires.launcher.local.local_launcher import launch, leave
 from hires.launcher.ranks.places import Preemption
-from hires.launcher.slurm import allocation, job_arrays, preemption, scheduler
+from hires.launcher.slurm import allocation, preemption, scheduler
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.slurm.job_attempts import JobRun, is_restarted, say
 from hires.launcher.slurm.job_packing import PackedRun, PackedRuns
@@ -78,7 +79,7 @@ def _run_task(folder: Path, index: int | None, job: Allocation, module: str) -> 
         if job.array is None:
             raise RunError("this is no job array: name the task, as `sbatch job.sbatch 4`")
         index = job.array[1]
-    tasks = job_arrays.read_tasks(folder)
+    tasks = read_array(folder)
     if not 0 <= index < len(tasks):
         raise RunError(f"{folder} has {len(tasks)} tasks, of which none is task {index}")
     entries = tasks[index]

@@ -12,11 +12,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, rundir
 from hires.core.store.attempts import Attempt
+from hires.core.store.campaign import ArrayEntry
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, note_job
 from hires.launcher.local.local_launcher import leave
@@ -28,19 +29,6 @@ MAX_SIZE = 1001
 """Tasks of an array where Slurm does not say how many it allows: its own default."""
 Tasks = list[list[FrozenRun]]
 """The runs of each task of an array."""
-
-
-class ArrayEntry(NamedTuple):
-    """A run of a task."""
-
-    run: str
-    """Name of its folder, below that of the campaign."""
-    attempt: int
-    """The attempt that was submitted."""
-    id: str | None = None
-    """``id`` of ``env.json``, which a folder that was made anew does not share."""
-    attempts: int = 1
-    """How many complete attempts the task is to make."""
 
 
 def submit_all(
@@ -86,28 +74,6 @@ def split(runs: Sequence[FrozenRun], most: int) -> list[Tasks]:
         tasks = [some[first : first + pack] for first in range(0, len(some), pack)]
         arrays += [tasks[first : first + most] for first in range(0, len(tasks), most)]
     return arrays
-
-
-def read_tasks(folder: Path) -> list[list[ArrayEntry]]:
-    """Returns the runs of all tasks of an array.
-
-    Raises:
-        RunError: the list in the array's folder cannot be read.
-    """
-    path = folder / file_names.POINTS
-    try:
-        return [
-            [
-                ArrayEntry(str(e["run"]), int(e["attempt"]), e.get("id"), int(e.get("attempts", 1)))
-                for e in json.loads(line)
-            ]
-            for line in path.read_text(encoding="utf-8").splitlines()
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(
-            f"{path} is damaged ({error}), so the runs of its job are unknown; submit the "
-            f"points again"
-        ) from None
 
 
 def max_size() -> int:
@@ -164,7 +130,7 @@ def _sbatch(
             ArrayEntry(run.path.name, number, Attempt(run.path, number).id, run.attempts)
             for run, number in numbers
         ]
-        lines.append(json.dumps([entry._asdict() for entry in entries]) + "\n")
+        lines.append(json.dumps([dataclasses.asdict(entry) for entry in entries]) + "\n")
     write_atomically(folder / file_names.POINTS, "".join(lines))
     shape = job_script.ArrayShape(len(tasks), options.limit, options.exclude, largest.attempts)
     config = largest.config

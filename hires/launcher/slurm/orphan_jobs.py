@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hires.core.errors import RunError
-from hires.core.store import file_names, reading
+from hires.core.store import file_names
 from hires.core.store.attempts import Attempt, latest
+from hires.core.store.campaign import read_array
 from hires.launcher.interface import note_job
 from hires.launcher.slurm import job_arrays, scheduler
 
@@ -42,7 +43,7 @@ def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
             if (folder / file_names.JOB).exists():
                 continue
             with contextlib.suppress(RunError):  # repair() reports a damaged list
-                for index, entries in enumerate(job_arrays.read_tasks(folder)):
+                for index, entries in enumerate(read_array(folder)):
                     scripts[str(folder / file_names.JOB_SCRIPT), str(index)] = [
                         campaign / entry.run
                         for entry in entries
@@ -70,14 +71,13 @@ def repair(campaign: Path) -> Iterator[str]:
         RunError: an attempt cannot be written to.
     """
     for array in _arrays(campaign):
-        values = reading.read_json(array / file_names.JOB, [])
-        if not values:
+        job = Attempt.at(array).job
+        if not job:
+            if (array / file_names.JOB).exists():
+                yield f"{array / file_names.JOB} is damaged: the job of its runs is unknown"
             continue
         try:
-            job, tasks = str(values["job"]), job_arrays.read_tasks(array)
-        except KeyError:
-            yield f"{array / file_names.JOB} is damaged: the job of its runs is unknown"
-            continue
+            tasks = read_array(array)
         except RunError as error:
             yield str(error)
             continue
@@ -87,7 +87,7 @@ def repair(campaign: Path) -> Iterator[str]:
                 is_noted = any((folder / n).exists() for n in (file_names.JOB, file_names.EXIT))
                 is_same = entry.id is not None and Attempt.at(folder).id == entry.id
                 if is_same and not is_noted:
-                    note_job(folder, job, index, len(entries))
+                    note_job(folder, str(job["job"]), index, len(entries))
 
 
 def _arrays(campaign: Path) -> list[Path]:
