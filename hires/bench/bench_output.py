@@ -158,10 +158,9 @@ class Benchmark:
             elif "nargs" in how:
                 parser.add_argument(how.pop("flag"), **how)
             else:
-                shown = field.metadata["shown"] or field.default
-                kind = type(field.default) if isinstance(field.default, (int, float)) else str
+                default = field.metadata["typed"]
                 how["help"] += " (default: %(default)s)"
-                parser.add_argument(_flag(field), type=kind, default=shown, **how)
+                parser.add_argument(_flag(field), type=type(default), default=default, **how)
         parser.add_argument("--json", action="store_true", help="print one JSON object, not tables")
         text = f"folder for README.md and {self.name}.json, as results/NAME"
         parser.add_argument("--out", type=Path, help=text)
@@ -176,21 +175,20 @@ def option(
     *,
     low: int = 1,
     parse: Callable[[str, str], Any] | None = None,
-    shown: str = "",
     **argument: Any,
 ) -> Any:
     """Returns the field of an option, which is named after it.
 
     Args:
-        default: a number or text; True is switched off by ``--no-NAME``.
+        default: a number or text, as one would type it; True is switched off by ``--no-NAME``.
         text: for ``--help``.
         low: the least that a whole number may be; others must be above 0.
         parse: makes the value of (flag, text), for what is neither number nor text.
-        shown: the default as one would type it.
         argument: arguments of argparse for what takes several words, with its ``flag``.
     """
-    how = {"help": text, "low": low, "parse": parse, "shown": shown, "argument": argument}
-    return dataclasses.field(default=default, metadata=how)
+    how = {"typed": default, "help": text, "low": low, "parse": parse, "argument": argument}
+    value = default if parse is None else parse("", default)
+    return dataclasses.field(default=value, metadata=how)
 
 
 def names_of(choices: Sequence[str]) -> Callable[[str, str], tuple[str, ...]]:

@@ -40,12 +40,12 @@ GROUPS = tuple(name for name in _ROWS if name != _ALWAYS)
 """Groups of rows to choose from; the rows of one process always run."""
 
 
-def image_size(flag: str, text: str) -> list[int]:
-    """Returns [height, width] of ``512`` or ``480x640``."""
+def image_size(flag: str, text: str) -> tuple[int, int]:
+    """Returns (height, width) of ``512`` or ``480x640``."""
     sides = text.split("x")
     if not all(side.isdecimal() and int(side) for side in sides) or len(sides) > 2:
         raise ConfigError(f"{flag} {text} must be n or HxW, as 512 or 480x640")
-    return [int(sides[0]), int(sides[-1])]
+    return int(sides[0]), int(sides[-1])
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,13 @@ class LayoutsOptions:
     """The options of ``hires bench layouts``."""
 
     model: str = option("resnet101", "resnet18 to 152, preact_resnet110, amoebanet-LAYERS-FILTERS")
-    image: Sequence[int] = option((512, 512), "n or HxW in pixels", parse=image_size, shown="512")
+    image: Sequence[int] = option("512", "n or HxW in pixels", parse=image_size)
     batch: int = option(1, "images of one microbatch")
     microbatches: int = option(4, "of the pipelines")
     rounds: int = option(15, "samples of every row")
     warmup: int = option(1, "rounds before them", low=0)
-    task: tuple[str, ...] = option(TASKS, "tasks", parse=names_of(TASKS), shown=",".join(TASKS))
-    only: tuple[str, ...] = option(
-        GROUPS, "layouts to measure", parse=names_of(GROUPS), shown=",".join(GROUPS)
-    )
+    task: tuple[str, ...] = option(",".join(TASKS), "tasks", parse=names_of(TASKS))
+    only: tuple[str, ...] = option(",".join(GROUPS), "layouts to measure", parse=names_of(GROUPS))
     memory: bool = option(True, "measure no peaks of memory")
     timeout: float = option(3600.0, "seconds for everything")
 

@@ -96,14 +96,9 @@ class PlanOptions:
     model: str = option("resnet101", "network to plan")
     image: int = option(2048, "pixels")
     ranks: tuple[int, ...] = option(
-        (64, 256, 1024, 4096),
-        "of worlds of replicas",
-        parse=whole_replicas,
-        shown="64,256,1024,4096",
+        "64,256,1024,4096", "of worlds of replicas", parse=whole_replicas
     )
-    replica_ranks: tuple[int, ...] = option(
-        (16, 64, 256, 1024), "of the one replica", parse=squares, shown="16,64,256,1024"
-    )
+    replica_ranks: tuple[int, ...] = option("16,64,256,1024", "of the one replica", parse=squares)
     repeats: int = option(3, "processes of every size")
     timeout: float = option(600.0, "seconds for one plan")
 

@@ -4,6 +4,8 @@
 measured step beside the one simulated from the run's own action times and the measured links; then
 it predicts the thesis's ratios on its machine and prints them beside the published ones. Exit
 codes: 0 done, 1 a run failed, 2 bad options, 3 a layout cannot be planned.
+
+Example: hires bench simulate model=resnet34 image=256 --only runs
 """
 
 from __future__ import annotations
@@ -75,9 +77,7 @@ class SimulateOptions:
         type=Path,
         metavar="RUN",
     )
-    only: tuple[str, ...] = option(
-        PARTS, "what to simulate", parse=names_of(PARTS), shown=",".join(PARTS)
-    )
+    only: tuple[str, ...] = option(",".join(PARTS), "what to simulate", parse=names_of(PARTS))
     timeout: float = option(600.0, "seconds for each run")
 
     def __post_init__(self) -> None:

@@ -37,11 +37,7 @@ class FolderSource:
         return self._index.labels[i]
 
     def window(self, i: int, rows: Span, cols: Span) -> Window:
-        """Returns a window of an image after ``data.fit``, (C, h, w).
-
-        Raises:
-            RunError: the file cannot be read or, with ``data.fit=error``, has another size.
-        """
+        """Returns a window of an image after ``data.fit``, (C, h, w)."""
         check_window(rows, cols, self._size)
         path = Path(self._index.paths[i])
         with _naming(path), closing(open_image(path)) as image:
@@ -78,9 +74,6 @@ def to_channels(pixels: Pixels, colours: int, channels: int) -> Pixels:
         pixels: (h, w, samples), colours first.
         colours: how many of the samples are colours: 1 or 3.
         channels: channels of the network's input.
-
-    Raises:
-        ImageError: the image has neither that many samples nor colours that can be converted.
     """
     samples = pixels.shape[2]
     if samples == channels:

@@ -35,7 +35,6 @@ class FolderIndex:
     paths: tuple[str, ...]
     """All images, class by class; plain strings, because there may be millions."""
     labels: tuple[int, ...]
-    """Their labels."""
     num_ignored: int
     """Files that are no images."""
 

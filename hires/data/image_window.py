@@ -49,12 +49,7 @@ class Source(Protocol):
         ...
 
     def window(self, i: int, rows: Span, cols: Span) -> Window:
-        """Returns a part of image ``i``.
-
-        Args:
-            i: number of the image, from 0.
-            rows: rows [start, stop) of the image at the size of the config.
-            cols: columns likewise.
+        """Returns a part of image ``i``, in pixels of an image at the size of the config.
 
         Returns:
             (C, h, w) float32, C-contiguous, from -2 (black) to 2 (white): bit for bit the same
@@ -69,13 +64,8 @@ class Source(Protocol):
 def normalised(pixels: Pixels, peak: float, channels: int) -> Window:
     """Returns pixels as the network takes them: (value / peak - 0.5) / 0.25, from -2 to 2.
 
-    Args:
-        pixels: (h, w, samples) with as many samples as channels, or one that all channels share.
-        peak: the value of white.
-        channels: channels of the result.
-
-    Returns:
-        (channels, h, w), C-contiguous.
+    One sample is given to all channels; ``peak`` is the value of white. The result is C-contiguous,
+    (channels, h, w).
     """
     h, w, samples = pixels.shape
     assert samples in (1, channels)

@@ -27,8 +27,7 @@ def step_indices(step: int, batch: int, length: int, seed: int, shuffle: bool) -
         shuffle: whether every epoch has a permutation of its own, or all go in order.
 
     Returns:
-        ``batch`` indices into the data set, in the order in which replicas and microbatches take
-        them.
+        ``batch`` indices, in the order in which replicas and microbatches take them.
     """
     assert step >= 0
     assert min(batch, length) >= 1

@@ -76,11 +76,7 @@ class PairSource:
         return len(self._large)
 
     def window(self, i: int, rows: Span, cols: Span) -> Window:
-        """Returns a window of the input of pair ``i``, (C, h, w), from -2 (black) to 2 (white).
-
-        Raises:
-            RunError: the image cannot be read; the message names the file.
-        """
+        """Returns a window of the input of pair ``i``, (C, h, w), from -2 (black) to 2 (white)."""
         check_window(rows, cols, self._size)
 
         def read(rows: Span, cols: Span) -> Pixels:

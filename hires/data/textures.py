@@ -49,15 +49,6 @@ class Textures:
         return Path(name, f"{index:0{max(5, len(str(self.count - 1)))}d}.tif")
 
 
-@dataclass(frozen=True)
-class Made:
-    """A complete folder: images written now, and those that were there already."""
-
-    path: Path
-    num_written: int
-    num_present: int
-
-
 def make_folder(
     path: str | Path,
     classes: int,
@@ -65,7 +56,7 @@ def make_folder(
     size: Sequence[int],
     seed: int,
     tiled: bool = True,
-) -> Made:
+) -> int:
     """Writes a folder of images whose class a network can learn, unless it is there already.
 
     Args:
@@ -75,6 +66,9 @@ def make_folder(
         size: [height, width] of the images in pixels.
         seed: decides the images.
         tiled: whether the TIFF files are tiled, so that ranks read their window only.
+
+    Returns:
+        The number of images that were not there already.
 
     Raises:
         ConfigError: the folder holds something else.
@@ -98,7 +92,7 @@ def make_folder(
             f"cannot write images to {root}: {error.strerror or error}; what is written stays, and "
             f"the same command goes on from there when there is room and permission to write"
         ) from error
-    return Made(root, len(missing), count - len(missing))
+    return len(missing)
 
 
 def _check_usable(root: Path, wanted: dict[str, Any]) -> None:

@@ -8,18 +8,17 @@
 
 The first page counts. tifffile decodes deflate (zlib), PackBits and no compression by itself;
 others need the package imagecodecs. tifffile locates and decodes each segment, but selects them
-only through zarr, a large dependency in place of the forty lines of ``_decoded`` and its helpers.
+only through zarr, a large dependency in place of the twenty lines of ``_decoded``.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Iterator
-from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
-from tifffile import COMPRESSION, PHOTOMETRIC, TIFF, TiffFile, TiffPage
+from tifffile import PHOTOMETRIC, TIFF, TiffFile, TiffPage
 
 from hires.data.image_format import FORMATS, ImageFile
 from hires.data.image_window import ImageError, Pixels, Size, Span
@@ -142,16 +141,27 @@ class TiffImage:
         """Returns a part of pixels that lie in tiles or strips."""
         page = self._page
         assert page.dtype is not None
-        planes, _, _, _, samples = page.shaped
+        planes, _, height, width, samples = page.shaped
+        tall, wide = min(page.rowsperstrip, height), width
+        if page.is_tiled:
+            tall, wide = page.tilelength, page.tilewidth
+        down, across = -(-height // tall), -(-width // wide)
         shape = (planes, rows[1] - rows[0], cols[1] - cols[0], samples)
         out = np.full(shape, page.nodata, page.dtype)  # a segment may be left out of the file
-        for index in _segments(page, rows, cols):
+        for plane, r, c in itertools.product(
+            range(planes),
+            range(rows[0] // tall, -(-rows[1] // tall)),
+            range(cols[0] // wide, -(-cols[1] // wide)),
+        ):
+            index = (plane * down + r) * across + c
             data = self._segment(index)
-            segment, (plane, _, top, left, _), _ = page.decode(
-                data, index, jpegtables=page.jpegtables, jpegheader=page.jpegheader
-            )
+            tables = {"jpegtables": page.jpegtables, "jpegheader": page.jpegheader}
+            segment, (_, _, top, left, _), _ = page.decode(data, index, **tables)
             if segment is not None:
-                _paste(out[plane], (rows[0], cols[0]), segment[0], (top, left))
+                to = out[plane, max(0, top - rows[0]) :, max(0, left - cols[0]) :]
+                part = segment[0, max(0, rows[0] - top) :, max(0, cols[0] - left) :]
+                h, w = min(len(to), len(part)), min(to.shape[1], part.shape[1])
+                to[:h, :w] = part[:h, :w]
         return _samples_last(out)
 
     def _segment(self, index: int) -> bytes | None:
@@ -172,15 +182,10 @@ class TiffImage:
 
 
 def _check_readable(page: TiffPage) -> None:
-    """Refuses pages that hires cannot convert to channels.
-
-    Raises:
-        CodecError: tifffile alone cannot decode the compression; Pillow may.
-        ImageError: the kind of the pixels is not supported, or needs a package to be installed.
-    """
+    """Refuses pages that hires cannot convert to channels."""
     ycbcr = page.photometric == PHOTOMETRIC.YCBCR and page.compression not in JPEG
     if page.photometric not in COLOURS or ycbcr:
-        name = _name(PHOTOMETRIC, page.photometric)
+        name = getattr(page.photometric, "name", page.photometric)
         raise ImageError(f"its colours are stored as {name}; convert it to RGB or grey")
     if page.dtype is None or page.sampleformat not in (1, 3) or 0 in page.shaped:
         raise ImageError(
@@ -193,45 +198,15 @@ def _check_readable(page: TiffPage) -> None:
         TIFF.DECOMPRESSORS[page.compression]
         TIFF.UNPREDICTORS[page.predictor]
     except KeyError as error:
+        name = getattr(page.compression, "name", page.compression)
         deep = page.bitspersample > 8  # Pillow would drop bits of these silently
         raise (ImageError if deep else CodecError)(
-            f"its compression is {_name(COMPRESSION, page.compression)}, which needs `pip install "
-            f"imagecodecs`; or save it with deflate (zlib) compression"
+            f"its compression is {name}, which needs `pip install imagecodecs`; or save it with "
+            f"deflate (zlib) compression"
         ) from error
-
-
-def _segments(page: TiffPage, rows: Span, cols: Span) -> Iterator[int]:
-    """Yields the numbers of the tiles or strips that overlap a window, plane by plane."""
-    planes, _, height, width, _ = page.shaped
-    if page.is_tiled:
-        tall, wide = page.tilelength, page.tilewidth
-    else:
-        tall, wide = min(page.rowsperstrip, height), width
-    down, across = -(-height // tall), -(-width // wide)
-    for plane in range(planes):
-        for r in range(rows[0] // tall, -(-rows[1] // tall)):
-            for c in range(cols[0] // wide, -(-cols[1] // wide)):
-                yield (plane * down + r) * across + c
-
-
-def _paste(
-    out: Pixels, out_corner: tuple[int, int], segment: Pixels, corner: tuple[int, int]
-) -> None:
-    """Copies the overlap of a segment with the window; corners are (row, column) in the image."""
-    spans = []
-    for k in (0, 1):
-        start = max(out_corner[k], corner[k])
-        stop = min(out_corner[k] + out.shape[k], corner[k] + segment.shape[k])
-        spans.append((start, max(start, stop)))
-    to = tuple(slice(a - out_corner[k], b - out_corner[k]) for k, (a, b) in enumerate(spans))
-    out[to] = segment[tuple(slice(a - corner[k], b - corner[k]) for k, (a, b) in enumerate(spans))]
 
 
 def _samples_last(pixels: Pixels) -> Pixels:
     """Returns (planes, h, w, samples) as (h, w, all samples); one of the two counts is 1."""
     last: Pixels = pixels[0] if len(pixels) == 1 else pixels[..., 0].transpose(1, 2, 0)
     return last
-
-
-def _name(kind: type[IntEnum], value: int) -> str:
-    return kind(value).name if value in set(kind) else str(value)

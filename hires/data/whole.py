@@ -31,14 +31,11 @@ COLOURS = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "RGBX": 3}
 
 @dataclass
 class WholeImage:
-    """A decoded image."""
+    """A decoded image, (H, W, samples)."""
 
     pixels: Pixels
-    """(H, W, samples), colours first."""
     colours: int
-    """Samples that are colours: 1 or 3."""
     peak: float
-    """The value of white."""
 
     def __post_init__(self) -> None:
         self.size: Size = (self.pixels.shape[0], self.pixels.shape[1])
@@ -59,11 +56,7 @@ _lock = threading.Lock()  # loaders read in threads of their own
 @FORMATS.register(".jpg")
 @FORMATS.register(".png")
 def open_whole(path: Path) -> WholeImage:
-    """Returns the image of a file; one that has changed is decoded again.
-
-    Raises:
-        Exception: as :func:`decode`.
-    """
+    """Returns the image of a file; one that has changed is decoded again."""
     stat = path.stat()
     key = (path, stat.st_mtime_ns, stat.st_size)
     image = _kept.get(key) or decode(path)

@@ -58,12 +58,13 @@ def main(words: Sequence[str]) -> int:
         if getattr(args, name) < low:
             raise ConfigError(f"--{name} {getattr(args, name)} must be at least {low}")
     path = args.path.expanduser()
-    made = make_folder(path, args.classes, args.count, args.size, args.seed, tiled=not args.striped)
+    tiled = not args.striped
+    written = make_folder(path, args.classes, args.count, args.size, args.seed, tiled)
     if args.json:
         facts = {key: getattr(args, key) for key in ("classes", "count", "size", "seed")}
-        print(json.dumps({"path": str(path), **facts, "written": made.num_written}, indent=2))
+        print(json.dumps({"path": str(path), **facts, "written": written}, indent=2))
         return 0
-    state = f"{made.num_written} written now" if made.num_written else "there already"
+    state = f"{written} written now" if written else "there already"
     size = " x ".join(map(str, args.size))
     print(f"{path}: {args.count} images of {size} in {args.classes} classes, {state}")
     return 0
