@@ -27,7 +27,7 @@ import itertools
 from hires.plan.graph import Graph, Node, Rect
 from hires.plan.plan import CommOp, Stage
 from hires.plan.rules import TILED, Rule
-from hires.plan.tiling import cover, inside, loans, need_of, own_rect, window_loans
+from hires.plan.tiling import cover, inside, loans, need_of, own_rects, window_loans
 
 BORDER_SHARE = 1 / 32
 """``parallel.halo.overlap=auto`` computes the border apart up to this part of a tile: it is
@@ -97,8 +97,7 @@ def extents_of(graph: Graph, stage: Stage, value: str) -> list[Rect]:
     """Returns the rectangle of a tiled value that each tile holds; at least what it owns."""
     if value in stage.extents:
         return [(r[0], r[1], r[2], r[3]) for r in stage.extents[value]]
-    size = graph.shape(value)[2:]
-    return [own_rect(size, stage.tiles, tile) for tile in range(stage.num_tiles)]
+    return own_rects(graph.shape(value)[2:], stage.tiles)
 
 
 def wanted_rects(graph: Graph, stage: Stage, node: Node, value: str, rule: Rule) -> list[Rect]:
@@ -107,7 +106,7 @@ def wanted_rects(graph: Graph, stage: Stage, node: Node, value: str, rule: Rule)
     What is reduced over the whole image is made of own pixels.
     """
     if rule.result != TILED:
-        return [own_rect(graph.shape(value)[2:], stage.tiles, t) for t in range(stage.num_tiles)]
+        return own_rects(graph.shape(value)[2:], stage.tiles)
     made = extents_of(graph, stage, node.name)
     if rule.kind != "window":
         return made

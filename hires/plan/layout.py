@@ -15,7 +15,7 @@ from hires.plan.halos import halos_of, ran_back, widen
 from hires.plan.plan import CommOp, Edge, Finding, Stage
 from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_in
 from hires.plan.search.joins import no_rule
-from hires.plan.tiling import intersect, is_empty, own_rect, regrid_messages, split
+from hires.plan.tiling import intersect, is_empty, own_rects, regrid_messages, split
 
 
 class Box(NamedTuple):
@@ -106,8 +106,7 @@ def held_by(graph: Graph, stage: Stage, value: str) -> list[Box]:
     samples, *rest = graph.shape(value) or [1]
     layout = stage.layout[value]
     if layout == TILED:
-        rects = [own_rect(rest[1:], stage.tiles, tile) for tile in range(stage.num_tiles)]
-        return [Box(0, samples, *rect) for rect in rects]
+        return [Box(0, samples, *rect) for rect in own_rects(rest[1:], stage.tiles)]
     pixels = (0, rest[1], 0, rest[2]) if len(rest) == 3 else ()
     if layout == WHOLE:
         return [Box(0, samples, *pixels)] * stage.num_ranks

@@ -244,7 +244,7 @@ def halo_messages(
     most = mail_bytes(plan.stages[stage].num_ranks) // BYTES[plan.dtype]
     sends: list[Event] = []
     receives: list[Event] = []
-    for other, row, shape in _halo_rows(plan, op).get(tile, ()):
+    for other, row, shape in halo_rows(plan, op).get(tile, ()):
         sending = (row[0] == tile) != back
         kind, mail = "send" if sending else "recv", math.prod(shape) <= most
         peer = plan.rank_of(replica, direction, stage, other)
@@ -262,7 +262,7 @@ def op_index(plan: Plan, stage: int, op: CommOp) -> int:
     return plan.remember(("indices", stage), make)[id(op)]
 
 
-def _halo_rows(plan: Plan, op: CommOp) -> dict[int, Peers]:
+def halo_rows(plan: Plan, op: CommOp) -> dict[int, Peers]:
     """Returns by tile the rows of an exchange that concern it; all microbatches share them."""
 
     def make() -> dict[int, Peers]:

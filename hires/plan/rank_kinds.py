@@ -1,6 +1,7 @@
-"""Selects the ranks whose memory is rehearsed; the others take the result of a similar one.
+"""Finds ranks that are alike: with the same program, or with the same memory.
 
-A rehearsal takes 0.1 to 1 s for each microbatch, and a plan may have thousands of ranks:
+A rehearsal of a rank's memory takes 0.1 to 1 s for each microbatch, and a plan may have thousands
+of ranks, so the others take the result of a similar one:
 
     4 x 4 tiles, 33 stages, mirrored     48 kinds of ranks: no two hold the same pair of slots
     -> by size, within each stage        tiles differ by a row of pixels and the sides of a halo
@@ -10,11 +11,14 @@ A rehearsal takes 0.1 to 1 s for each microbatch, and a plan may have thousands 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Any
 
-from hires.plan.layout import Box, held_by
+from hires.plan.halos import is_list
 from hires.plan.plan import Plan, Stage
-from hires.plan.program import edge_messages
+from hires.plan.program import edge_messages, halo_rows
+from hires.plan.rules import SHARDED, TILED, WHOLE
+from hires.plan.tiling import own_rect, split, split_all
 
 KINDS_PER_STAGE = 4
 """Kinds of tiles up to which each is rehearsed; as many as a grid of 2 x 2 can make."""
@@ -28,6 +32,29 @@ START = 50
 _COARSER = ((0.02, True), (0.1, True), (0.3, True), (0.1, False), (0.5, False), (1.0, False))
 
 
+def translated_kinds(plan: Plan) -> list[int]:
+    """Returns for every rank of a replica the first one with the same program, peers shifted.
+
+    A program is a function of the actions, of the stage, and of the rows of the tile's halos, so
+    tiles with equal rows relative to their own place have equal programs. Only in plans of one
+    stage are ranks looked at: elsewhere every rank is a kind of its own.
+    """
+    ranks = range(plan.ranks_per_replica)
+    if len(plan.stages) > 1 or plan.num_directions > 1:
+        return [*ranks]
+    ids: dict[Hashable, int] = {}
+    kinds: list[list[int]] = [[] for _ in ranks]
+    for op in plan.stages[0].comm:
+        rows = halo_rows(plan, op) if op.kind == "halo" else {}
+        for tile, kind in enumerate(kinds):
+            own = (
+                (other - tile, row[0] == tile, shape) for other, row, shape in rows.get(tile, ())
+            )
+            kind.append(ids.setdefault(tuple(own), len(ids)))
+    first: dict[Hashable, int] = {}
+    return [first.setdefault(tuple(kind), rank) for rank, kind in enumerate(kinds)]
+
+
 def representatives(plan: Plan) -> list[int]:
     """Returns for every rank of a replica the rank whose memory is taken for its own.
 
@@ -37,7 +64,8 @@ def representatives(plan: Plan) -> list[int]:
     kinds = [likeness(plan, rank) for rank in range(plan.ranks_per_replica)]
     first: dict[Any, int] = {}
     chosen = [first.setdefault(kind, rank) for rank, kind in enumerate(kinds)]
-    sizes = [_size(plan, rank, kind) for rank, kind in enumerate(kinds)]
+    sizes_of = {rank: _size(plan, rank) for rank in first.values()}
+    sizes = [sizes_of[rank] for rank in chosen]
     places = [(kind[0], *(slot[0] for slot in kind[1])) for kind in kinds]
     if len(first) > KINDS_PER_STAGE * len(set(places)):
         largest: dict[Any, int] = {}
@@ -56,18 +84,24 @@ def representatives(plan: Plan) -> list[int]:
 def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
     """Returns what decides the memory of a rank: ranks of equal likeness need the same.
 
-    Those are its actions, the shapes of what it holds in each direction, and the shapes of what it
-    sends and receives in all.
+    Those are its actions, the shapes of what it holds and of its halos in each direction, and the
+    shapes of what it sends and receives in all.
     """
     actions = tuple(plan.actions_of(rank))
+    slots = tuple(
+        (slot.stage, _lengths(plan, stage)[slot.tile], _halo_sizes(plan, stage)[slot.tile])
+        for slot in plan.slots_of(rank)
+        for stage in [plan.stages[slot.stage]]
+    )
+    # Passes that differ in their microbatch only send the same.
+    alike = {(action[0], plan.direction_of(action)): action for action in actions}
     edges = [
         (outgoing, math.prod(message.shape))
-        for action in actions
+        for action in alike.values()
         for outgoing in (False, True)
         for message in edge_messages(plan, rank, action, outgoing)
     ]
-    slots = [_slot_likeness(plan, rank, slot.direction) for slot in plan.slots_of(rank)]
-    return actions, tuple(slots), tuple(sorted(edges))
+    return actions, slots, tuple(sorted(edges))
 
 
 def _leaders(sizes: list[list[int]], slack: float, by_stage: bool) -> dict[int, int]:
@@ -89,47 +123,33 @@ def _leaders(sizes: list[list[int]], slack: float, by_stage: bool) -> dict[int, 
     return leaders
 
 
-def _size(plan: Plan, rank: int, kind: tuple[Any, ...]) -> list[int]:
+def _size(plan: Plan, rank: int) -> list[int]:
     """Returns an estimate of the numbers that a rank holds at its fullest moment, by stage.
 
     Those are parameters, gradients and momentum, and all values and halos of each microbatch in
     flight.
     """
     sizes = [0] * len(plan.stages)
-    for slot, (_, held, halos) in zip(plan.slots_of(rank), kind[1], strict=True):
+    for slot in plan.slots_of(rank):
         stage = plan.stages[slot.stage]
         flight = most = 0
         for action in plan.actions_of(rank):
             if plan.direction_of(action) == slot.direction:
                 flight += 1 if action[0] == "F" else -1
                 most = max(most, flight)
-        numbers = _numbers(plan, stage, held) + sum(map(sum, halos))
+        numbers = sum(map(sum, _halo_sizes(plan, stage)[slot.tile]))
+        for value, layout in stage.layout.items():
+            node = plan.graph.by_name.get(value)
+            shape = (plan.graph.input_shape if node is None else node.shape) or [0]
+            if layout == TILED and len(shape) == 4:
+                r0, r1, c0, c1 = own_rect(shape[2:], stage.tiles, slot.tile)
+                shape = [*shape[:2], r1 - r0, c1 - c0]
+            elif layout == SHARDED:
+                first, last = split(shape[0], stage.shards, slot.tile)
+                shape = [last - first, *shape[1:]]
+            numbers += math.prod(shape)
         sizes[stage.index] += 3 * stage.params + max(1, most) * numbers
     return sizes
-
-
-def _numbers(plan: Plan, stage: Stage, held: tuple[tuple[int, ...], ...]) -> int:
-    """Returns how many numbers a rank of a stage holds of one microbatch.
-
-    Args:
-        plan: of the stage.
-        stage: that the rank computes.
-        held: samples, rows and columns of each of its values; nothing if it holds all of them.
-    """
-
-    def shapes() -> list[list[int]]:
-        graph = plan.graph
-        each = (graph.by_name[v].shape if v in graph.by_name else graph.input_shape for v in values)
-        return [shape or [0] for shape in each]
-
-    values = stage.layout
-    whole = plan.remember(("whole shapes", stage.index), shapes)
-    if stage.num_ranks == 1:
-        return sum(map(math.prod, whole))
-    return sum(
-        samples * rows * cols * math.prod(shape[1:2])
-        for (samples, rows, cols), shape in zip(held, whole, strict=True)
-    )
 
 
 def _work(plan: Plan, rank: int) -> int:
@@ -141,42 +161,41 @@ def _work(plan: Plan, rank: int) -> int:
     return total
 
 
-def _boxes(plan: Plan, stage: Stage, value: str) -> list[Box]:
-    key = "held", stage.index, value
-    return plan.remember(key, lambda: held_by(plan.graph, stage, value))
+def _lengths(plan: Plan, stage: Stage) -> list[tuple[int, ...]]:
+    """Returns what decides the shapes of all values on each rank: rows and columns, or samples.
 
+    Values of one size are cut alike, so a grid has as many kinds as its rows times its columns.
+    """
 
-def _slot_likeness(plan: Plan, rank: int, direction: int) -> tuple[Any, ...]:
-    """Returns what decides the memory of one slot: its stage, the shapes it holds, its halos."""
-    slot = plan.slot_of(rank, direction)
-    stage = plan.stages[slot.stage]
-    shapes = plan.remember(("shapes", stage.index), lambda: _shapes(plan, stage))
-    halos = plan.remember(("halo sizes", stage.index), lambda: _halo_sizes(plan, stage))
-    return slot.stage, shapes[slot.tile], halos[slot.tile]
+    def lengths(dim: int, parts: int) -> list[tuple[int, ...]]:
+        shapes = (plan.graph.shape(v) for v in divided if not is_list(plan.graph, v))
+        cuts = [split_all(size, parts) for size in sorted({shape[dim] for shape in shapes})]
+        return [tuple(last - first for first, last in part) for part in zip(*cuts, strict=True)]
 
+    def make() -> list[tuple[int, ...]]:
+        if stage.num_ranks == 1 or not divided:
+            return [()] * stage.num_ranks
+        if stage.shards > 1:
+            return lengths(0, stage.shards)
+        columns = lengths(3, stage.tiles[1])
+        return [row + column for row in lengths(2, stage.tiles[0]) for column in columns]
 
-def _shapes(plan: Plan, stage: Stage) -> list[tuple[tuple[int, ...], ...]]:
-    """Returns the samples, rows and columns of every value that each rank of a stage holds."""
-    if stage.num_ranks == 1:
-        return [()]
-    boxes = [_boxes(plan, stage, value) for value in stage.layout]
-    sizes = [[(b.n1 - b.n0, b.r1 - b.r0, b.c1 - b.c0) for b in each] for each in boxes]
-    return list(zip(*sizes, strict=True))
+    divided = [value for value, layout in stage.layout.items() if layout != WHOLE]
+    return plan.remember(("lengths", stage.index), make)
 
 
 def _halo_sizes(plan: Plan, stage: Stage) -> list[tuple[tuple[int, ...], ...]]:
     """Returns how many numbers each tile of a stage sends and receives, by exchange."""
-    by_tile: list[list[tuple[int, ...]]] = [[] for _ in range(stage.num_ranks)]
-    for op in stage.comm:
-        if op.kind != "halo":
-            continue
-        depth = math.prod(plan.graph.shape(op.value)[:2])
-        # Sent and received by tile; the gradient goes the other way and adds no difference.
-        sizes: list[tuple[list[int], list[int]]] = [([], []) for _ in by_tile]
-        for source, target, r0, r1, c0, c1 in op.messages:
-            numbers = depth * (r1 - r0) * (c1 - c0)
-            sizes[source][0].append(numbers)
-            sizes[target][1].append(numbers)
-        for tile, (sent, received) in enumerate(sizes):
-            by_tile[tile] += [tuple(sorted(sent)), tuple(sorted(received))]
-    return [tuple(sizes) for sizes in by_tile]
+
+    def make() -> list[tuple[tuple[int, ...], ...]]:
+        by_tile: list[list[tuple[int, ...]]] = [[] for _ in range(stage.num_ranks)]
+        for op in stage.comm if stage.num_tiles > 1 else ():
+            rows = halo_rows(plan, op) if op.kind == "halo" else {}
+            for tile, peers in rows.items():
+                # The gradient goes the other way and adds no difference.
+                numbers = [(row[0] == tile, math.prod(shape)) for _, row, shape in peers]
+                for way in (True, False):
+                    by_tile[tile].append(tuple(sorted(n for out, n in numbers if out == way)))
+        return [tuple(sizes) for sizes in by_tile]
+
+    return plan.remember(("halo sizes", stage.index), make)

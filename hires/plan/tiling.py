@@ -37,10 +37,22 @@ def split(length: int, parts: int, index: int) -> Interval:
     return first, first + size + (index < extra)
 
 
+@functools.lru_cache(maxsize=2**10)
+def split_all(length: int, parts: int) -> tuple[Interval, ...]:
+    """Returns the intervals of all parts, in order."""
+    return tuple(split(length, parts, index) for index in range(parts))
+
+
 def own_rect(size: Sequence[int], grid: Sequence[int], tile: int) -> Rect:
     """Returns the rectangle of an H x W map that a tile owns; tiles count row by row."""
     row, col = divmod(tile, grid[1])
     return split(size[0], grid[0], row) + split(size[1], grid[1], col)
+
+
+def own_rects(size: Sequence[int], grid: Sequence[int]) -> list[Rect]:
+    """Returns the rectangles of an H x W map that all tiles own, in their order."""
+    rows, cols = split_all(size[0], grid[0]), split_all(size[1], grid[1])
+    return [row + col for row, col in itertools.product(rows, cols)]
 
 
 def is_empty(rect: Rect) -> bool:
@@ -151,9 +163,7 @@ def need_of(axes: Axes, out: Rect) -> Rect:
 
 def window_loans(axes: Axes, grid: Sequence[int]) -> list[list[int]]:
     """Returns the messages between tiles before one operation, as :func:`loans`."""
-    sizes_out = [axis.size_out for axis in axes]
-    tiles = range(grid[0] * grid[1])
-    needs = [need_of(axes, own_rect(sizes_out, grid, tile)) for tile in tiles]
+    needs = [need_of(axes, rect) for rect in own_rects([axis.size_out for axis in axes], grid)]
     return loans([axis.size_in for axis in axes], grid, needs)
 
 
@@ -178,8 +188,7 @@ def regrid_messages(
 
     As :func:`loans`, but with those from a tile to the tile of the same number.
     """
-    tiles = range(target_grid[0] * target_grid[1])
-    return _pieces(size, source_grid, [own_rect(size, target_grid, tile) for tile in tiles])
+    return _pieces(size, source_grid, own_rects(size, target_grid))
 
 
 def _pieces(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[list[int]]:
@@ -196,7 +205,7 @@ def _pieces(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> 
 @functools.lru_cache(maxsize=2**14)  # a row of tiles needs the same rows
 def _owners(interval: Interval, length: int, parts: int) -> tuple[tuple[int, int, int], ...]:
     """Returns the (part, first, end) of which an interval of a split length consists."""
-    owned = (split(length, parts, part) for part in range(parts))
+    owned = split_all(length, parts)
     clipped = ((max(interval[0], low), min(interval[1], high)) for low, high in owned)
     return tuple((part, low, high) for part, (low, high) in enumerate(clipped) if low < high)
 

@@ -46,8 +46,7 @@ def test_rehearsals_of_a_large_plan_are_bounded(monkeypatch):
     for limit in (sum(work.values()) - 1, 2 * max(work.values()), 1):
         monkeypatch.setattr(rank_kinds, "WORK", limit)
         chosen = representatives(plan)
-        kinds = [likeness(plan, rank) for rank in range(plan.ranks_per_replica)]
-        sizes = [sum(rank_kinds._size(plan, rank, kind)) for rank, kind in enumerate(kinds)]
+        sizes = [sum(rank_kinds._size(plan, rank)) for rank in range(plan.ranks_per_replica)]
         assert len(set(chosen)) < len(set(exact))
         assert len(set(chosen)) == 1 or sum(work[rank] for rank in set(chosen)) <= limit
         # What is predicted for a rank is never that of one that holds less.

@@ -15,10 +15,11 @@ from hires.plan.event import Event
 from hires.plan.groups import groups, sums_of
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import AHEAD, JOINED, events
+from hires.plan.proof.common_order import SEMANTICS as ORDERED
+from hires.plan.proof.common_order import prove_in_order
 from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
-from hires.plan.proof.rounds import SEMANTICS as ROUNDS
-from hires.plan.proof.rounds import prove_in_rounds
 from hires.plan.proof.walk import Proof
+from hires.plan.rank_kinds import translated_kinds
 
 BACKENDS = {"gloo": (RENDEZVOUS, MAILBOXES), "mpi": (RENDEZVOUS,), "nccl": (SEPARATE,)}
 """How a backend's messages meet. A plan must be right under each of them: whether ranks share
@@ -85,7 +86,7 @@ def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdi
         ways: (semantics, order of posting) of each verdict.
     """
     programs: dict[str, list[list[Event]]] = {}
-    in_rounds: dict[str, Proof | None] = {}
+    in_order: dict[str, Proof | None] = {}
     ranks = range(plan.ranks_per_replica)
     members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
     # Every replica does the same, but all meet in the sums of gradients.
@@ -95,9 +96,9 @@ def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdi
         began = time.perf_counter()
         with _no_collection():
             made = (chain(creation(members, r), events(plan, r, order)) for r in ranks)
-            if semantics in ROUNDS and order not in in_rounds:
-                in_rounds[order] = prove_in_rounds([*made], members)
-            proof = in_rounds[order] if semantics in ROUNDS else None
+            if semantics in ORDERED and order not in in_order:
+                in_order[order] = prove_in_order([*made], members, translated_kinds(plan))
+            proof = in_order[order] if semantics in ORDERED else None
             if proof is None:
                 if order not in programs:
                     made = (chain(creation(members, r), events(plan, r, order)) for r in ranks)

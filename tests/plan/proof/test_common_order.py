@@ -1,4 +1,4 @@
-"""Is a plan that is proved in rounds right under every semantics of the machine?"""
+"""Is a plan that is proved by a common order right under every semantics of the machine?"""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from hires.nets.trace import trace
 from hires.plan.event import Event
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from hires.plan.program import AHEAD
+from hires.plan.program import AHEAD, events
 from hires.plan.proof import prove
+from hires.plan.proof.common_order import SEMANTICS, prove_in_order
 from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
-from hires.plan.proof.rounds import SEMANTICS, prove_in_rounds
 from hires.plan.proof.walk import Proof
+from hires.plan.rank_kinds import translated_kinds
 from tests.helpers.damage import damage, valid_programs
 from tests.helpers.damage import prove as run
 from tests.helpers.random_plans import random_plan
@@ -36,14 +37,14 @@ def inner_plan() -> Plan:
     return make_plan(config, trace(Forked(), [2, 3, 64, 64], training=True))
 
 
-def in_rounds(programs: Programs, members: list[list[int]]) -> Proof | None:
-    """Returns the proof in rounds of programs that are lists."""
-    return prove_in_rounds([iter(program) for program in programs], members)
+def in_order(programs: Programs, members: list[list[int]]) -> Proof | None:
+    """Returns the proof by a common order of programs that are lists."""
+    return prove_in_order([iter(program) for program in programs], members)
 
 
 def check(programs: Programs, members: list[list[int]]) -> Proof | None:
-    """Returns the proof in rounds, if there is one, which is that of every machine."""
-    proof = in_rounds(programs, members)
+    """Returns the proof by a common order, if there is one, which is that of every machine."""
+    proof = in_order(programs, members)
     if proof is not None:
         for semantics in SEMANTICS:
             assert run_machine(programs, members, semantics) == proof
@@ -51,18 +52,16 @@ def check(programs: Programs, members: list[list[int]]) -> Proof | None:
 
 
 @pytest.mark.parametrize("layout", GRIDS.values(), ids=GRIDS)
-def test_grid_is_proved_in_rounds(layout):
+def test_grid_has_a_common_order(layout):
     assert check(*valid_programs(plan_of(**layout), AHEAD)) is not None
 
 
-def test_tile_with_eight_neighbours_is_proved_in_rounds():
+def test_tile_with_eight_neighbours_has_a_common_order():
     assert check(*valid_programs(inner_plan(), AHEAD)) is not None
 
 
-def test_tiles_that_hold_nothing_are_left_to_the_machine():
-    programs, members = valid_programs(plan_of(tiles=[7, 1]), AHEAD)
-    check(programs, members)
-    assert not run_machine(programs, members, RENDEZVOUS).problems
+def test_tiles_that_hold_nothing_have_a_common_order_too():
+    assert check(*valid_programs(plan_of(tiles=[7, 1]), AHEAD)) is not None
 
 
 @pytest.mark.parametrize("make", [inner_plan, lambda: plan_of(tiles=[2, 2], replicas=2)])
@@ -82,7 +81,7 @@ def test_pair_streams_are_left_to_the_machine(monkeypatch):
 
 
 def grid_plan(rng: random.Random) -> Plan:
-    """Returns the plan of a grid, which goes in step before it is damaged."""
+    """Returns the plan of a grid, which has a common order before it is damaged."""
     return plan_of(**rng.choice([*GRIDS.values()]))
 
 
@@ -102,7 +101,7 @@ def test_ranks_that_wait_for_each_other_are_left_to_the_machine():
     """Each of a ring of tiles receives before it sends; also where only one lane is crossed."""
     programs, members = valid_programs(plan_of(tiles=[2, 2]), AHEAD)
     late = [sends_behind_waits(program) for program in programs]
-    assert in_rounds(late, members) is None
+    assert in_order(late, members) is None
     assert run_machine(late, members, RENDEZVOUS).stuck
 
 
@@ -114,10 +113,10 @@ def sends_behind_waits(program):
 
 
 @pytest.mark.parametrize("field", ["tag", "lane"])
-def test_two_messages_of_one_tag_or_lane_are_left_to_the_machine(field):
+def test_two_messages_of_one_tag_or_lane_are_no_deadlock(field):
     programs, members = valid_programs(plan_of(tiles=[2, 1]), AHEAD)
     doubled = [twice(program, field) for program in programs]
-    assert in_rounds(doubled, members) is None
+    check(doubled, members)
     assert not run_machine(doubled, members, RENDEZVOUS).problems
 
 
@@ -139,7 +138,7 @@ def test_mailbox_and_message_are_no_pair():
         for rank, program in enumerate(programs)
     ]
     assert any(event.mail for event in programs[0])
-    assert in_rounds(changed, members) is None
+    assert in_order(changed, members) is None
     assert run_machine(changed, members, MAILBOXES).problems
     assert not run_machine(changed, members, SEPARATE).problems
 
@@ -153,3 +152,29 @@ def test_sums_meet_if_all_issue_them_first():
     assert check([[wait, issue]] * 2, [[0, 1]]) is None
     assert check([[issue, gather, wait], [gather, issue, wait]], [[0, 1]]) is None
     assert check([[issue, wait]] * 3, [[0, 1]]) is None
+
+
+def test_kinds_of_tiles_stand_for_equal_programs():
+    """Every rank's program is that of its kind, with all peers shifted as the rank is."""
+    layouts = [{"tiles": [5, 4]}, {"tiles": [7, 1]}, {"tiles": [3, 3], "microbatches": 2}]
+    for plan in [inner_plan(), *(plan_of(**layout) for layout in layouts)]:
+        kinds = translated_kinds(plan)
+        for rank, kind in enumerate(kinds):
+            own, other = (shifted(plan, one) for one in (rank, kind))
+            assert own == other
+        proof = prove_in_order(
+            [iter(program) for program in valid_programs(plan, AHEAD)[0]],
+            valid_programs(plan, AHEAD)[1],
+            kinds,
+        )
+        assert proof == in_order(*valid_programs(plan, AHEAD)) is not None
+    assert len(set(translated_kinds(inner_plan()))) == 9
+
+
+def shifted(plan: Plan, rank: int) -> list[Event]:
+    """Returns the program of a rank with the distances of peers in place of their numbers."""
+    posts = ("send", "recv", "wait_send", "wait_recv")
+    return [
+        event._replace(peer=event.peer - rank if event.kind in posts else event.peer, box=())
+        for event in events(plan, rank)
+    ]
