@@ -65,12 +65,7 @@ def encoded(plot: Plot, form: str) -> bytes:
 
 
 def inline(svg: str, name: str) -> str:
-    """Returns an SVG for a page: no preamble, ids of its own, colours of the page.
-
-    Args:
-        svg: what :func:`text_of` returned.
-        name: of the plot; it prefixes every id.
-    """
+    """Returns an SVG for a page: no preamble, colours of the page, ids that begin with ``name``."""
     kept = _HEAD.sub("", svg)
     kept = _ID.sub(rf"\g<1>{name}-", kept.replace("xlink:href", "href"))
     for ours, pages in _COLOURS.items():

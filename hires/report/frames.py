@@ -140,12 +140,7 @@ class Frames:
 
 
 def load(paths: Sequence[Path], states: Mapping[Path, End] | None = None) -> Frames:
-    """Returns the frames of some runs.
-
-    Args:
-        paths: run folders.
-        states: (state, reason, cause) of runs without an exit record, by folder.
-    """
+    """Returns the frames of some run folders; ``states`` are of runs without an exit record."""
     held = read_runs(paths, states)
     return Frames(held, [], labels={run.path.parent: run.campaign for run in held})
 

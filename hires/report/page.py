@@ -79,14 +79,7 @@ class RunCard:
 def render(
     frames: Frames, tables: Sequence[Table], plots: Sequence[Plot], title: str | None
 ) -> str:
-    """Returns the page as HTML.
-
-    Args:
-        frames: the runs.
-        tables: of them.
-        plots: of them, those without a figure too.
-        title: heading; unset: the names of the campaigns.
-    """
+    """Returns the page as HTML; without a ``title`` its heading names the campaigns."""
     from markupsafe import Markup
 
     script, css = ((FOLDER / n).read_text(encoding="utf-8") for n in ("script.js", "style.css"))

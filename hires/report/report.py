@@ -14,13 +14,12 @@ from typing import Any
 
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.reading import Note
-from hires.report import figures
+from hires.report import figures, formats
 from hires.report.frames import add_campaign, load
 from hires.report.load.runs import End
 from hires.report.plots.backends import read_benches
 from hires.report.plots.base import plot_data
-from hires.report.tables import formats
-from hires.report.tables.summaries import summaries
+from hires.report.summaries import summaries
 
 PAGE = "index.html"
 OPTION = "--out DIR"
@@ -76,16 +75,9 @@ def write_report(
     request: ReportRequest,
     states: Mapping[Path, End] | None = None,
 ) -> ReportFiles:
-    """Writes a report.
+    """Writes a report of some run folders, and of the planned points of some campaigns.
 
-    Args:
-        paths: run folders.
-        campaigns: folders whose planned points belong to it.
-        request: formats and folder.
-        states: (state, reason, cause) of runs without an exit record, by folder.
-
-    Returns:
-        The files, and what could not be drawn or read.
+    ``states`` holds (state, reason, cause) of runs without an exit record, by folder.
 
     Raises:
         RunError: a file cannot be written.

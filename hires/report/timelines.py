@@ -128,9 +128,7 @@ def write_trace(path: StrPath, plan: Plan, steps: list[StepSpans]) -> int:
 def chrome_events(plan: Plan, measured: dict[int, list[StepSpans]]) -> list[Event]:
     """Returns the events of a trace: names, spans and arrows, measured and planned.
 
-    Args:
-        plan: of the run.
-        measured: the ranks of each step on one clock, by its number; steps follow each other.
+    ``measured`` holds the ranks of each step on one clock, by its number; steps follow each other.
     """
     events = [*_names(plan)]
     begin_s = 0.0

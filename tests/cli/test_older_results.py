@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.store.naming import SCHEMA
-from hires.report.tables.run_tables import done_records
+from hires.report.tables import done_records
 from tests.helpers.run_folders import begin, done, end, make_run
 
 OLD = SCHEMA - 1

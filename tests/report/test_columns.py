@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 
-from hires.report import frames
+from hires.report import frames, tables
 from hires.report.columns import MEMORY, SPEED, keys
-from hires.report.tables import run_tables
-from hires.report.tables.summaries import summaries
+from hires.report.summaries import summaries
 from tests.helpers.report_runs import report_run
 
 
 def test_columns_of_throughput_and_memory_stand_in_every_table_and_frame(tmp_path):
     run = report_run(tmp_path)
     record = json.loads((run / "record.json").read_text())
-    own = {table.name: keys(table.columns) for table in run_tables.tables(record)}
+    own = {table.name: keys(table.columns) for table in tables.tables(record)}
     held = frames.load([run])
     page = {summary.name: keys(summary.columns) for summary in summaries(held)}
     for name, columns in (("throughput", keys(SPEED)), ("memory", keys(MEMORY))):
@@ -29,6 +28,6 @@ def test_columns_of_throughput_and_memory_stand_in_every_table_and_frame(tmp_pat
 
 def test_record_of_another_type_is_a_missing_value():
     record = {"throughput": {"img_per_s": ["fast"]}, "memory": [{"rank": -1, "stage": {"a": 1}}, 7]}
-    assert set(run_tables.throughput_table(record).rows[0]) == {None}
-    [row] = run_tables.memory_table(record).rows
+    assert set(tables.throughput_table(record).rows[0]) == {None}
+    [row] = tables.memory_table(record).rows
     assert set(row) == {None, "(dict)"}

@@ -14,7 +14,7 @@ from hires.core.store.reading import Note, text
 from hires.core.text_table import aligned
 from hires.report.columns import Column
 from hires.report.load.plain_values import count, dig
-from hires.report.tables.run_tables import tables
+from hires.report.tables import tables
 
 _PLAIN_WIDTH = 200
 """Columns when the output is no terminal, so that no table is cut in a file."""

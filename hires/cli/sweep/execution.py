@@ -28,7 +28,7 @@ from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launch
 from hires.launcher.local.local_queue import Limits, Result, Task, run_all
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
-from hires.report.tables.run_tables import campaign_rows, campaign_tables, write, write_tables
+from hires.report.tables import campaign_rows, campaign_tables, write, write_tables
 
 
 @dataclass

@@ -52,8 +52,8 @@ def no_runs(results: str, verb: str) -> str:
 
 def _csv(args: Any, paths: Sequence[Path]) -> dict[str, Any]:
     from hires.cli.verbs.list_runs import add_live_states
+    from hires.report.formats import write_frames
     from hires.report.frames import add_campaign, load
-    from hires.report.tables.formats import write_frames
 
     frames = load(paths)
     add_live_states(frames.held)
@@ -68,7 +68,7 @@ def _csv(args: Any, paths: Sequence[Path]) -> dict[str, Any]:
 
 def _mlflow(args: Any, paths: Sequence[Path]) -> dict[str, Any]:
     from hires.report.load.runs import read_runs
-    from hires.report.tables.mlflow_export import write_mlflow
+    from hires.report.mlflow_export import write_mlflow
 
     runs = read_runs(paths)
     written, there = write_mlflow(runs, Path(args.out))

@@ -24,7 +24,7 @@ from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.launcher.status import running_elsewhere
 from hires.plan.plan import Plan
-from hires.report.tables.run_tables import write
+from hires.report.tables import write
 
 _MANY = ("-m", "--multirun")
 PARSER = Parser(

@@ -96,24 +96,19 @@ class _Draws(NamedTuple):
 
 
 def compare(
-    a: Sequence[Repeat], b: Sequence[Repeat], rng: np.random.Generator, resamples: int = RESAMPLES
-) -> Estimate:
-    """Returns the ratio of B to A."""
+    a: Sequence[Repeat] | float, b: Sequence[Repeat], rng: np.random.Generator,
+    resamples: int = RESAMPLES,
+) -> Estimate:  # fmt: skip
+    """Returns the ratio of B to A; A may be a number that is taken as exact."""
+    if isinstance(a, (int, float)):
+        return _of_sides(log_mean(b) - math.log(a), [b], rng, resamples)
     seeds = shared_seeds(a, b)
-    if len(seeds) > 1:
-        of_seed = [{runs[0].seed: log_mean(runs) for runs in by_seed(side)} for side in (a, b)]
-        pairs = np.array([of_seed[1][seed] - of_seed[0][seed] for seed in seeds])
-        draws = [_resampled_means(pairs, rng, resamples)]
-        unit = f"{len(pairs)} pairs of seeds"
-        return _estimate(float(np.mean(pairs)), draws, rng, unit, len(pairs))
-    return _of_sides(log_mean(b) - log_mean(a), [b, a], rng, resamples)
-
-
-def beside(
-    value: float, b: Sequence[Repeat], rng: np.random.Generator, resamples: int = RESAMPLES
-) -> Estimate:
-    """Returns the ratio of B to a number that is taken as exact."""
-    return _of_sides(log_mean(b) - math.log(value), [b], rng, resamples)
+    if len(seeds) < 2:
+        return _of_sides(log_mean(b) - log_mean(a), [b, a], rng, resamples)
+    of_seed = [{runs[0].seed: log_mean(runs) for runs in by_seed(side)} for side in (a, b)]
+    pairs = np.array([of_seed[1][seed] - of_seed[0][seed] for seed in seeds])
+    draws = [_resampled_means(pairs, rng, resamples)]
+    return _estimate(float(np.mean(pairs)), draws, rng, f"{len(pairs)} pairs of seeds", len(pairs))
 
 
 def together(estimates: Sequence[Estimate]) -> Estimate:

@@ -6,16 +6,17 @@ side, and another on the other side, is what the sides are compared about; it ke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hires.core.store.attempts import Attempt
 from hires.core.store.reading import text
 from hires.report.compare.metrics import Metric
 from hires.report.load.plain_values import dig, value_text
-from hires.report.load.repeats import Repeat, attempt_origin, repeat_latest
+from hires.report.load.repeats import Repeat
 from hires.report.load.rows import what
-from hires.report.load.runs import SEED, Run
+from hires.report.load.runs import SEED, Run, repeats_of
 
 _COLUMNS = ("model", "image", "layout", "precision")
 _MAX_LABEL = 160
@@ -31,9 +32,7 @@ class ComparedPoint:
 
     def attempts(self) -> list[tuple[Run, Attempt]]:
         """Returns the complete attempts made by the commit and on the machine of the latest."""
-        complete = [(run, attempt) for run in self.runs for attempt in run.complete]
-        latest = repeat_latest([attempt_origin(attempt.record) for _, attempt in complete])
-        return [pair for pair, counts in zip(complete, latest, strict=True) if counts]
+        return repeats_of(self.runs)
 
     def num_left_out(self) -> int:
         """Returns the number of complete attempts by other code or machines."""
@@ -54,8 +53,7 @@ class ComparedPoint:
         return state, cause or reason
 
 
-@dataclass
-class Pairing:
+class Pairing(NamedTuple):
     """Points of two sides."""
 
     points: list[tuple[str, ComparedPoint, ComparedPoint]]
@@ -73,7 +71,12 @@ def pair(a: Sequence[Run], b: Sequence[Run]) -> Pairing:
         sides = [{config.get(key) for config in side} for side in (ours, theirs)]
         if len(sides[0]) == len(sides[1]) == 1 and sides[0] != sides[1]:
             about.add(key)
-    left, right = _points(a, ours, about), _points(b, theirs, about)
+    left: dict[Key, ComparedPoint] = {}
+    right: dict[Key, ComparedPoint] = {}
+    for points, runs, configs in ((left, a, ours), (right, b, theirs)):
+        for run, config in zip(runs, configs, strict=True):
+            point = tuple(sorted((k, v) for k, v in config.items() if k not in about))
+            points.setdefault(point, ComparedPoint()).runs.append(run)
     labels = _labels(list(dict.fromkeys([*left, *right])), left, right)
     return Pairing(
         [(labels[key], left[key], right[key]) for key in left if key in right],
@@ -85,16 +88,6 @@ def pair(a: Sequence[Run], b: Sequence[Run]) -> Pairing:
 def points(runs: Sequence[Run]) -> list[tuple[str, ComparedPoint]]:
     """Returns the points of one set of runs, each with its label."""
     return [(label, point) for label, point, _ in pair(runs, runs).points]
-
-
-def _points(
-    runs: Sequence[Run], configs: Sequence[Mapping[str, str]], ignored: Iterable[str]
-) -> dict[Key, ComparedPoint]:
-    points: dict[Key, ComparedPoint] = {}
-    for run, config in zip(runs, configs, strict=True):
-        key = tuple(sorted((k, v) for k, v in config.items() if k not in ignored))
-        points.setdefault(key, ComparedPoint()).runs.append(run)
-    return points
 
 
 def _labels(

@@ -94,7 +94,7 @@ class Reference:
 
 
 def is_reference(name: str) -> bool:
-    """Whether a word on the command line names a file of references."""
+    """Whether a word of the command line names a file of references."""
     return name.endswith(ENDINGS) and not Path(name).is_dir()
 
 
@@ -132,14 +132,9 @@ def from_point(
     point: ComparedPoint, metric: Metric, value: float, tolerance: Tolerance,
     keys: Collection[str] = (),
 ) -> Reference:  # fmt: skip
-    """Returns what a point measured as what it should measure.
+    """Returns what a point measured, ``value`` in the base unit, as what it should measure.
 
-    Args:
-        point: complete runs of one config.
-        metric: which number.
-        value: of the point, in the base unit.
-        tolerance: how far others may be off.
-        keys: keys that are written even if they have their defaults.
+    ``keys`` are written even if they have their defaults.
     """
     run = point.attempts()[0][0]
     host = reading.text(run.provenance.get("host"), 200) or "*"
@@ -147,12 +142,9 @@ def from_point(
 
 
 def write(path: Path, references: Sequence[Reference], made_by: str) -> int:
-    """Writes references into a file; those it holds about other points and clusters stay.
+    """Writes references into a file, with the command line ``made_by`` in its first line.
 
-    Args:
-        path: the file; it is made if it does not exist.
-        references: what to write.
-        made_by: the command line.
+    References that the file holds about other points and clusters stay.
 
     Returns:
         How many references the file holds now.

@@ -125,7 +125,7 @@ def parse_tolerance(words: str) -> Tolerance:
 def judge(
     label: str, metric: Metric, a: ComparedPoint | float, b: ComparedPoint, settings: Settings
 ) -> PointVerdict:
-    """Returns the verdict on a point.
+    """Returns the verdict on a point of B.
 
     Args:
         label: of the point.
@@ -135,30 +135,24 @@ def judge(
         settings: tolerance and draws.
     """
     rng = np.random.default_rng([settings.seed, zlib.crc32(f"{metric.name} {label}".encode())])
-    new = b.repeats(metric)
     old = a.repeats(metric) if isinstance(a, ComparedPoint) else []
+    new = b.repeats(metric)
     unjudged = _without_numbers(metric, a, old, b, new)
     if unjudged is not None:
         return PointVerdict(label, metric, *unjudged)
-    if not isinstance(a, ComparedPoint):
-        estimate = bootstrap.beside(a, new, rng, settings.resamples)
-        verdict = _decided(label, metric, estimate, settings)
-        return replace(verdict, a=a, b=middle(new), repeats=(0, len(new)))
     # The numbers shown are those of the runs in the ratio, or the two would contradict each other.
     old, new, alone = paired(old, new)
-    estimate = bootstrap.compare(old, new, rng, settings.resamples)
+    base = old if isinstance(a, ComparedPoint) else a
+    estimate = bootstrap.compare(base, new, rng, settings.resamples)
     verdict = _decided(label, metric, estimate, settings)
-    counts = len(old), len(new)
-    return replace(verdict, a=middle(old), b=middle(new), repeats=counts, alone=alone)
+    first = middle(old) if isinstance(a, ComparedPoint) else a
+    return replace(verdict, a=first, b=middle(new), repeats=(len(old), len(new)), alone=alone)
 
 
 def overall(metric: Metric, points: Sequence[PointVerdict], settings: Settings) -> PointVerdict:
     """Returns the verdict on all points together: worse if any of them is.
 
-    Args:
-        metric: what was compared.
-        points: verdicts on all of them.
-        settings: draws; the tolerance is the mean of the points' own.
+    The tolerance is the mean of the points' own.
     """
     worse = [point for point in points if point.status == WORSE]
     why = f"{len(worse)} of {len(points)} points are worse"

@@ -153,11 +153,9 @@ def fastest(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def common_work(points: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Returns the points of that work which most layouts were run with (see :func:`weight`).
+    """Returns the points of the work in ``keys`` which most layouts were run with (:func:`weight`).
 
-    Args:
-        points: at least one.
-        keys: columns that define the work.
+    There must be at least one point.
     """
     groups = [part for _, part in points.groupby(group_key(points, keys), sort=True)]
     return max(groups, key=weight)
@@ -183,6 +181,13 @@ def distinction(row: Row, among: pd.DataFrame, keys: Sequence[str]) -> str:
         shared = set.intersection(*every) if every else set()
         words += [word for word in str(row[key]).split(_JOIN) if word and word not in shared]
     return ", ".join(word for word in words if not word.startswith(_IN_LABEL))
+
+
+def work_name(row: Row, among: pd.DataFrame, columns: Sequence[str]) -> list[str]:
+    """Returns what the points of a panel or figure share, its campaign in front if it matters."""
+    words = [str(row[key]) for key in columns]
+    words += [f"batch {row['batch']}", *filter(None, [distinction(row, among, ("settings",))])]
+    return [str(row["campaign"]), *words] if among["campaign"].nunique() > 1 else words
 
 
 def point_name(row: Row, among: pd.DataFrame) -> str:

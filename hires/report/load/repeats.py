@@ -8,7 +8,7 @@ of the ratios of the pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hires.core.store.reading import Values, text
@@ -51,25 +51,22 @@ def median(repeats: Sequence[Repeat]) -> float:
         return float(np.median([np.median(repeat.values) for repeat in repeats]))
 
 
-def geometric_mean(repeats: Sequence[Repeat]) -> float:
-    """Returns the geometric mean over seeds of the median over the attempts of each."""
-    runs = by_seed(repeats)
-    return median(runs[0]) if len(runs) == 1 else math.exp(log_mean(repeats))
-
-
 def log_mean(repeats: Sequence[Repeat]) -> float:
-    """Returns the logarithm of the geometric mean over seeds."""
+    """Returns the mean over seeds of the logarithm of the median over the attempts of each."""
     import numpy as np
 
     return float(np.mean(np.log([median(run) for run in by_seed(repeats)])))
 
 
-def middle(
-    repeats: Sequence[Repeat], statistic: Callable[[Sequence[Repeat]], float] = geometric_mean
-) -> float | None:
-    """Returns the number of a point; None unless it has values that can all be compared."""
+def middle(repeats: Sequence[Repeat]) -> float | None:
+    """Returns the number of a point: of its run, or the geometric mean over its seeds.
+
+    It is None unless all values can be compared.
+    """
     values = [value for repeat in repeats for value in repeat.values]
-    return statistic(repeats) if values and usable(values) else None
+    if not values or not usable(values):
+        return None
+    return median(repeats) if len(by_seed(repeats)) == 1 else math.exp(log_mean(repeats))
 
 
 def usable(values: Sequence[float]) -> bool:
@@ -102,6 +99,5 @@ def paired(
     shared = shared_seeds(a, b)
     if len(shared) < 2:
         return list(a), list(b), []
-    kept = [[repeat for repeat in side if repeat.seed in shared] for side in (a, b)]
-    alone = dict.fromkeys(r.seed for r in [*a, *b] if r.seed not in shared)
-    return kept[0], kept[1], list(alone)
+    ours, theirs = ([repeat for repeat in side if repeat.seed in shared] for side in (a, b))
+    return ours, theirs, list(dict.fromkeys(r.seed for r in [*a, *b] if r.seed not in shared))

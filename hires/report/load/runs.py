@@ -71,11 +71,7 @@ class Run:
         return flat(self.config)
 
     def identity(self, *without: str) -> dict[str, str]:
-        """Returns the keys that decide what it computes and measures, with their values as text.
-
-        Args:
-            without: more keys to leave out.
-        """
+        """Returns the keys that decide what it computes and measures, with their values as text."""
         ignored = {*COSMETIC, *without}
         return {
             key: value_text(value)
@@ -100,8 +96,7 @@ class Run:
     @property
     def repeats(self) -> list[Attempt]:
         """The complete attempts that count in its medians (:func:`repeat_latest`)."""
-        latest = repeat_latest([attempt_origin(attempt.record) for attempt in self.complete])
-        return [a for a, counts in zip(self.complete, latest, strict=True) if counts]
+        return [attempt for _, attempt in repeats_of([self])]
 
     @property
     def shown(self) -> int:
@@ -201,6 +196,13 @@ def read_runs(paths: Iterable[Path], states: Mapping[Path, End] | None = None) -
         run.status = (states or {}).get(run.path)
         run.label = labels[run.path.parent]
     return runs
+
+
+def repeats_of(runs: Iterable[Run]) -> list[tuple[Run, Attempt]]:
+    """Returns the complete attempts made by the commit and on the machine of the latest."""
+    complete = [(run, attempt) for run in runs for attempt in run.complete]
+    latest = repeat_latest([attempt_origin(attempt.record) for _, attempt in complete])
+    return [pair for pair, counts in zip(complete, latest, strict=True) if counts]
 
 
 def campaign_labels(folders: Iterable[Path]) -> dict[Path, str]:

@@ -29,7 +29,7 @@ def curves(data: PlotData) -> Drawing:
     for run, losses in runs:
         steps, values = thinned(losses)
         every = max(1, len(steps) // 12)
-        look = style.line_look(run.layout)
+        look = style.layout_style(run.layout).of_line
         axis.plot(steps, values, **look, markevery=every, label=style.short(run.label))
         words.append(f"{run.label} {losses[min(losses)]:.4g} to {losses[max(losses)]:.4g}")
     axis.set(xlabel="step", ylabel="loss")
@@ -58,7 +58,7 @@ def error(data: PlotData) -> Drawing:
             # The layouts of one precision stand side by side.
             shift = 0.6 * ((place + 0.5) / len(layouts) - 0.5)
             columns = [names.index(name) + shift for name in own["precision"]]
-            look = style.line_look(layout) | {"ls": "", "label": style.short(layout)}
+            look = style.layout_style(layout).of_line | {"ls": "", "label": style.short(layout)}
             axis.plot(columns, numeric(own, key).clip(lower=_FLOOR), **look)
         style.log_axis(axis, "y")
         axis.set_xticks(range(len(names)), names)

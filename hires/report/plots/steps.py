@@ -155,11 +155,7 @@ def split_rank(
         sender    |  F0  |
         this rank |bubble|message|  F0  |halo|  F0  |
 
-    Args:
-        plan: of the run.
-        rank: its spans.
-        ends: when each pass of the step ended, by rank and action.
-        whole_s: length of the step.
+    ``ends`` holds when each pass of the step ended, by rank and action.
     """
     parts = dict.fromkeys(PARTS, 0.0)
     inner = [span for span in rank.spans if span.kind in (HALO, COLLECTIVE)]

@@ -12,10 +12,9 @@ from __future__ import annotations
 import contextlib
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hires.core.ranks import timeline
 
@@ -33,14 +32,23 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
 one."""
 
 
-@dataclass(frozen=True)
-class LayoutStyle:
+class LayoutStyle(NamedTuple):
     """How one layout is drawn."""
 
     colour: str
     marker: str
     hatch: str
     line: Any = "-"
+
+    @property
+    def of_line(self) -> dict[str, Any]:
+        """The options of ``Axes.plot``."""
+        return {"color": self.colour, "marker": self.marker, "ls": self.line}
+
+    @property
+    def of_bar(self) -> dict[str, Any]:
+        """The options of ``Axes.barh``."""
+        return {"color": self.colour, "hatch": self.hatch}
 
 
 _FAMILIES = (
@@ -105,25 +113,11 @@ def layout_style(layout: str) -> LayoutStyle:
     return LayoutStyle(_OTHERS[zlib.crc32(layout.encode()) % len(_OTHERS)], ">", "-", "--")
 
 
-def line_look(layout: str) -> dict[str, Any]:
-    """Returns the options of ``Axes.plot`` for a layout."""
-    look = layout_style(layout)
-    return {"color": look.colour, "marker": look.marker, "ls": look.line}
-
-
-def bar_look(layout: str) -> dict[str, Any]:
-    """Returns the options of ``Axes.barh`` for a layout."""
-    look = layout_style(layout)
-    return {"color": look.colour, "hatch": look.hatch}
-
-
-@contextlib.contextmanager
-def styled() -> Iterator[None]:
-    """Sets matplotlib's defaults to those of reports within a ``with`` block."""
+def styled() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which matplotlib has the defaults of reports."""
     import matplotlib as mpl
 
-    with mpl.rc_context(fname=Path(__file__).with_name("report.mplstyle")):
-        yield
+    return mpl.rc_context(fname=Path(__file__).with_name("report.mplstyle"))
 
 
 def figure(rows: int = 1, columns: int = 1, height: float = 3.4, **more: Any) -> tuple[Figure, Any]:
@@ -177,9 +171,12 @@ def log_axis(axis: Axes, which: str, base: float = 10.0) -> None:
     """Makes an axis logarithmic, labelled 0.001 or 1e-06 instead of powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    def plain(value: float, _: int) -> str:
+        return f"{value:.7g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
+
     (axis.set_xscale if which == "x" else axis.set_yscale)("log", base=base)
     scale = axis.xaxis if which == "x" else axis.yaxis
-    scale.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+    scale.set_major_formatter(FuncFormatter(plain))
     scale.set_minor_formatter(NullFormatter())
     low, high = scale.get_view_interval()
     if base == 10 and 0 < low < high < 1000 * low:
@@ -195,7 +192,3 @@ def short(name: str, length: int = 26) -> str:
 def listed(words: Sequence[str]) -> str:
     """Returns words as a list in prose: ``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _plain(value: float) -> str:
-    return f"{value:.7g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"

@@ -9,11 +9,11 @@ from hires.report.load.measured_points import (
     SPREAD,
     WORK,
     common_work,
-    distinction,
     fastest,
     group_key,
     point_name,
     weight,
+    work_name,
 )
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, Drawing, NotDrawnError, PlotData, plot
@@ -47,7 +47,7 @@ def by_layout(data: PlotData) -> Drawing:
                 middle, low, high = (float(v.iloc[0]) for v in _spread(best.loc[[name]]))
                 axis.barh(
                     place, middle, 0.66, xerr=[[low], [high]],
-                    **style.bar_look(str(best.loc[name, "layout"])),
+                    **style.layout_style(str(best.loc[name, "layout"])).of_bar,
                     error_kw={"ecolor": style.INK, "elinewidth": 1.0, "capsize": 2.5},
                 )  # fmt: skip
         style.named_rows(axis, names)
@@ -79,11 +79,7 @@ def by_image(data: PlotData) -> Drawing:
             _draw_line(axis, line.sort_values("pixels"), "pixels", layout, ranks)
         _label_images(axis, part)
         row = plain_rows(part)[0]
-        title = [str(row[key]) for key in ("model", "precision", "task")]
-        title += [f"batch {row['batch']}", *filter(None, [distinction(row, frame, ("settings",))])]
-        if frame["campaign"].nunique() > 1:
-            title.insert(0, str(row["campaign"]))
-        heading = style.short(", ".join(title), 48)
+        heading = style.short(", ".join(work_name(row, frame, ("model", "precision", "task"))), 48)
         axis.set(title=heading, ylabel="images/s")
         axis.set_ylim(bottom=0)
         ends = (part["pixels"].min(), part["pixels"].max())
@@ -109,11 +105,9 @@ def by_ranks(data: PlotData) -> Drawing:
     words = _draw_scaling(speed, share, work)
     style.legend(fig, [speed])
     row = plain_rows(work)[0]
-    heading = [str(row[key]) for key in ("model", "image", "precision", "task")]
-    heading += [f"batch {row['batch']}", *filter(None, [distinction(row, frame, ("settings",))])]
-    if frame["campaign"].nunique() > 1:
-        heading.insert(0, f"campaign {row['campaign']}")
-    caption = f"{', '.join(heading)}: {words}"
+    heading = ", ".join(work_name(row, frame, ("model", "image", "precision", "task")))
+    several = "campaign " if frame["campaign"].nunique() > 1 else ""
+    caption = f"{several}{heading}: {words}"
     if len(works) > 1:
         caption += f" The table of throughput has {len(works) - 1} more of such combinations."
     return Drawing(fig, caption)
@@ -137,7 +131,7 @@ def _draw_scaling(speed: Axes, share: Axes, work: pd.DataFrame) -> str:
         _draw_line(speed, line, "ranks", layout, None)
         ranks = numeric(line, "ranks")
         percent = 100 * numeric(line, "img_per_s_median") / (ideal * ranks)
-        share.plot(ranks, percent, **style.line_look(layout))
+        share.plot(ranks, percent, **style.layout_style(layout).of_line)
         words.append(f"{layout} {percent.iloc[-1]:.0f} % on {int(ranks.iloc[-1])}")
     for axis in (speed, share):
         style.log_axis(axis, "x", 2)
@@ -182,7 +176,7 @@ def _draw_line(axis: Axes, line: pd.DataFrame, key: str, layout: str, ranks: int
     middle, low, high = _spread(line)
     label = style.short(layout) + (f" on {ranks}" if ranks else "")
     axis.errorbar(
-        numeric(line, key), middle, yerr=[low, high], **style.line_look(layout),
+        numeric(line, key), middle, yerr=[low, high], **style.layout_style(layout).of_line,
         elinewidth=1.0, capsize=2.5, label=label,
     )  # fmt: skip
 

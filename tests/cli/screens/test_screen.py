@@ -8,7 +8,7 @@ import yaml
 from hires.cli.screens import screen
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.report.columns import Column
-from hires.report.tables.run_tables import memory_table
+from hires.report.tables import memory_table
 
 COLUMNS = (Column("model", "model"), Column("rate", "median", "img/s", digits=2))
 

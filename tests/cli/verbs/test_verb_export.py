@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hires.report import mlflow_export
 from hires.report.load.runs import read_runs
-from hires.report.tables import mlflow_export
-from hires.report.tables.mlflow_export import TAG
+from hires.report.mlflow_export import TAG
 from tests.helpers.compared_runs import compared_run, failed_run
 
 RESULTS = Path("results")

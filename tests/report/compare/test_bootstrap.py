@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hires.report.compare.bootstrap import beside, block_length, compare, together
+from hires.report.compare.bootstrap import block_length, compare, together
 from hires.report.load.repeats import Repeat, median, middle
 
 SEEDS = 100
@@ -110,7 +110,7 @@ def test_same_numbers_have_an_interval_without_width():
 def test_few_units_have_a_wider_interval_than_many():
     def width(count):
         rng = np.random.default_rng(2)
-        low, high = beside(1.0, repeats(rng, count), rng).interval()
+        low, high = compare(1.0, repeats(rng, count), rng).interval()
         return high / low
 
     assert width(2) > width(4) > width(16)
@@ -153,7 +153,7 @@ def test_run_counts_as_the_median_over_its_attempts_and_a_point_as_the_mean_of_i
     assert middle([*one, *two]) == pytest.approx(40)
     assert middle([]) is None
     rng = np.random.default_rng(0)
-    assert beside(1.0, [*one, *two], rng).ratio == pytest.approx(40)
+    assert compare(1.0, [*one, *two], rng).ratio == pytest.approx(40)
     assert compare(two, one, rng).ratio == pytest.approx(0.25)
 
 

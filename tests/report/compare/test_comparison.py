@@ -79,7 +79,7 @@ def test_equal_runs_are_called_different_in_at_most_5_of_100_seeds(tmp_path):
     for seed in range(100):
         rng = np.random.default_rng([1, seed])
         a, b = (
-            [compared_run(tmp_path / f"{seed}{side}", [np.exp(0.05 * rng.normal(size=30))])]
+            [compared_run(tmp_path / f"{seed}{side}", [list(np.exp(0.05 * rng.normal(size=30)))])]
             for side in "ab"
         )
         made = compare(a, b, settings=Settings(parse_tolerance("0%"), resamples=300))

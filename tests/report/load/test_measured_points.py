@@ -11,7 +11,7 @@ from hires.report import figures, frames, page
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import points as pairs
 from hires.report.plots.base import plot_data
-from hires.report.tables.summaries import summaries
+from hires.report.summaries import summaries
 from tests.helpers.report_runs import MIB, report_run
 
 

@@ -170,3 +170,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
         return records.read_record(folder)
     except RunError:
         return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,10 +8,9 @@ import io
 import pandas as pd
 import pytest
 
-from hires.report import frames
+from hires.report import formats, frames
 from hires.report.columns import Column, Table, memory_rows
-from hires.report.tables import formats
-from hires.report.tables.summaries import summaries
+from hires.report.summaries import summaries
 from tests.helpers.report_runs import sized_campaign
 
 COLUMNS = [

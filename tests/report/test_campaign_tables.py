@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hires.core.store.campaign import Campaign, PlannedPoint
-from hires.report.tables import run_tables
+from hires.report import tables as run_tables
 
 SPREAD = {"median": 12.0, "p10": 11.0, "p90": 13.0}
 

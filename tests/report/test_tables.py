@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import RunError
+from hires.report import tables
 from hires.report.columns import memory_rows
-from hires.report.tables import run_tables
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SPREAD = {"median": 12.3456, "p10": 11.0, "p90": 13.0}
 
 
@@ -37,7 +37,7 @@ def record():
 
 
 def test_throughput_markdown_has_units_and_is_aligned(record):
-    title, _, heads, rule, row = run_tables.throughput_table(record).to_markdown().splitlines()
+    title, _, heads, rule, row = tables.throughput_table(record).to_markdown().splitlines()
     assert title == "## Throughput"
     assert len(heads) == len(rule) == len(row)
     assert heads.startswith("| model    | image | layout | precision | ranks | images/step |")
@@ -53,7 +53,7 @@ def cells(line):
 
 
 def test_memory_markdown_is_in_mib_and_dashes_what_is_unknown(record):
-    lines = run_tables.memory_table(record).to_markdown().splitlines()
+    lines = tables.memory_table(record).to_markdown().splitlines()
     assert cells(lines[2])[4:8] == ["peak [MiB]", "predicted [MiB]", "error [%]", "measured by"]
     known = ["1536.0", "1024.0", "-33.3", "rss", "3.0", "2.0", "-"]
     assert cells(lines[4]) == ["0", "0", "0", "0,1", *known]
@@ -67,10 +67,10 @@ def test_place_in_both_directions_is_one_cell():
 
 
 def test_csv_has_plain_numbers(record):
-    row = next(csv.DictReader(io.StringIO(run_tables.throughput_table(record).to_csv())))
+    row = next(csv.DictReader(io.StringIO(tables.throughput_table(record).to_csv())))
     assert row["img_per_s_median"] == "12.3456"
     assert row["image"] == "75x61"
-    rows = list(csv.DictReader(io.StringIO(run_tables.memory_table(record).to_csv())))
+    rows = list(csv.DictReader(io.StringIO(tables.memory_table(record).to_csv())))
     assert rows[0]["peak_bytes"] == str(3 << 29)
     assert rows[0]["tile"] == "0,1"
     assert rows[1]["peak_bytes"] == ""
@@ -78,16 +78,16 @@ def test_csv_has_plain_numbers(record):
 
 def test_run_without_samples_has_dashes(record):
     record["throughput"] = {"img_per_s": None, "step_s": None, "samples": 0}
-    assert run_tables.throughput_table(record).text_rows()[0][6:] == ["-"] * 6 + ["0"]
+    assert tables.throughput_table(record).text_rows()[0][6:] == ["-"] * 6 + ["0"]
 
 
 def test_bar_in_a_cell_does_not_end_it(record):
     record["layout"] = "a|b"
-    assert "| a\\|b " in run_tables.throughput_table(record).to_markdown()
+    assert "| a\\|b " in tables.throughput_table(record).to_markdown()
 
 
 def test_write_makes_four_files(record, tmp_path):
-    written = run_tables.write(tmp_path, record)
+    written = tables.write(tmp_path, record)
     names = ["memory.csv", "memory.md", "throughput.csv", "throughput.md"]
     assert sorted(path.name for path in written) == names
     assert sorted(path.name for path in tmp_path.iterdir()) == names
@@ -95,18 +95,18 @@ def test_write_makes_four_files(record, tmp_path):
 
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
 def test_run_that_is_not_done_has_no_tables(record, tmp_path, state):
-    assert run_tables.write(tmp_path, {**record, "state": state}) == []
+    assert tables.write(tmp_path, {**record, "state": state}) == []
     assert not list(tmp_path.iterdir())
 
 
 def test_write_without_room_is_explained(record, tmp_path):
     with pytest.raises(RunError, match=r"cannot write .*throughput\.csv"):
-        run_tables.write(tmp_path / "gone", record)
+        tables.write(tmp_path / "gone", record)
 
 
 def test_by_hand_prints_and_writes(record, tmp_path, capsys):
     (tmp_path / "record.json").write_text(json.dumps(record))
-    assert run_tables.main([str(tmp_path)]) == 0
+    assert tables.main([str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert (
         out
@@ -125,5 +125,5 @@ def test_module_is_a_command(record, tmp_path):
 
 
 def test_by_hand_before_the_end(tmp_path, capsys):
-    assert run_tables.main([str(tmp_path)]) == 1
+    assert tables.main([str(tmp_path)]) == 1
     assert "no attempt has ended yet" in capsys.readouterr().err

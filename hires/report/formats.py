@@ -12,7 +12,7 @@ from hires.core.errors import ConfigError
 from hires.core.store.files import make_folder, write_atomically
 from hires.report.columns import Column, Table
 from hires.report.frames import Frames
-from hires.report.tables.summaries import cells
+from hires.report.summaries import cells
 
 FORMATS = ("csv", "md", "tex", "parquet")
 FRAMES = (

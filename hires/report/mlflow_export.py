@@ -36,11 +36,7 @@ _MAX_VALUE = 500
 
 
 def write_mlflow(runs: Sequence[Run], out: Path) -> tuple[int, int]:
-    """Writes the complete attempts of some runs into a file store.
-
-    Args:
-        runs: what to write.
-        out: folder of the store.
+    """Writes the complete attempts of some runs into the file store in a folder.
 
     Returns:
         How many were written, and how many the store had already.

@@ -1,1 +1,0 @@
-"""Turns runs into tables and files of tables."""
