@@ -41,9 +41,8 @@ def submit(
     folders = sorted({run.path.parent for run in runs})
     for note in (note for folder in folders for note in launcher.repair(folder)):
         print(f"note: {note}", file=sys.stderr)
-    refused = running_elsewhere.queued(run.path for run in runs)
-    others = running_elsewhere.under_way(run.path for run in runs if run.path not in refused)
-    refused |= {path: f"{path.name} is under way: {why}" for path, why in others.items()}
+    held = running_elsewhere.holders(run.path for run in runs)
+    refused = {path: f"{path.name} is under way: {why}" for path, why in held.items()}
     for run in runs:
         if run.path not in refused:
             try:

@@ -132,6 +132,9 @@ class Launcher(ABC):
     has_jobs: ClassVar[bool] = True
     """Whether runs are jobs of a scheduler, which go on without the command that started them."""
 
+    cancel_program: ClassVar[str | None] = None
+    """Program of the scheduler that cancels a job by its name, for advice."""
+
     # Before a run
 
     def dependency(
@@ -264,6 +267,11 @@ class Launcher(ABC):
         """
         raise RunError(f"the launcher {type(self).__name__} has no jobs that could be cancelled")
 
+    def cancel_command(self, job: str) -> str:
+        """Returns what stops a job, by its name, that ``hires cancel`` does not reach."""
+        program = self.cancel_program
+        return "the scheduler's own command" if program is None else f"`{program} {job}`"
+
     def silent_end(self, run: RunDir, job: str) -> str | None:
         """Returns why a job ended without ``exit.json``, if the scheduler says so."""
         return None
@@ -339,23 +347,17 @@ def job_name(job: Job) -> str:
     return f"{job['job']}" if index is None else f"{job['job']}_{index}"
 
 
-def job_of(name: str, launcher: str = "slurm") -> Job:
-    """Returns the job of a name, the inverse of :func:`job_name`."""
-    job, _, index = name.partition("_")
-    return {"launcher": launcher, "job": job, "index": int(index) if index else None}
-
-
 def note_job(
-    attempt: Path, job: str, index: int | None = None, pack: int = 1, launcher: str = "slurm"
+    launcher: str, attempt: Path, job: str, index: int | None = None, pack: int = 1
 ) -> None:
     """Writes ``job.json``, the number of an attempt's job.
 
     Args:
+        launcher: its name.
         attempt: folder of the attempt.
         job: number of the job, or of the array.
         index: of the array's task, if it is one.
         pack: how many runs share the job.
-        launcher: its name.
     """
     values: Job = {"launcher": launcher, "job": job, "index": index}
     values |= {"submitted": provenance.now()} | ({"pack": pack} if pack > 1 else {})
@@ -387,7 +389,7 @@ def cancel_jobs(jobs: Iterable[Job]) -> None:
 def _by_launcher(jobs: Iterable[Job]) -> dict[str, list[Job]]:
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        groups.setdefault(job.get("launcher") or "slurm", []).append(job)
+        groups.setdefault(str(job.get("launcher")), []).append(job)
     return groups
 
 

@@ -21,7 +21,6 @@ from hires.launcher.interface import (
     Launcher,
     OnLine,
     Outcome,
-    job_of,
 )
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.status.run_progress import MetricsTail
@@ -47,6 +46,7 @@ class JobWait:
         self.on_line = on_line
         self.attempt = run.attempt
         self._tail = MetricsTail(run.attempt_dir / file_names.METRICS)
+        self._submitted = Attempt(run, run.attempt).job
         self._queried_s = 0.0
         self._answers: list[str] = []
 
@@ -77,7 +77,7 @@ class JobWait:
     def _is_over(self) -> bool:
         if time.monotonic() - self._queried_s >= QUERY_S:
             self._queried_s = time.monotonic()
-            [status] = self.launcher.job_states([job_of(self.job)]).values()
+            [status] = self.launcher.job_states([self._submitted]).values()
             if status.state in (ENDED, GONE):
                 self._answers.append(status.reason or "forgotten")
             elif status.state != UNKNOWN:

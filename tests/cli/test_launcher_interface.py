@@ -47,7 +47,7 @@ class ToyLauncher(Launcher):
         words = [sys.executable, "-m", module, str(run.path), str(run.attempt), RANK]
         process = subprocess.Popen(words, start_new_session=True)
         _PROCESSES[str(process.pid)] = process
-        note_job(run.attempt_dir, str(process.pid), None, launcher="toy")
+        note_job("toy", run.attempt_dir, str(process.pid))
         return str(process.pid)
 
     def wait(

@@ -141,7 +141,7 @@ def test_queued_run_is_not_started_again(hires, cluster):
     hires("run", *SMALL, *SLURM)
     answer = hires("run", *SMALL, *SLURM)
     assert answer.code == 1
-    assert "is job 7 already (pending)" in answer.err
+    assert "job 7 has it as attempt a0 (pending)" in answer.err
     assert not (only_run() / "a1").exists()
 
 
@@ -167,7 +167,7 @@ def test_of_two_commands_for_one_point_at_the_same_moment_one_is_refused(hires, 
     ends = together(words, words)
     assert sorted(code for code, _ in ends) == [0, 1], ends
     [told] = [err for code, err in ends if code]
-    assert "is job 7 already (pending)" in told
+    assert "was begun meanwhile, by another command, as attempt a0" in told
     assert len((tmp_path / "submitted").read_text().splitlines()) == 1
     assert [path.name for path in only_run().glob("a*")] == ["a0"]
 

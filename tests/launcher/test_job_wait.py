@@ -11,8 +11,9 @@ import pytest
 from hires.core.errors import RunError
 from hires.core.store import attempts, file_names, records
 from hires.launcher import job_wait
-from hires.launcher.interface import launcher_named, note_job
+from hires.launcher.interface import launcher_named
 from hires.launcher.job_wait import JobWait
+from hires.launcher.slurm.job_script import note_job
 from hires.launcher.status import running_elsewhere
 
 FORGOTTEN = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
@@ -128,33 +129,41 @@ def test_slurm_that_does_not_answer_is_no_verdict(run, squeue):
     assert JobWait(launcher_named("slurm"), run, "7").wait().state == "done"
 
 
+def begin(path: Path) -> None:
+    """Begins an attempt, as far as no job or process has the run."""
+    with running_elsewhere.alone(path):
+        pass
+
+
 def test_run_whose_job_is_queued_is_refused(run, squeue):
     squeue(PENDING)
-    with pytest.raises(RunError, match=r"is job 7 already \(pending\).*`hires cancel /.*`"):
-        running_elsewhere.refuse_queued(run.path)
+    with pytest.raises(
+        RunError, match=r"job 7 has it as attempt a0 \(pending\).*`hires cancel /.*`"
+    ):
+        begin(run.path)
     attempts.next_attempt(run.path)  # hires cancels what is the latest, and no other
-    with pytest.raises(RunError, match=r"is job 7 already \(pending\).*`scancel 7`"):
-        running_elsewhere.refuse_queued(run.path)
+    with pytest.raises(RunError, match=r"job 7 has it as attempt a0 \(pending\).*`scancel 7`"):
+        begin(run.path)
 
 
-@pytest.mark.parametrize("answer", [FAILED, FORGOTTEN, SILENT])
+@pytest.mark.parametrize("answer", [FAILED, FORGOTTEN])
 def test_run_whose_job_is_gone_may_be_submitted(run, squeue, answer):
     squeue(answer)
-    running_elsewhere.refuse_queued(run.path)
+    begin(run.path)
     end(run, 0, "failed")
     squeue(RUNNING)  # of another job by now
-    running_elsewhere.refuse_queued(run.path)
-    running_elsewhere.refuse_queued(run.path / "none")
+    begin(run.path)
+    begin(run.path / "none")
 
 
 def test_run_whose_job_was_queued_again_is_refused(run, squeue):
     # It ended, and still would have run twice at once: by its old job and by the new one.
     end(run, 0, "failed", "preempted")
     squeue(PENDING)
-    with pytest.raises(RunError, match=r"is job 7 already \(pending\)"):
-        running_elsewhere.refuse_queued(run.path)
+    with pytest.raises(RunError, match=r"job 7 has it as attempt a0 \(pending\)"):
+        begin(run.path)
     squeue(FAILED)
-    running_elsewhere.refuse_queued(run.path)
+    begin(run.path)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +187,10 @@ def test_node_that_does_not_see_the_run_folder_is_the_cause(run, squeue, tmp_pat
     assert json.loads((run.attempt_dir / "exit.json").read_text())["reason"] == "launch"
 
 
-def test_machine_without_slurm_may_submit_what_nobody_can_ask_about(run, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    running_elsewhere.refuse_queued(run.path)
+def test_run_whose_job_may_live_is_refused_while_slurm_does_not_answer(run, squeue, monkeypatch):
+    squeue(SILENT)
+    with pytest.raises(RunError, match=r"job 7 may have it as attempt a0, and .*controller"):
+        begin(run.path)
+    monkeypatch.setenv("PATH", str(run.path))
+    with pytest.raises(RunError, match="squeue is not installed here"):
+        begin(run.path)

@@ -222,7 +222,7 @@ def test_two_commands_at_once_submit_a_point_once(runs):
     codes = [process.returncode for process in started]
     runs.jobs += [str(json.loads(ends[n][0])["job"]) for n in (0, 1) if codes[n] == 0]
     assert sorted(codes) == [0, 1], ends
-    assert f"is job {runs.jobs[0]} already" in "".join(map(str, ends))
+    assert f"job {runs.jobs[0]} has it as attempt a0" in "".join(map(str, ends))
 
 
 @pytest.mark.slow

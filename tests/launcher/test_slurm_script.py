@@ -15,8 +15,8 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import launch_file
 from hires.core.store.attempts import Attempt
-from hires.launcher.interface import note_job
 from hires.launcher.slurm import job_script, sbatch
+from hires.launcher.slurm.job_script import note_job
 
 ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r#SBATCH --x \"&"
 

@@ -182,7 +182,7 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> Result:
     """Runs the attempts on this machine, but those of runs that are under way elsewhere."""
     points = {point.folder: point for point in attempts}
     with campaign.starting([sweep.folder]):
-        elsewhere = running_elsewhere.under_way(list(points))
+        elsewhere = running_elsewhere.holders(points)
         for path, point in points.items():
             if path in elsewhere:
                 print(f"{path.name} is left out: {elsewhere[path]}", file=sys.stderr)

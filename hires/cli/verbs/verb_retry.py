@@ -216,6 +216,6 @@ def _next_attempt(repeat: _Repeat, seen: int | None) -> RunDir:
     """Returns a run with a fresh attempt, its config frozen anew if it has changed."""
     with campaign.starting([repeat.path.parent]):
         refuse_begun(repeat.path, seen)
-        with alone(repeat.path, None, None):
+        with alone(repeat.path):
             rundir.refreeze(repeat.path, repeat.config)
             return rundir.start_attempt(repeat.path, None)

@@ -119,12 +119,11 @@ def _begin(
     path, launcher, facts = run_path(config), launcher_of(config), plan.to_dict()
     with contextlib.ExitStack() as stack:
         stack.enter_context(campaign.starting([path.parent]))
-        running_elsewhere.refuse_queued(path)
         fresh = args.again or done_attempt(path) is None
         if fresh and not args.dry_run:
             running_elsewhere.refuse_begun(path, seen)
         if fresh or args.dry_run:
-            stack.enter_context(running_elsewhere.alone(path, None, None))
+            stack.enter_context(running_elsewhere.alone(path))
         if args.dry_run:
             rundir.freeze(config, facts, argv)
         else:

@@ -25,7 +25,7 @@ from hires.launcher.status.run_state import RunState
 class SlurmLauncher(Launcher):
     """Submits each run as a Slurm job, and many as the tasks of job arrays."""
 
-    has_jobs = True
+    cancel_program = "scancel"
 
     dependency = staticmethod(dependency)
     submit_many = staticmethod(job_arrays.submit_all)

@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     log.setup()
     try:
         path = rundir.frozen_folder(words[0])
-        with running_elsewhere.alone(path, None, None):
+        with running_elsewhere.alone(path):
             attempt = attempts.next_attempt(path)
         config, world = records.read_config(path), int(records.read_plan(path)["world"])
         say(f"{path.name}: attempt {attempt}, {world} ranks")

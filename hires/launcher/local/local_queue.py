@@ -219,7 +219,7 @@ class _Queue:
     def _start(self, task: Task) -> None:
         """Starts a task, unless another command makes or has made it; a failed start is its end."""
         try:
-            with running_elsewhere.alone(task.path, None, None):
+            with running_elsewhere.alone(task.path):
                 if len(rundir.done_attempts(task.path)) > self._done[task.path]:
                     self._done[task.path] += 1
                     self._leave(task, "completed by another command meanwhile")

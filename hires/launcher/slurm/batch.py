@@ -171,12 +171,6 @@ class JobAttempt:
 
     def _launch(self) -> Outcome:
         progress = Progress(self.world, self.config.batch, self.config.steps)
-
-        def show_step(line: dict[str, object]) -> None:
-            step = progress.feed(line)
-            if step is not None:
-                say(progress.text(step))
-
         try:
             allocation.refuse_without_module()
             self._refuse_other_code()
@@ -187,7 +181,7 @@ class JobAttempt:
         places = dataclasses.replace(
             places, preemption=self._preemption, termination=self._termination
         )
-        return launch(self.path, self.number, on_line=show_step, places=places)
+        return launch(self.path, self.number, on_line=progress.printer(say), places=places)
 
     def _refuse_other_code(self) -> None:
         """Refuses to run what another hires has planned, unless that is allowed.

@@ -19,9 +19,10 @@ from hires.core.store import file_names, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import ArrayEntry
 from hires.core.store.files import cannot_write, make_folder, write_atomically
-from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, note_job
+from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.slurm import job_script, sbatch, scheduler
+from hires.launcher.slurm.job_script import note_job
 
 FOLDER = "arrays"
 """Folder of all arrays, below that of their campaign."""

@@ -15,9 +15,9 @@ from hires.core.store import attempts, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, attempt_numbers
 from hires.launcher.end_reasons import restarts
-from hires.launcher.interface import note_job
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.slurm.allocation import Allocation
+from hires.launcher.slurm.job_script import note_job
 from hires.launcher.status import running_elsewhere
 
 

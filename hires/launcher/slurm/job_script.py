@@ -11,6 +11,7 @@ function, so the version is pinned and ``tests/launcher/test_slurm_script.py`` r
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import sys
@@ -23,11 +24,12 @@ from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.store import file_names, launch_file
 from hires.core.store.files import write_atomically
-from hires.launcher.interface import note_job
+from hires.launcher import interface
 from hires.launcher.slurm import sbatch
 
 BATCH = "hires.launcher.slurm.batch"
 """Python module that a job runs on its first node, with the script's folder and its arguments."""
+note_job = functools.partial(interface.note_job, "slurm")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from hires.core.errors import RunError
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt, latest
 from hires.core.store.campaign import read_array
-from hires.launcher.interface import note_job
 from hires.launcher.slurm import job_arrays, scheduler
+from hires.launcher.slurm.job_script import note_job
 
 
 def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:

@@ -8,7 +8,6 @@ end, the memory of the ranks, written after the warm-up, near its beginning.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
@@ -142,34 +141,24 @@ def read_ends(path: Path, num_ranks: int) -> ProgressEnds:
                 data += b"\n" + file.read()
     except OSError:
         return ProgressEnds()
-    lines = _whole_lines(data)
+    lines = list(parse_lines(data))
     peaks = [line["peak_bytes"] for line in lines if isinstance(line.get("peak_bytes"), int)]
     steps = [line for line in lines if line.get("kind") == "step"]
-    by_step: dict[int, dict[int, float]] = {}
-    whole = 0
-    for line in steps:
-        named = type(line.get("step")) is int and type(line.get("rank")) is int
-        if named and type(line.get("step_s")) in (int, float):
-            whole += 1
-            by_step.setdefault(line["step"], {})[line["rank"]] = line["step_s"]
-    world = max(num_ranks, *(len(ranks) for ranks in by_step.values()), 0)
-    done = sorted(step for step, ranks in by_step.items() if len(ranks) >= world)
-    times = [max(by_step[step].values()) for step in done[-RECENT_STEPS:]]
+    whole = [
+        {key: line[key] for key in ("kind", "step", "rank", "step_s")}
+        for line in steps
+        if type(line.get("step")) is int
+        and type(line.get("rank")) is int
+        and type(line.get("step_s")) in (int, float)
+    ]
+    progress = Progress(max([num_ranks, *(line["rank"] + 1 for line in whole)]), 1, 0)
+    over = sorted(
+        (step for step in map(progress.feed, whole) if step is not None), key=lambda s: s.index
+    )
+    times = [step.step_s for step in over[-RECENT_STEPS:]]
     return ProgressEnds(
-        done[-1] + 1 if done else 0,
+        over[-1].index + 1 if over else 0,
         statistics.median(times) if times else None,
         max(peaks, default=None),
-        whole < len(steps),
+        len(whole) < len(steps),
     )
-
-
-def _whole_lines(data: bytes) -> list[_Line]:
-    """Returns the lines of a piece of the file that are not cut off."""
-    lines = []
-    for text in data.split(b"\n"):
-        if text[:1] == b"{" and text[-1:] == b"}":
-            try:
-                lines.append(json.loads(text))
-            except (ValueError, RecursionError):
-                continue  # two pieces that look like one
-    return lines

@@ -13,15 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hires.core.errors import RunError
-from hires.core.ranks.heartbeat import FileClock, last_sign
-from hires.core.store import file_names, files, provenance
-from hires.core.store.attempts import Attempt, latest
-from hires.core.store.file_names import last_number
+from hires.core.ranks.heartbeat import FileClock
+from hires.core.store import file_names, files
+from hires.core.store.attempts import Attempt
 from hires.launcher import interface
 from hires.launcher.interface import PENDING, RUNNING, UNKNOWN, JobStatus
-from hires.launcher.status.state import OLD_S, may_restart
+from hires.launcher.status.state import age_s, is_alive, may_restart
 
-_LOCK = file_names.BEGIN_LOCK
 _PATIENCE_S = 120.0
 """How long another process may hold the lock while it queries the scheduler."""
 _STARTS_S = 5.0
@@ -33,7 +31,7 @@ class UnderWayError(RunError):
 
 
 @contextlib.contextmanager
-def alone(run: Path, job: str | None, submitted: int | None) -> Iterator[None]:
+def alone(run: Path, job: str | None = None, submitted: int | None = None) -> Iterator[None]:
     """Lets one process at a time take an attempt of a run, and only if no other has the run.
 
     Args:
@@ -48,65 +46,48 @@ def alone(run: Path, job: str | None, submitted: int | None) -> Iterator[None]:
     if not run.is_dir():  # a lock would make the folder, and no run is whole without its files
         yield
         return
-    with files.wait_for_lock(run / _LOCK, f"the start of {run.name}", _PATIENCE_S):
-        attempts = _attempts(run)
-        others = [a.job for a in attempts if a.job and may_restart(a) and a.job_name != job]
-        why = _owner(attempts, job, submitted, interface.job_states(others))
-        by = "" if job is None else f" by job {job}"
-        if why is not None:
-            raise UnderWayError(
-                f"{run.name} is not begun{by}: {why}; wait until that has ended, or stop it with "
-                f"`hires cancel`"
-            )
+    with files.wait_for_lock(run / file_names.BEGIN_LOCK, f"the start of {run.name}", _PATIENCE_S):
+        for why in holders([run], job, submitted).values():
+            by = "" if job is None else f" by job {job}"
+            raise UnderWayError(f"{run.name} is not begun{by}: {why}")
         yield
 
 
-def under_way(runs: Iterable[Path]) -> dict[Path, str]:
-    """Returns the runs that are under way, with who has them in words.
+def holders(
+    runs: Iterable[Path], job: str | None = None, submitted: int | None = None
+) -> dict[Path, str]:
+    """Returns the runs that another job or process has, with its name and how to stop it in words.
 
     Call it within :func:`hires.core.store.campaign.starting` if the others are to be started.
+
+    Args:
+        runs: run folders.
+        job: name of this job, see :func:`alone`.
+        submitted: the attempt that it was submitted for.
     """
-    attempts = {run: _attempts(run) for run in runs}
-    jobs = [a.job for some in attempts.values() for a in some if a.job and may_restart(a)]
-    statuses = interface.job_states(jobs)
-    owners = {run: _owner(some, None, None, statuses) for run, some in attempts.items()}
-    return {run: owner for run, owner in owners.items() if owner is not None}
+    every = {
+        run: [Attempt(run, number) for number in file_names.attempt_numbers(run)] for run in runs
+    }
+    jobs = [a.job for some in every.values() for a in some if a.job and may_restart(a)]
+    statuses = interface.job_states(each for each in jobs if interface.job_name(each) != job)
+    held: dict[Path, str] = {}
+    for run, attempts in every.items():
+        holder = _job_of(attempts, job, submitted, statuses) or _process_of(attempts, job)
+        if holder is not None:
+            who, attempt = holder
+            stop = f"`hires cancel {shlex.quote(str(run))}`"
+            if attempt is not attempts[-1] and attempt.job_name is not None:
+                launcher = interface.launcher_named(attempt.job["launcher"])
+                stop = launcher.cancel_command(attempt.job_name)
+            held[run] = f"{who}; {_ADVICE.format(stop)}"
+    for launcher in interface.all_launchers() if job is None else ():
+        for run, name in launcher.orphan_jobs([run for run in every if run not in held]).items():
+            who = f"job {name} has it, though its submission was not answered in time"
+            held[run] = f"{who}; {_ADVICE.format(launcher.cancel_command(name))}"
+    return held
 
 
-def queued(runs: Iterable[Path]) -> dict[Path, str]:
-    """Returns why runs must not be submitted now: a job of each waits, runs or starts again."""
-    runs = list(runs)
-    jobs = [
-        (attempt.job_name, run, attempt.job)
-        for run in runs
-        for attempt in _attempts(run)
-        if attempt.job_name is not None and may_restart(attempt)
-    ]
-    statuses = interface.job_states(job for _, _, job in jobs)
-    refused = {}
-    for name, run, _ in sorted(jobs, key=lambda job: (str(job[1]), job[0])):
-        if statuses[name].state in (PENDING, RUNNING):
-            refused[run] = (
-                f"{run.name} is job {name} already ({statuses[name].state}); wait for it, stop it "
-                f"with `{_stop_command(run, name)}`, or start this one with another campaign=NAME"
-            )
-    for launcher in interface.all_launchers():
-        for run, name in launcher.orphan_jobs([r for r in runs if r not in refused]).items():
-            refused[run] = (
-                f"{run.name} is job {name} already, though sbatch did not say so in time; wait for "
-                f"it, stop it with `scancel {name}`, or start this one with another campaign=NAME"
-            )
-    return refused
-
-
-def refuse_queued(run: Path) -> None:
-    """Refuses a second submission of a run whose job waits, runs, or was queued again.
-
-    Raises:
-        RunError: names the job.
-    """
-    for text in queued([run]).values():
-        raise RunError(text)
+_ADVICE = "wait until that has ended, stop it with {}, or start this one with another campaign=NAME"
 
 
 def refuse_begun(run: Path, seen: int | None) -> None:
@@ -119,7 +100,7 @@ def refuse_begun(run: Path, seen: int | None) -> None:
     Raises:
         RunError: names the attempt.
     """
-    last = last_number(run)
+    last = file_names.last_number(run)
     if last != seen:
         raise RunError(
             f"{run.name} was begun meanwhile, by another command, as attempt a{last}; `hires "
@@ -127,60 +108,39 @@ def refuse_begun(run: Path, seen: int | None) -> None:
         )
 
 
-def _attempts(run: Path) -> list[Attempt]:
-    return [Attempt(run, number) for number in file_names.attempt_numbers(run)]
-
-
-def _stop_command(run: Path, job: str) -> str:
-    """Returns the command that stops a job of a run.
-
-    ``scancel`` leaves nothing behind in the run, but alone reaches a job that was replaced.
-    """
-    last = latest(run)
-    if last is not None and last.job_name == job:
-        return f"hires cancel {shlex.quote(str(run))}"
-    return f"scancel {job}"
-
-
-def _owner(
-    attempts: Sequence[Attempt],
-    own: str | None,
-    submitted: int | None,
-    statuses: Mapping[str, JobStatus],
-) -> str | None:
-    """Returns which other job or process has a run, in words; None: no other."""
+def _process_of(attempts: Sequence[Attempt], job: str | None) -> tuple[str, Attempt] | None:
+    """Returns the process that runs an attempt of a run, in words, and the attempt."""
+    clock = FileClock()
     for attempt in attempts:
         if attempt.exit or attempt.job:
             continue
-        if _is_alive(attempt):
+        name = f"attempt a{attempt.number}"
+        if is_alive(attempt, clock):
             who = attempt.launched
-            return f"process {who.get('pid')} on {who.get('host')} runs attempt a{attempt.number}"
+            return f"process {who.get('pid')} on {who.get('host')} runs {name}", attempt
         # A job starts long after the command that submitted it has made its attempt.
-        if own is None and not attempt.launched and _age_s(attempt) <= _STARTS_S:
-            return f"attempt a{attempt.number} was just made, and its ranks are being started"
+        if job is None and not attempt.launched and age_s(attempt, clock) <= _STARTS_S:
+            return f"{name} was just made, and its ranks are being started", attempt
+    return None
+
+
+def _job_of(
+    attempts: Sequence[Attempt],
+    job: str | None,
+    submitted: int | None,
+    statuses: Mapping[str, JobStatus],
+) -> tuple[str, Attempt] | None:
+    """Returns the other job that has a run, in words, and its attempt."""
     for attempt in attempts:
         name, number = attempt.job_name, attempt.number
-        if name is None or name == own or not may_restart(attempt):
+        if name is None or name == job or not may_restart(attempt):
             continue
         status = statuses[name]
         # A job that waits with a later attempt will itself see that this one runs.
         waits = status.state == PENDING and (submitted is None or number <= submitted)
         if waits or status.state == RUNNING:
-            return f"job {name} has it as attempt a{number} ({status.state})"
-        if status.state == UNKNOWN and (not attempt.launched or _is_alive(attempt)):
-            why = status.reason or "Slurm does not say"
-            return f"job {name} may have it as attempt a{number}, and {why}"
+            return f"job {name} has it as attempt a{number} ({status.state})", attempt
+        if status.state == UNKNOWN and (not attempt.launched or is_alive(attempt, FileClock())):
+            why = status.reason or "the scheduler does not say"
+            return f"job {name} may have it as attempt a{number}, and {why}", attempt
     return None
-
-
-def _is_alive(attempt: Attempt) -> bool:
-    """Whether an attempt without ``exit.json`` runs, as far as that is seen from here."""
-    if not attempt.launched:
-        return False
-    lives = provenance.lives(attempt.launched)
-    return _age_s(attempt) <= OLD_S if lives is None else lives
-
-
-def _age_s(attempt: Attempt) -> float:
-    """Returns the seconds since the last sign of life, by the file system's clock."""
-    return FileClock().now(attempt.run) - last_sign(attempt.folder)

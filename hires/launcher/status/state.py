@@ -1,6 +1,6 @@
 """Determines the state of runs from their files, their process if it is here, and their scheduler.
 
-What is found first counts:
+The first of these that says something counts:
 
     exit.json of the latest attempt          done, failed, cancelled; pending if its job restarts
     job.json: the scheduler's answer         pending, running, cancelled, failed, lost
@@ -14,6 +14,7 @@ and heartbeats are compared with the file system's own clock.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,15 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
-from hires.core.ranks.heartbeat import FileClock, last_sign
-from hires.core.store import file_names, provenance, reading
+from hires.core.ranks.heartbeat import FileClock, heartbeats, last_sign
+from hires.core.store import campaign, checkpoints, file_names, provenance, reading, rundir
 from hires.core.store.attempts import Attempt, latest
-from hires.core.store.file_names import attempt_dir, attempt_numbers
+from hires.core.store.naming import SCHEMA
+from hires.core.store.records import other_schema
 from hires.core.store.run_index import write_cancelled
 from hires.launcher import interface
 from hires.launcher.end_reasons import JOB_ENDS, restarts
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, Job, JobStatus
-from hires.launcher.status.missing_repeats import Repeats
+from hires.launcher.status.run_progress import read_ends
 from hires.launcher.status.run_state import (
     CANCELLED,
     DONE,
@@ -39,9 +41,6 @@ from hires.launcher.status.run_state import (
     RUNNING,
     STATES,
     RunState,
-    config_numbers,
-    with_damage,
-    with_progress,
 )
 
 OLD_S = 60.0
@@ -50,6 +49,7 @@ AGAIN_S = 1.0
 """What looks lost is looked at again after so long: its exit.json may be on its way."""
 Ask = Callable[[Iterable[Job]], dict[str, JobStatus]]
 """Returns the state of jobs, by name."""
+_NUMBER = re.compile(r"^(?:(steps|batch)|  (requeues)): (\d+)$", re.MULTILINE)
 
 
 def states(paths: Sequence[Path], ask: Ask = interface.job_states) -> list[RunState]:
@@ -61,35 +61,22 @@ def states(paths: Sequence[Path], ask: Ask = interface.job_states) -> list[RunSt
         paths: run folders.
         ask: queries the schedulers; it is called only if some attempt is a job.
     """
-    found = _look(paths, ask)
-    doubtful = [index for index, state in enumerate(found) if _is_doubtful(state)]
+    judged = _look(paths, ask)
+    doubtful = [index for index, state in enumerate(judged) if _is_doubtful(state)]
     if doubtful:
         time.sleep(AGAIN_S)
         again = _look([paths[index] for index in doubtful], ask)
         for index, state in zip(doubtful, again, strict=True):
-            found[index] = state
-            _keep(state)
-    return found
+            judged[index] = state
+            if state.state == CANCELLED and _is_doubtful(state):
+                with contextlib.suppress(RunError):  # the run of another user is only shown
+                    write_cancelled(paths[index], state.attempt or 0, str(state.cause))
+    return judged
 
 
 def state_of(path: Path, ask: Ask = interface.job_states) -> RunState:
     """Returns the state of one run."""
     return states([path], ask)[0]
-
-
-def _look(paths: Sequence[Path], ask: Ask) -> list[RunState]:
-    attempts = [latest(path) for path in paths]
-    jobs = [a.job for a in attempts if a is not None and a.job and may_restart(a)]
-    answers = ask(jobs) if jobs else {}
-    clock, repeats = FileClock(), Repeats()
-    found = []
-    for path, attempt in zip(paths, attempts, strict=True):
-        state = with_progress(_judged(path, attempt, answers, clock), attempt)
-        if state.state == DONE:
-            wanted, missing = repeats.wanted(path), repeats.missing(path)
-            state = replace(state, repeats=wanted, missing=missing)
-        found.append(with_damage(state, attempt))
-    return found
 
 
 def may_restart(attempt: Attempt) -> bool:
@@ -98,145 +85,186 @@ def may_restart(attempt: Attempt) -> bool:
 
 
 def goes_on(attempt: Attempt) -> bool:
-    """Whether an attempt has not ended, or its job may start the run again."""
-    return may_restart(attempt) and not _is_used_up(attempt)
+    """Whether an attempt has not ended, or its job may start the run again.
 
-
-def _is_used_up(attempt: Attempt) -> bool:
-    """Whether a run that shares its job reached the time limit so often that only others go on."""
+    A job that several runs share starts again for the others, too, when this run has reached the
+    time limit too often.
+    """
     job, end = attempt.job, attempt.exit
     if job.get("pack", 1) == 1 or end.get("reason") != "timeout":
+        return may_restart(attempt)
+    every = [Attempt(attempt.run, n) for n in file_names.attempt_numbers(attempt.run)]
+    own = [other for other in every if other.job.get("job") == job.get("job")]
+    timeouts: int = sum(other.exit.get("reason") == "timeout" for other in own)
+    return timeouts <= _config_numbers(attempt.run).get("requeues", 0)
+
+
+def is_alive(attempt: Attempt, clock: FileClock) -> bool:
+    """Whether a process that started an attempt's ranks runs, as far as that is seen from here."""
+    if not attempt.launched:
         return False
-    ends = 0
-    for number in attempt_numbers(attempt.run):
-        other = Attempt(attempt.run, number)
-        same = other.job.get("job") == job.get("job")
-        ends += same and other.exit.get("reason") == "timeout"
-    return ends > config_numbers(attempt.run).get("requeues", 0)
+    lives = provenance.lives(attempt.launched)
+    return age_s(attempt, clock) <= OLD_S if lives is None else lives
+
+
+def age_s(attempt: Attempt, clock: FileClock) -> float:
+    """Returns the seconds since an attempt's last sign of life, by the file system's clock."""
+    return max(0.0, clock.now(attempt.run) - last_sign(attempt.folder))
+
+
+def _look(paths: Sequence[Path], ask: Ask) -> list[RunState]:
+    attempts = [latest(path) for path in paths]
+    jobs = [a.job for a in attempts if a is not None and a.job and may_restart(a)]
+    answers, clock = ask(jobs) if jobs else {}, FileClock()
+    repeats: dict[Path, dict[str, int]] = {}
+    judged = []
+    for path, attempt in zip(paths, attempts, strict=True):
+        state = _with_progress(_judge(path, attempt, answers, clock), path, attempt)
+        if state.state == DONE:
+            if path.parent not in repeats:
+                points = campaign.read(path.parent, []).points
+                repeats[path.parent] = {point.run: point.repeat for point in points}
+            # A repeat that failed leaves the run done, so the state alone does not show it.
+            wanted = repeats[path.parent].get(path.name, 1)
+            missing = max(0, wanted - len(rundir.done_attempts(path))) if wanted > 1 else 0
+            state = replace(state, repeats=wanted, missing=missing)
+        if attempt is not None and attempt.damaged:
+            state = _damaged(state, *attempt.damaged)
+        judged.append(state)
+    return judged
 
 
 def _is_doubtful(state: RunState) -> bool:
-    """Whether a run looks lost for the first time, or cancelled without an ``exit.json``."""
-    if _has_exit(state):
+    """Whether a run looks lost for the first time, or cancelled, without an ``exit.json``."""
+    if state.path is None or state.attempt is None or state.state not in (LOST, CANCELLED):
         return False
-    if state.state == LOST:
-        return state.heartbeat_s is None or state.heartbeat_s <= OLD_S
-    return state.state == CANCELLED
+    if Attempt(state.path, state.attempt).has_ended:
+        return False
+    return state.state == CANCELLED or state.heartbeat_s is None or state.heartbeat_s <= OLD_S
 
 
-def _has_exit(state: RunState) -> bool:
-    """Whether a run has no attempt, or its latest one left ``exit.json``."""
-    if state.path is None or state.attempt is None:
-        return True
-    return (attempt_dir(state.path, state.attempt) / file_names.EXIT).exists()
-
-
-def _keep(state: RunState) -> None:
-    """Writes the end of a run whose job was cancelled."""
-    if state.state != CANCELLED or _has_exit(state):
-        return
-    assert state.path is not None
-    assert state.attempt is not None
-    with contextlib.suppress(RunError):  # the run of another user is only shown
-        write_cancelled(state.path, state.attempt, str(state.cause))
-
-
-def _judged(
+def _judge(
     path: Path, attempt: Attempt | None, answers: dict[str, JobStatus], clock: FileClock
 ) -> RunState:
     """Returns a run's state without its progress."""
     state = RunState(path, path.name, path.parent.name, PENDING)
     if attempt is None:
         return replace(state, cause="no attempt was begun")
+    name, end = attempt.job_name, attempt.exit
     state = replace(state, attempt=attempt.number)
-    name = attempt.job_name
     answer = answers.get(name or "", JobStatus(UNKNOWN))
-    if attempt.exit:
-        lives = answer.state in (PENDING, RUNNING)
-        if lives and goes_on(attempt):
-            why = f"queued again after {attempt.exit['reason']}"
-            cause = f"{why} ({answer.reason})" if answer.reason else why
-            return replace(state, cause=cause, expected=answer.expected, job=name)
-        return _ended(state, attempt.exit)
+    if end and answer.state in (PENDING, RUNNING) and goes_on(attempt):
+        cause: str | None = f"queued again after {end['reason']}"
+        cause = f"{cause} ({answer.reason})" if answer.reason else cause
+        return replace(state, cause=cause, expected=answer.expected, job=name)
+    if end:
+        return _ended(state, path, end)
+    age, launched = age_s(attempt, clock), attempt.launched
     if attempt.job:
-        return _as_job(replace(state, job=name), attempt, answer, clock)
-    if not attempt.launched:
-        age_s = _age(attempt, clock)
-        if attempt.damaged:
-            return replace(state, state=LOST, heartbeat_s=age_s)
-        if age_s <= OLD_S:
+        return _as_job(replace(state, job=name), attempt, answer, age)
+    if not launched:
+        if age <= OLD_S and not attempt.damaged:
             return replace(state, cause="its ranks were not started yet")
-        cause = "the launcher exited before it started any rank"
-        return replace(state, state=LOST, cause=cause, heartbeat_s=age_s)
-    return _as_process(state, attempt, attempt.launched, clock)
+        cause = None if attempt.damaged else "the launcher exited before it started any rank"
+        return replace(state, state=LOST, cause=cause, heartbeat_s=age)
+    if is_alive(attempt, clock):
+        return replace(state, state=RUNNING, heartbeat_s=age)
+    cause = _silent(age, launched.get("host"))
+    if provenance.lives(launched) is False:
+        who = f"its process {launched.get('pid')} on {launched.get('host')}"
+        cause = f"{who} is gone, and left no exit.json"
+    return replace(state, state=LOST, cause=cause, heartbeat_s=age)
 
 
-def _ended(state: RunState, end: dict[str, Any]) -> RunState:
-    """Returns the state that an ``exit.json`` tells, unless an earlier attempt was complete."""
-    said, reason, cause = end.get("state"), end.get("reason"), end.get("cause")
-    if said != DONE and state.path is not None:
-        record = reading.read_json(state.path / file_names.RECORD, [])
+def _ended(state: RunState, path: Path, end: dict[str, Any]) -> RunState:
+    """Returns the state in an ``exit.json``, unless an earlier attempt was complete."""
+    if end["state"] != DONE:
+        record = reading.read_json(path / file_names.RECORD, [])
         if record.get("state") == DONE and type(record.get("attempt")) is int:
             return replace(state, state=DONE, attempt=record["attempt"])
-    known = said if said in STATES else FAILED
-    return replace(state, state=known, reason=reason, cause=cause)
+    name = end["state"] if end["state"] in STATES else FAILED
+    return replace(state, state=name, reason=end.get("reason"), cause=end.get("cause"))
 
 
-def _as_process(
-    state: RunState, attempt: Attempt, launched: dict[str, Any], clock: FileClock
-) -> RunState:
-    """Returns the state of an attempt without ``exit.json`` that a process started."""
-    age_s = _age(attempt, clock)
-    state = replace(state, state=RUNNING, heartbeat_s=age_s)
-    lives = provenance.lives(launched)
-    if lives is False:
-        who = f"its process {launched.get('pid')} on {launched.get('host')}"
-        return replace(state, state=LOST, cause=f"{who} is gone, and left no exit.json")
-    if lives is None and age_s > OLD_S:
-        return replace(state, state=LOST, cause=_silent(age_s, launched.get("host")))
-    return state
-
-
-def _as_job(state: RunState, attempt: Attempt, answer: JobStatus, clock: FileClock) -> RunState:
+def _as_job(state: RunState, attempt: Attempt, answer: JobStatus, age: float) -> RunState:
     """Returns the state of an attempt without ``exit.json`` that is a job."""
-    began = bool(attempt.launched)
-    age_s = _age(attempt, clock)
-    beats = began and age_s <= OLD_S
+    began, job = bool(attempt.launched), f"job {state.job}"
+    beats = began and age <= OLD_S
     if began:
-        state = replace(state, heartbeat_s=age_s)
+        state = replace(state, heartbeat_s=age)
     if answer.state == PENDING:
         return replace(state, cause=answer.reason, expected=answer.expected)
     if answer.state == RUNNING:
         if not began and attempt.job.get("pack", 1) > 1:
-            return replace(state, cause=f"waits for its turn in job {state.job}, which runs")
-        return replace(state, state=RUNNING, cause=None if beats or not began else _silent(age_s))
+            return replace(state, cause=f"waits for its turn in {job}, which runs")
+        return replace(state, state=RUNNING, cause=None if beats or not began else _silent(age))
     ended = answer.state == ENDED
-    gone = answer.state == GONE and not beats
-    if (ended or gone) and attempt.is_cancelled:
-        cause = f"job {state.job} was cancelled, and left no exit.json"
-        return replace(state, state=CANCELLED, cause=cause)
+    if (ended or (answer.state == GONE and not beats)) and attempt.is_cancelled:
+        return replace(state, state=CANCELLED, cause=f"{job} was cancelled, and left no exit.json")
     if ended and answer.reason in JOB_ENDS:
-        known, reason = JOB_ENDS[answer.reason]
-        cause = f"job {state.job} ended with {answer.reason}, and left no exit.json"
-        return replace(state, state=known, reason=reason, cause=cause)
+        name, reason = JOB_ENDS[answer.reason]
+        cause = f"{job} ended with {answer.reason}, and left no exit.json"
+        return replace(state, state=name, reason=reason, cause=cause)
     if beats:
         return replace(state, state=RUNNING)
     if answer.state == UNKNOWN:
         why = answer.reason or "the scheduler does not answer"
         if began:
-            return replace(state, state=LOST, cause=f"{_silent(age_s)}; {why}")
+            return replace(state, state=LOST, cause=f"{_silent(age)}; {why}")
         return replace(state, cause=why)
-    if not began and age_s <= OLD_S:
+    if not began and age <= OLD_S:
         return replace(state, cause="the scheduler does not list it yet")
     how = "has ended" if ended else "is not known to the scheduler"
     why = "left no exit.json" if began else "never began: it was cancelled there, or died at once"
-    return replace(state, state=LOST, cause=f"job {state.job} {how}, and {why}")
+    return replace(state, state=LOST, cause=f"{job} {how}, and {why}")
 
 
-def _age(attempt: Attempt, clock: FileClock) -> float:
-    return max(0.0, clock.now(attempt.run) - last_sign(attempt.folder))
+def _silent(age: float, host: Any = None) -> str:
+    return f"no sign of life{f' (on {host})' if host else ''} for {age:.0f} s"
 
 
-def _silent(age_s: float, host: Any = None) -> str:
-    where = f" (on {host})" if host else ""
-    return f"no sign of life{where} for {age_s:.0f} s"
+def _with_progress(state: RunState, path: Path, attempt: Attempt | None) -> RunState:
+    """Adds how far a run is, how fast, and with how much memory."""
+    numbers = _config_numbers(path)
+    steps = numbers.get("steps", 0)
+    if state.state == DONE:
+        return _with_record(replace(state, step=steps, steps=steps), path / file_names.RECORD)
+    # An attempt that has not begun, or not finished a step, goes on where the run was saved.
+    saved = checkpoints.saved_step(path)
+    state = replace(state, step=saved, steps=steps)
+    if attempt is None or (state.state == PENDING and not attempt.launched):
+        return state
+    ends = read_ends(attempt.folder / file_names.METRICS, len(heartbeats(attempt.folder)))
+    speed = numbers.get("batch", 0) / ends.step_s if ends.step_s else None
+    if ends.damaged:
+        state = _damaged(state, f"{attempt.folder.name}/{file_names.METRICS}")
+    return replace(state, step=ends.steps or saved, img_per_s=speed, peak_bytes=ends.peak_bytes)
+
+
+def _with_record(state: RunState, file: Path) -> RunState:
+    """Adds the numbers of the record of a run that is done."""
+    record = reading.read_json(file, [])
+    if not record:
+        return _damaged(state, file.name) if file.exists() else state
+    if record.get("schema", SCHEMA) != SCHEMA:
+        return replace(state, cause=f"its record is not read: {other_schema(record)}")
+    try:
+        rates = (record.get("throughput") or {}).get("img_per_s") or {}
+        speed = None if rates.get("median") is None else float(rates["median"])
+        peaks = [int(rank.get("peak_bytes") or 0) for rank in record.get("memory") or []]
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return _damaged(state, file.name)
+    return replace(state, img_per_s=speed, peak_bytes=max(peaks, default=0) or None)
+
+
+def _damaged(state: RunState, *files: str) -> RunState:
+    """Adds to the cause which files are damaged."""
+    parts = [f"damaged: {', '.join(files)}", *([state.cause] if state.cause else [])]
+    return replace(state, cause="; ".join(parts))
+
+
+def _config_numbers(path: Path) -> dict[str, int]:
+    """Returns some numbers of a frozen config; to parse all of it would take milliseconds."""
+    data = reading.read_bytes(path / file_names.CONFIG, []) or b""
+    matches = _NUMBER.findall(data.decode(errors="replace"))
+    return {key or other: int(value) for key, other, value in matches}

@@ -101,7 +101,7 @@ def test_point_whose_job_waits_is_not_submitted_again(hires, cluster):
     answer = hires("sweep", *SMALL, *SLURM, "parallel=sp", "seed=0,1")
     assert answer.code == 1
     assert answer.err.count("was not submitted: ") == 2
-    assert "is job 1_0 already (pending)" in answer.err
+    assert "job 1_0 has it as attempt a0 (pending)" in answer.err
     assert jobs() == [("1", 0), ("1", 1)]
 
 
@@ -113,7 +113,7 @@ def test_config_of_a_point_whose_job_waits_stays_as_it_was_submitted(hires, clus
     changed = ("comm.timeout_s=7", "checkpoint.every=1")
     answer = hires("sweep", *SMALL, *SLURM, "parallel=sp", "seed=0", *changed)
     assert answer.code == 1, answer.err
-    assert "is job 1_0 already (pending)" in answer.err
+    assert "job 1_0 has it as attempt a0 (pending)" in answer.err
     assert {path.name: path.read_bytes() for path in run.glob("*.*")} == before
     assert not (run / "a1").exists()
 

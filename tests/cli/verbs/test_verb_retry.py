@@ -197,7 +197,7 @@ def test_config_of_a_job_that_waits_stays_as_it_was_submitted(hires, runs, clust
     before = (run / "config.yaml").read_bytes()
     answer = hires("retry", "--state", "pending", "--set", "comm.timeout_s=7")
     assert answer.code == 1
-    assert "is job 9_0 already (pending)" in answer.err
+    assert "job 9_0 has it as attempt a0 (pending)" in answer.err
     assert (run / "config.yaml").read_bytes() == before
 
 

@@ -323,7 +323,7 @@ def test_by_hand_does_not_begin_what_is_under_way(fake_world, capsys):
     records.event(run.path, 0, "launch_started", **provenance.myself())
     assert local_launcher.main([str(run.path)]) == 1
     assert f"process {os.getpid()} on" in (err := capsys.readouterr().err)
-    assert "runs attempt a0; wait until that has ended, or stop it with `hires cancel`" in err
+    assert "runs attempt a0; wait until that has ended, stop it with `hires cancel /" in err
     assert not (run.path / "a1").exists()
 
 

@@ -17,10 +17,11 @@ import pytest
 from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
 from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.attempts import Attempt
-from hires.launcher.interface import FrozenRun, SubmitOptions, note_job
+from hires.launcher.interface import FrozenRun, SubmitOptions
 from hires.launcher.slurm import job_arrays
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_attempts import JobRun
+from hires.launcher.slurm.job_script import note_job
 
 ROOT = Path(__file__).parents[3]
 JOB = Allocation("8", ("7", 0), (JobNode("n1", "a", "127.0.0.1"),))

@@ -16,10 +16,10 @@ import pytest
 
 from hires.core.store import attempts, file_names, provenance, records, rundir
 from hires.core.store.attempts import Attempt
-from hires.launcher.interface import note_job
 from hires.launcher.local import local_launcher
 from hires.launcher.slurm import allocation, batch
 from hires.launcher.slurm.allocation import Allocation, JobNode
+from hires.launcher.slurm.job_script import note_job
 from hires.launcher.status.state import OLD_S
 
 JOB = Allocation("7", None, (JobNode("n1", "a", "127.0.0.1"),))

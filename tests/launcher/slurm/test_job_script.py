@@ -114,7 +114,7 @@ def test_cancelled_job_leaves_a_cancelled_run(runs):
 def test_run_that_is_queued_is_not_submitted_twice(runs):
     job = runs.submit(*LONG, layout=TWO)
     _, err = runs.hires("run", *TINY, *TWO, *LONG, code=1)
-    assert f"is job {job} already" in err
+    assert f"job {job} has it as attempt a0" in err
     assert f"hires cancel {runs.run}" in err
 
 

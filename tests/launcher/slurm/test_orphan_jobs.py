@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -45,31 +46,34 @@ def failed(fake_world):
 @pytest.mark.parametrize("word", ["", " 0"])
 def test_run_whose_submission_went_through_unheard_is_not_submitted_again(failed, squeue, word):
     squeue("5|N/A|/elsewhere/job.sbatch 0", f"9|N/A|{failed}/job.sbatch{word}")
-    with pytest.raises(RunError, match=r"is job 9 already, though sbatch did not .*`scancel 9`"):
-        running_elsewhere.refuse_queued(failed)
+    said = r"job 9 has it, though its submission was not answered in time; .*`scancel 9`"
+    with pytest.raises(RunError, match=said), running_elsewhere.alone(failed):
+        pass
 
 
 def test_run_whose_command_was_killed_meanwhile_is_not_submitted_again(failed, squeue):
     (failed / "a0" / "exit.json").unlink()
     squeue(f"9|N/A|{failed}/job.sbatch 0")
-    with pytest.raises(RunError, match="is job 9 already"):
-        running_elsewhere.refuse_queued(failed)
+    old = time.time() - 60
+    os.utime(failed / "a0" / "env.json", (old, old))
+    [why] = running_elsewhere.holders([failed]).values()
+    assert "job 9 has it" in why
 
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_run_that_is_not_in_the_queue_may_be_submitted(failed, squeue, code):
     squeue("5|N/A|/elsewhere/job.sbatch 0", code=code)
-    running_elsewhere.refuse_queued(failed)
+    assert running_elsewhere.holders([failed]) == {}
     assert f"--user={os.getuid()}" in squeue.words()
 
 
 def test_slurm_is_not_asked_about_what_was_begun_or_has_no_script(tmp_path, fake_world, squeue):
     squeue()
-    running_elsewhere.refuse_queued(fake_world("ok").path)
+    running_elsewhere.holders([fake_world("ok").path])
     begun = make_run(tmp_path / "begun")
     (begun / file_names.JOB_SCRIPT).touch()
     end(begin(begun), "failed")
-    running_elsewhere.refuse_queued(begun)
+    running_elsewhere.holders([begun])
     assert squeue.words() == ""
 
 
@@ -91,13 +95,10 @@ def test_elements_of_an_array_that_was_submitted_unheard_are_known_by_its_list(t
     submitted(runs[4])  # its number is known by now
     attempts.next_attempt(runs[3])  # something else was tried since
     squeue(f"9|[0,2-3]|{script}", f"9|1|{script}", code=0)
-    found = running_elsewhere.queued(runs)
-    jobs = {run.name: text.split(" already")[0] for run, text in found.items()}
-    assert jobs == {
-        "run-0": "run-0 is job 9_0",
-        "run-1": "run-1 is job 9_0",
-        "run-2": "run-2 is job 9_1",
-    }
+    held = running_elsewhere.holders(runs)
+    jobs = {run.name: text.split(" has it, though")[0] for run, text in held.items()}
+    jobs.pop("run-3")  # the attempt that was tried since was just made
+    assert jobs == {"run-0": "job 9_0", "run-1": "job 9_0", "run-2": "job 9_1"}
 
 
 def test_damaged_list_of_an_array_is_passed_over(tmp_path, squeue):
@@ -105,4 +106,4 @@ def test_damaged_list_of_an_array_is_passed_over(tmp_path, squeue):
     (run / "a0").mkdir()
     array([[run]]).with_name(file_names.POINTS).write_text("{\n")
     squeue()
-    assert running_elsewhere.queued([run]) == {}
+    assert running_elsewhere.holders([run]) == {}

@@ -14,11 +14,12 @@ import pytest
 from hires.core.store import records
 from hires.core.store.attempts import Attempt
 from hires.launcher import interface
-from hires.launcher.interface import JobStatus, note_job
+from hires.launcher.interface import JobStatus
 from hires.launcher.ranks.places import Preemption, here
 from hires.launcher.slurm import preemption
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_attempts import JobRun
+from hires.launcher.slurm.job_script import note_job
 from tests.launcher.conftest import alive, rank_pids
 
 NODES = (JobNode("n1", "h1", "h1"), JobNode("n2", "h2", "h2"))
