@@ -43,8 +43,7 @@ class ToyLauncher(Launcher):
     """Jobs are processes of this machine, and the number of a job is that of its process."""
 
     def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> str:
-        module = "hires.launcher.local.point_process"
-        words = [sys.executable, "-m", module, str(run.path), str(run.attempt), RANK]
+        words = [sys.executable, __file__, str(run.path), str(run.attempt), RANK]
         process = subprocess.Popen(words, start_new_session=True)
         _PROCESSES[str(process.pid)] = process
         note_job("toy", run.attempt_dir, str(process.pid))
@@ -126,3 +125,10 @@ def test_job_of_a_launcher_that_is_not_here_is_unknown():
     assert interface.job_states([job])["7"].state == interface.UNKNOWN
     with pytest.raises(ConfigError, match="unknown launcher"):
         interface.cancel_jobs([job])
+
+
+if __name__ == "__main__":
+    from hires.launcher.local import point_process
+
+    LAUNCHERS.register("toy")(ToyLauncher)
+    sys.exit(point_process.main(sys.argv[1:]))
