@@ -115,10 +115,18 @@ def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Ra
     names = config.launcher.hosts
     if not names:
         return places
-    _require_here(names[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((names[0], 0))  # only an address of this machine can be taken
+        except OSError as error:
+            raise RunError(
+                f"launcher.hosts begins with {names[0]}, which is not this machine ({error}), and "
+                f"the ranks meet there; name this one first, or start the run there"
+            ) from None
     if len(names) == 1:
         return places
-    address, interface = _meeting(config, names[1])
+    other = f"{names[1]} (launcher.hosts)"
+    address, interface = meeting(config, "this machine", other, names[1])
     ranks = [
         RankPlace(local, host.ranks, node=host.name)
         for host in hosts
@@ -127,38 +135,36 @@ def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Ra
     return dataclasses.replace(places, ranks=ranks, address=address, interface=interface)
 
 
-def _require_here(name: str) -> None:
-    """Refuses a first host that is another machine: the ranks meet where the first one runs.
+def meeting(config: RunConfig, here: str, other: str, towards: str) -> tuple[str, str | None]:
+    """Returns where the ranks of several machines meet, and the interface if one is named.
+
+    Args:
+        config: names the interface, or none.
+        here: name of this machine, for messages.
+        other: name of another machine, for messages.
+        towards: address of that machine.
 
     Raises:
-        RunError: names it.
+        RunError: this machine has no address that the other could reach.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((name, 0))  # only an address of this machine can be taken
-        except OSError as error:
-            raise RunError(
-                f"launcher.hosts begins with {name}, which is not this machine ({error}); name "
-                f"this one first, or start the run there"
-            ) from None
-
-
-def _meeting(config: RunConfig, other: str) -> tuple[str, str | None]:
-    """Returns this machine's address for the others, and the interface if one is named."""
     interface = config.interface
-    try:
-        if interface is not None:
+    if interface is not None:
+        try:
             return network.address_of(interface), interface
-        address = network.own_address_towards(other)
+        except OSError as error:
+            key = "launcher" if config.launcher.interface else "cluster"
+            raise RunError(
+                f"{key}.interface={interface} has no IPv4 address on {here} ({error.strerror}); "
+                f"name another one, or leave it out"
+            ) from None
+    try:
+        address = network.own_address_towards(towards)
+        if not network.is_loopback(address):
+            return address, None
+        why = f"its name leads to {address}"
     except OSError as error:
-        where = f"interface {interface}" if interface else f"host {other}"
-        raise RunError(
-            f"this machine finds no address by {where} ({error}); name the network that joins the "
-            f"hosts with launcher.interface"
-        ) from None
-    if network.is_loopback(address):
-        raise RunError(
-            f"{other} (launcher.hosts) leads to {address}, which no other machine reaches; name "
-            f"the hosts by their addresses in the network that joins them"
-        )
-    return address, None
+        why = str(error)
+    raise RunError(
+        f"{here} finds no address that {other} could reach it at: {why}; name the network that "
+        f"joins them, as launcher.interface=ib0"
+    )

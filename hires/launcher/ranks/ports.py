@@ -20,6 +20,7 @@ from pathlib import Path
 from hires.core.errors import ConfigError
 
 _TAKEN = (b"EADDRINUSE", b"ddress already in use")
+_IS_LINUX = sys.platform.startswith("linux")
 
 
 class PortTakenError(ConfigError):
@@ -36,21 +37,22 @@ def reserve(port: int) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        name = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             if port:
                 # Before the trial, which would keep out the rank 0 of the port's owner.
-                stack.enter_context(_claim(port))
+                _claim(name, port)
                 _try_to_listen(port)
             kept.bind(("", port))
             if not port:
-                stack.enter_context(_claim(int(kept.getsockname()[1])))
+                _claim(name, int(kept.getsockname()[1]))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             why = "is taken" if taken else f"cannot be used ({error.strerror})"
             remedy = "choose another one, or launcher.port=0 for any free port"
             raise PortTakenError(f"launcher.port={port} {why}; {remedy}") from None
         number = int(kept.getsockname()[1])
-        if not sys.platform.startswith("linux"):
+        if not _IS_LINUX:
             kept.close()  # elsewhere a bound port keeps rank 0 out, too
         yield number
 
@@ -64,22 +66,11 @@ def was_taken(log: Path) -> bool:
     return any(words in text for words in _TAKEN)
 
 
-@contextlib.contextmanager
-def _claim(port: int) -> Iterator[None]:
-    """Keeps other launchers from a port, of all users and in all containers that share the network.
-
-    The name is that of a socket without a file: Linux gives it to one process at a time, and takes
-    it back however that ends.
-
-    Raises:
-        OSError: another launcher has it.
-    """
-    if not sys.platform.startswith("linux"):
-        yield  # elsewhere a bound port keeps others out
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as name:
+def _claim(name: socket.socket, port: int) -> None:
+    # A socket of Linux without a file: only one process has such a name at a time, of all users and
+    # in all containers that share the network. Elsewhere a bound port keeps others out.
+    if _IS_LINUX:
         name.bind(f"\0hires-port-{port}")
-        yield
 
 
 def _try_to_listen(port: int) -> None:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.ranks import mpi_dialects, network
+from hires.core.ranks import mpi_dialects
 from hires.core.store import launch_file
-from hires.launcher.ranks.places import LOOPBACK, RankPlace, RankPlaces, loopback
+from hires.launcher.ranks.places import LOOPBACK, RankPlace, RankPlaces, loopback, meeting
 from hires.launcher.slurm import scheduler
 
 FIRST_PORT, NUM_PORTS = 10000, 20000
@@ -77,7 +77,12 @@ class Allocation:
         Raises:
             RunError: the nodes cannot reach this one.
         """
-        address, interface = self._meeting(config)
+        node, other = self.nodes[0], self.nodes[min(1, len(self.nodes) - 1)]
+        if config.interface is None and len({node.host for node in self.nodes}) == 1:
+            address, interface = LOOPBACK, loopback()
+        else:
+            name = f"{other.name} ({other.address})"
+            address, interface = meeting(config, f"node {node.name}", name, other.address)
         # This process runs where rank 0 does, so any port that is free here will do.
         first = 0 if packed else job_port(self.job)
         ports = (config.launcher.port,) if config.launcher.port else (first, 0, 0)
@@ -95,34 +100,6 @@ class Allocation:
             hosts = [mpi_dialects.Host(node.name, size) for node, size in shares]
             starter = mpi_dialects.starter(config, hosts, in_slurm=True)
         return RankPlaces(ranks, ports, address, interface, relayed=True, starter=starter)
-
-    def _meeting(self, config: RunConfig) -> tuple[str, str | None]:
-        """Returns where the ranks meet, and the interface that all of them use if it is named."""
-        interface = config.interface
-        if interface is not None:
-            try:
-                return network.address_of(interface), interface
-            except OSError as error:
-                key = "launcher" if config.launcher.interface else "cluster"
-                raise RunError(
-                    f"{key}.interface={interface} has no IPv4 address on node "
-                    f"{self.nodes[0].name} ({error.strerror}); name another one, or leave it out"
-                ) from None
-        if len({node.host for node in self.nodes}) == 1:
-            return LOOPBACK, loopback()
-        node, other = self.nodes[:2]
-        try:
-            address = network.own_address_towards(other.address)
-        except OSError as error:
-            address, why = None, str(error)
-        else:
-            why = f"its name leads to {address}"
-        if address is not None and not network.is_loopback(address):
-            return address, None
-        raise RunError(
-            f"node {node.name} finds no address that {other.name} ({other.address}) could reach it "
-            f"at: {why}; name the network that joins them, as launcher.interface=ib0"
-        )
 
 
 def refuse_without_module() -> None:

@@ -1,25 +1,19 @@
-"""Counts signals, so that the supervisor handles them between its steps, not inside one.
-
-The supervisor reads the counts, stops the ranks and writes how the run ended. SIGUSR2, by which a
-scheduler asks a run to save its state and end, has a count of its own.
-"""
+"""Counts signals, so that the supervisor handles them between its steps, not inside one."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
-
-_NAMES = {"SIGINT": "Ctrl-C"}
+from types import FrameType
 
 
 class Interrupts:
-    """Counts signals that end a run, and SIGUSR2, while it is entered.
+    """Counts signals that end a run (SIGINT, SIGTERM, SIGHUP), and SIGUSR2, while it is entered.
 
-    Those that end it are SIGINT, SIGTERM and SIGHUP. Afterwards the former handlers are back.
-
+    SIGUSR2, by which a scheduler asks a run to save its state and end, has a count of its own.
     Only the main thread can set handlers: elsewhere nothing is counted and nothing changes. A
-    signal that was ignored before (``nohup``) stays ignored.
+    signal that was ignored before (``nohup``) stays ignored. Afterwards the former handlers are
+    back.
     """
 
     def __init__(self) -> None:
@@ -40,29 +34,19 @@ class Interrupts:
                     self._former[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGUSR2:
             self.requests += 1
-            return
-        self.count_signal(signal.Signals(number))
+        else:
+            shown = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            self.count_signal(signal.Signals(number), shown)
 
-    def count_signal(self, number: signal.Signals, name: str | None = None) -> None:
-        """Counts a signal that ends a run.
-
-        Args:
-            number: the signal.
-            name: as it is shown; unset: its own name.
-        """
-        name = name or _NAMES.get(number.name, number.name)
+    def count_signal(self, number: signal.Signals, name: str) -> None:
+        """Counts a signal that ends a run; ``name``: as it is shown."""
         self.name = self.name or name
         self.number = number
         self.count += 1

@@ -50,7 +50,7 @@ def test_ranks_of_several_hosts_meet_at_an_address_that_is_no_loopback(routed):
 
 def test_loopback_between_hosts_is_refused(monkeypatch):
     monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.1.1")
-    with pytest.raises(RunError, match=r"n2 \(launcher.hosts\) leads to 127.0.1.1"):
+    with pytest.raises(RunError, match=r"n2 \(launcher.hosts\) .* leads to 127.0.1.1"):
         places(hosts=["localhost", "n2"])
 
 
@@ -59,7 +59,7 @@ def test_host_that_no_network_leads_to_is_named(monkeypatch):
         raise OSError("no route")
 
     monkeypatch.setattr(rank_places.network, "own_address_towards", refuse)
-    with pytest.raises(RunError, match=r"by host n2 \(no route\); .*launcher.interface"):
+    with pytest.raises(RunError, match=r"n2 .*: no route; .*launcher.interface"):
         places(hosts=["localhost", "n2"])
 
 

@@ -9,6 +9,7 @@ import pytest
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
+from hires.launcher.ranks import places as rank_places
 from hires.launcher.slurm import allocation, preemption, scheduler
 from hires.launcher.slurm.allocation import Allocation, JobNode
 
@@ -23,7 +24,7 @@ def places(nodes=HERE, num_ranks=5, job="42", **keys):
 @pytest.fixture
 def routed(monkeypatch):
     """Other hosts are reached by one address of this one."""
-    monkeypatch.setattr(allocation.network, "own_address_towards", lambda host: "10.0.0.1")
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "10.0.0.1")
 
 
 def test_ranks_are_spread_evenly_and_neighbours_stay_together(routed):
@@ -46,8 +47,7 @@ def test_fewer_ranks_than_nodes_leave_the_last_ones_free(routed):
 def test_hosts_meet_at_an_address_that_is_no_loopback(routed):
     found = places()
     assert (found.address, found.interface, found.relayed) == ("10.0.0.1", None, True)
-    world = found.world(3, 10042, 1)
-    assert (world.rank, world.size, world.local_rank, world.local_size) == (3, 5, 0, 2)
+    assert (found.ranks[3].local_rank, found.ranks[3].local_size) == (0, 2)
 
 
 def test_port_follows_from_the_job_or_is_the_one_that_was_asked_for(routed):
@@ -66,7 +66,7 @@ def test_nodes_of_one_machine_meet_on_it():
 
 
 def test_loopback_between_hosts_is_refused_with_what_would_do(monkeypatch):
-    monkeypatch.setattr(allocation.network, "own_address_towards", lambda host: "127.0.1.1")
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.1.1")
     with pytest.raises(RunError, match=r"n1 finds no address .* n2 .*launcher.interface=ib0"):
         places()
 
@@ -75,13 +75,13 @@ def test_host_that_no_network_leads_to_is_named(monkeypatch):
     def refuse(host):
         raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
-    monkeypatch.setattr(allocation.network, "own_address_towards", refuse)
+    monkeypatch.setattr(rank_places.network, "own_address_towards", refuse)
     with pytest.raises(RunError, match=r"n2 \(10.0.0.2\).*Network is unreachable"):
         places()
 
 
 def test_named_interface_decides_the_address(monkeypatch):
-    monkeypatch.setattr(allocation.network, "address_of", {"ib0": "10.1.0.1"}.__getitem__)
+    monkeypatch.setattr(rank_places.network, "address_of", {"ib0": "10.1.0.1"}.__getitem__)
     found = places(interface="ib0")
     assert (found.address, found.interface) == ("10.1.0.1", "ib0")
 
