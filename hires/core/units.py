@@ -49,8 +49,12 @@ def seconds(value_s: float) -> str:
     """Returns a duration, as ``310 us``, ``41.5 ms``, ``3.21 s`` or ``4 min 10 s``."""
     if value_s < 0:
         return "-" + seconds(-value_s)
+    if value_s < 1e-3:
+        return f"{value_s * 1e6:.0f} us"
+    if value_s < 1:
+        return f"{value_s * 1e3:.1f} ms"
     if value_s < 60:
-        return _short(value_s)
+        return f"{value_s:.2f} s"
     minutes, rest = divmod(round(value_s), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"
@@ -64,11 +68,3 @@ def count(value: float) -> str:
         if abs(value) >= factor:
             return f"{value / factor:.1f} {letter}"
     return f"{value:g}"
-
-
-def _short(value_s: float) -> str:
-    if value_s >= 1:
-        return f"{value_s:.2f} s"
-    if value_s >= 1e-3:
-        return f"{value_s * 1e3:.1f} ms"
-    return f"{value_s * 1e6:.0f} us"

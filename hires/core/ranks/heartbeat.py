@@ -40,6 +40,12 @@ from hires.core.store.reading import read_json
 
 KEPT_OPS = 12
 """The last so many communications of a rank are kept."""
+BEAT_S = 5.0
+"""How often a rank touches its file."""
+LOOK_S = 1.0
+"""The longest time between two looks for a lack of progress or a request."""
+IDLE_SHARE = 0.05
+"""A rank that used less of a core than this since the last look does not compute."""
 
 
 class Op(NamedTuple):
@@ -153,14 +159,6 @@ class Activity:
         return status
 
 
-BEAT_S = 5.0
-"""How often a rank touches its file."""
-LOOK_S = 1.0
-"""The longest time between two looks for a lack of progress or a request."""
-IDLE_SHARE = 0.05
-"""A rank that used less of a core than this since the last look does not compute."""
-
-
 def alive_file(attempt: StrPath, rank: int) -> Path:
     """Returns the file that a rank touches."""
     return Path(attempt) / file_names.ALIVE / f"rank{rank:04d}"
@@ -184,11 +182,7 @@ def stacks_file(attempt: StrPath, rank: int) -> Path:
 
 
 def request_status(attempt: StrPath) -> None:
-    """Requests the status of all ranks of an attempt; they write it within seconds.
-
-    Raises:
-        RunError: the request cannot be written.
-    """
+    """Makes all ranks write their status within seconds; raises RunError if it cannot."""
     write_atomically(_request(attempt), "")
 
 
@@ -257,6 +251,7 @@ def beat(
     """
     folder = attempt_dir(run_dir, attempt)
     stacks = stacks_file(folder, rank)
+    thread = HeartbeatThread(run_dir, attempt, rank, activity, timeout_s)
     try:
         for file in (alive_file(folder, rank), stacks):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -266,8 +261,16 @@ def beat(
     try:
         # In C, and at once: it works while another thread does not let go of the interpreter.
         faulthandler.register(signal.SIGUSR1, output, all_threads=True)
-        with HeartbeatThread(run_dir, attempt, rank, activity, timeout_s):
+        try:
+            alive_file(folder, rank).touch()  # the first beat: signals are safe now
+        except OSError as error:
+            raise cannot_write(alive_file(folder, rank), error) from error
+        thread.start()
+        try:
             yield
+        finally:
+            thread.stopped.set()
+            thread.join(LOOK_S)
     finally:
         faulthandler.unregister(signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a late request must not kill the rank
@@ -277,17 +280,17 @@ def beat(
                 stacks.unlink()
 
 
-class HeartbeatThread:
+class HeartbeatThread(threading.Thread):
     """The thread that touches the rank's file and looks for a lack of progress."""
 
     def __init__(
         self, run_dir: StrPath, attempt: int, rank: int, activity: Activity, timeout_s: float
     ) -> None:
+        super().__init__(name="heartbeat", daemon=True)
         self.run_dir, self.attempt, self.rank = run_dir, attempt, rank
         self.activity, self.timeout_s = activity, timeout_s
         self.folder = attempt_dir(run_dir, attempt)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self.stopped = threading.Event()
         self._mark: tuple[object, ...] = ()
         self._moved_s = self._idle_s = self._seen_s = time.perf_counter()
         self._cpu_s = time.process_time()
@@ -295,23 +298,10 @@ class HeartbeatThread:
         self._exit_file = self.folder / file_names.EXIT
         self._may_end = not self._exit_file.exists()
 
-    def __enter__(self) -> HeartbeatThread:
-        """Beats for the first time, when signals are safe; then the thread takes over."""
-        try:
-            alive_file(self.folder, self.rank).touch()
-        except OSError as error:
-            raise cannot_write(alive_file(self.folder, self.rank), error) from error
-        self._thread.start()
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        """Ends the thread."""
-        self._stop.set()
-        self._thread.join(LOOK_S)
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Beats, looks and answers until it is stopped."""
         beat_s, is_answered = time.monotonic(), False
-        while not self._stop.wait(min(LOOK_S, self.timeout_s / 4)):
+        while not self.stopped.wait(min(LOOK_S, self.timeout_s / 4)):
             # A full disk or a folder that was removed does not stop a rank that computes.
             with contextlib.suppress(OSError, RunError):
                 if time.monotonic() - beat_s >= BEAT_S:

@@ -51,16 +51,12 @@ class World:
         return {name: str(getattr(self, field)) for field, name in _NAMES.items()}
 
 
-def from_environment(environ: Mapping[str, str] | None = None) -> World:
+def from_environment(environ: Mapping[str, str] = os.environ) -> World:
     """Returns this process's world from its environment variables.
-
-    Args:
-        environ: the variables; unset: those of this process.
 
     Raises:
         ConfigError: a variable is missing, is no number, or does not fit the others.
     """
-    environ = os.environ if environ is None else environ
     missing = [name for name in _NAMES.values() if not environ.get(name)]
     if missing:
         raise ConfigError(

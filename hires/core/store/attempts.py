@@ -43,12 +43,8 @@ class Attempt:
     ) -> None:
         """Takes a run folder and the number of an attempt; the folder need not exist.
 
-        Args:
-            run: the run folder.
-            number: of the attempt.
-            notes: receives what is wrong with its files; unset: a list of its own.
-            strict: whether a file that cannot be used raises a RunError.
-            held: values of ``exit``, ``env`` or ``record`` that need not be read.
+        What is wrong with its files goes to ``notes``, or raises a RunError if ``strict``. ``held``
+        has values of ``exit``, ``env`` or ``record`` that need not be read.
         """
         self.run = Path(run)
         self.number = number

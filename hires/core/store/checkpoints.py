@@ -229,12 +229,10 @@ def shapes_in(checkpoint: Checkpoint) -> dict[str, Shape]:
 def refuse_other_network(
     there: list[Checkpoint], needed: Mapping[str, Shape], source: str | None
 ) -> None:
-    """Refuses a checkpoint that holds other layers than a network has.
+    """Refuses a checkpoint, the first whole one of ``there``, of other layers than a network has.
 
-    Args:
-        there: the checkpoints that may be taken, the best first; the first that is whole counts.
-        needed: the shapes of the network's parameters and buffers, in the order of its layers.
-        source: what ``checkpoint.resume`` names.
+    ``needed`` are the shapes of the network's parameters and buffers; ``checkpoint.resume`` names
+    ``source``.
 
     Raises:
         ConfigError: names the first layers that differ.

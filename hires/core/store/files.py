@@ -133,9 +133,7 @@ class HeldError(RunError):
 def lock(path: Path, what: str) -> Iterator[str | None]:
     """Holds a lock until the end; yields a note if it was taken over from a dead process.
 
-    Args:
-        path: the lock file; its folder is made if it is not there.
-        what: what only one process may do, as ``the sweep of campaign 'sizes'``.
+    ``what`` only one process may do is named in the error, as ``the sweep of campaign 'sizes'``.
 
     Raises:
         HeldError: another process holds it, which is named.

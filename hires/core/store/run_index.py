@@ -41,12 +41,8 @@ _FACTS = ("git", "hires", "torch", "python", "hardware", "host", "started", "end
 def write_exit(run: Path, attempt: int, end: Values, record: Values | None) -> None:
     """Writes ``exit.json`` of an attempt, and its line in the index of all results.
 
-    Args:
-        run: the run folder.
-        attempt: which of its attempts.
-        end: what ``exit.json`` holds.
-        record: of the attempt, empty if it has none; None: the attempt measured nothing that
-            belongs in a list of runs.
+    ``record`` is that of the attempt, empty if it has none; None: the attempt measured nothing that
+    belongs in a list of runs.
 
     Raises:
         RunError: ``exit.json`` cannot be written.
@@ -90,14 +86,8 @@ def write_cancelled(run: Path, attempt: int, cause: str) -> None:
 def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) -> Values:
     """Returns the line of an attempt that has ended.
 
-    It leaves out what no list of runs shows: samples, and ranks one by one.
-
-    Args:
-        run: the run folder.
-        attempt: which of its attempts.
-        config: the frozen config as plain values.
-        record: the attempt's record; without numbers if it has none.
-        end: the attempt's ``exit.json``.
+    It leaves out what no list of runs shows: samples, and ranks one by one. ``config``, ``record``
+    and ``end`` are the values of ``config.yaml``, ``record.json`` and ``exit.json``.
     """
     brief_end = {key: end.get(key) for key in ("state", "reason", "cause", "started", "ended")}
     if isinstance(brief_end["cause"], str):
@@ -167,10 +157,7 @@ def mark(results: Path) -> IndexMark:
 def replace(results: Path, lines: Iterable[Values], since: IndexMark) -> None:
     """Writes the index anew; readers see the old one or the new one.
 
-    Args:
-        results: folder of all campaigns.
-        lines: what run folders say.
-        since: taken before the folders were read: lines that were added since then are kept.
+    ``since`` was taken before the folders were read: lines that were added later are kept.
 
     Raises:
         RunError: it cannot be written.

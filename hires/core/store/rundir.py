@@ -97,16 +97,8 @@ def freeze(config: RunConfig, plan: Values, argv: Sequence[str]) -> Path:
 
     It gets no attempt: a run without one is pending. ``planned.json`` holds what planned it, and
     how it is made again. The caller makes sure that the run is neither under way nor queued: its
-    job would find another config than the one that was submitted.
-
-    Args:
-        config: the resolved config.
-        plan: the verified plan as plain values.
-        argv: the command line that makes this run alone.
-
-    Raises:
-        RunError: the folder cannot be written, or its ``config.yaml`` was edited.
-        ConfigError: the config holds something that cannot be written down.
+    job would find another config than the one that was submitted. Arguments and errors are those
+    of :func:`create`; ``argv`` makes this run alone.
     """
     path = run_path(config)
     files = _frozen_files(config, plan, argv)
@@ -132,9 +124,7 @@ def refreeze(path: StrPath, config: RunConfig) -> None:
 def start_attempt(path: StrPath, argv: Sequence[str] | None) -> RunDir:
     """Returns a frozen run with a fresh attempt; the caller makes sure it is not under way.
 
-    Args:
-        path: a folder that :func:`freeze` made.
-        argv: the command line that makes this run alone; None: that of the first attempt holds.
+    ``argv`` makes this run alone; None: the command line of the first attempt holds.
 
     Raises:
         RunError: the folder cannot be written.
@@ -236,13 +226,7 @@ def _frozen_files(config: RunConfig, plan: Values, argv: Sequence[str]) -> dict[
 
 
 def _build(path: Path, files: dict[str, str], argv: Sequence[str] | None) -> bool:
-    """Makes the whole folder; returns False if it exists already.
-
-    Args:
-        path: the folder.
-        files: name and text of what is frozen in it.
-        argv: the command line of its first attempt; None: it gets no attempt.
-    """
+    """Makes the whole folder, without an attempt if ``argv`` is None; False: it exists already."""
     if _is_filled(path):
         return False
     make_folder(path.parent)
