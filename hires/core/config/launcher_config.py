@@ -57,7 +57,6 @@ SPOILING_OPTIONS = {
 """Options with which hires could not submit, or not look after a job -> why, and what would do."""
 
 _OPTION = re.compile(r"[a-z]+(-[a-z]+)*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass
@@ -97,7 +96,12 @@ class ClusterConfig(Section, key="cluster"):
         for module in self.modules:
             check(check_word, "cluster.modules", module)
         for name, value in self.environment.items():
-            check(_check_variable, str(name), value)
+            key = f"cluster.environment.{name}"
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+                problem = "which is no name of a variable"
+                check.problems.append(f"cluster.environment has {name!r}, {problem}")
+            elif isinstance(value, (dict, list)) or value is None or "\0" in str(value):
+                check.problems.append(f"{key}={value!r} must be text or a number")
         for name, value in self.options.items():
             check(_check_option, str(name), value)
         self.environment = {str(name): str(value) for name, value in self.environment.items()}
@@ -116,13 +120,6 @@ def spread(num_ranks: int, num_nodes: int) -> list[int]:
     """
     least, more = divmod(num_ranks, num_nodes)
     return [least + (node < more) for node in range(num_nodes) if least or node < more]
-
-
-def _check_variable(name: str, value: Any) -> None:
-    if not _VARIABLE.fullmatch(name):
-        raise ConfigError(f"cluster.environment has {name!r}, which is no name of a variable")
-    if isinstance(value, (dict, list)) or value is None or "\0" in str(value):
-        raise ConfigError(f"cluster.environment.{name}={value!r} must be text or a number")
 
 
 def _check_option(name: str, value: Any) -> None:
@@ -216,7 +213,10 @@ class LauncherConfig(Section, key="launcher"):
     def check_more(self, check: Checks) -> None:
         """Checks the hosts, the port and the time of the signal."""
         for host in self.hosts:
-            check(_check_host, host)
+            # What no command line of an MPI could take for a machine.
+            if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
+                problem = "which is no name or address of a machine"
+                check.problems.append(f"launcher.hosts has {host!r}, {problem}")
         if self.hosts and self.name != "mpirun":
             check.problems.append(
                 f"launcher.hosts={','.join(self.hosts)} is for launcher=mpirun, not "
@@ -251,9 +251,3 @@ class LauncherConfig(Section, key="launcher"):
     def offered_ranks(self) -> int:
         """Most ranks that the launcher offers; what a cluster has is for Slurm to say."""
         return self.max_ranks if self.is_here else sys.maxsize
-
-
-def _check_host(name: str) -> None:
-    """Refuses what no command line of an MPI could take for a machine."""
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
-        raise ConfigError(f"launcher.hosts has {name!r}, which is no name or address of a machine")

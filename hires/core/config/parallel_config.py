@@ -130,7 +130,12 @@ class ParallelConfig(Section, key="parallel"):
         """Refuses what is no grid, or not one grid for each spatial stage."""
         many = isinstance(self.tiles, list) and any(isinstance(grid, list) for grid in self.tiles)
         grids = self.tiles if many else [self.tiles]
-        if not all(_is_grid(grid) for grid in grids):
+        if not all(
+            isinstance(grid, list)
+            and len(grid) == 2
+            and all(type(n) is int and n > 0 for n in grid)
+            for grid in grids
+        ):
             raise ConfigError(
                 f"parallel.tiles={self.tiles} must be [rows, cols], each at least 1, as [2,2], or "
                 f"one such pair for each spatial stage, as [[2,2],[1,2]]"
@@ -151,9 +156,3 @@ class ParallelConfig(Section, key="parallel"):
                 f"parallel.tiles={self.tiles} holds {len(grids)} grids for "
                 f"parallel.spatial_stages={self.spatial_stages}; give one grid for each"
             )
-
-
-def _is_grid(grid: Any) -> bool:
-    if not isinstance(grid, list) or len(grid) != 2:
-        return False
-    return all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in grid)

@@ -47,14 +47,25 @@ def choice(default: str | None, choices: Iterable[str]) -> Any:
 
 def number(default: float | None, least: int = 0, most: int | None = None, unit: str = "") -> Any:
     """Returns a field that takes numbers from ``least`` to ``most``; ``unit`` follows ``most``."""
-    return dataclasses.field(
-        default=default, metadata={"check": functools.partial(_check_range, least, most, unit)}
-    )
+
+    def check(key: str, value: int) -> None:
+        if value < least:
+            raise ConfigError(f"{key}={value} must be at least {least}")
+        if most is not None and value > most:
+            raise ConfigError(f"{key}={value} must be at most {most}{unit}")
+
+    return dataclasses.field(default=default, metadata={"check": check})
 
 
 def real(default: float, *, above_zero: bool = False, unit: str = "") -> Any:
     """Returns a field that takes finite numbers of at least 0, or only those above 0."""
-    check = functools.partial(_check_real, above_zero, unit)
+
+    def check(key: str, value: float) -> None:
+        # No comparison with nan is true, so what is good is asked for, not what is wrong.
+        if not (0 < value < math.inf if above_zero else 0 <= value < math.inf):
+            least = f"above 0{unit}" if above_zero else f"0{unit} or more"
+            raise ConfigError(f"{key}={value} must be {least}, and finite")
+
     return dataclasses.field(default=default, metadata={"check": check})
 
 
@@ -101,20 +112,6 @@ def check_word(key: str, value: str) -> None:
     """Refuses text that no line of a job script can hold."""
     if not value or not value.isprintable():
         raise ConfigError(f"{key}={value!r} must be a name on one line, or null")
-
-
-def _check_range(least: int, most: int | None, unit: str, key: str, value: int) -> None:
-    if value < least:
-        raise ConfigError(f"{key}={value} must be at least {least}")
-    if most is not None and value > most:
-        raise ConfigError(f"{key}={value} must be at most {most}{unit}")
-
-
-def _check_real(above_zero: bool, unit: str, key: str, value: float) -> None:
-    # No comparison with nan is true, so what is good is asked for, not what is wrong.
-    if not (0 < value < math.inf if above_zero else 0 <= value < math.inf):
-        least = f"above 0{unit}" if above_zero else f"0{unit} or more"
-        raise ConfigError(f"{key}={value} must be {least}, and finite")
 
 
 def _check_size(key: str, value: Any) -> None:

@@ -51,7 +51,12 @@ def bind(world: World, config: RunConfig) -> Binding:
     share = share_of(neighbours, world.local_rank, world.local_size)
     spare = 1 if config.launcher.is_here else 0
     wanted = config.launcher.bind == "auto" and len(share) >= threads + spare
-    bound = wanted and len(share) < len(cores) and _keep_to(share)
+    bound = wanted and len(share) < len(cores)
+    if bound:
+        try:
+            os.sched_setaffinity(0, share)
+        except OSError:
+            bound = False  # the system does not allow it
     devices = devices_of(world, config.cluster.gpus, os.environ.get(DEVICES))
     if devices is not None:
         os.environ[DEVICES] = devices
@@ -85,15 +90,6 @@ def devices_of(world: World, gpus: int | None, visible: str | None) -> str | Non
             gpus = sum(p.name.removeprefix("nvidia").isdigit() for p in _DEV.glob("nvidia*"))
         there = [str(number) for number in range(gpus)]
     return there[world.local_rank % len(there)] if there else visible
-
-
-def _keep_to(cores: list[int]) -> bool:
-    """Binds this process to some cores; returns whether the system allows it."""
-    try:
-        os.sched_setaffinity(0, cores)
-    except OSError:
-        return False
-    return True
 
 
 def _fact(core: int, name: str) -> int:

@@ -135,11 +135,6 @@ class Activity:
         spans = len(step.spans) + step.dropped
         return (self._count, self.now, step.step, recorder.action, spans)
 
-    @property
-    def in_step(self) -> bool:
-        """Whether the rank has begun its first step."""
-        return self.recorder is not None and bool(self.recorder.steps)
-
     def status(self, rank: int, since_s: float) -> RankStatus:
         """Returns where the rank stands; ``since_s`` counts if it waits in no communication."""
         last = [f"{op.what} ({took_s * 1e3:.1f} ms)" for op, took_s in self.last.copy()]
@@ -314,7 +309,13 @@ class HeartbeatThread(threading.Thread):
                     os.kill(os.getpid(), signal.SIGTERM)
                 if not is_answered and _request(self.folder).exists():
                     is_answered = True
-                    self._write_status()
+                    status, stacks = self._status(), stacks_file(self.folder, self.rank)
+                    if not stacks.stat().st_size:  # the signal did not write them
+                        with stacks.open("a", encoding="utf-8") as file:
+                            faulthandler.dump_traceback(file, all_threads=True)
+                    write_atomically(
+                        status_file(self.folder, self.rank), json.dumps(asdict(status))
+                    )
 
     def _look(self) -> None:
         """Reports once that the rank is stuck.
@@ -336,23 +337,16 @@ class HeartbeatThread(threading.Thread):
             self._idle_s = now_s
         waits = self.activity.now is not None
         still_s = now_s - (self._moved_s if waits else self._idle_s)
+        recorder = self.activity.recorder
+        in_step = recorder is not None and bool(recorder.steps)
         most_s = max(self.timeout_s, self.activity.still_s)
-        if self._is_reported or still_s < most_s or not (waits or self.activity.in_step):
+        if self._is_reported or still_s < most_s or not (waits or in_step):
             return
         self._is_reported = True
         status = self._status()
         facts = {"step": status.step, "action": status.action, "what": status.what}
         facts["since_s"] = round(status.since_s, 3)
         records.event(self.run_dir, self.attempt, "rank_stuck", rank=self.rank, **facts)
-
-    def _write_status(self) -> None:
-        """Writes the rank's status, and its stacks unless the signal did it."""
-        text = json.dumps(asdict(self._status()))
-        stacks = stacks_file(self.folder, self.rank)
-        if not stacks.stat().st_size:
-            with stacks.open("a", encoding="utf-8") as file:
-                faulthandler.dump_traceback(file, all_threads=True)
-        write_atomically(status_file(self.folder, self.rank), text)
 
     def _status(self) -> RankStatus:
         return self.activity.status(self.rank, time.perf_counter() - self._moved_s)

@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from hires.core.config.launcher_config import spread
@@ -200,7 +201,11 @@ def starter(config: RunConfig, hosts: Sequence[Host], in_slurm: bool = False) ->
         # What ranks on other machines need.
         if variable in _FORWARDED or variable.startswith(_FORWARDED_PREFIXES):
             words += [*dialect.forward, variable]
-    program = _program(name, config.launcher.mpirun)
+    # The program is what the config names, what is here, or its usual name; torchrun is that of
+    # this Python.
+    beside = [Path(sys.executable).with_name("torchrun")] if name == "torchrun" else []
+    present = next((one for one in (*beside, *dialect.programs) if shutil.which(one)), None)
+    program = config.launcher.mpirun or str(present or dialect.programs[-1])
     agent = (sys.executable, "-m", AGENT)
     return Starter(name, (program, *words, *config.launcher.mpi_options, *agent))
 
@@ -230,14 +235,3 @@ def require_program(starter: Starter) -> None:
             f"there is no {program} here, which launcher.mpi={starter.dialect} needs; install it, "
             f"load its module, name it with launcher.mpirun=/path/to/it, or use launcher=local"
         )
-
-
-def _program(name: str, given: str | None) -> str:
-    """Returns the program: what the config names, what is here, or its usual name."""
-    names = DIALECTS[name].programs
-    if given is not None:
-        return given
-    if name == "torchrun":  # the one that belongs to this Python
-        beside = os.path.join(os.path.dirname(sys.executable), names[0])  # noqa: PTH118, PTH120
-        return shutil.which(beside) or names[0]
-    return next((one for one in names if shutil.which(one)), names[-1])

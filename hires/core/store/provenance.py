@@ -29,13 +29,15 @@ def collect() -> dict[str, Any]:
     """
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    memory = None
+    memory = torch = None
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        torch = metadata.version("torch")
     with contextlib.suppress(ValueError, OSError):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "git": _git_commit(Path(hires.__file__).resolve().parent),
         "hires": hires.__version__,
-        "torch": _version("torch"),
+        "torch": torch,
         "python": platform.python_version(),
         "hardware": {"cpu": _cpu_name(), "cores": cores, "memory": memory},
         "host": platform.node(),
@@ -131,14 +133,6 @@ def _git(folder: Path, *args: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 @functools.cache

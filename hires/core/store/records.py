@@ -162,6 +162,7 @@ def _build(
     samples, discarded = _samples(config, world, begin["step"] if begin else 0, steps)
     left_out = {line["step"] for line in discarded}
     times = [line["step_s"] for line in samples if line["step"] not in left_out]
+    bound = {e["rank"]: e for e in own.events if e.get("event") == "rank_bound"}
     resumed = {key: begin[key] for key in ("step", "checkpoint", "attempt")} if begin else None
     return {
         "schema": SCHEMA,
@@ -192,7 +193,9 @@ def _build(
             "argv": own.env.get("argv"),
             "started": own.env.get("started"),
             "ended": provenance.now(),
-            "ranks": _bindings(own.events),
+            "ranks": [
+                {key: bound[rank].get(key) for key in _BINDING_KEYS} for rank in sorted(bound)
+            ],
         },
         "reproduce": own.env.get("reproduce"),
     }
@@ -323,11 +326,6 @@ def _memory(plan: Values, lines: Sequence[Values]) -> list[Values]:
         entry["predicted_bytes"] = predicted[rank % len(predicted)] if predicted else None
         entries.append(entry)
     return entries
-
-
-def _bindings(events: Sequence[Values]) -> list[Values]:
-    bound = {event["rank"]: event for event in events if event.get("event") == "rank_bound"}
-    return [{key: bound[rank].get(key) for key in _BINDING_KEYS} for rank in sorted(bound)]
 
 
 _MEMORY_KEYS = (

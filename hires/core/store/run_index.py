@@ -166,7 +166,12 @@ def replace(results: Path, lines: Iterable[Values], since: IndexMark) -> None:
     whole = {_key(line): json.dumps(line) for line in lines}
     try:
         with _locked(results):
-            for text in _added(path, since):
+            added = b""
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                if os.fstat(file.fileno()).st_ino == since.inode:
+                    file.seek(since.num_bytes)  # else the file is another: all of its lines are new
+                added = file.read()
+            for text in added.decode(errors="replace").split("\n"):
                 with contextlib.suppress(ValueError, AttributeError, RecursionError):  # torn
                     whole.setdefault(_key(json.loads(text)), text)
             write_atomically(path, "".join(f"{text}\n" for text in whole.values()))
@@ -176,17 +181,6 @@ def replace(results: Path, lines: Iterable[Values], since: IndexMark) -> None:
 
 def _key(line: Values) -> str:
     return json.dumps([line.get("campaign"), line.get("run"), line.get("attempt")])
-
-
-def _added(path: Path, since: IndexMark) -> list[str]:
-    """Returns the lines that were appended after a moment; all of them if the file is another."""
-    try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_ino == since.inode:
-                file.seek(since.num_bytes)
-            return file.read().decode(errors="replace").split("\n")
-    except FileNotFoundError:
-        return []
 
 
 @contextlib.contextmanager
