@@ -203,9 +203,9 @@ def starter(config: RunConfig, hosts: Sequence[Host], in_slurm: bool = False) ->
             words += [*dialect.forward, variable]
     # The program is what the config names, what is here, or its usual name; torchrun is that of
     # this Python.
-    beside = [Path(sys.executable).with_name("torchrun")] if name == "torchrun" else []
+    beside = [str(Path(sys.executable).with_name("torchrun"))] if name == "torchrun" else []
     present = next((one for one in (*beside, *dialect.programs) if shutil.which(one)), None)
-    program = config.launcher.mpirun or str(present or dialect.programs[-1])
+    program = config.launcher.mpirun or (present or dialect.programs[-1])
     agent = (sys.executable, "-m", AGENT)
     return Starter(name, (program, *words, *config.launcher.mpi_options, *agent))
 
