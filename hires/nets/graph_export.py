@@ -10,6 +10,7 @@ ordinary one, which computes the same if no other value lies in the memory that 
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,38 +35,30 @@ def written(name: str) -> ConfigError:
 
 
 class GraphWriter:
-    """Turns an exported program into a graph.
+    """Turns an exported program of one forward pass into a graph.
 
-    Args:
-        exported: the program of one forward pass.
-        tensors: parameters and buffers by their first name.
-        names: every name of a parameter or buffer -> its first name.
-        shape: of the images, (n, C, H, W).
+    ``tensors`` are parameters and buffers by their first name, which ``names`` gives for all names.
     """
 
     def __init__(
-        self,
-        exported: ExportedProgram,
-        tensors: dict[str, Tensor],
-        names: dict[str, str],
-        shape: list[int],
+        self, exported: ExportedProgram, tensors: dict[str, Tensor], names: dict[str, str]
     ) -> None:
         self.exported = exported
         self.nodes = list(exported.graph.nodes)
         self.order = {node: index for index, node in enumerate(self.nodes)}
         self.tensors = tensors
-        self.shape = shape
         self.refs = _inputs(exported, names)
         self.memory: dict[torch.fx.Node, set[torch.fx.Node]] = {}  # all nodes in a node's memory
-        self.shapes: dict[str, list[int] | None] = {INPUT: shape}
+        self.shapes: dict[str, list[int] | None] = {}
         self.written: list[Node] = []
 
-    def write(self) -> Graph:
-        """Returns the graph.
+    def write(self, input_shape: list[int]) -> Graph:
+        """Returns the graph for images of a shape, (n, C, H, W).
 
         Raises:
             ConfigError: the network does something that a graph cannot hold.
         """
+        self.shapes[INPUT] = input_shape
         for node in self.nodes:
             if node.op == "call_function":
                 self._call(node)
@@ -81,7 +74,7 @@ class GraphWriter:
             for name, t in self.tensors.items()
             if name in used
         }
-        graph = Graph(live[::-1], output, self.shape, facts)
+        graph = Graph(live[::-1], output, input_shape, facts)
         if not any(INPUT in made.inputs for made in live):
             raise ConfigError("the network's output does not depend on the image")
         for made in graph.nodes:
@@ -94,27 +87,28 @@ class GraphWriter:
 
     def _call(self, node: torch.fx.Node) -> None:
         """Adds the node of one operation, unless its value equals its input."""
-        name, overload = _operator(node)
+        call = _Call.of(node)
+        name, facts = call.name, facts_of(call.name)
         source = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
-        shares = source is not None and (facts_of(name).may_share or _aliases(node))
+        shares = source is not None and (facts.may_share or call.aliases)
         family = self.memory.setdefault(source, {source}) if shares and source else set()
         family.add(node)
         self.memory[node] = family
         if source is not None and source.name in self.refs:
             first = self.refs[source.name]
-            counts = _writes(node) and first.get("param", "").endswith(COUNTER)
-            if facts_of(name).same_value or counts:
+            counts = call.writes and first.get("param", "").endswith(COUNTER)
+            if facts.same_value or counts:
                 self.refs[node.name] = first
                 return
-            if _writes(node):
+            if call.writes:
                 self._refuse_write(node, source, name)
                 name = name.removesuffix("_")
         value = node.meta.get("val")
         tensor = value if isinstance(value, Tensor) else None
         made = Node(
             name=self._unique(node),
-            op=f"{name}.{overload}",
-            args={key: self._encode(arg) for key, arg in _arguments(node).items()},
+            op=f"{name}.{call.overload}",
+            args={key: self._encode(arg) for key, arg in call.arguments.items()},
             shape=None if tensor is None else list(tensor.shape),
             dtype=None if tensor is None else _name_of(tensor.dtype),
             layer=_layer(node),
@@ -204,43 +198,37 @@ def _inputs(exported: ExportedProgram, names: dict[str, str]) -> dict[str, dict[
     return refs
 
 
-def _operator(node: torch.fx.Node) -> tuple[str, str]:
-    target = node.target
-    if target is operator.getitem:
-        return "getitem", "default"
-    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
-        return target._schema.name.split("::")[1], target._overloadname
-    raise ConfigError(
-        f"the network calls {target}, which is no ATen operation; write it with torch's own"
-    )
+@dataclass
+class _Call:
+    """An operation of the program, as the schema of its operator describes it."""
 
+    name: str
+    overload: str
+    arguments: dict[str, Any]
+    """All arguments by name, with the defaults of the operator."""
+    aliases: bool = False
+    """Whether it returns its input's memory, as a view or after a write."""
+    writes: bool = False
+    """Whether it writes into its first argument; writes into others are refused."""
 
-def _aliases(node: torch.fx.Node) -> bool:
-    """Whether the schema of an operation returns its input's memory, as a view or after a write."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    return any(returned.alias_info is not None for returned in node.target._schema.returns)
-
-
-def _writes(node: torch.fx.Node) -> bool:
-    """Whether an operation writes into its first argument; writes into others are refused."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    arguments = node.target._schema.arguments
-    written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
-    if any(written[1:]):
-        raise ConfigError(f"the network calls {node.target}; use the variant without out=")
-    return any(written)
-
-
-def _arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """Returns all arguments by name, with the defaults of the operator."""
-    if node.target is operator.getitem:
-        return dict(zip(("list", "index"), node.args, strict=True))
-    assert isinstance(node.target, torch._ops.OpOverload)
-    arguments = node.target._schema.arguments
-    made = {a.name: node.kwargs.get(a.name, a.default_value) for a in arguments}
-    return made | {a.name: given for a, given in zip(arguments, node.args, strict=False)}
+    @classmethod
+    def of(cls, node: torch.fx.Node) -> _Call:
+        target = node.target
+        if target is operator.getitem:
+            return cls("getitem", "default", dict(zip(("list", "index"), node.args, strict=True)))
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            raise ConfigError(
+                f"the network calls {target}, which is no ATen operation; write it with torch's own"
+            )
+        schema = target._schema
+        written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+        if any(written[1:]):
+            raise ConfigError(f"the network calls {target}; use the variant without out=")
+        arguments = {a.name: node.kwargs.get(a.name, a.default_value) for a in schema.arguments}
+        arguments |= {a.name: arg for a, arg in zip(schema.arguments, node.args, strict=False)}
+        aliases = any(returned.alias_info is not None for returned in schema.returns)
+        name = schema.name.split("::")[1]
+        return cls(name, target._overloadname, arguments, aliases, any(written))
 
 
 def _layer(node: torch.fx.Node) -> str:

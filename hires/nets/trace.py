@@ -71,7 +71,7 @@ def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
         for name, tensor in named(remove_duplicate=False)
     }
     every: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return GraphWriter(exported, every, names, input_shape).write()
+    return GraphWriter(exported, every, names).write(input_shape)
 
 
 def trace_config(config: RunConfig) -> Graph:
