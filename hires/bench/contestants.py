@@ -66,11 +66,10 @@ class LayoutsOptions:
 
 @dataclass(frozen=True)
 class Contestant:
-    """One row."""
+    """One row, and ``what`` it is in words."""
 
     name: str
     what: str
-    """In words, for the table."""
     config: RunConfig
     """``config.batch`` images make one step."""
     plan: Plan | None
@@ -94,7 +93,6 @@ def line_up(options: LayoutsOptions, task: str) -> list[Contestant]:
     """Returns the rows of one task.
 
     Raises:
-        ConfigError: the network is unknown.
         PlanError: a layout cannot cut this network and image.
     """
     base = {

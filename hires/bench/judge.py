@@ -33,12 +33,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankAnswer:
-    """What one rank holds after one step."""
+    """What one rank holds after one step: loss (1) or outputs, and the norm of each gradient."""
 
     value: Tensor | None
-    """Mean loss (1) or outputs (images, classes)."""
     gradients: dict[str, float]
-    """Norm of the gradient of every parameter that the rank holds."""
 
 
 @dataclass(frozen=True)
@@ -89,29 +87,21 @@ class Judge:
 
 
 def compare(answers: list[RankAnswer], expected: RankAnswer, noise: float = 0.0) -> Deviation:
-    """Returns how far the answers of all ranks are from what was expected.
+    """Returns how far the answers of all ranks are from that of one process.
 
-    Args:
-        answers: of every rank.
-        expected: of one process.
-        noise: relative error of gradients that another order of summation makes.
+    ``noise`` is the relative error of gradients that another order of summation makes.
     """
     values = [answer.value for answer in answers if answer.value is not None]
-    value = _bad_is_infinite(_value_error(values, expected.value))
+    value = _value_error(values, expected.value)
     floor = FLOOR * max(expected.gradients.values(), default=0.0)
     errors = [0.0]
     for name, norm in expected.gradients.items():
         norms = [answer.gradients[name] for answer in answers if name in answer.gradients]
         scale = max(norm, floor) or 1.0
         errors += [abs(other - norm) / scale for other in norms] or [math.inf]
-    gradient = max(map(_bad_is_infinite, errors))
+    gradient = max(error if math.isfinite(error) else math.inf for error in errors)
     limit = GRADIENT_TOLERANCE + NOISE_FACTOR * noise
     return Deviation(value, gradient, ok=value <= VALUE_TOLERANCE and gradient <= limit)
-
-
-def _bad_is_infinite(error: float) -> float:
-    """Returns an error, infinite for NaN, which compares with nothing."""
-    return error if math.isfinite(error) else math.inf
 
 
 def _value_error(values: list[Tensor], expected: Tensor | None) -> float:
@@ -128,7 +118,8 @@ def _value_error(values: list[Tensor], expected: Tensor | None) -> float:
         expected = expected.repeat(len(got) // len(expected), 1)
     if got.shape != expected.shape:
         return math.inf
-    return float((got - expected).abs().max() / expected.abs().max())
+    error = float((got - expected).abs().max() / expected.abs().max())
+    return error if math.isfinite(error) else math.inf  # NaN compares with nothing
 
 
 def _answer(runner: Runner) -> RankAnswer:

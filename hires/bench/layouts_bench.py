@@ -132,7 +132,7 @@ def measure_peaks(rank: int, config: RunConfig, plan: Plan) -> list[int]:
     return [int(size) for size in all_gather(own, world).view(-1)]
 
 
-BENCHMARK = Benchmark("layouts", __doc__, LayoutsOptions, measure, tables, NOTES)
+BENCHMARK = Benchmark("layouts", __doc__, LayoutsOptions, measure, tables, NOTES["layouts"])
 
 
 if __name__ == "__main__":

@@ -15,25 +15,9 @@ from hires.core.units import MIB
 Row = dict[str, Any]
 """One measured row as plain values."""
 
-NOTES = """\
-`speed-up` is images per second over those of the baseline (`single`; for pipelines `single,
-microbatches`), `beside torch` the time of the fastest row of torch's own that does the same over
-that of the row: above 1 is faster. Both are medians of ratios taken within each round. `errors` are
-the largest relative errors of the row's first step against a plain `nn.Module` in one process: of
-loss or outputs, and of the norms of all gradients. A training step is forward, backward, gradient
-sync and SGD. All rows run round-robin in one pair of processes, one sample each a round, in a new
-order each round; a sample is that of the slowest rank. `cpu ms` is the processor time of a step, of
-all threads and ranks."""
-RATIO_NOTE = """\
-`images/s` is that of the first row over that of the second, the median of ratios taken within each
-round (p10 to p90); `peak memory` is that of the fullest rank of each. The thesis ran on A100s.
-Two cores show what a layout's own work costs: halos, statistics, waits, recomputation, and how well
-two ranks share one image. They cannot show what GPUs gain from more memory, since nothing here runs
-out of it, nor what more ranks than cores gain: where three ranks share two cores, the ratio is one
-of work, not of time saved. `hires bench simulate` predicts those from the same plans."""
-MEMORY_NOTE = """\
-Own pages of each rank in its second step above those after the imports: the layout alone in fresh
-processes, the allocator giving everything back at once. `predicted` is what `hires plan` says."""
+_DATA = bench_data("layouts.yaml")
+NOTES: dict[str, str] = _DATA["notes"]
+"""How to read each table."""
 
 
 def measured_rows(
@@ -41,13 +25,7 @@ def measured_rows(
     samples: Mapping[str, Samples],
     deviations: Mapping[str, Deviation | None],
 ) -> list[Row]:
-    """Returns one dict of plain values a row.
-
-    Args:
-        rows: the contestants.
-        samples: by row, at least one each.
-        deviations: by row, None where nothing was compared.
-    """
+    """Returns one dict of plain values a row; no deviation: nothing was compared."""
     by_name = {row.name: row for row in rows}
     step_s = {name: sampled.step_s for name, sampled in samples.items()}
     made = []
@@ -89,7 +67,7 @@ def row_ratios(rows: list[Row]) -> list[dict[str, Any]]:
     """
     by_name = {row["name"]: row for row in rows}
     made = []
-    for ratio, *names, published in bench_data("layouts.yaml")["ratios"]:
+    for ratio, *names, published in _DATA["ratios"]:
         if not set(names) <= set(by_name):
             continue
         over, under = (by_name[name] for name in names)
@@ -120,8 +98,8 @@ def tables(result: Result) -> list[BenchTable]:
         pairs = [ratio_cells(pair) for pair in row_ratios(rows)]
         made += [
             BenchTable(title, [*map(_cells, rows)]),
-            BenchTable(f"ratios, {task}", pairs, RATIO_NOTE),
-            BenchTable(f"memory, {task}", memory_cells(rows), MEMORY_NOTE),
+            BenchTable(f"ratios, {task}", pairs, NOTES["ratios"]),
+            BenchTable(f"memory, {task}", memory_cells(rows), NOTES["memory"]),
         ]
     return made
 

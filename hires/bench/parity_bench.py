@@ -49,12 +49,6 @@ TRIES = 60
 """Random rows of which the best is taken."""
 
 LAYOUT_KEYS = ("stages", "directions", "pairs", "microbatches", "local_dp", "replicas")
-NOTES = """\
-Each row is one step (forward, loss, backward, optimiser, running statistics) of a layout on real
-ranks in float64, compared with the plain module in one process over the same microbatches. The
-error is the largest difference of any tensor, relative to the largest value in it; the bound stands
-above. Rows are drawn so that values meet in as many pairs as possible; none is picked by hand.
-`again` in parity.json is the line that makes a row again."""
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +236,7 @@ def _cells(row: Row) -> dict[str, str]:
     }
 
 
-BENCHMARK = Benchmark("parity", __doc__, ParityOptions, measure, _tables, NOTES, _facts)
+BENCHMARK = Benchmark("parity", __doc__, ParityOptions, measure, _tables, _DATA["note"], _facts)
 
 
 if __name__ == "__main__":

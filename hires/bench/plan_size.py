@@ -18,11 +18,7 @@ from hires.plan.planner import make_plan
 
 
 def measure(config: dict[str, Any], graph: dict[str, Any]) -> dict[str, Any]:
-    """Plans and verifies once.
-
-    Args:
-        config: of the run, as plain values.
-        graph: of its network, as plain values.
+    """Plans and verifies once, from a run's config and the graph of its network as plain values.
 
     Returns:
         ``plan_s`` and ``cpu_s`` to plan and verify (wall clock and processor time), ``peak_bytes``

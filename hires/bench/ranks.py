@@ -45,11 +45,8 @@ def run_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Any:
 def stream_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Iterator[Any]:
     """Yields what ``job(rank, *args)`` yields or returns on rank 0 of ``num_ranks`` processes.
 
-    Args:
-        job: a function of a module, perhaps a generator; communication is up while it runs.
-        num_ranks: processes.
-        timeout_s: after this time all ranks are killed.
-        args: pickled for every rank.
+    Communication is up while the job, a function of a module or a generator, runs on all ranks;
+    after ``timeout_s`` they are killed.
 
     Raises:
         RunError: a rank failed or the time was over.
@@ -109,9 +106,9 @@ def _failure(waiting: dict[Connection, int], pipe: Connection, error: str) -> Ru
 def _receive(pipe: Connection) -> tuple[str, Any]:
     try:
         kind, value = pipe.recv()
+        return kind, value
     except EOFError:
         return _ERROR, "it died without a word"
-    return kind, value
 
 
 def _rank(

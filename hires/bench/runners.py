@@ -72,13 +72,7 @@ class Replay:
 
 
 class ModuleSteps(Runner):
-    """A plain module on this rank, microbatch after microbatch.
-
-    Args:
-        module: the network, perhaps wrapped in DistributedDataParallel.
-        config: the row's config.
-        microbatches: what one step computes.
-    """
+    """A plain module on this rank, perhaps in DistributedDataParallel, one step of microbatches."""
 
     def __init__(self, module: nn.Module, config: RunConfig, microbatches: list[Example]) -> None:
         self.module = module
@@ -108,12 +102,8 @@ def module_steps(
 ) -> ModuleSteps:
     """Returns a plain module; rank r has the images of replica r, if there are replicas.
 
-    Args:
-        config: the row's config.
-        rank: this process.
-        trick: as for :func:`plain_module`.
-        ddp: whether it is in DistributedDataParallel; all ranks call it together.
-        views: ``gradient_as_bucket_view`` of that.
+    With ``ddp`` it is in DistributedDataParallel, ``views`` its ``gradient_as_bucket_view``; all
+    ranks call it together.
     """
     module = plain_module(config, trick)
     if ddp:
@@ -132,9 +122,7 @@ def reference_steps(config: RunConfig) -> ModuleSteps:
 def plain_module(config: RunConfig, trick: bool = True) -> nn.Module:
     """Returns the network as a plain module with its first weights, channels_last.
 
-    Args:
-        config: the row's config.
-        trick: whether 1x1 convolutions get the dilation that makes ATen choose oneDNN.
+    With the ``trick`` 1x1 convolutions have the dilation that makes ATen choose oneDNN.
     """
     model = whole_model(config)
     for module in model.modules() if trick else ():
@@ -147,19 +135,13 @@ def plain_module(config: RunConfig, trick: bool = True) -> nn.Module:
 
 
 class PipelineSteps(Runner):
-    """One stage under ``torch.distributed.pipelining``.
-
-    Args:
-        config: the row's config.
-        plan: says where the network is cut.
-        rank: this process, which holds the stage of that number.
-    """
+    """The stage of one rank under ``torch.distributed.pipelining``, cut as the plan says."""
 
     def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
         engine = build_rank(config, plan, rank, 1)
         self.optimizer = engine.optimizer
         self.parameters = engine.parameters
-        self.images, self.target = whole_batch(config, 0)
+        self.images, self.target = whole_batch(config)
         self.is_first, self.is_last = rank == 0, rank == len(plan.stages) - 1
         stage = PipelineStage(
             StagePeer(engine.modules[0], plan, rank),
@@ -231,7 +213,7 @@ def _examples(plan: Plan, stage: int) -> tuple[Tensor, ...]:
     return tuple(torch.empty(shape, requires_grad=plan.training) for shape in wire)
 
 
-def whole_batch(config: RunConfig, replica: int) -> Example:
-    """Returns the microbatches of a replica's first step as one."""
-    images, targets = zip(*whole_microbatches(config, replica), strict=True)
+def whole_batch(config: RunConfig) -> Example:
+    """Returns the microbatches of the first step of the only replica as one."""
+    images, targets = zip(*whole_microbatches(config, 0), strict=True)
     return torch.cat(images).contiguous(memory_format=torch.channels_last), torch.cat(targets)

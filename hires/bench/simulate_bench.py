@@ -114,12 +114,8 @@ def compare(run_dir: Path, network: Network) -> dict[str, Any]:
 
     Each kept step is simulated from what it measured itself; medians of both are compared.
 
-    Args:
-        run_dir: a run folder whose last attempt kept a time line.
-        network: the links between its ranks.
-
     Raises:
-        RunError: it kept none.
+        RunError: the last attempt of the run kept no time line.
     """
     record = records.read_record(run_dir)
     attempt = file_names.attempt_dir(run_dir, record["attempt"] if record else 0)
@@ -141,11 +137,7 @@ def compare(run_dir: Path, network: Network) -> dict[str, Any]:
 
 
 def _runs(options: SimulateOptions, network: Network) -> Iterator[dict[str, Any]]:
-    """Compares runs that exist, or else short ones that are made now.
-
-    Raises:
-        RunError: a run failed, or took too long.
-    """
+    """Compares runs that exist, or else short ones that are made now."""
     if options.runs:
         yield from (compare(folder, network) for folder in options.runs)
         return
@@ -170,11 +162,7 @@ def _runs(options: SimulateOptions, network: Network) -> Iterator[dict[str, Any]
 
 
 def measure_network(timeout_s: float) -> Network:
-    """Returns the links of this machine, measured between two ranks.
-
-    Raises:
-        RunError: the ranks failed.
-    """
+    """Returns the links of this machine, measured between two ranks."""
     small_s, large_s, gather_s = run_ranks(_measure_links, NUM_RANKS, timeout_s)
     bytes_per_s = 4 * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
     link = Link(small_s, bytes_per_s)

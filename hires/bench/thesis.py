@@ -32,6 +32,8 @@ NETWORKS: dict[str, dict[str, Any]] = _DATA["networks"]
 LAYOUTS: dict[str, dict[str, Any]] = _DATA["layouts"]
 RATIOS: list[dict[str, Any]] = _DATA["ratios"]
 """Everything that is predicted; ``base`` and ``layout`` are keys of LAYOUTS."""
+CANNOT: str = _DATA["cannot"]
+"""What such a model cannot show."""
 
 # Table 2.1: ResNet-101 on one A100, inference of 256x256 images, batches of 64.
 CALIBRATION_IMAGE, CALIBRATION_BATCH = 256, 64
@@ -51,14 +53,6 @@ CLUSTER = Network(
 )
 BISECTIONS = 60
 """Halvings of the interval that holds the device's speed; far below a float's precision."""
-
-CANNOT = """\
-Such a model shows which ratios follow from the schedule, the volume of computation and the messages
-alone. It has no out-of-memory, no cuDNN choice of algorithm, no slow small kernels of deep layers
-on small tiles, no contention beyond one message per link, and nothing of how the thesis's code
-stages and synchronises its halos and sends. Where a published ratio is far from the predicted one,
-the cause lies there, or in what the text leaves open (network size, GPUs, cuts, images per copy),
-and not in the layout; where the two agree, it may still be chance."""
 
 
 @dataclass

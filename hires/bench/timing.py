@@ -73,7 +73,7 @@ def ratios(over: Sequence[float], under: Sequence[float], factor: float = 1.0) -
 def race(
     runners: Mapping[str, Runner | None], rounds: int, warmup: int, world: Group
 ) -> Iterator[dict[str, Samples]]:
-    """Yields the seconds of every counted step so far, after each counted round.
+    """Yields the seconds of every counted step so far, after each round that follows the warm-up.
 
     Args:
         runners: contestants by name, the same names on all ranks; None where this rank is not in.

@@ -52,15 +52,9 @@ class Taps:
 def resize(
     read: Read, source: Size, target: Size, rows: Span, cols: Span, *, kernel: str = "linear"
 ) -> Pixels:
-    """Returns a window of the image after resizing.
+    """Returns a window of the image after resizing; its rows and columns are in target pixels.
 
-    Args:
-        read: reads a part of the source.
-        source: (height, width) of the source.
-        target: (height, width) of the image after resizing.
-        rows: rows of the window, in pixels of the target.
-        cols: columns of the window.
-        kernel: ``linear`` or ``cubic``, which may go a little beyond the range of the source.
+    The ``linear`` kernel stays in the range of the source, the ``cubic`` may go a little beyond it.
 
     Returns:
         (h, w, samples), float32 in the units of the source; what ``read`` gave if sizes agree.
@@ -80,10 +74,7 @@ def resize(
 
 
 def crop(read: Read, source: Size, target: Size, rows: Span, cols: Span, *, fill: float) -> Pixels:
-    """Returns a window of the middle of an image, set in ``fill`` where the image is smaller.
-
-    Args, Returns: as for :func:`resize`.
-    """
+    """Returns a window of the middle of an image, set in ``fill`` where the image is smaller."""
     from_spans, to_spans = [], []
     for length, wanted, span in zip(source, target, (rows, cols), strict=True):
         shift = (length - wanted) // 2  # source pixel of the target's pixel 0

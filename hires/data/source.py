@@ -56,14 +56,7 @@ def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int
 
 
 class PairSource:
-    """Pairs of images; a window is computed when it is used.
-
-    Args:
-        large: gives the targets.
-        size: (height, width) of the inputs.
-        scale: how many times larger the targets are.
-        channels: of both.
-    """
+    """Pairs of images, the targets from ``large``, the inputs of ``size`` (height, width)."""
 
     def __init__(self, large: Source, size: Size, scale: int, channels: int) -> None:
         self.num_classes = channels

@@ -54,19 +54,9 @@ def class_name(label: int, num_classes: int) -> str:
 def draw(
     label: int, channels: int, size: Size, rows: Span, cols: Span, *, seed: int, index: int
 ) -> Window:
-    """Returns a window of an image.
+    """Returns a window of an image, (channels, h, w), values from 0 to 1.
 
-    Args:
-        label: its class.
-        channels: its channels.
-        size: (height, width) of the whole image.
-        rows: rows of the window.
-        cols: columns of the window.
-        seed: decides, with ``index``, what varies between images of a class.
-        index: number of the image.
-
-    Returns:
-        (channels, h, w), values from 0 to 1.
+    ``seed`` and the number of the image decide what varies between the images of a class.
     """
     random = np.random.Generator(np.random.PCG64([seed, index]))
     hue = label * GOLDEN % 1.0  # multiples of the golden ratio keep any number of classes apart

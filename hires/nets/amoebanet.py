@@ -89,12 +89,8 @@ class FactorizedReduction(nn.Module):
 class Cell(nn.Module):
     """Five sums of two operations each, on the reduced state and skip and on earlier sums.
 
-    Args:
-        width_skip: channels of the skip.
-        width_state: channels of the state.
-        width: channels of every operation.
-        reduces: whether the cell halves the map.
-        skip_is_larger: whether the skip's map is twice the state's.
+    Every operation has ``width`` channels; with ``reduces`` the cell halves the map, and with
+    ``skip_is_larger`` the skip's map is twice the state's.
     """
 
     def __init__(
@@ -128,12 +124,8 @@ class Cell(nn.Module):
 class AmoebaNetD(nn.Module):
     """The network with the ImageNet stem: three halvings before the first normal cell.
 
-    Args:
-        layers: normal cells, a multiple of 3: a third after the stem and after each of two
-            reduction cells.
-        filters: four times the channels of the stem.
-        classes: outputs.
-        channels: of the image.
+    A third of ``layers`` normal cells follows the stem and each of two reduction cells; ``filters``
+    is four times the channels of the stem.
     """
 
     def __init__(self, layers: int, filters: int, classes: int, channels: int = 3) -> None:

@@ -24,11 +24,8 @@ FACTORS = {2: (2,), 3: (3,), 4: (2, 2)}
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions, scaled and added to the input.
 
-    Args:
-        width: channels.
-        res_scale: factor of the convolutions' result.
-        blocks: of the network; their first weights are so small that together they add about as
-            much as their input.
+    The first weights of all ``blocks`` are so small that together they add about as much as their
+    input.
     """
 
     def __init__(self, width: int, res_scale: float, blocks: int) -> None:
@@ -45,14 +42,9 @@ class ResidualBlock(nn.Module):
 
 @NETS.register("edsr")
 class EDSR(nn.Module):
-    """The network.
+    """The network: the image becomes ``scale`` times larger, 2, 3 or 4.
 
-    Args:
-        blocks: residual blocks.
-        width: channels between the first and the last convolution.
-        scale: how many times larger the image becomes: 2, 3 or 4.
-        res_scale: of every block; the paper uses 0.1 for its 256 channels.
-        channels: of the image.
+    ``res_scale`` is the factor of every block's result; the paper uses 0.1 for its 256 channels.
     """
 
     def __init__(

@@ -67,15 +67,10 @@ class InterpolatedUp(nn.Module):
 
 @NETS.register("unet")
 class UNet(nn.Module):
-    """The network.
+    """The network: ``levels`` halvings, each of which doubles the ``width`` at full size.
 
-    Args:
-        levels: times the map is halved.
-        width: channels at full size; every level doubles them.
-        upsample: ``transposed`` (a transposed convolution), ``bilinear`` or ``nearest``
-            (interpolation, then a convolution).
-        classes: outputs for every pixel.
-        channels: of the image.
+    ``upsample`` is ``transposed`` (a transposed convolution), ``bilinear`` or ``nearest``
+    (interpolation, then a convolution).
     """
 
     def __init__(

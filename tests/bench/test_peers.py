@@ -44,7 +44,7 @@ def test_weights_of_1x1_convolutions_have_the_strides_of_their_gradients(rows):
 
 def test_whole_batch_is_the_microbatches_in_order(rows):
     config = rows["pp gpipe"].config
-    images, labels = whole_batch(config, 0)
+    images, labels = whole_batch(config)
     parts = whole_microbatches(config, 0)
     assert len(parts) == 2
     assert torch.equal(images, torch.cat([x for x, _ in parts]))
