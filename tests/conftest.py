@@ -59,6 +59,14 @@ def _warm_process(_own_cache: None) -> Iterator[None]:
     spawn.use(None)
 
 
+@pytest.fixture(autouse=True)
+def _same_environment() -> Iterator[None]:
+    """A variable that a test leaves behind would keep later tests from the warm process."""
+    before = {**os.environ, "PYTEST_CURRENT_TEST": ""}
+    yield
+    assert {**os.environ, "PYTEST_CURRENT_TEST": ""} == before
+
+
 @pytest.fixture
 def hires(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

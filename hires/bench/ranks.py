@@ -51,9 +51,6 @@ def stream_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Iter
     Raises:
         RunError: a rank failed or the time was over.
     """
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    # Many networks in one process must not push each other's kernels out of oneDNN's cache.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", __name__])
     with socket.socket() as probe:
@@ -118,6 +115,9 @@ def _rank(
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, wherever it waits
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logs.setup(world.rank)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    # Many networks in one process must not push each other's kernels out of oneDNN's cache.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
     torch.set_num_threads(1)
     keep_memory()  # as in a run, for all contestants alike
     end: tuple[str, str | None]

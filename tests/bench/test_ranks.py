@@ -18,8 +18,10 @@ from tests.helpers import bench_jobs as jobs
 pytestmark = pytest.mark.dist
 
 
-def test_rank_0_answers():
+def test_rank_0_answers_and_the_environment_of_its_parent_stays():
+    before = dict(os.environ)
     assert run_ranks(jobs.add_up, 2, 60, 20) == (0, 41.0)
+    assert dict(os.environ) == before
 
 
 def test_values_come_as_they_are_made():
