@@ -41,9 +41,14 @@ def cancel_all(
         states: of the runs.
         cancel_jobs: cancels jobs of schedulers.
     """
-    attempts = {id(state): attempt for state in states if (attempt := _live_attempt(state))}
-    whole = _whole_jobs(list(attempts.values()))
-    requests = [a.folder / file_names.CANCEL for a in attempts.values() if a.job_name in whole]
+    attempts = [
+        Attempt(s.path, s.attempt)
+        if s.path is not None and s.attempt is not None and s.state in (PENDING, RUNNING)
+        else None
+        for s in states
+    ]
+    whole = _whole_jobs([attempt for attempt in attempts if attempt is not None])
+    requests = [a.folder / file_names.CANCEL for a in attempts if a and a.job_name in whole]
     why = None
     try:
         for path in requests:  # first: an attempt that begins just now must not seem to have failed
@@ -55,8 +60,7 @@ def cancel_all(
         for path in requests:
             with contextlib.suppress(OSError):
                 path.unlink()
-    for state in states:
-        attempt = attempts.get(id(state))
+    for state, attempt in zip(states, attempts, strict=True):
         waits = state.state == PENDING
         try:
             if attempt is None:
@@ -64,7 +68,7 @@ def cancel_all(
             elif attempt.job_name is None:
                 yield state, _stop_process(attempt), True
             elif attempt.job_name not in whole:
-                yield state, _request(attempt, waits), True
+                yield state, _leave_shared_job(attempt, waits), True
             elif why is not None:
                 yield state, why, False
             else:
@@ -76,13 +80,6 @@ def cancel_all(
             yield state, str(error), False
 
 
-def _live_attempt(state: RunState) -> Attempt | None:
-    """Returns the attempt of a run that waits or runs, if it was begun."""
-    if state.path is None or state.attempt is None or state.state not in (PENDING, RUNNING):
-        return None
-    return Attempt(state.path, state.attempt)
-
-
 def _whole_jobs(attempts: Sequence[Attempt]) -> dict[str, Job]:
     """Returns the jobs, by name, that no other run which is under way shares."""
     runs: dict[str, list[Path]] = {}
@@ -91,23 +88,25 @@ def _whole_jobs(attempts: Sequence[Attempt]) -> dict[str, Job]:
         if attempt.job_name is not None:
             jobs[attempt.job_name] = attempt.job
             runs.setdefault(attempt.job_name, []).append(attempt.run)
+
+    def is_shared(name: str) -> bool:
+        others = (latest(folder) for folder in runs[name][0].parent.iterdir())
+        return any(
+            other is not None
+            and other.job_name == name
+            and other.run not in runs[name]
+            and goes_on(other)
+            for other in others
+        )
+
     return {
         name: job
         for name, job in jobs.items()
-        if len(runs[name]) >= (job.get("pack") or 1)
-        or all(path in runs[name] for path in _sharing(runs[name][0].parent, name))
+        if len(runs[name]) >= (job.get("pack") or 1) or not is_shared(name)
     }
 
 
-def _sharing(campaign: Path, job: str) -> Iterator[Path]:
-    """Yields the runs of a campaign that run in a job, wait for it or go on in it."""
-    for folder in campaign.iterdir():
-        last = latest(folder)
-        if last is not None and last.job_name == job and goes_on(last):
-            yield folder
-
-
-def _request(attempt: Attempt, waits: bool) -> str:
+def _leave_shared_job(attempt: Attempt, waits: bool) -> str:
     """Requests that a run ends whose job others share; returns that in words."""
     write_atomically(attempt.folder / file_names.CANCEL, "")
     others = f"the other runs of job {attempt.job_name} go on"
@@ -115,7 +114,7 @@ def _request(attempt: Attempt, waits: bool) -> str:
         cause = f"cancelled while it waited for its turn in job {attempt.job_name}"
         write_cancelled(attempt.run, attempt.number, cause)
         return f"will not be begun; {others}"
-    return f"was told to end; {others}"
+    return f"will end soon; {others}"
 
 
 def _stop_process(attempt: Attempt) -> str:
@@ -141,7 +140,7 @@ def _stop_process(attempt: Attempt) -> str:
         if end:
             return f"is {end.get('state')}: {end.get('cause')}"
         time.sleep(_POLL_S)
-    return f"process {pid} was told to stop, and has not ended within {WAIT_S:g} s"
+    return f"process {pid} was sent SIGTERM, and has not ended within {WAIT_S:g} s"
 
 
 def _signal(launched: dict[str, Any]) -> bool:

@@ -10,8 +10,8 @@ stands in ``job.json`` of the attempt: ``{"launcher": "slurm", "job": "123", "in
     hires doctor  checks, node_checks
 
 To add one: a module in :mod:`hires.launcher.kinds` with a registered subclass of
-:class:`Launcher`, ``conf/launcher/NAME.yaml``, and a test. A scheduler needs ``submit``, ``wait``,
-``job_states`` and ``cancel``.
+:class:`Launcher`, ``conf/launcher/NAME.yaml``, ``launch/NAME.sh``, and a test. A scheduler needs
+``submit``, ``wait``, ``job_states`` and ``cancel``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hires.launcher.ranks.places import RankPlaces, here
 from hires.launcher.status.run_state import RunState
 
 Job = dict[str, Any]
-"""What a scheduler knows an attempt by, as its ``job.json`` holds it."""
+"""The job of an attempt, as its ``job.json`` holds it."""
 CANCELLED = 130
 """Exit code of a run that was stopped by Ctrl-C or SIGTERM, as shells have it."""
 PENDING, RUNNING, ENDED, GONE, UNKNOWN = "pending", "running", "ended", "gone", "unknown"
@@ -77,8 +77,7 @@ class JobStatus:
     """The state of one job, from its scheduler."""
 
     state: str
-    """``PENDING``, ``RUNNING``, ``ENDED``, ``GONE`` (it knows no such job) or ``UNKNOWN`` (it did
-    not answer)."""
+    """``PENDING``, ``RUNNING``, ``ENDED``, ``GONE`` (no such job) or ``UNKNOWN`` (no answer)."""
     reason: str | None = None
     """Why the job waits, or how it ended: a key of ``JOB_ENDS`` where one fits; why there is no
     answer."""
@@ -93,8 +92,7 @@ class FrozenRun:
     path: Path
     """The run folder."""
     argv: tuple[str, ...] | None
-    """The command line that makes this run alone, for its record; None: that of its first attempt
-    holds."""
+    """The command line that makes this run alone, for its record; None: as its first attempt."""
     ranks: int
     config: RunConfig
     attempts: int = 1
@@ -154,26 +152,17 @@ class Launcher(ABC):
             return None
         option = "--after" if after else "--after-any"
         raise ConfigError(
-            f"{option} is about Slurm jobs; add launcher=slurm, or start one command after the "
-            f"other"
+            f"{option} is about Slurm jobs; add launcher=slurm, or run one command after another"
         )
 
     def write_scripts(
         self, run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]
     ) -> list[Path]:
-        """Writes the scripts that the launcher needs; returns all that start the run by hand.
-
-        Raises:
-            RunError: the run folder cannot be written.
-        """
+        """Writes the scripts that the launcher needs; returns all that start the run by hand."""
         return [run / file_names.LAUNCH_SCRIPT]
 
     def start_estimate(self, config: RunConfig, num_ranks: int) -> str | None:
-        """Returns when a run would start, in the scheduler's words, without submitting it.
-
-        Raises:
-            ConfigError: the scheduler would refuse the job.
-        """
+        """Returns when a run would start, in the scheduler's words; a ConfigError: never."""
         return None
 
     # A run
@@ -217,8 +206,7 @@ class Launcher(ABC):
         Args:
             config: the frozen config.
             num_ranks: ranks of the world.
-            words: the command that starts all ranks, as launch.sh has it; empty: the one that
-                follows from the config, if one does.
+            words: the command that starts all ranks, from launch.sh; empty: that of the config.
 
         Raises:
             RunError: the ranks cannot be started from here.
@@ -260,11 +248,7 @@ class Launcher(ABC):
         return {}
 
     def cancel(self, jobs: Iterable[Job]) -> None:
-        """Cancels jobs.
-
-        Raises:
-            RunError: the scheduler refused, its tools are not here, or the launcher has no jobs.
-        """
+        """Cancels jobs; a RunError says why they cannot be cancelled."""
         raise RunError(f"the launcher {type(self).__name__} has no jobs that could be cancelled")
 
     def cancel_command(self, job: str) -> str:
@@ -285,12 +269,7 @@ class Launcher(ABC):
         yield from ()
 
     def avoided_nodes(self, states: Sequence[RunState], configs: Sequence[RunConfig]) -> list[str]:
-        """Returns the nodes that the next attempts of runs should not use, sorted.
-
-        Args:
-            states: how the runs ended.
-            configs: of these runs.
-        """
+        """Returns the nodes that the next attempts of runs which ended so should not use."""
         return []
 
     # hires doctor
@@ -317,20 +296,12 @@ LAUNCHERS: Registry[type[Launcher]] = Registry("launcher")
 
 
 def launcher_of(config: RunConfig) -> Launcher:
-    """Returns the launcher of a run.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Returns the launcher of a run; a ConfigError offers the others if there is none."""
     return launcher_named(config.launcher.name)
 
 
 def launcher_named(name: str) -> Launcher:
-    """Returns the launcher of a name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Returns the launcher of a name; a ConfigError offers the others if there is none."""
     _load()
     return LAUNCHERS[name]()
 
@@ -377,11 +348,7 @@ def job_states(jobs: Iterable[Job]) -> dict[str, JobStatus]:
 
 
 def cancel_jobs(jobs: Iterable[Job]) -> None:
-    """Cancels jobs.
-
-    Raises:
-        RunError: a scheduler refused.
-    """
+    """Cancels jobs; a RunError says why they cannot be cancelled."""
     for name, own in _by_launcher(jobs).items():
         launcher_named(name).cancel(own)
 

@@ -8,7 +8,6 @@ cancelled or is lost. A failed query, or a single empty answer, never marks a ru
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
@@ -45,22 +44,31 @@ class JobWait:
         self.job = job
         self.on_line = on_line
         self.attempt = run.attempt
-        self._tail = MetricsTail(run.attempt_dir / file_names.METRICS)
         self._submitted = Attempt(run, run.attempt).job
+        self._tail = MetricsTail(run.attempt_dir / file_names.METRICS)
         self._queried_s = 0.0
-        self._answers: list[str] = []
+        self._ends: list[str] = []  # the scheduler's last answers, if all say that the job ended
 
     def wait(self) -> Outcome:
         """Returns how the run ended, in the last attempt that the job made."""
         while True:
             self._follow()
-            over = self._is_over()
+            if time.monotonic() - self._queried_s >= QUERY_S:
+                self._queried_s = time.monotonic()
+                [status] = self.launcher.job_states([self._submitted]).values()
+                if status.state in (ENDED, GONE):
+                    self._ends.append(status.reason or "forgotten")
+                elif status.state != UNKNOWN:
+                    self._ends.clear()
+            over = len(self._ends) >= _EQUAL_ANSWERS
             end = Attempt(self.run, self.attempt).exit
             if end and (over or not restarts(end.get("reason"))):
                 self._follow()
-                return _outcome(end)
-            if not end and over:
-                return self._without_exit()
+                codes = {int(rank): code for rank, code in end.get("exit_codes", {}).items()}
+                cause, reason = end.get("cause"), end.get("reason")
+                return Outcome(end["state"], cause, codes, reason=reason)
+            if over and not end:
+                return self._without_exit(self._ends[-1])
             time.sleep(FILES_S)
 
     def _follow(self) -> None:
@@ -71,40 +79,23 @@ class JobWait:
         for number in file_names.attempt_numbers(self.run.path):
             attempt = Attempt(self.run, number)
             if number > self.attempt and attempt.job_name == self.job:
-                self.attempt, self._answers = number, []
+                self.attempt, self._ends = number, []
                 self._tail = MetricsTail(attempt.folder / file_names.METRICS)
 
-    def _is_over(self) -> bool:
-        if time.monotonic() - self._queried_s >= QUERY_S:
-            self._queried_s = time.monotonic()
-            [status] = self.launcher.job_states([self._submitted]).values()
-            if status.state in (ENDED, GONE):
-                self._answers.append(status.reason or "forgotten")
-            elif status.state != UNKNOWN:
-                self._answers.clear()
-        return len(self._answers) >= _EQUAL_ANSWERS
-
-    def _without_exit(self) -> Outcome:
+    def _without_exit(self, word: str) -> Outcome:
         """Returns the end of a job that left no ``exit.json``; a certain one is written."""
-        word = self._answers[-1]
         state, reason = JOB_ENDS.get(word, ("lost", None))
-        cause = f"job {self.job} ended with {word} before it wrote its end"
-        if word == "CANCELLED":
-            cause = f"job {self.job} was cancelled before it wrote its end"
-        elif reason is None:
-            found = self.launcher.silent_end(self.run, self.job)
-            if found is None:
+        how = "was cancelled" if word == "CANCELLED" else f"ended with {word}"
+        cause = f"job {self.job} {how} before it wrote its end"
+        if word != "CANCELLED" and reason is None:
+            silent = self.launcher.silent_end(self.run, self.job)
+            if silent is None:
                 cause = (
                     f"job {self.job} ended ({word.lower()}) and left no exit.json: its supervisor "
-                    f"was killed, or its node does not see {self.run.path}; `scontrol show job "
-                    f"{self.job}` may say more"
+                    f"was killed, or its node does not see {self.run.path}; its scheduler may say "
+                    f"more"
                 )
-                return Outcome("lost", cause, {}, [])
-            state, cause, reason = "failed", found, "launch"
+                return Outcome("lost", cause)
+            state, cause, reason = "failed", silent, "launch"
         leave(self.run.path, self.attempt, state, cause, reason)
-        return Outcome(state, cause, {}, [], None, reason)
-
-
-def _outcome(end: dict[str, Any]) -> Outcome:
-    codes = {int(rank): code for rank, code in end.get("exit_codes", {}).items()}
-    return Outcome(end["state"], end.get("cause"), codes, [], None, end.get("reason"))
+        return Outcome(state, cause, reason=reason)

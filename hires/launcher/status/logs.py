@@ -6,9 +6,10 @@ as a traceback, belong to it, so that entries of several ranks never mix.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,36 +66,24 @@ class RankLog:
         Args:
             to_end: whether a last line without its end counts too; else it is still being written.
         """
-        try:
-            with open_regular(self.path) as file:
-                file.seek(self._offset)
-                yield from self._entries(file, to_end)
-        except OSError:
-            return
-
-    def _entries(self, file: Iterable[bytes], to_end: bool) -> Iterator[LogEntry]:
-        """Yields the entries in the lines of a file."""
-        lines: list[str] = []
-        time_s = self._time_s
-        for data in file:
-            if not data.endswith(b"\n") and not to_end:
-                break
-            self._offset += len(data)
-            text = data.decode(errors="replace").rstrip("\r\n")
-            match = _TIME.match(text)
-            if match is not None:
-                if lines:
-                    yield LogEntry(time_s, self.rank, lines)
-                lines = []
-                time_s = self._time_s = self._after(match)
-            lines.append(text)
-        if lines:
-            yield LogEntry(time_s, self.rank, lines)
-
-    def _after(self, match: re.Match[str]) -> float:
-        """Returns a line's time, on a later day if it would be before the last one."""
-        hours, minutes, seconds = match.groups()
-        found = int(hours) * 3600 + int(minutes) * 60 + float(seconds)
-        while found < self._time_s - _DAY_S / 2:
-            found += _DAY_S
-        return found
+        with contextlib.suppress(OSError), open_regular(self.path) as file:
+            file.seek(self._offset)
+            entry = LogEntry(self._time_s, self.rank, [])
+            for data in file:
+                if not data.endswith(b"\n") and not to_end:
+                    break
+                self._offset += len(data)
+                text = data.decode(errors="replace").rstrip("\r\n")
+                match = _TIME.match(text)
+                if match is not None:
+                    if entry.lines:
+                        yield entry
+                    hours, minutes, seconds = match.groups()
+                    time_s = int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+                    while time_s < self._time_s - _DAY_S / 2:  # it is of a later day
+                        time_s += _DAY_S
+                    self._time_s = time_s
+                    entry = LogEntry(time_s, self.rank, [])
+                entry.lines.append(text)
+            if entry.lines:
+                yield entry
