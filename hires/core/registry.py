@@ -33,11 +33,7 @@ class Registry(Generic[T]):
         return self._items.get(name)
 
     def __getitem__(self, name: str) -> T:
-        """Returns the item of that name.
-
-        Raises:
-            ConfigError: there is none; the nearest names are offered.
-        """
+        """Returns the item of that name; raises ConfigError, which offers the nearest names."""
         if name not in self._items:
             near = difflib.get_close_matches(name, self._items, 3, 0.5) or list(self)
             raise ConfigError(f"unknown {self.kind} {name!r}; choose one of {', '.join(near)}")

@@ -287,11 +287,7 @@ class RunConfig(Section):
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
-    """Returns the config that plain values describe, as :func:`to_dict` gives them.
-
-    Raises:
-        ConfigError: a key is unknown or a value has the wrong type or makes no sense.
-    """
+    """Returns the config that plain values describe; raises ConfigError with all that is wrong."""
     return build(RunConfig, values, "")
 
 

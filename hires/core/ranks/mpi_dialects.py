@@ -150,11 +150,7 @@ class Numbers(NamedTuple):
 
 
 def numbers(starter: str, environ: Mapping[str, str]) -> Numbers:
-    """Returns which process this is by the variables of its starter, a key of :data:`DIALECTS`.
-
-    Raises:
-        ConfigError: a variable is missing, or is no number.
-    """
+    """Returns which process this is, by its starter; raises ConfigError if a variable is wrong."""
     dialect = DIALECTS[starter]
     texts = {name: environ.get(name, "") for name in dialect.numbering}
     for name, text in texts.items():
@@ -224,11 +220,7 @@ def starts_itself(config: RunConfig) -> bool:
 
 
 def require_program(starter: Starter) -> None:
-    """Refuses a command whose program is not here.
-
-    Raises:
-        RunError: names the program and what would help.
-    """
+    """Refuses a command whose program is not here: RunError names it, and what would help."""
     program = starter.words[0]
     if shutil.which(program) is None:
         raise RunError(

@@ -17,11 +17,7 @@ _NO_MATTER = 9  # a port; no packet is sent
 
 
 def own_address_towards(host: str) -> str:
-    """Returns the address that this machine uses towards ``host``.
-
-    Raises:
-        OSError: the name cannot be resolved, or no network leads there.
-    """
+    """Returns this machine's address towards ``host``; raises OSError if no network leads there."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, _NO_MATTER))  # chooses a route and sends nothing
         return str(probe.getsockname()[0])
@@ -39,11 +35,7 @@ def interface_towards(host: str) -> str | None:
 
 
 def address_of(interface: str) -> str:
-    """Returns the IPv4 address of an interface of this machine.
-
-    Raises:
-        OSError: there is no such interface, or it has no such address.
-    """
+    """Returns the IPv4 address of an interface of this machine; raises OSError if it has none."""
     import fcntl  # not everywhere, and only asked for where several machines work together
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

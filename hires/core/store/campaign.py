@@ -111,11 +111,7 @@ def starting(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def stop(folder: Path) -> bool:
-    """Cancels the sweep of a campaign; returns whether one is under way.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
+    """Cancels the sweep of a campaign; returns whether one is under way, or raises RunError."""
     if not files.is_locked(folder / file_names.SWEEP_LOCK):
         return False
     write_atomically(folder / file_names.STOP_SWEEP, "")
@@ -168,11 +164,7 @@ def read(folder: Path, notes: Notes = None) -> Campaign:
 
 
 def write(folder: Path, campaign: Campaign) -> None:
-    """Writes the campaign's file; readers see the old one or the new one.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    """Writes the campaign's file as a whole; raises RunError if it cannot be written."""
     values = {"schema": SCHEMA, "campaign": campaign.name, **asdict(campaign)}
     del values["name"]
     write_atomically(folder / file_names.CAMPAIGN, json.dumps(values, indent=1) + "\n")

@@ -87,11 +87,7 @@ def hidden(path: Path, ending: str) -> Path:
 
 
 def read(path: StrPath) -> Checkpoint:
-    """Returns the checkpoint at a path.
-
-    Raises:
-        DamagedError: its manifest cannot be read, or a file is missing or has another size.
-    """
+    """Returns the checkpoint at a path; raises DamagedError if it is not whole."""
     path = Path(path)
     notes: list[Note] = []
     values = reading.read_json(path / MANIFEST, notes, needed=True)
@@ -184,11 +180,7 @@ def begin_of(checkpoint: Checkpoint, config: RunConfig) -> int:
 
 
 def tidy(run_dir: StrPath, keep: int | None = None) -> None:
-    """Removes what crashes left half written or half removed, and all but ``keep`` checkpoints.
-
-    Raises:
-        OSError: something cannot be removed.
-    """
+    """Removes what crashes left, and all but ``keep`` checkpoints; raises OSError if it cannot."""
     folder = Path(run_dir) / FOLDER
     for path in folder.glob(".step*"):
         shutil.rmtree(path)
@@ -214,11 +206,7 @@ def _folders(run_dir: StrPath) -> list[Path]:
 
 
 def shapes_in(checkpoint: Checkpoint) -> dict[str, Shape]:
-    """Returns the shapes of a checkpoint's parameters and buffers, by name.
-
-    Raises:
-        DamagedError: a file cannot be read, or is no safetensors file.
-    """
+    """Returns the shapes of parameters and buffers, by name; raises DamagedError."""
     shapes: dict[str, Shape] = {}
     for name in checkpoint.files:
         if name.startswith("stage"):

@@ -81,11 +81,7 @@ def write_atomically(
 
 
 def append_line(path: StrPath, line: str) -> None:
-    """Appends one line with one ``write``, so that lines of several processes never mix.
-
-    Raises:
-        RunError: the line could not be written as a whole.
-    """
+    """Appends a line with one ``write``, so that lines never mix; raises RunError if it cannot."""
     data = line.encode() + b"\n"
     try:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -105,11 +105,7 @@ def _drop(values: dict[str, Any], key: str, value: Any = _ANY) -> None:
 
 
 def plain(config: RunConfig) -> dict[str, Any]:
-    """Returns the config as values that JSON and YAML give back unchanged.
-
-    Raises:
-        ConfigError: ``model.args`` holds something that is no plain value.
-    """
+    """Returns the config as values that JSON and YAML give back unchanged; raises ConfigError."""
     try:
         values: dict[str, Any] = json.loads(json.dumps(to_dict(config)))
     except (TypeError, ValueError) as error:

@@ -163,11 +163,7 @@ def read_bytes(
 
 
 def open_regular(path: StrPath) -> BinaryIO:
-    """Returns a regular file opened for reading.
-
-    Raises:
-        OSError: it cannot be opened, or is a folder, a pipe or a device, which may never end.
-    """
+    """Opens a regular file to read; raises OSError for a folder, a pipe or a device too."""
     # Without O_NONBLOCK, opening a pipe waits for its writer; fstat looks at what was opened.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(fd).st_mode):

@@ -32,11 +32,7 @@ STATES = ("done", "failed", "cancelled")
 
 
 def require_seen(run_dir: StrPath) -> None:
-    """Refuses to go on where a run folder cannot be seen, as on another node of a cluster.
-
-    Raises:
-        RunError: names the node and what would work.
-    """
+    """Refuses to go on where a run folder cannot be seen, as on another node; raises RunError."""
     if not (Path(run_dir) / file_names.CONFIG).is_file():
         node = os.environ.get("SLURMD_NODENAME") or platform.node()
         raise RunError(
@@ -46,11 +42,7 @@ def require_seen(run_dir: StrPath) -> None:
 
 
 def append(path: StrPath, line: Values) -> None:
-    """Appends one JSON object as one line; processes may do so at the same time.
-
-    Raises:
-        RunError: the line could not be written, as on a full disk.
-    """
+    """Appends one JSON object as one line, many processes at once; raises RunError if it cannot."""
     append_line(path, json.dumps(line))  # a loss may be NaN: these files are read by Python
 
 

@@ -112,11 +112,7 @@ def freeze(config: RunConfig, plan: Values, argv: Sequence[str]) -> Path:
 
 
 def refreeze(path: StrPath, config: RunConfig) -> None:
-    """Freezes a config anew that differs in cosmetic keys only; the old one moves to its attempt.
-
-    Raises:
-        RunError: the folder cannot be written, or its config was edited.
-    """
+    """Freezes a config that differs in cosmetic keys only; raises RunError if it cannot."""
     _check_same_config(Path(path), config)
     _refresh(Path(path), {file_names.CONFIG: _config_text(config)})
 
@@ -141,11 +137,7 @@ def done_attempts(path: StrPath) -> list[int]:
 
 
 def frozen_folder(path: StrPath) -> Path:
-    """Returns the absolute path of a run folder, whether or not it has an attempt.
-
-    Raises:
-        RunError: there is no run folder at ``path``.
-    """
+    """Returns the absolute path of a run folder; raises RunError if there is none at ``path``."""
     path = Path(path).absolute()
     if not (path / file_names.CONFIG).is_file():
         raise RunError(f"{path} is no run folder: it holds no config.yaml")
@@ -153,11 +145,7 @@ def frozen_folder(path: StrPath) -> Path:
 
 
 def open_run(path: StrPath) -> RunDir:
-    """Returns an existing run folder at its latest attempt, or at the one of its record.
-
-    Raises:
-        RunError: there is no run folder at ``path``, or the run is pending.
-    """
+    """Returns a run at its latest attempt or that of its record; raises RunError if it has none."""
     path = frozen_folder(path)
     attempts = attempt_numbers(path)
     if not attempts:
