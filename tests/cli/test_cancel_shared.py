@@ -23,7 +23,7 @@ import functools, sys
 from hires.cli import main
 from hires.cli.sweep import execution
 from hires.launcher.ranks import spawn
-spawn.MODULES[:] = ["hires.launcher.local.point_process", "tests.helpers.fake_rank"]
+spawn.MODULES[:] = ["hires.launcher.local.local_launcher", "tests.helpers.fake_rank"]
 execution.run_all = functools.partial(execution.run_all, module="tests.helpers.fake_rank")
 sys.exit(main.main(sys.argv[1:]))
 """

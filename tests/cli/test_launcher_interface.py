@@ -128,7 +128,7 @@ def test_job_of_a_launcher_that_is_not_here_is_unknown():
 
 
 if __name__ == "__main__":
-    from hires.launcher.local import point_process
+    from hires.launcher.local import local_launcher
 
     LAUNCHERS.register("toy")(ToyLauncher)
-    sys.exit(point_process.main(sys.argv[1:]))
+    sys.exit(local_launcher.main(sys.argv[1:]))

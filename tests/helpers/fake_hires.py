@@ -31,7 +31,7 @@ class Process(contextlib.nullcontext):
 
 
 if __name__ == "__main__":
-    spawn.MODULES[:] = ["hires.launcher.local.point_process", "tests.helpers.fake_rank"]
+    spawn.MODULES[:] = ["hires.launcher.local.local_launcher", "tests.helpers.fake_rank"]
     planning.TorchProcess = Process
     this_machine.launch = functools.partial(this_machine.launch, module="tests.helpers.fake_rank")
     execution.run_all = functools.partial(execution.run_all, module="tests.helpers.fake_rank")

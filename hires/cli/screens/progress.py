@@ -17,8 +17,8 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import file_names, records
 from hires.core.units import seconds
-from hires.launcher.local.local_queue import Ended, Task
-from hires.launcher.status.run_progress import Progress
+from hires.launcher.local.local_queue import Ended, PlannedAttempt
+from hires.launcher.status.run_progress import RunProgress
 
 _Drawn = TypeVar("_Drawn", bound="Drawn")
 _PLAIN_EVERY_S = 2.0
@@ -84,7 +84,7 @@ class StepProgress(Drawn):
 
     def __init__(self, world: int, batch: int, steps: int, stream: TextIO | None = None) -> None:
         """Takes the number of ranks, images per step, steps, and where to draw."""
-        self.progress = Progress(world, batch, steps)
+        self.progress = RunProgress(world, batch, steps)
         super().__init__(stream or sys.stderr, remaining=True)
         if self._bars:
             self._bars.add("steps", steps, "starting the ranks")
@@ -133,21 +133,21 @@ class SweepProgress(Drawn):
         self.total = total
         self._configs = configs
         self.count = 0
-        self._steps: dict[Path, Progress] = {}
+        self._steps: dict[Path, RunProgress] = {}
         super().__init__(sys.stderr)
         if self._bars:
             self._bars.add("attempts", total)
 
-    def started(self, task: Task, attempt: int) -> None:
+    def started(self, task: PlannedAttempt, attempt: int) -> None:
         """An attempt was started."""
         config = self._configs[task.path]
-        self._steps[task.path] = Progress(task.ranks, config.batch, config.steps)
+        self._steps[task.path] = RunProgress(task.ranks, config.batch, config.steps)
         if self._bars:
             self._bars.add(task.path.name, config.steps, "starting the ranks")
         else:
             self._print(f"{task.path.name} a{attempt}: started")
 
-    def line(self, task: Task, line: dict[str, Any]) -> None:
+    def line(self, task: PlannedAttempt, line: dict[str, Any]) -> None:
         """A rank of a running attempt recorded something."""
         progress = self._steps.get(task.path)
         step = progress.feed(line) if progress else None
@@ -173,11 +173,11 @@ class SweepProgress(Drawn):
         if end.state in ("failed", "lost") and folder is not None:
             self._print(f"    logs: {folder / file_names.LOGS}")
 
-    def left(self, task: Task, why: str) -> None:
+    def left(self, task: PlannedAttempt, why: str) -> None:
         """A task is left to another process, or was completed by one."""
         self._count(task, f"{task.path.name} is left out: {why}")
 
-    def _count(self, task: Task, text: str) -> None:
+    def _count(self, task: PlannedAttempt, text: str) -> None:
         self.count += 1
         if self._bars:
             self._bars.remove(task.path.name)

@@ -25,7 +25,7 @@ from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
 from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launcher_of
-from hires.launcher.local.local_queue import Limits, Result, Task, run_all
+from hires.launcher.local.local_queue import Limits, PlannedAttempt, Result, run_all
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
 from hires.report.tables import campaign_rows, campaign_tables, write, write_tables
@@ -189,7 +189,7 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> Result:
             else:
                 sweep.freeze(point)
     tasks = [
-        Task(
+        PlannedAttempt(
             point.folder,
             sweep.argv_of(point),
             point.plan.ranks,

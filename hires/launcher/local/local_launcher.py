@@ -1,9 +1,7 @@
-"""Launches a run on this machine.
+"""Launches a run: starts its ranks, waits, and leaves ``exit.json`` and ``record.json`` behind.
 
-:func:`launch` starts one process per rank, waits, and leaves ``exit.json`` and ``record.json``
-behind, however it ends. ``python -m hires.launcher.local RUN_DIR`` does the same by
-hand with a new attempt; the ``launch.sh`` of every run folder calls it, and may name after ``--``
-the command that starts the ranks.
+``python -m hires.launcher.local.local_launcher RUN_DIR ATTEMPT`` does so in a process of its own,
+for an attempt of the local queue whose folder exists already. It prints nothing but errors.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any
 
 from hires.core import log, units
 from hires.core.errors import HiresError, RunError
-from hires.core.store import attempts, file_names, provenance, records, rundir
+from hires.core.store import provenance, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath
 from hires.core.store.run_index import write_exit
@@ -25,8 +23,6 @@ from hires.launcher.interface import OnLine, Outcome, launcher_of
 from hires.launcher.ranks import ports
 from hires.launcher.ranks.places import RankPlaces, here
 from hires.launcher.ranks.rank_group import Launch
-from hires.launcher.status import running_elsewhere
-from hires.launcher.status.run_progress import Progress
 from hires.launcher.supervision.interrupts import Interrupts
 from hires.launcher.supervision.supervisor import Supervisor
 
@@ -101,35 +97,23 @@ def leave(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Launches a run folder by hand, as a new attempt, and returns the exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    if len(words) < 1 or words[0] in ("-h", "--help") or words[1:2] not in ([], ["--"]):
-        say("usage: python -m hires.launcher.local RUN_DIR [-- COMMAND THAT STARTS ALL RANKS]")
-        return 0 if words in (["-h"], ["--help"]) else 2
+    """Launches an attempt and returns its exit code.
+
+    Args:
+        argv: run folder and number of the attempt, then, if it is not hires' own, the Python
+            module that every rank runs.
+    """
+    path, attempt, *module = sys.argv[1:] if argv is None else argv
     log.setup()
     try:
-        path = rundir.frozen_folder(words[0])
-        with running_elsewhere.alone(path):
-            attempt = attempts.next_attempt(path)
-        config, world = records.read_config(path), int(records.read_plan(path)["world"])
-        say(f"{path.name}: attempt {attempt}, {world} ranks")
-        places = launcher_of(config).rank_places(config, world, words[2:])
-        progress = Progress(world, config.batch, config.steps)
-        outcome = launch(path, attempt, on_line=progress.printer(say), places=places)
+        return launch(path, int(attempt), module=module[0] if module else RANK).exit_code
     except HiresError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    for line in outcome.tail:
-        sys.stderr.write(f"    {line}\n")
-    if outcome.cause:
-        logs = file_names.attempt_dir(path, attempt) / file_names.LOGS
-        sys.stderr.write(f"{outcome.cause}; the logs are in {logs}\n")
-    say(f"{path.name}: {outcome.state}")
-    return outcome.exit_code
 
 
 def say(text: str) -> None:
-    """Prints a line at once: scripts start launchers, whose output goes to a file or a terminal."""
+    """Prints a line at once: the output of launchers that scripts start often goes to a file."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -201,3 +185,7 @@ def _failed_too(end: Outcome, why: str) -> Outcome:
     """Returns the end with one more reason; what was done is failed, cancelled stays."""
     state = "failed" if end.state == "done" else end.state
     return replace(end, state=state, cause=f"{end.cause}; {why}" if end.cause else why)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

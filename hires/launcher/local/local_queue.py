@@ -1,6 +1,6 @@
 """Runs many frozen runs on this machine, as many at once as fit.
 
-Each attempt has a process of its own (:mod:`hires.launcher.local.point_process`), so that a run
+Each attempt has a process of its own (:mod:`hires.launcher.local.local_launcher`), so that a run
 which fails, or whose launcher is killed, does not stop the others.
 As many run at once as the options, cores and memory allow; one alone always may. Ctrl-C goes on to
 all of them, and what was not started stays pending.
@@ -37,7 +37,7 @@ _HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Task:
+class PlannedAttempt:
     """One attempt that is to be made of a frozen run."""
 
     path: Path
@@ -76,7 +76,7 @@ class Limits:
 class Ended:
     """How a task ended."""
 
-    task: Task
+    task: PlannedAttempt
     attempt: int | None
     """None if no attempt could be made."""
     state: str
@@ -90,33 +90,33 @@ class Result:
     """What became of all tasks."""
 
     ended: list[Ended] = field(default_factory=list)
-    pending: list[Task] = field(default_factory=list)
+    pending: list[PlannedAttempt] = field(default_factory=list)
     """Those that were not started."""
     why: str | None = None
     """Why there are such."""
     interrupted: bool = False
-    left: list[tuple[Task, str]] = field(default_factory=list)
+    left: list[tuple[PlannedAttempt, str]] = field(default_factory=list)
     """Those that another command has completed or is making, and that in words."""
 
 
 class Watcher(Protocol):
     """Is called when something happens to a task."""
 
-    def started(self, task: Task, attempt: int) -> None:
+    def started(self, task: PlannedAttempt, attempt: int) -> None:
         """An attempt was started."""
 
-    def line(self, task: Task, line: dict[str, Any]) -> None:
+    def line(self, task: PlannedAttempt, line: dict[str, Any]) -> None:
         """A rank of a running attempt appended a line to ``metrics.jsonl``."""
 
     def ended(self, end: Ended) -> None:
         """An attempt ended, or could not be made."""
 
-    def left(self, task: Task, why: str) -> None:
+    def left(self, task: PlannedAttempt, why: str) -> None:
         """A task is left to another command, or was completed by one."""
 
 
 def run_all(
-    tasks: Sequence[Task],
+    tasks: Sequence[PlannedAttempt],
     limits: Limits,
     watcher: Watcher,
     module: str | None = None,
@@ -161,7 +161,7 @@ def run_all(
 class _Running:
     """An attempt under way."""
 
-    task: Task
+    task: PlannedAttempt
     attempt: int
     process: spawn.Child
     tail: MetricsTail
@@ -185,7 +185,7 @@ class _Queue:
     """Tasks that wait, run and have ended."""
 
     def __init__(
-        self, tasks: Sequence[Task], limits: Limits, watcher: Watcher, module: str | None
+        self, tasks: Sequence[PlannedAttempt], limits: Limits, watcher: Watcher, module: str | None
     ) -> None:
         self.waiting = list(tasks)
         self.running: list[_Running] = []
@@ -216,7 +216,7 @@ class _Queue:
                 self.waiting.remove(task)
                 self._start(task)
 
-    def _start(self, task: Task) -> None:
+    def _start(self, task: PlannedAttempt) -> None:
         """Starts a task, unless another command makes or has made it; a failed start is its end."""
         try:
             with running_elsewhere.alone(task.path):
@@ -237,7 +237,7 @@ class _Queue:
 
     def _launched(self, run: rundir.RunDir) -> spawn.Child:
         """Starts the launcher of an attempt, which Ctrl-C in the terminal does not reach."""
-        command = [sys.executable, "-m", "hires.launcher.local.point_process"]
+        command = [sys.executable, "-m", "hires.launcher.local.local_launcher"]
         command += [str(run.path), str(run.attempt), *self._module]
         path = run.attempt_dir / file_names.LOGS / file_names.LAUNCHER_LOG
         try:
@@ -263,7 +263,7 @@ class _Queue:
                 self.running.remove(run)
                 self._end(_end_of(run, code))
 
-    def _leave(self, task: Task, why: str) -> None:
+    def _leave(self, task: PlannedAttempt, why: str) -> None:
         self.result.left.append((task, why))
         self._watcher.left(task, why)
 

@@ -36,7 +36,7 @@ from pathlib import Path
 MODULES = [
     "hires.worker",
     "hires.engine.footprint",
-    "hires.launcher.local.point_process",
+    "hires.launcher.local.local_launcher",
     "hires.engine.memory_meter:load_lazy_parts",
 ]
 """What a warm process imports before it forks, with the functions that it calls."""

@@ -33,14 +33,14 @@ from hires.core.store.campaign import read_array
 from hires.core.store.files import cannot_write
 from hires.launcher.end_reasons import restarts
 from hires.launcher.interface import CANCELLED, Outcome
-from hires.launcher.local.local_launcher import launch, leave
+from hires.launcher.local.local_launcher import launch, leave, say
 from hires.launcher.ranks.places import Preemption
 from hires.launcher.slurm import allocation, preemption, scheduler
 from hires.launcher.slurm.allocation import Allocation
-from hires.launcher.slurm.job_attempts import JobRun, is_restarted, say
+from hires.launcher.slurm.job_attempts import JobRun, is_restarted
 from hires.launcher.slurm.job_packing import PackedRun, PackedRuns
 from hires.launcher.slurm.job_script import BATCH
-from hires.launcher.status.run_progress import Progress
+from hires.launcher.status.run_progress import RunProgress
 from hires.launcher.supervision.interrupts import Interrupts
 
 
@@ -170,7 +170,7 @@ class JobAttempt:
         return outcome.exit_code
 
     def _launch(self) -> Outcome:
-        progress = Progress(self.world, self.config.batch, self.config.steps)
+        progress = RunProgress(self.world, self.config.batch, self.config.steps)
         try:
             allocation.refuse_without_module()
             self._refuse_other_code()

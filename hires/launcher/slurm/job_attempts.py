@@ -7,7 +7,6 @@ Each start makes the next attempt of its run. All state is in the run folder, no
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +18,6 @@ from hires.launcher.local.local_launcher import leave
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.slurm.job_script import note_job
 from hires.launcher.status import running_elsewhere
-
-
-def say(text: str) -> None:
-    """Writes a line to the log of the job."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def is_restarted() -> bool:

@@ -22,10 +22,10 @@ from hires.core.store import file_names, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import cannot_write
 from hires.launcher.interface import CANCELLED
-from hires.launcher.local.local_launcher import leave
+from hires.launcher.local.local_launcher import leave, say
 from hires.launcher.ranks.spawn import die_with
 from hires.launcher.slurm.allocation import Allocation, cores
-from hires.launcher.slurm.job_attempts import JobRun, say
+from hires.launcher.slurm.job_attempts import JobRun
 from hires.launcher.supervision.interrupts import Interrupts
 
 POLL_S = 0.2

@@ -1,9 +1,9 @@
 """Reads the progress of a run from what its ranks append to ``metrics.jsonl``.
 
 A step is over when every rank has reported it, and took as long as its slowest rank.
-:class:`MetricsTail` and :class:`Progress` follow the file while it grows. :func:`read_ends` reads
-only its two ends, for the file of a long run holds millions of lines: the latest steps stand at its
-end, the memory of the ranks, written after the warm-up, near its beginning.
+:class:`MetricsTail` and :class:`RunProgress` follow the file while it grows. :func:`read_ends`
+reads only its two ends, for the file of a long run holds millions of lines: the latest steps stand
+at its end, the memory of the ranks, written after the warm-up, near its beginning.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FinishedStep:
     """Mean over the ranks that report one; None if none does."""
 
 
-class Progress:
+class RunProgress:
     """Puts the lines of all ranks together to steps."""
 
     def __init__(self, world: int, batch: int, steps: int) -> None:
@@ -151,7 +151,7 @@ def read_ends(path: Path, num_ranks: int) -> ProgressEnds:
         and type(line.get("rank")) is int
         and type(line.get("step_s")) in (int, float)
     ]
-    progress = Progress(max([num_ranks, *(line["rank"] + 1 for line in whole)]), 1, 0)
+    progress = RunProgress(max([num_ranks, *(line["rank"] + 1 for line in whole)]), 1, 0)
     over = sorted(
         (step for step in map(progress.feed, whole) if step is not None), key=lambda s: s.index
     )

@@ -12,6 +12,7 @@ import pytest
 
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import provenance, records
+from hires.launcher.local import __main__ as by_hand
 from hires.launcher.local import local_launcher
 from hires.launcher.supervision import supervisor
 from tests.helpers.run_folders import end
@@ -295,7 +296,7 @@ def test_by_hand_is_a_new_attempt_with_plain_lines(fake_world, capsys, monkeypat
         "launch",
         lambda *args, **options: launch(*args, module="fake_rank", **options),
     )
-    assert local_launcher.main([str(run.path)]) == 0
+    assert by_hand.main([str(run.path)]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"{run.name}: attempt 1, 2 ranks"
     assert out[1] == "step 1/3  750.0 ms  8 img/s  loss 2"
@@ -312,7 +313,7 @@ def test_by_hand_failure_shows_cause_and_last_lines(fake_world, capsys, monkeypa
         "launch",
         lambda *args, **options: launch(*args, module="fake_rank", **options),
     )
-    assert local_launcher.main([str(run.path)]) == 1
+    assert by_hand.main([str(run.path)]) == 1
     err = capsys.readouterr().err
     assert "    rank 0 is raise\n" in err
     assert "rank 0 exited with code 1: ValueError: this rank was told to fail; the logs" in err
@@ -321,14 +322,14 @@ def test_by_hand_failure_shows_cause_and_last_lines(fake_world, capsys, monkeypa
 def test_by_hand_does_not_begin_what_is_under_way(fake_world, capsys):
     run = fake_world("ok")
     records.event(run.path, 0, "launch_started", **provenance.myself())
-    assert local_launcher.main([str(run.path)]) == 1
+    assert by_hand.main([str(run.path)]) == 1
     assert f"process {os.getpid()} on" in (err := capsys.readouterr().err)
     assert "runs attempt a0; wait until that has ended, stop it with `hires cancel /" in err
     assert not (run.path / "a1").exists()
 
 
 def test_by_hand_in_a_folder_that_is_no_run(tmp_path, capsys):
-    assert local_launcher.main([str(tmp_path)]) == 1
+    assert by_hand.main([str(tmp_path)]) == 1
     assert "is no run folder" in capsys.readouterr().err
 
 

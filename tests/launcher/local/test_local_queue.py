@@ -9,7 +9,7 @@ import pytest
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.store import attempts, records, rundir
-from hires.launcher.local.local_queue import Limits, Task, run_all
+from hires.launcher.local.local_queue import Limits, PlannedAttempt, run_all
 from tests.helpers.run_folders import begin
 from tests.launcher.conftest import ROOT, alive
 
@@ -54,7 +54,7 @@ def make(tmp_path, monkeypatch):
         )
         argv = ("hires", "run", f"seed={seed}")
         path = rundir.freeze(config, {"world": ranks, "totals": {}}, argv)
-        return Task(path, argv, ranks, **facts)
+        return PlannedAttempt(path, argv, ranks, **facts)
 
     return frozen
 
@@ -205,6 +205,7 @@ def test_repeat_that_another_command_made_counts_once(make):
 
 def test_pending_run_starts_by_hand(make, capsys, monkeypatch):
     from hires.core.errors import RunError
+    from hires.launcher.local import __main__ as by_hand
     from hires.launcher.local import local_launcher
 
     task = make(0)
@@ -215,5 +216,5 @@ def test_pending_run_starts_by_hand(make, capsys, monkeypatch):
         local_launcher, "launch", lambda path, attempt, **_: launched.append(attempt) or 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
-        local_launcher.main([str(task.path)])
+        by_hand.main([str(task.path)])
     assert launched == [0]

@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hires.launcher.status.run_progress import FinishedStep, MetricsTail, Progress
+from hires.launcher.status.run_progress import FinishedStep, MetricsTail, RunProgress
 
 
 def step(rank, number, step_s, loss=None):
@@ -11,7 +11,7 @@ def step(rank, number, step_s, loss=None):
 
 
 def test_step_is_over_when_every_rank_reported_it():
-    progress = Progress(world=2, batch=6, steps=3)
+    progress = RunProgress(world=2, batch=6, steps=3)
     assert progress.feed({"kind": "ready", "rank": 0}) is None
     assert progress.feed(step(0, 0, 0.5)) is None
     assert progress.feed(step(0, 1, 0.5)) is None
@@ -20,7 +20,7 @@ def test_step_is_over_when_every_rank_reported_it():
 
 
 def test_plain_line():
-    progress = Progress(world=1, batch=6, steps=12)
+    progress = RunProgress(world=1, batch=6, steps=12)
     assert (
         progress.text(FinishedStep(2, 0.5, 12.0, 2.30123))
         == "step 3/12  500.0 ms  12 img/s  loss 2.301"
@@ -30,7 +30,7 @@ def test_plain_line():
 
 
 def test_loss_of_a_step_is_the_mean_over_replicas():
-    progress = Progress(world=2, batch=6, steps=3)
+    progress = RunProgress(world=2, batch=6, steps=3)
     progress.feed(step(0, 0, 1.0, 1.0))
     over = progress.feed(step(1, 0, 1.0, 2.0))
     assert over is not None
