@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import shutil
 import socket
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable
 from importlib import metadata, util
 from pathlib import Path
@@ -25,12 +23,12 @@ from typing import Any
 from hires.cli.compose.choices import conf_dir
 from hires.core.errors import HiresError
 from hires.core.ranks import heartbeat, network
+from hires.core.store.files import write_rate
 from hires.core.store.provenance import collect
 from hires.core.units import gib, size
 from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, ask, last
 
 _ROOM_BYTES = 2**30
-_PROBE_BYTES = 2**25
 """Bytes that are written to measure the speed of a folder."""
 _SLOW_BYTES_PER_S = 20e6
 _SKEW_S = 5.0
@@ -191,7 +189,7 @@ def _results(results: Path) -> Check:
     free = shutil.disk_usage(place).free
     text = f"{results.absolute()}, {gib(free)} free"
     try:
-        rate = _write_rate(place)
+        rate = write_rate(place)
     except OSError as error:
         text = f"{text}, not writable ({error.strerror})"
         return Check("results", FAILED, text, "choose results=FOLDER, or free some space")
@@ -208,22 +206,6 @@ def _existing(folder: Path) -> Path:
     """Returns a folder, or the first one above it that exists."""
     folder = folder.absolute()
     return next(one for one in (folder, *folder.parents) if one.is_dir())
-
-
-def _write_rate(folder: Path) -> float:
-    """Returns how many bytes per second reach the disk of a folder."""
-    probe = folder / f".doctor-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    data = os.urandom(2**20)  # a disk may compress zeros
-    began_s = time.perf_counter()
-    try:
-        with probe.open("xb") as file:
-            for _ in range(_PROBE_BYTES // len(data)):
-                file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        return _PROBE_BYTES / (time.perf_counter() - began_s)
-    finally:
-        probe.unlink(missing_ok=True)
 
 
 def _clock(results: Path) -> Check:

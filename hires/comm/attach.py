@@ -30,32 +30,21 @@ from torch import Tensor
 
 CHUNK_BYTES = 2**18
 """Bytes that are read and added at a time: they stay in the core's own cache."""
-MAX_READ_BYTES = 2**30
-"""The kernel reads less than 2 GiB at a time."""
-MAX_TENSORS = 4096
-"""Addresses that fit a gather."""
-PR_SET_PTRACER = 0x59616D61
-"""Option of prctl that lets other processes of the user read this one, where Yama restricts it."""
-_MAGIC = 0x48495245
-"""A number that each rank prepares, plus its index, for the others to find."""
+MAX_READ_BYTES = 2**30  # the kernel reads less than 2 GiB at a time
+MAX_TENSORS = 4096  # addresses that fit a gather
+PR_SET_PTRACER = 0x59616D61  # option of prctl: others may read this process where Yama restricts it
+_MAGIC = 0x48495245  # a number that each rank prepares, plus its index, for the others to find
 
 Gather = Callable[[Tensor], Tensor]
 """Stacks a small tensor of all ranks of the group; returns when all have arrived."""
 
 
-class _Vector(ctypes.Structure):
-    """``struct iovec``: a piece of memory."""
-
+class _Vector(ctypes.Structure):  # struct iovec: a piece of memory
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 class PeerMemory:
-    """The memory of a group's ranks, as one of them sees it.
-
-    Args:
-        gather: of the group.
-        index: this rank's position in it.
-    """
+    """The memory of a group's ranks, as one of them sees it; ``index`` is its position."""
 
     def __init__(self, gather: Gather, index: int) -> None:
         self._gather = gather
@@ -69,11 +58,7 @@ class PeerMemory:
         self.works = bool(gather(torch.tensor([self._reaches(places)])).all())
 
     def sum(self, tensors: list[Tensor]) -> None:
-        """Sums dense tensors of one type over the group, in place; all ranks give the same list.
-
-        Raises:
-            OSError: a member has died.
-        """
+        """Sums dense tensors of one type over the group, in place; OSError: a member has died."""
         for first in range(0, len(tensors), MAX_TENSORS):
             self._sum(tensors[first : first + MAX_TENSORS])
 

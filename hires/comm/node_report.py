@@ -9,6 +9,7 @@ would.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -29,15 +30,11 @@ from hires.core.errors import HiresError
 from hires.core.ranks import network
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import provenance, records
-from hires.core.store.files import cannot_write, write_atomically
+from hires.core.store.files import cannot_write, write_atomically, write_rate
 
-SUM_BYTES = 2**22
-"""Size of the tensor that is summed over the network."""
-DISK_BYTES = 2**25
-"""Size of the file whose writing is timed."""
+SUM_BYTES = 2**22  # of the tensor that is summed over the network
 _REPEATS = 5
-_SEEN_S = 10.0
-"""How long a file of another node may take to appear: file servers cache."""
+_SEEN_S = 10.0  # how long a file of another node may take to appear: file servers cache
 
 log = logging.getLogger(__name__)
 
@@ -65,17 +62,20 @@ def facts(folder: Path) -> dict[str, Any]:
     """Returns what this node has, and how fast it writes into a folder."""
     cuda = torch.cuda
     count = cuda.device_count() if cuda.is_available() else 0
-    pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
+    pairs = itertools.permutations(range(count), 2)
     own = provenance.collect()
-    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    try:
+        bytes_per_s = write_rate(folder)
+    except OSError as error:
+        raise cannot_write(folder / "probe", error) from error
     return {
-        "node": node,
+        "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
         "time": time.time(),
         **{key: own[key] for key in ("hires", "git", "python", "host")},
         "torch": torch.__version__,
         "gpus": [cuda.get_device_name(i) for i in range(count)],
         "apart": [pair for pair in pairs if not cuda.can_device_access_peer(*pair)],
-        "bytes_per_s": _disk_rate(folder / f".probe-{node}-{os.getpid()}"),
+        "bytes_per_s": bytes_per_s,
     }
 
 
@@ -87,42 +87,27 @@ def meet(folder: Path, world: World) -> dict[str, Any]:
         "port": world.port,
         "interface": interface,
         "own_address": network.address_of(interface) if interface else None,
-        "ahead_s": _ahead_s(world),
+        "ahead_s": _ahead_s(),
         "unseen": _unseen(folder, world),
         "sum_s": _sum_s(world, torch.ones(SUM_BYTES // 4)),
         "nccl": _nccl(world),
     }
 
 
-def _disk_rate(probe: Path) -> float:
-    data = secrets.token_bytes(DISK_BYTES)
-    began_s = time.perf_counter()
-    try:
-        with probe.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        return DISK_BYTES / (time.perf_counter() - began_s)
-    except OSError as error:
-        raise cannot_write(probe, error) from error
-    finally:
-        probe.unlink(missing_ok=True)
-
-
-def _ahead_s(world: World) -> float:
-    """Returns by how much this rank's clock is ahead of rank 0's, give or take a message."""
+def _ahead_s() -> float:
+    # By how much this rank's clock is ahead of rank 0's, give or take a message.
     ahead = []
     for _ in range(_REPEATS):
         runtime.barrier()
-        now = torch.tensor([time.time()], dtype=torch.float64)
-        times = [torch.zeros_like(now) for _ in range(world.size)]
-        dist.all_gather(times, now)
-        ahead.append(float(now - times[0]))
+        now = time.time()
+        first = torch.tensor([now], dtype=torch.float64)
+        dist.broadcast(first, 0)
+        ahead.append(now - float(first))
     return statistics.median(ahead)
 
 
 def _unseen(folder: Path, world: World) -> list[int]:
-    """Returns the ranks whose file, written now, is not visible here."""
+    # The ranks whose file, written now, is not visible here.
     token = runtime.broadcast_text(secrets.token_hex(8))
     files = [folder / f"word-rank{rank:04d}" for rank in range(world.size)]
     write_atomically(files[world.rank], token)
@@ -143,7 +128,7 @@ def _unseen(folder: Path, world: World) -> list[int]:
 
 
 def _sum_s(world: World, ones: torch.Tensor, group: Any = None) -> float | None:
-    """Returns how long it takes to sum a tensor over all ranks; None if the sum is wrong."""
+    # How long it takes to sum a tensor over all ranks; None if the sum is wrong.
     times, right = [], True
     for _ in range(_REPEATS):
         given = ones.clone()
@@ -156,7 +141,7 @@ def _sum_s(world: World, ones: torch.Tensor, group: Any = None) -> float | None:
 
 
 def _nccl(world: World) -> dict[str, Any] | None:
-    """Returns how long NCCL takes for the same sum, or why it fails; None without GPUs."""
+    # How long NCCL takes for the same sum, or why it fails; None without GPUs.
     has = torch.cuda.is_available() and dist.is_nccl_available()
     if runtime.max_all(int(not has)):
         return None

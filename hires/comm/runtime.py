@@ -27,22 +27,15 @@ DIRECT_BYTES = shared.GATHER_BYTES
 class Handle:
     """An operation under way."""
 
-    finish: Callable[[], Any] | None
-    """Returns when it is complete; None: it is complete already."""
+    finish: Callable[[], Any] | None  # returns when it is complete; None: it is complete already
     what: str
-    group: Group | None = None
-    """A wait inside an action is recorded for it."""
+    group: Group | None = None  # a wait inside an action is recorded for it
     peer: int = -1
     tag: int = -1
-    ranks: tuple[int, ...] = ()
-    """All members, of a collective."""
+    ranks: tuple[int, ...] = ()  # all members of a collective
 
     def wait(self) -> None:
-        """Returns when the operation is complete.
-
-        Raises:
-            CommError: the other side died or did not answer within ``comm.timeout_s``.
-        """
+        """Returns when the operation is complete; CommError: the other side died, or is late."""
         if self.finish is not None:
             begin_s = time.perf_counter()
             waiting(self.finish, self.what, self.peer, self.tag, self.ranks)

@@ -48,7 +48,7 @@ class SharedMemory:
         num_ranks: members.
         index: this rank's position among them.
         timeout_s: longest wait for another member.
-        mail: whether there is room for messages between two members.
+        mail: whether there is room for messages, beside gathers.
     """
 
     def __init__(
@@ -73,11 +73,7 @@ class SharedMemory:
         self._expected = [0] * num_ranks
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Returns the tensors of all ranks, stacked in their order.
-
-        Raises:
-            CommError: a member did not arrive in time.
-        """
+        """Returns the tensors of all ranks, stacked in their order; CommError: one did not come."""
         # Two slots are enough: a rank that writes gather k + 2 has seen all members in gather
         # k + 1, so all have read k, and no slot is overwritten unread.
         #
@@ -100,11 +96,7 @@ class SharedMemory:
     # With two slots a sender runs ahead by two messages; the third waits until the first was read.
     # ``hires.plan.proof.machine`` proves for every plan that this wait ends.
     def send(self, tensor: Tensor, target: int) -> None:
-        """Writes a message for a member; waits only while two earlier ones are unread.
-
-        Raises:
-            CommError: the member did not read them in time.
-        """
+        """Writes a message for a member; waits only while two earlier ones are unread."""
         self._sent[target] = number = self._sent[target] + 1
         read = self._read[self._index]
         self._wait(lambda: read[target] >= number - SLOTS, f"member {target} to read")
@@ -128,8 +120,11 @@ class SharedMemory:
         return receive
 
     def _slot(self, source: int, target: int, number: int, like: Tensor) -> Tensor:
-        size = like.numel() * like.element_size()
-        return self._mail[source, target, number % SLOTS, :size].view(like.dtype).view(like.shape)
+        return (
+            self._mail[source, target, number % SLOTS, : like.nbytes]
+            .view(like.dtype)
+            .view(like.shape)
+        )
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         polls, begin_s = 0, 0.0

@@ -39,17 +39,13 @@ GATHER_TAG = 2**31 - 1024
 class Transport:
     """The transport of this rank."""
 
-    carrier: Any = dist
-    """torch.distributed, or in a rehearsal what sends nothing."""
-    one_machine: bool = False
-    """Whether all ranks are on this machine and may exchange small messages in its memory."""
-    timeout_s: float = 0.0
-    """Longest wait for another rank."""
+    carrier: Any = dist  # torch.distributed, or in a rehearsal what sends nothing
+    one_machine: bool = False  # all ranks are here, and may exchange small messages in memory
+    timeout_s: float = 0.0  # longest wait for another rank
 
 
 # Set once by start(), like the process groups of torch.distributed themselves.
 transport = Transport()
-
 activity = Activity()
 """The communication that this rank waits in, for the heartbeat."""
 
@@ -59,12 +55,9 @@ class Group:
     """Some ranks, in ascending order, that call collectives together."""
 
     ranks: list[int]
-    index: int
-    """Position of this rank among them."""
-    process_group: Any
-    """The transport's own handle; None for a group of one."""
-    tag: int
-    """Tag of its direct gathers."""
+    index: int  # position of this rank among them
+    process_group: Any  # the transport's own handle; None for a group of one
+    tag: int  # of its direct gathers
     shared: SharedMemory | SilentMemory | None = None
     """Memory for small messages, where all its ranks are on this machine."""
     peers: PeerMemory | SilentMemory | None = None

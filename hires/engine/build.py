@@ -30,8 +30,7 @@ from hires.plan.program import events
 class RankEngine:
     """Everything that one rank runs."""
 
-    contexts: list[Context]
-    """One a direction."""
+    contexts: list[Context]  # one a direction
     tensors: dict[str, Tensor]
     """Parameters and buffers of the rank's stages, by the names that they have in the network."""
     modules: list[StageModule]
@@ -39,8 +38,7 @@ class RankEngine:
     executor: Executor
     loader: Loaders
     optimizer: FusedSGD | None
-    recorder: Recorder
-    """When the rank did what in its last steps."""
+    recorder: Recorder  # when the rank did what in its last steps
 
     @property
     def context(self) -> Context:

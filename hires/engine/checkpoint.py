@@ -50,8 +50,7 @@ from hires.engine.build import RankEngine, names_of
 from hires.engine.tensorfile import TensorFile
 from hires.plan.plan import Plan
 
-RANDOM = "torch"
-"""Name of the state of torch's random numbers in a rank's file."""
+RANDOM = "torch"  # name of the state of torch's random numbers in a rank's file
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +63,10 @@ class Saver:
     attempt: int
     config: RunConfig
     engine: RankEngine
-    first: int
-    """Step at which the attempt begins, which needs no checkpoint."""
+    first: int  # step at which the attempt begins, which needs no checkpoint
 
     def __post_init__(self) -> None:
-        self.last = self.first
-        """Steps that were done at the last checkpoint."""
+        self.last = self.first  # steps that were done at the last checkpoint
         self._leads = self.engine.context.rank == 0
         self._parts = {
             "making the folder": self._make_folder,
@@ -160,10 +157,8 @@ class Saver:
 class Begin:
     """Where an attempt begins."""
 
-    step: int
-    """Number of its first step."""
-    checkpoint: Checkpoint | None
-    """What it goes on with; None at the start of a run."""
+    step: int  # number of its first step
+    checkpoint: Checkpoint | None  # what it goes on with; None at the start of a run
 
     def line(self, run_dir: Path) -> dict[str, object]:
         """Returns its line of ``metrics.jsonl``: ``attempt`` is None for another run's."""

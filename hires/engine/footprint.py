@@ -114,10 +114,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = dict.fromkeys(PARTS, 0)
-        """Bytes that are alive, by part."""
-        self.at_peak = dict(self.now)
-        """The same at the moment when their sum was largest."""
+        self.now = dict.fromkeys(PARTS, 0)  # bytes that are alive, by part
+        self.at_peak = dict(self.now)  # the same when their sum was largest
         self._peak = 0
         self._part: dict[int, tuple[str, int]] = {}
 

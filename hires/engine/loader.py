@@ -36,10 +36,8 @@ Target = Callable[[int], Any]
 class Microbatch(NamedTuple):
     """What one rank needs of one microbatch."""
 
-    images: Tensor | None
-    """(n, C, h, w), channels_last in memory; None if the rank needs no pixels."""
-    target: Tensor | None
-    """Classes (n,), int64, or images like ``images``; None if the rank compares nothing."""
+    images: Tensor | None  # (n, C, h, w), channels_last in memory; None if it needs no pixels
+    target: Tensor | None  # classes (n,), int64, or images; None if it compares nothing
 
 
 class Loader:
@@ -87,7 +85,7 @@ class Loader:
                 self._read_ahead()
 
     def next_microbatch(self) -> Microbatch:
-        """Returns the next microbatch; those of a step come one after the other.
+        """Returns the next microbatch.
 
         Raises:
             RunError: an image cannot be read; the message names the file.

@@ -84,16 +84,16 @@ class Executor:
     def __init__(
         self,
         slots: list[SlotPass],
-        sync: GradientSync | None = None,
-        optimiser: _Optimiser | None = None,
-        recorder: Recorder | None = None,
+        sync: GradientSync | None,
+        optimiser: _Optimiser | None,
+        recorder: Recorder,
     ) -> None:
         self.slots = slots
         self.plan = slots[0].context.plan
         self.cursor = slots[0].context.cursor
         self.sync = sync
         self.optimiser = optimiser
-        self.recorder = recorder or Recorder()
+        self.recorder = recorder
         self.methods: dict[str, Callable[[Event], None]] = {
             "read": self._read,
             "forward": self._forward,

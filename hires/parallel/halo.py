@@ -57,7 +57,6 @@ class Exchange:
     #   forward    a: post sends and receives, wait, compute    b: compute    c: compute
     #   backward   c: keep its part of the gradient    b: add its part
     #              a: add its part, post; compute; wait, add what returns to own pixels
-    #
     def __init__(self, context: Context, op: CommOp, number: int) -> None:
         self.context = context
         self.cursor = context.cursor

@@ -36,6 +36,7 @@ from hires.core.store.reading import Values, read_json
 OPTION = "results=FOLDER"
 """The option that chooses where runs are kept."""
 
+PROBE_MIB = 32  # size of the file that :func:`write_rate` writes
 _LOCK_TRIES = 3
 _POLL_S = 0.05
 
@@ -105,6 +106,21 @@ def make_folder(path: StrPath, option: str = OPTION) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise cannot_write(path, error, option) from error
+
+
+def write_rate(folder: Path) -> float:
+    """Returns how many bytes per second reach the disk of a folder; OSError: it is not writable."""
+    probe, data = folder / f".probe-{uuid.uuid4().hex[:8]}", os.urandom(2**20)  # zeros compress
+    began_s = time.perf_counter()
+    try:
+        with probe.open("xb") as file:
+            for _ in range(PROBE_MIB):
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return PROBE_MIB * len(data) / (time.perf_counter() - began_s)
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def cannot_write(path: StrPath, error: Exception, option: str = OPTION) -> HiresError:

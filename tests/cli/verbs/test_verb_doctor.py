@@ -85,7 +85,7 @@ def test_folder_that_takes_nothing_is_a_failure(tmp_path, monkeypatch):
     def refuse(folder):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(doctor_checks, "_write_rate", refuse)
+    monkeypatch.setattr(doctor_checks, "write_rate", refuse)
     check = doctor_checks._results(tmp_path)
     assert check.state == "failed"
     assert "No space left on device" in check.text
