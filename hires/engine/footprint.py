@@ -82,6 +82,8 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
     """Returns the memory of one rank of a plan without errors; the weights may lie nowhere."""
     live = LiveBytes()
     silent = rehearsal(rank, config.comm.shared_memory)
+    # The innermost mode sees an operator first: LiveBytes runs it, FakeTensorMode computes shapes,
+    # and LiveBytes counts the storages of what comes back.
     with silent as wire, FakeTensorMode(allow_non_fake_inputs=True), live:
         wire.on_receive = lambda tensor: live.assign([tensor], "buffers")
         contexts = contexts_of(plan, rank)
@@ -158,6 +160,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._part[key] = "activations", size
         self.now["activations"] += size
+        # Also while a message is under way: SilentWire's handles keep its tensor.
         weakref.finalize(storage, self._forget, key).atexit = False
         self._update_peak(0)
 

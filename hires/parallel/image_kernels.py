@@ -88,7 +88,7 @@ def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
 
     def run(values: Values) -> Tensor:
         args = bind(values)
-        x, weight, bias, momentum = (args[k] for k in ("input", "weight", "bias", "momentum"))
+        x, weight, bias, momentum = args["input"], args["weight"], args["bias"], args["momentum"]
         weight = x.new_ones(x.shape[1], dtype=_wide(x)) if weight is None else weight
         bias = x.new_zeros(x.shape[1], dtype=_wide(x)) if bias is None else bias
         apply = _TiledBatchNorm.apply
