@@ -92,7 +92,7 @@ def test_folder_that_takes_nothing_is_a_failure(tmp_path, monkeypatch):
 
 
 def test_slow_disk_is_warned_of(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor_checks, "_write_rate", lambda folder: 1e6)
+    monkeypatch.setattr(doctor_checks, "write_rate", lambda folder: 1e6)
     check = doctor_checks._results(tmp_path / "not" / "made" / "yet")
     assert (check.state, "checkpoint.every" in check.remedy) == ("warning", True)
 
