@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,10 @@ def write_report(
         ConfigError: a format needs a library that is not installed.
     """
     out = request.out
-    with _without_garbage_collection():
+    with contextlib.ExitStack() as stack:
+        # Hundreds of thousands of plain values are made, and no cycle that must be searched for.
+        gc.disable()
+        stack.callback(gc.enable)
         frames = load(paths, states)
         for folder in campaigns:
             add_campaign(frames, folder)
@@ -129,15 +132,3 @@ def _written(folder: Path, files: Mapping[str, bytes | None], form: str) -> list
             with contextlib.suppress(OSError):
                 path.unlink()
     return paths
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Stops the search for cycles: hundreds of thousands of plain values are made, and no cycle."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

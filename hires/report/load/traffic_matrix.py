@@ -125,13 +125,11 @@ def _between(plan: Plan, direction: int, back: bool) -> Iterator[Flow]:
     for edge in plan.edges:
         makers, readers = plan.stages[edge.source], plan.stages[edge.target]
         kind = "stage" if makers.num_ranks == readers.num_ranks else "join"
-        shape = plan.graph.shape(edge.value)
         # Messages of the backward pass name the maker's tile first, too, though the reader sends.
-        for maker, reader, n0, n1, r0, r1, c0, c1 in edge.back if back else edge.messages:
-            rest = math.prod(shape[1:]) if edge.whole else shape[1] * (r1 - r0) * (c1 - c0)
-            images = n1 - n0 if shape else 1
-            source = plan.rank_of(0, direction, makers.index, maker)
-            target = plan.rank_of(0, direction, readers.index, reader)
+        for row in edge.back if back else edge.messages:
+            source = plan.rank_of(0, direction, makers.index, row[0])
+            target = plan.rank_of(0, direction, readers.index, row[1])
             if back:
                 source, target = target, source
-            yield Flow(source, target, kind, images * rest * BYTES[plan.dtype], 1)
+            num_bytes = math.prod(edge.shape(plan.graph, row)) * BYTES[plan.dtype]
+            yield Flow(source, target, kind, num_bytes, 1)

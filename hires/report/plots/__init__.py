@@ -4,8 +4,7 @@ from hires.report.plots import (  # noqa: F401
     backends,
     loss_curves,
     memory_bars,
+    rank_maps,
     steps,
     throughput,
-    tiles,
-    traffic_map,
 )

@@ -1,17 +1,20 @@
-"""Plots how the tiles of a layout lie over the image, and how wide their first halo is."""
+"""Plots where the tiles of a layout lie, and how much its ranks send to each other."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hires.core.units import MIB, size
 from hires.plan.graph import INPUT
 from hires.plan.plan import Plan
 from hires.plan.tiling import own_rect
+from hires.report.load import traffic_matrix
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, NotDrawnError, PlotData, plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
 
 _COLOURS = (style.SKY, style.ORANGE, style.GREEN, style.PURPLE, style.YELLOW, style.BLUE)
 
@@ -29,7 +32,7 @@ def grid(data: PlotData) -> Drawing:
     fig, axes = style.panels(len(runs), 3, 2.4)
     words = []
     for axis, (drawn, plan) in zip(axes, runs, strict=True):
-        halo = _draw(axis, plan)
+        halo = _draw_tiles(axis, plan)
         axis.set_title(style.short(drawn.label, 30), fontsize=8.5)
         rows, cols = plan.stages[0].tiles
         words.append(f"{drawn.label} {rows}x{cols} tiles, widest halo {halo} pixels")
@@ -40,7 +43,35 @@ def grid(data: PlotData) -> Drawing:
     )
 
 
-def _draw(axis: Axes, plan: Plan) -> int:
+@plot(80, "traffic", "Traffic from rank to rank")
+def between_ranks(data: PlotData) -> Drawing:
+    """Draws a matrix of bytes for every run with several ranks."""
+    matrices = [
+        (drawn, traffic_matrix.matrix(drawn.plan))
+        for drawn in data.runs
+        if drawn.plan is not None and drawn.plan.world > 1
+    ]
+    matrices = [(drawn, sent) for drawn, sent in matrices if any(map(any, sent))]
+    if not matrices:
+        raise NotDrawnError("no run that is drawn has ranks that send each other anything")
+    most = max(max(map(max, sent)) for _, sent in matrices) / MIB
+    fig, axes = style.panels(len(matrices), 4 if len(matrices) == 4 else 3, 2.2)
+    for axis, (drawn, sent) in zip(axes, matrices, strict=True):
+        image = _draw_matrix(axis, sent, most)
+        axis.set_title(style.short(drawn.label, 22), fontsize=8.5)
+    bar = fig.colorbar(image, ax=axes, shrink=0.8, aspect=18, pad=0.02)
+    bar.set_label("MiB/step")
+    bar.outline.set_visible(False)
+    totals = "; ".join(f"{drawn.label} {size(sum(map(sum, sent)))}" for drawn, sent in matrices)
+    return Drawing(
+        fig,
+        f"Bytes of one step from the rank on the left to the rank below, as the plan has them; a "
+        f"sum of gradients is drawn as if each rank sent the same to every other. "
+        f"In all: {totals}.",
+    )
+
+
+def _draw_tiles(axis: Axes, plan: Plan) -> int:
     """Draws the tiles of one plan, and returns the widest halo of the image in pixels."""
     from matplotlib.patches import Rectangle
 
@@ -67,3 +98,25 @@ def _draw(axis: Axes, plan: Plan) -> int:
     axis.set(xticks=[0, width], yticks=[0, height])
     axis.grid(False)
     return widest
+
+
+def _draw_matrix(axis: Axes, sent: list[list[float]], most: float) -> QuadMesh:
+    """Draws bytes by source and target rank, ``most`` MiB in the darkest colour."""
+    import numpy as np
+
+    values = np.array(sent) / MIB
+    edges = np.arange(len(sent) + 1) - 0.5
+    cells = np.ma.masked_equal(values, 0)
+    image = axis.pcolormesh(edges, edges, cells, cmap="viridis_r", vmin=0, vmax=most)
+    axis.invert_yaxis()
+    axis.set_aspect("equal", anchor="W")
+    axis.grid(False)
+    ticks = range(0, len(sent), max(1, len(sent) // 8))
+    axis.set(xticks=ticks, yticks=ticks, xlabel="to rank", ylabel="from rank")
+    if len(sent) <= 4:
+        for (row, column), value in np.ndenumerate(values):
+            if value:
+                dark = "white" if value > most / 2 else "black"
+                text = f"{value:.1f}" if value >= 0.1 else f"{value:.2g}"
+                axis.text(column, row, text, ha="center", va="center", fontsize=7, color=dark)
+    return image
