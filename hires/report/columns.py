@@ -71,7 +71,7 @@ class Table:
     missing: str = ""
     """What is shown instead of a table without rows."""
     frame: Any = field(default=None, compare=False)
-    """The same rows and columns with types, as a DataFrame; None where nobody needs it."""
+    """The same rows and columns with types, as a DataFrame; None where it is not needed."""
 
     def text_rows(self) -> list[list[str]]:
         """Returns the rows as they are shown."""

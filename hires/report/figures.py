@@ -83,7 +83,7 @@ def _drawn(plot: Plot, data: PlotData) -> Plot:
     try:
         with style.styled():
             figure, caption, setting = plot.draw(data)
-            # The line below the figure says where it was measured.
+            # The line below the figure states where it was measured.
             height = figure.get_size_inches()[1]
             below = 0.2 / height
             engine: Any = figure.get_layout_engine()

@@ -32,7 +32,7 @@ def _frame_of(
     columns: Sequence[str], rows_of: Callable[[list[Run]], Iterable[Row]]
 ) -> functools.cached_property[pd.DataFrame]:
     """Returns a property of :class:`Frames`: the rows of all its runs, made on first use."""
-    return functools.cached_property(lambda self: _frame(columns, rows_of(self.held)))
+    return functools.cached_property(lambda self: _frame(columns, rows_of(self.run_list)))
 
 
 def _each(rows_of: Callable[[Run], Iterable[Row]]) -> Callable[[list[Run]], Iterable[Row]]:
@@ -43,7 +43,7 @@ def _each(rows_of: Callable[[Run], Iterable[Row]]) -> Callable[[list[Run]], Iter
 class Frames:
     """The data of some runs."""
 
-    held: list[Run]
+    run_list: list[Run]
     planned_rows: list[Row]
     notes: list[Note] = field(default_factory=list)
     labels: dict[Path, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Frames:
     def points(self) -> pd.DataFrame:
         """One row a point: the median over its attempts, and its share of single processes."""
         steps: dict[tuple[str, str, int], list[float]] = {}
-        for run in self.held:
+        for run in self.run_list:
             for row in rows.sample_rows(run):
                 if row["counted"] and row["step_s"] is not None:
                     key = row["campaign"], row["run"], row["attempt"]
@@ -79,7 +79,7 @@ class Frames:
     @functools.cached_property
     def planned(self) -> pd.DataFrame:
         """One row a point of a campaign: the state of its run, or why it was excluded."""
-        states = {(run.campaign, run.name): run.end[0] for run in self.held}
+        states = {(run.campaign, run.name): run.end[0] for run in self.run_list}
         points = []
         for row in self.planned_rows:
             if row["state"] != "infeasible":
@@ -91,7 +91,7 @@ class Frames:
     def configs(self) -> pd.DataFrame:
         """One row a run, one column for every key of its config, as ``parallel.stages``."""
         configs = []
-        for run in self.held:
+        for run in self.run_list:
             texts = {key: value_text(value) for key, value in run.flat_config.items()}
             configs.append({"campaign": run.campaign, "run": run.name, **texts})
         keys = dict.fromkeys(["campaign", "run", *(key for row in configs for key in row)])
@@ -100,12 +100,12 @@ class Frames:
     @functools.cached_property
     def by_name(self) -> dict[tuple[str, str], Run]:
         """The runs by the columns ``campaign`` and ``run`` of every frame."""
-        return {(run.campaign, run.name): run for run in self.held}
+        return {(run.campaign, run.name): run for run in self.run_list}
 
     @functools.cached_property
     def setting(self) -> str:
-        """What kind of device was measured, as every figure says it."""
-        places = [machine for run in self.held for machine in _machines(run)]
+        """What kind of device was measured, as it stands below every figure."""
+        places = [machine for run in self.run_list for machine in _machines(run)]
         cores = sorted({place.cores for place in places if place.cores})
         if not cores:
             return "device not recorded"
@@ -128,7 +128,7 @@ class Frames:
 
     def all_notes(self) -> list[Note]:
         """Returns everything that could not be used, each once."""
-        notes = [*self.notes, *(note for run in self.held for note in run.notes)]
+        notes = [*self.notes, *(note for run in self.run_list for note in run.notes)]
         for point in plain_rows(self.points):
             if point["left_out"]:
                 why = (
@@ -141,8 +141,8 @@ class Frames:
 
 def load(paths: Sequence[Path], states: Mapping[Path, End] | None = None) -> Frames:
     """Returns the frames of some run folders; ``states`` are of runs without an exit record."""
-    held = read_runs(paths, states)
-    return Frames(held, [], labels={run.path.parent: run.campaign for run in held})
+    runs = read_runs(paths, states)
+    return Frames(runs, [], labels={run.path.parent: run.campaign for run in runs})
 
 
 def add_campaign(frames: Frames, folder: Path) -> None:
@@ -199,12 +199,12 @@ def _machines(run: Run) -> list[_Place]:
     return machines
 
 
-def _frame(columns: Sequence[str], held: Iterable[Row]) -> pd.DataFrame:
+def _frame(columns: Sequence[str], rows: Iterable[Row]) -> pd.DataFrame:
     """Returns rows as a frame of these columns, which exist even if there is no row."""
     import pandas as pd
 
-    held = list(held)
-    return pd.DataFrame({key: _column(key, [row.get(key) for row in held]) for key in columns})
+    cells = list(rows)
+    return pd.DataFrame({key: _column(key, [row.get(key) for row in cells]) for key in columns})
 
 
 def _column(key: str, cells: list[Any]) -> Any:

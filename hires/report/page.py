@@ -83,8 +83,8 @@ def render(
     from markupsafe import Markup
 
     script, css = ((FOLDER / n).read_text(encoding="utf-8") for n in ("script.js", "style.css"))
-    cards = [run_card(run, number) for number, run in enumerate(frames.held[:MAX_CARDS])]
-    campaigns = ", ".join(dict.fromkeys(run.campaign for run in frames.held[:1000])) or "hires"
+    cards = [run_card(run, number) for number, run in enumerate(frames.run_list[:MAX_CARDS])]
+    campaigns = ", ".join(dict.fromkeys(run.campaign for run in frames.run_list[:1000])) or "hires"
     notes = frames.all_notes()
     layouts = {*map(str, frames.runs["layout"].dropna()), *(card.layout for card in cards)}
     return rendered(
@@ -109,7 +109,7 @@ def render(
         cards=cards,
         # Tables of one campaign name a run without it.
         card_of={key: c for c in cards for key in ((c.run.campaign, c.run.name), c.run.name)},
-        num_cards=len(frames.held),
+        num_cards=len(frames.run_list),
         notes=notes[:MAX_NOTES],
         num_notes=len(notes),
     )
@@ -118,8 +118,8 @@ def render(
 def origins(frames: Frames) -> list[tuple[str, str]]:
     """Returns what was run, where and with which versions, as lines with a name each."""
     runs = frames.runs
-    every = [a.record.get("provenance") for run in frames.held for a in run.attempts]
-    origin = [run.provenance for run in frames.held] + [o for o in every if isinstance(o, dict)]
+    every = [a.record.get("provenance") for run in frames.run_list for a in run.attempts]
+    origin = [run.provenance for run in frames.run_list] + [o for o in every if isinstance(o, dict)]
     hardware = [dig(one, "hardware") for one in origin]
     columns = ("model", "image", "layout", "precision", "task", "campaign")
     times = sorted({str(t)[:16].replace("T", " ") for t in runs["started"].dropna()})

@@ -91,7 +91,7 @@ def write_report(
         frames = load(paths, states)
         for folder in campaigns:
             add_campaign(frames, folder)
-        report = ReportFiles(len(frames.held))
+        report = ReportFiles(len(frames.run_list))
         tables, plots = summaries(frames), []
         for form in (form for form in formats.FORMATS if form in request.formats):
             files = {t.name: formats.encoded(t, form) if t.rows else None for t in tables}

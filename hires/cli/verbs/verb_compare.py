@@ -158,7 +158,7 @@ def _write_reference(args: Any, words: Sequence[str]) -> int:
         raise ConfigError("--write-reference takes one run or campaign, and nothing to compare to")
     tolerance = parse_tolerance(TOLERANCE if args.tolerance is None else args.tolerance)
     runs = _runs(args.names[0], args.results)
-    keys, written = references.apart(runs), []
+    keys, written = references.differing_keys(runs), []
     for _, point in points(runs):
         for metric in _metrics(args.metric):
             value = middle(point.repeats(metric))

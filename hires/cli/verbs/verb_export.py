@@ -56,7 +56,7 @@ def _csv(args: Any, paths: Sequence[Path]) -> dict[str, Any]:
     from hires.report.frames import add_campaign, load
 
     frames = load(paths)
-    add_live_states(frames.held)
+    add_live_states(frames.run_list)
     for folder in whole_campaigns(args.names, args.results, paths):
         add_campaign(frames, folder)
     files = write_frames(frames, Path(args.out))

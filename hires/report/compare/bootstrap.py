@@ -2,7 +2,7 @@
 
 Steps of one run are not independent: they share the state of the machine, and neighbours share
 more. So the units are, in this order: pairs of runs with a seed that both sides have; repeats, if
-both sides have several; else blocks of consecutive steps, as long as their correlation asks.
+both sides have several; else blocks of consecutive steps, as long as their correlation needs.
 
 Everything is computed on logarithms, whose difference is the ratio's. A bootstrap of few units
 spreads less than it should; each draw is widened by sqrt(n / (n - 1)) and by the chi-square

@@ -267,7 +267,7 @@ def _about_repeats(comparison: Comparison) -> list[str]:
     if judged >= _MANY:
         share = 1 - comparison.settings.confidence
         notes.append(
-            f"of {judged} equal points about {share * judged:.0f} would be found different "
+            f"of {judged} equal points about {share * judged:.0f} would differ "
             f"by chance; the tolerance keeps small ones out, repeats keep out more"
         )
     return notes

@@ -115,7 +115,7 @@ def read(path: Path) -> list[Reference]:
     return [_reference(entry, f"{path}, entry {n}") for n, entry in enumerate(entries, start=1)]
 
 
-def apart(runs: Sequence[Run]) -> set[str]:
+def differing_keys(runs: Sequence[Run]) -> set[str]:
     """Returns the relevant keys in which runs differ."""
     configs = [run.identity(*_IN_COLUMNS) for run in runs]
     keys = {key for config in configs for key in config}

@@ -33,7 +33,7 @@ _FAILED = ("failed", "lost")
 _MUCH_WIDER = 2.0
 """An interval so many times as wide as the tolerance does not show that nothing changed."""
 _FINEST = 0.01
-"""A smaller tolerance asks for any difference at all, and no interval is as narrow as that."""
+"""A smaller tolerance means any difference at all, and no interval is as narrow as that."""
 _PERCENT = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*%")
 
 

@@ -169,7 +169,7 @@ def read_run(path: Path) -> Run:
         record = reading.read_json(folder / file_names.RECORD, notes)
         schema = record.get("schema", SCHEMA)
         if schema != SCHEMA:
-            why = f"its schema is {value_text(schema)}, this hires knows {SCHEMA}: "
+            why = f"its schema is {value_text(schema)}, this hires reads {SCHEMA}: "
             notes.append(Note(where, f"{why}what it has in common is shown"))
         return record
 

@@ -186,7 +186,7 @@ def test_what_tells_points_apart_is_written_even_if_it_is_the_default(tmp_path):
         for m, n in ((0.9, 10), (0.5, 10), (0.9, 20))
     )
     metric, tolerance = METRICS["throughput"], parse_tolerance("5%")
-    keys = references.apart(runs)
+    keys = references.differing_keys(runs)
     assert keys == {"task.momentum", "steps"}
     made = [references.from_point(point, metric, 8.0, tolerance, keys) for _, point in points(runs)]
     fits = [[not reference.misfits(run) for run in runs] for reference in made]

@@ -118,9 +118,9 @@ def test_attempts_of_other_code_and_machines_count_in_no_median(tmp_path):
     [point] = held.points.to_dict("records")
     assert (point["attempts"], point["left_out"]) == (2, 1)
     assert point["img_per_s_median"] == pytest.approx(6.0)
-    [repeats] = [point.repeats(METRICS["throughput"]) for _, point in pairs(held.held)]
+    [repeats] = [point.repeats(METRICS["throughput"]) for _, point in pairs(held.run_list)]
     assert len(repeats) == 2
-    assert page.run_card(held.held[0], 0).summary.startswith("6.00 img/s, median of 2 attempts")
+    assert page.run_card(held.run_list[0], 0).summary.startswith("6.00 img/s, median of 2 attempts")
     assert any("1 complete attempts of another commit" in note.text for note in held.all_notes())
     assert "0.0.9 (0123456789)" in dict(page.origins(held))["hires"]
 
