@@ -134,13 +134,13 @@ def test_fullest_rank_is_the_median_of_the_attempts(tmp_path):
     path.write_text(json.dumps(record))
     [row] = rows_of(run)
     assert row["peak_bytes_max"] == 20 * MIB
-    assert "fullest rank 20.0 MiB" in page.run_card(frames.load([run]).held[0], 0).summary
+    assert "fullest rank 20.0 MiB" in page.run_card(frames.load([run]).run_list[0], 0).summary
 
 
 def test_box_lists_attempts_and_says_their_median(tmp_path):
     run = report_run(tmp_path, step_s=0.5)
     more_attempts(run, 1.0, 2.0)
-    box = page.run_card(frames.load([run]).held[0], 0)
+    box = page.run_card(frames.load([run]).run_list[0], 0)
     assert box.summary.startswith("8.00 img/s, median of 3 attempts")
     assert box.attempts[1:] == [
         ("attempt 1", "done, 8.00 img/s"),
