@@ -90,7 +90,6 @@ def check_together(config: RunConfig) -> Iterator[Finding]:
 
 
 def _indivisible(config: RunConfig) -> str:
-    """Returns why a batch does not divide, and which values near it would, in words."""
     parallel = config.parallel
     keys = ("replicas", "directions", "pairs", "microbatches")
     counts = {key: getattr(parallel, key) for key in keys}

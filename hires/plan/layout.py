@@ -135,7 +135,6 @@ def _rules(
 
 
 def _reads(graph: Graph, stage: Stage) -> list[str]:
-    """Returns the values that a stage reads and does not make, in order of first use."""
     nodes = graph.nodes[stage.first : stage.last]
     made = {node.name for node in nodes}
     read = dict.fromkeys(name for node in nodes for name in node.inputs)
@@ -147,7 +146,6 @@ def _maker(graph: Graph, stages: list[Stage], value: str) -> Stage:
 
 
 def _incoming(graph: Graph, stages: list[Stage], stage: Stage, value: str) -> str:
-    """Returns how a value that comes from outside lies on the ranks of a stage."""
     if stage.shards > 1:
         batched = graph.shape(value)[:1] == graph.input_shape[:1]
         return SHARDED if batched and value in graph.of_images else WHOLE

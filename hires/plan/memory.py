@@ -12,6 +12,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
@@ -93,7 +94,7 @@ class Room:
     def shortage(self, config: RunConfig, plan: Plan) -> str | None:
         """Returns what does not fit, in words, or None if everything does."""
         peaks = [entry["peak_bytes"] for entry in plan.memory]
-        rank = max(range(len(peaks)), key=lambda r: peaks[r])
+        rank = peaks.index(max(peaks))
         if self.rank_bytes is not None and peaks[rank] > self.rank_bytes:
             return (
                 f"rank {rank} needs {size(peaks[rank])}, predicted, which is more than "
@@ -105,15 +106,14 @@ class Room:
         rank = max(node.ranks, key=lambda r: peaks[r % len(peaks)])
         largest = size(peaks[rank % len(peaks)])
         most = f", most of all rank {rank} with {largest}" if len(node.ranks) > 1 else ""
-        there = "this machine" if self.source is None else "one node"
-        has = "its memory of " if self.source is None else f"{self.source}="
-        has += size(self.machine_bytes) if self.source is None else str(config.cluster.memory)
+        there, has = "this machine", f"its memory of {size(self.machine_bytes)}"
+        if self.source is not None:
+            there, has = "one node", f"{self.source}={config.cluster.memory}"
         many = f"{len(node.ranks)} ranks on {there} need {size(node.bytes)}, predicted"
         return f"{many}{most}, which is more than {has}"
 
 
-@dataclass(frozen=True)
-class NodeNeed:
+class NodeNeed(NamedTuple):
     """What the ranks of one machine need."""
 
     ranks: range

@@ -134,7 +134,6 @@ def totals(plan: Plan) -> dict[str, Any]:
 
 
 def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
-    """Returns where the network is cut, what is tiled, and the ranks of each stage."""
     grids, shards = config.parallel.grids, config.parallel.shards
     num_ranks = [rows * cols * parts for (rows, cols), parts in zip(grids, shards, strict=True)]
     bounds = partition(graph, num_ranks, config.parallel.balance)

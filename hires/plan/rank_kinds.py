@@ -153,7 +153,6 @@ def _size(plan: Plan, rank: int) -> list[int]:
 
 
 def _work(plan: Plan, rank: int) -> int:
-    """Returns how many node passes the rehearsal of a rank takes as long as."""
     total = START
     for action in plan.actions_of(rank):
         stage = plan.stages[plan.slot_of(rank, plan.direction_of(action)).stage]

@@ -192,7 +192,6 @@ def regrid_messages(
 
 
 def _pieces(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[list[int]]:
-    """Returns the pieces of each needed rectangle by the tile that owns them, as :func:`loans`."""
     pieces = []
     for target, need in enumerate(needs):
         rows = _owners(need[:2], size[0], grid[0])
@@ -211,6 +210,5 @@ def _owners(interval: Interval, length: int, parts: int) -> tuple[tuple[int, int
 
 
 def _single(number: float) -> float:
-    """Returns the number rounded to single precision."""
     rounded: float = struct.unpack("f", struct.pack("f", number))[0]
     return rounded

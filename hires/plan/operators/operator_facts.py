@@ -170,20 +170,10 @@ def operators_page() -> str:
 
 
 def _row(facts: OperatorFacts) -> OperatorRow:
-    not_in_graph = facts.same_value or facts.copies_weight  # the latter is a kernel of torch
+    absent = facts.same_value or facts.copies_weight  # the latter is a kernel of torch
     condition = ", unless random" if facts.random else ""
-    tiles, shards = " or ".join(facts.tiling), facts.sharding
-    flops = f"2 per {facts.multiplies} number and weight[0]"
-    return OperatorRow(
-        "not in the graph" if not_in_graph else f"{tiles}{condition}" if tiles else "no",
-        "not in the graph" if not_in_graph else f"{shards}{condition}" if shards else "no",
-        ", ".join(_memory(facts)) or "-",
-        "-" if not_in_graph else flops if facts.multiplies else "1 per output number",
-        "none" if facts.view or not_in_graph else "operands, value",
-    )
-
-
-def _memory(facts: OperatorFacts) -> list[str]:
+    ways = (" or ".join(facts.tiling), facts.sharding)
+    tiles, shards = (f"{way}{condition}" if way else "no" for way in ways)
     remarks = {
         "overwrites its input": facts.in_place,
         "may be overwritten": facts.overwritable,
@@ -191,4 +181,11 @@ def _memory(facts: OperatorFacts) -> list[str]:
         "copies its weight": facts.copies_weight,
         "no gradient": facts.ends_gradient,
     }
-    return [remark for remark, holds in remarks.items() if holds]
+    flops = f"2 per {facts.multiplies} number and weight[0]"
+    return OperatorRow(
+        "not in the graph" if absent else tiles,
+        "not in the graph" if absent else shards,
+        ", ".join(remark for remark, holds in remarks.items() if holds) or "-",
+        "-" if absent else flops if facts.multiplies else "1 per output number",
+        "none" if facts.view or absent else "operands, value",
+    )

@@ -96,7 +96,6 @@ def _is_too_early(walk: Walk, rank: int, event: Event) -> bool:
 
 
 def _rank_sentence(walk: Walk, rank: int) -> str:
-    """Returns what a rank waits for, in words."""
     event = walk.next_of(rank)
     assert event is not None
     if event.kind in GATHERED:

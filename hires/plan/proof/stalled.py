@@ -136,7 +136,6 @@ def _wait(plan: Plan, states: Mapping[int, RankStatus], here: RankStatus, world:
 
 
 def _together(here: RankStatus, other: RankStatus | None) -> bool:
-    """Whether two ranks wait in the same collective."""
     if other is None or not other.what:
         return False
     if here.ranks:
@@ -169,7 +168,6 @@ def _event(plan: Plan, here: RankStatus) -> Event | None:
 
 
 def _is_past(plan: Plan, there: RankStatus, step: int, action: str) -> bool:
-    """Whether a rank has ended an action of a step."""
     if there.step != step:
         return there.step > step
     actions = plan.actions_of(there.rank)
@@ -179,5 +177,4 @@ def _is_past(plan: Plan, there: RankStatus, step: int, action: str) -> bool:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """Returns ranks as ``rank 1`` or ``ranks 1 and 2``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}"

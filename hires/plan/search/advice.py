@@ -82,8 +82,7 @@ def would_fit(
         again = "plan again to try more, " if budget.spent else ""
         rest = f"{search.summary()}; {again}combine such changes, or use a smaller image, batch or"
         rest += " network"
-    text = f"{shortage}; {rest}"
-    return Finding("error", "memory.limit", text)
+    return Finding("error", "memory.limit", f"{shortage}; {rest}")
 
 
 def needs(room: Room, plan: Plan) -> str:
@@ -94,23 +93,21 @@ def needs(room: Room, plan: Plan) -> str:
 
 def out_of_reach(config: RunConfig, room: Room, graph: Graph) -> str:
     """Returns why a config needs too much by its numbers alone, or nothing if it may fit."""
-    there = dataclasses.replace(room, nodes=config.launcher.num_nodes)
-    least = least_bytes(config, graph)
-    ranks = config.parallel.num_ranks
-    if there.rank_bytes is not None:
-        each = least * config.parallel.replicas // ranks
-        return f"at least {size(each)} on a rank" if each > there.rank_bytes else ""
-    if there.machine_bytes is None:
+    nodes, ranks = config.launcher.num_nodes, config.parallel.num_ranks
+    least = least_bytes(config, graph) * config.parallel.replicas
+    if room.rank_bytes is not None:
+        each = least // ranks
+        return f"at least {size(each)} on a rank" if each > room.rank_bytes else ""
+    if room.machine_bytes is None:
         return ""
-    libraries = max(spread(ranks, there.nodes)) * LIBRARIES_BYTES
-    if libraries > there.machine_bytes:
+    libraries = max(spread(ranks, nodes)) * LIBRARIES_BYTES
+    if libraries > room.machine_bytes:
         return f"{size(libraries)} for libraries alone"
-    every = (ranks * LIBRARIES_BYTES + least * config.parallel.replicas) // there.nodes
-    return f"at least {size(every)}" if every > there.machine_bytes else ""
+    every = (ranks * LIBRARIES_BYTES + least) // nodes
+    return f"at least {size(every)}" if every > room.machine_bytes else ""
 
 
 def _cores(config: RunConfig) -> list[Finding]:
-    """Returns an error if a job asks for more cores of a node than the cluster's nodes have."""
     cores, threads = config.cluster.cores, config.launcher.threads
     if not config.launcher.has_jobs or cores is None:
         return []

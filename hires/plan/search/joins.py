@@ -163,7 +163,6 @@ def _vanishes(graph: Graph, stage: Stage, grid: list[int], first: int = 0) -> No
 
 
 def _spatial(stages: list[Stage]) -> int:
-    """Returns how many stages there are up to the last one in tiles."""
     return max((stage.index + 1 for stage in stages if stage.num_tiles > 1), default=0)
 
 

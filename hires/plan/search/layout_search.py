@@ -18,7 +18,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
@@ -79,7 +79,7 @@ def fewer_ranks(config: RunConfig, layers: int | None) -> list[Ladder]:
     return [
         (Change({"parallel.replicas": n}) for n in below(parallel.replicas)),
         (stages(config, n) for n in below(parallel.stages) if layers is None or n <= layers),
-        _trimmed_tiles(config),
+        _grids(config, _trimmed),
         (Change({"parallel.local_dp": n}) for n in below(parallel.local_dp)),
     ]
 
@@ -97,7 +97,8 @@ def less_memory(config: RunConfig, layers: int, room: Room) -> list[Ladder]:
         layers: the most stages that the network can be cut into.
         room: what it does not fit into.
     """
-    parallel = config.parallel
+    parallel, launcher = config.parallel, config.launcher
+    ranks, replicas = parallel.num_ranks, parallel.replicas
     microbatches = [
         Change({"parallel.microbatches": factor * parallel.microbatches}) for factor in FACTORS
     ]
@@ -106,14 +107,21 @@ def less_memory(config: RunConfig, layers: int, room: Room) -> list[Ladder]:
         [Change({"memory.checkpoint": kind})] for kind in kinds if config.task.name == "train"
     ]
     if not room.shared:
-        more_tiles = itertools.islice(_more_tiles(config), len(FACTORS))
-        return [microbatches, *recompute, _more_stages(config, layers), more_tiles]
+        # One stage more, then twice as many each time, up to what layers and ranks allow.
+        spare = launcher.offered_ranks // replicas - ranks // replicas
+        most = min(layers, parallel.stages + spare // parallel.local_dp)
+        counts = {parallel.stages + 1, most, *_doubled(parallel.stages, most)}
+        more = [n for n in sorted(counts) if parallel.stages < n <= most]
+        more_tiles = itertools.islice(_grids(config, _twice), len(FACTORS))
+        return [microbatches, *recompute, [stages(config, n) for n in more], more_tiles]
+    nodes = [*_doubled(launcher.nodes, ranks), ranks] if launcher.has_jobs else []
     fewer: list[Ladder] = [
-        (Change({"parallel.replicas": n}) for n in _halves(parallel.replicas)),
-        _fewer_tiles(config),
-        (stages(config, n) for n in _halves(parallel.stages)),
+        [Change({"parallel.replicas": n}) for n in _halves(replicas)],
+        _grids(config, _half),
+        [stages(config, n) for n in _halves(parallel.stages)],
     ]
-    return [_more_nodes(config), *recompute[:1], *fewer, microbatches, *recompute[1:]]
+    more_nodes = [Change({"launcher.nodes": n}) for n in nodes if n > launcher.nodes]
+    return [more_nodes, *recompute[:1], *fewer, microbatches, *recompute[1:]]
 
 
 def stages(config: RunConfig, count: int) -> Change:
@@ -122,68 +130,44 @@ def stages(config: RunConfig, count: int) -> Change:
     return Change({"parallel.stages": count, **freed})
 
 
-def _more_stages(config: RunConfig, layers: int) -> Iterator[Change]:
-    """Yields one stage more, then twice as many each time, up to what layers and ranks allow."""
-    parallel = config.parallel
-    replicas = parallel.replicas
-    spare = config.launcher.offered_ranks // replicas - parallel.num_ranks // replicas
-    most = min(layers, parallel.stages + spare // parallel.local_dp)
-    doubled = itertools.takewhile(
-        lambda n: n < most, (parallel.stages << shift for shift in itertools.count(1))
-    )
-    for count in sorted({parallel.stages + 1, most, *doubled}):
-        if parallel.stages < count <= most:
-            yield stages(config, count)
+def _doubled(count: int, most: int) -> list[int]:
+    return [n for shift in range(1, most.bit_length() + 1) if (n := count << shift) < most]
 
 
-def _more_nodes(config: RunConfig) -> Iterator[Change]:
-    """Yields twice as many nodes each time, up to one for each rank."""
-    nodes, ranks = config.launcher.nodes, config.parallel.num_ranks
-    while config.launcher.has_jobs and nodes < ranks:
-        nodes = min(2 * nodes, ranks)
-        yield Change({"launcher.nodes": nodes})
+def _halves(count: int) -> list[int]:
+    return [count >> shift for shift in range(1, count.bit_length())]
 
 
-def _halves(count: int) -> Iterator[int]:
-    """Yields half of a count, half of that, and so on down to 1."""
-    while count > 1:
-        count //= 2
-        yield count
+Grids = list[list[int]]
 
 
-def _more_tiles(config: RunConfig) -> Iterator[Change]:
-    """Yields grids of twice as many tiles each time, as square as may be."""
-    grids = _grids(config)
-    while True:
-        grids = [[r, 2 * c] if c < r else [2 * r, c] for r, c in grids]
-        yield _tiles(config, grids)
+def _twice(grids: Grids) -> Grids:
+    return [[r, 2 * c] if c < r else [2 * r, c] for r, c in grids]
 
 
-def _fewer_tiles(config: RunConfig) -> Iterator[Change]:
-    """Yields grids of half as many tiles each time, down to one."""
-    grids = _grids(config)
-    while any(grid != [1, 1] for grid in grids):
-        grids = [[r, max(1, c // 2)] if c >= r else [max(1, r // 2), c] for r, c in grids]
-        yield _tiles(config, grids)
+def _half(grids: Grids) -> Grids:
+    return [[r, max(1, c // 2)] if c >= r else [max(1, r // 2), c] for r, c in grids]
 
 
-def _trimmed_tiles(config: RunConfig) -> Iterator[Change]:
-    """Yields grids with one row or column less each time, off the longer side of the largest."""
-    grids = [list(grid) for grid in _grids(config)]
-    while (grid := max(grids, key=lambda grid: grid[0] * grid[1])) != [1, 1]:
+def _trimmed(grids: Grids) -> Grids:
+    """Returns grids with one row or column less, off the longer side of the largest."""
+    grids = [list(grid) for grid in grids]
+    grid = max(grids, key=lambda grid: grid[0] * grid[1])
+    if grid != [1, 1]:
         grid[grid[1] > grid[0]] -= 1
-        yield _tiles(config, [list(grid) for grid in grids])
+    return grids
 
 
-def _grids(config: RunConfig) -> list[list[int]]:
-    """Returns the grids in ``parallel.tiles``, one of them if all spatial stages share it."""
-    tiles: list[Any] = config.parallel.tiles
-    return tiles if config.parallel.listed else [tiles]
+def _grids(config: RunConfig, step: Callable[[Grids], Grids]) -> Iterator[Change]:
+    """Yields the grids of one step, two steps and so on, until a step changes nothing.
 
-
-def _tiles(config: RunConfig, grids: list[list[int]]) -> Change:
-    """Returns other grids, written as the config writes its own."""
-    return Change({"parallel.tiles": grids if config.parallel.listed else grids[0]})
+    They are written as ``parallel.tiles`` is: one grid if all spatial stages share it.
+    """
+    parallel = config.parallel
+    grids: Grids = parallel.tiles if parallel.listed else [parallel.tiles]
+    while (after := step(grids)) != grids:
+        grids = after
+        yield Change({"parallel.tiles": grids if parallel.listed else grids[0]})
 
 
 DEADLINE_S = 18.0
@@ -198,8 +182,7 @@ _CONCERNS = {"parallel.replicas": "batch", "parallel.microbatches": "batch"}
 """Keys whose mistakes are findings of another key."""
 
 
-@dataclass(frozen=True)
-class Measure:
+class Measure(NamedTuple):
     """What a trial needs, in bytes or any other cost, and whether that is little enough."""
 
     fits: bool
@@ -207,8 +190,7 @@ class Measure:
     """What it needs, as a user reads it."""
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """A change that was planned and predicted."""
 
     change: Change
@@ -239,11 +221,8 @@ class Budget:
 
     def allows_trial(self) -> bool:
         """Whether one more trial may begin, and counts it."""
-        self.spent = self.spent or (
-            self.trials == 0 or time.monotonic() + self.longest_s >= self.deadline_s
-        )
-        if not self.spent:
-            self.trials -= 1
+        self.spent |= self.trials == 0 or time.monotonic() + self.longest_s >= self.deadline_s
+        self.trials -= not self.spent
         return not self.spent
 
 
@@ -306,7 +285,6 @@ class Search:
         return text
 
     def _possible(self, change: Change) -> RunConfig | None:
-        """Returns the changed config if its numbers make sense and are within the bound."""
         config = change.apply(self._config)
         if config is None or config.parallel.num_ranks > config.launcher.offered_ranks:
             return None

@@ -241,8 +241,6 @@ def _busy_pieces(spans: list[Span]) -> list[float]:
 
 
 def _shares(plan: Plan, stage: Stage, value: str) -> list[float]:
-    """Returns the share of a value that each rank of a stage holds."""
-
     def make() -> list[float]:
         shape = plan.graph.shape(value)
         if not shape or not math.prod(shape):
