@@ -184,5 +184,4 @@ def _nccl(met: Sequence[Report]) -> Check:
 
 
 def _names(facts: Sequence[Report]) -> dict[int, str]:
-    """Returns the node of each rank."""
     return {one["rank"]: one["node"] for one in facts}

@@ -76,8 +76,13 @@ class SlurmLauncher(Launcher):
 
     def silent_end(self, run: RunDir, job: str) -> str | None:
         """Returns that the node of a job does not see the run folder, if its exit code says so."""
-        code = scheduler.exit_code(job)
-        if code != launch_file.NO_FOLDER:
+        code = launch_file.NO_FOLDER
+        try:
+            if f" ExitCode={code}:" not in scheduler.ask(
+                "scontrol", "--oneliner", "show", "job", job
+            ):
+                return None
+        except RunError:
             return None
         return (
             f"job {job} ended with exit code {code}: its node does not see {run.path}, or cannot "

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hires.core.config.launcher_config import spread
@@ -24,16 +23,8 @@ from hires.launcher.slurm import scheduler
 FIRST_PORT, NUM_PORTS = 10000, 20000
 """Ports of jobs: above the system's own, below those that Linux gives to clients."""
 _SRUN = (
-    "srun",
-    "--overlap",
-    "--nodes=1",
-    "--ntasks=1",
-    "--ntasks-per-node=1",
-    "--export=ALL",
-    "--mpi=none",
-    "--input=none",
-    "--cpu-bind=none",
-    "--unbuffered",
+    *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--export=ALL"),
+    *("--mpi=none", "--input=none", "--cpu-bind=none", "--unbuffered"),
 )
 """Starts one rank. Ranks overlap, so each may use every core that the job has on its node."""
 
@@ -117,15 +108,9 @@ def refuse_without_module() -> None:
         )
 
 
-def cores(job: Allocation, environ: Mapping[str, str] | None = None) -> list[int]:
-    """Returns how many cores a job has on each of its nodes; 0 where Slurm does not say.
-
-    >>> nodes = (JobNode("a", "", ""), JobNode("b", "", ""), JobNode("c", "", ""))
-    >>> cores(Allocation("7", None, nodes), {"SLURM_JOB_CPUS_PER_NODE": "3,2(x2)"})
-    [3, 2, 2]
-    """
-    environ = os.environ if environ is None else environ
-    text = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
+def cores(job: Allocation) -> list[int]:
+    """Returns how many cores a job has on each of its nodes; 0 where Slurm does not say."""
+    text = os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")  # as 3,2(x2)
     groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     counts = [int(count) for count, times in groups for _ in range(int(times or 1))]
     return counts if len(counts) == len(job.nodes) else [0] * len(job.nodes)
@@ -140,13 +125,13 @@ def job_port(job: str) -> int:
     return FIRST_PORT + int(job) % NUM_PORTS
 
 
-def current(environ: Mapping[str, str] | None = None) -> Allocation:
+def current() -> Allocation:
     """Returns the job that this process is part of.
 
     Raises:
         RunError: it is part of none, or Slurm does not answer.
     """
-    environ = os.environ if environ is None else environ
+    environ = os.environ
     job, names = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NODELIST")
     if not job or not names:
         raise RunError("this is no Slurm job; submit the run with `sbatch job.sbatch`")

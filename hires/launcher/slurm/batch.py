@@ -74,7 +74,6 @@ def main(argv: Sequence[str] | None = None, module: str = BATCH) -> int:
 
 
 def _run_task(folder: Path, index: int | None, job: Allocation, module: str) -> int:
-    """Runs a task of a job array; returns its exit code."""
     if index is None:
         if job.array is None:
             raise RunError("this is no job array: name the task, as `sbatch job.sbatch 4`")

@@ -36,7 +36,6 @@ def dependency(
 
 
 def _condition(kind: str, name: str, results: StrPath) -> str:
-    """Returns one condition; nothing if it holds already."""
     option = "--after" if kind == "afterok" else "--after-any"
     if _JOB.fullmatch(name):
         # Slurm treats a job that it does not list as one that has ended well.
@@ -47,15 +46,15 @@ def _condition(kind: str, name: str, results: StrPath) -> str:
             )
         return f"{kind}:{name}"
     chosen = select([name], results)
-    found = [*states(chosen.paths), *chosen.planned]
-    live = [state for state in found if state.state in (PENDING, RUNNING)]
+    points = [*states(chosen.paths), *chosen.planned]
+    live = [state for state in points if state.state in (PENDING, RUNNING)]
     without = [state for state in live if state.job is None]
     if without:
         raise ConfigError(
             f"{option} {name}: {_named(without)} no Slurm job that could be waited for; submit "
             f"what is pending with launcher=slurm first, or wait until it has ended"
         )
-    failed = [state for state in found if state not in live and state.state != DONE]
+    failed = [state for state in points if state not in live and state.state != DONE]
     if failed and kind == "afterok":
         raise ConfigError(
             f"{option} {name}: {_named(failed)} not done and will not be; mend it with "
@@ -66,7 +65,6 @@ def _condition(kind: str, name: str, results: StrPath) -> str:
 
 
 def _named(states_: Sequence[RunState]) -> str:
-    """Returns the names of runs as the beginning of a sentence."""
     names = ", ".join(state.name for state in states_[:_SHOWN])
     more = f" and {len(states_) - _SHOWN} more" if len(states_) > _SHOWN else ""
     return f"{names}{more} {'is' if len(states_) == 1 else 'are'}"

@@ -146,7 +146,6 @@ class PackedRuns:
         self.running.append(one)
 
     def _collect(self) -> None:
-        """Removes the runs that ended."""
         for one in list(self.running):
             assert one.process is not None
             assert one.number is not None

@@ -8,7 +8,6 @@ job and its nodes at that moment tell a preemption from a user's ``scancel``.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from hires.core.errors import RunError
 from hires.launcher.ranks.places import Preemption
@@ -25,11 +24,9 @@ _GONE_NODE = ("DOWN", "FAIL", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN")
 
 
 def after_sigusr2(job: str, signal_s: int) -> Preemption:
-    """Returns why Slurm sent SIGUSR2 to this job: the time limit is near, or it is preempted.
+    """Returns why Slurm sent SIGUSR2 to the job of this name, ``launcher.signal_s`` before its end.
 
-    Args:
-        job: its name.
-        signal_s: ``launcher.signal_s``.
+    That is its time limit if little time is left, else a preemption.
     """
     left_s = _seconds_left(job)
     if left_s is not None and left_s <= signal_s + _EARLY_S:
@@ -39,20 +36,14 @@ def after_sigusr2(job: str, signal_s: int) -> Preemption:
     return Preemption(reason, cause, patience_s=max(most_s - _END_S, _END_S))
 
 
-def after_sigterm(job: Allocation, environ: Mapping[str, str] | None = None) -> Preemption | None:
-    """Returns why Slurm ends this job; None if it shows no other reason than a user's scancel.
-
-    Args:
-        job: the job that this process is part of.
-        environ: its environment, which holds how often it was started before.
-    """
-    environ = os.environ if environ is None else environ
+def after_sigterm(job: Allocation) -> Preemption | None:
+    """Returns why Slurm ends this job; None if it shows no other reason than a user's scancel."""
     try:
         shown = scheduler.ask("scontrol", "show", "job", "-o", job.name, most_s=PATIENCE_S)
     except RunError:
         return None
     facts = scheduler.fields(shown)
-    starts = int(environ.get("SLURM_RESTART_COUNT") or 0)
+    starts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     requeued = int(facts.get("Restarts", 0)) > starts
     state = facts.get("JobState", "")
     if requeued or state in ("NODE_FAIL", "COMPLETING"):

@@ -169,7 +169,6 @@ _CAUSES = (  # the first whose words match counts
 
 
 def _refusal(message: str, script: Path) -> ConfigError | RunError:
-    """Returns the error for a script that sbatch refuses with a message."""
     why = "; ".join(line.removeprefix("sbatch: error: ") for line in message.splitlines() if line)
     cause = next((c for c in _CAUSES if re.search(c.words, message, re.IGNORECASE)), None)
     if cause is None:
@@ -187,7 +186,6 @@ def _refusal(message: str, script: Path) -> ConfigError | RunError:
 
 
 def _choices(key: str, *command: str) -> str:
-    """Returns the names that a command lists, as a remedy."""
     try:
         text = scheduler.ask(*(word.replace("@USER", getpass.getuser()) for word in command))
     except RunError:

@@ -91,23 +91,14 @@ def scripts_of_all() -> Iterator[tuple[str, str]]:
     readings. Nothing comes if squeue does not answer.
     """
     try:
-        done = _run("squeue", "--noheader", f"--user={os.getuid()}", "--format=%F|%K|%o")
+        text = ask("squeue", "--noheader", f"--user={os.getuid()}", "--format=%F|%K|%o")
     except RunError:
         return
-    for job, index, command in _rows(done, 3):
+    for job, index, command in _rows(text, 3):
         words = command.split(" ")
         for name in _names(job, index):
             # After the script may stand the number of an attempt, or of a task.
             yield from ((name, " ".join(words[: len(words) - cut])) for cut in (0, 1))
-
-
-def exit_code(name: str) -> int | None:
-    """Returns the exit code of a job that has just ended; None if Slurm does not say."""
-    try:
-        match = re.search(r"\bExitCode=(\d+):", _run("scontrol", "show", "job", name).stdout)
-    except RunError:
-        return None
-    return int(match[1]) if match else None
 
 
 def is_unknown(name: str) -> bool:
@@ -223,49 +214,30 @@ def _states_of(names: dict[str, list[str]]) -> dict[str, JobStatus]:
 
 
 def _squeue(numbers: Sequence[str]) -> dict[str, JobStatus]:
-    """Returns the jobs that squeue lists.
-
-    Raises:
-        RunError: it does not answer.
-    """
     wanted = ("--states=all", f"--jobs={','.join(numbers)}", "--format=%F|%K|%T|%S|%r")
-    done = _run("squeue", "--noheader", *wanted)
-    if done.returncode and not _is_missing(done):
-        raise RunError(_complaint(done))
     return {
         name: _status(state, reason, start)
-        for job, index, state, start, reason in _rows(done, 5)
+        for job, index, state, start, reason in _rows(_list("squeue", "--noheader", *wanted), 5)
         for name in _names(job, index)
     }
 
 
 def _sacct(numbers: Sequence[str]) -> dict[str, JobStatus]:
-    """Returns the jobs that the accounts list; none where there are no accounts."""
     wanted = (f"--jobs={','.join(numbers)}", "--format=JobID,State,Reason")
     try:
-        done = _run("sacct", "--noheader", "--parsable2", "--allocations", *wanted)
-    except RunError:
+        text = ask("sacct", "--noheader", "--parsable2", "--allocations", *wanted)
+    except RunError:  # the site keeps no accounts
         return {}
     return {
         name: _status(state, reason, "")
-        for job, state, reason in (_rows(done, 3) if done.returncode == 0 else ())
+        for job, state, reason in _rows(text, 3)
         for name in _names(*job.partition("_")[::2])
     }
 
 
 def _scontrol(number: str) -> dict[str, JobStatus]:
-    """Returns the tasks of a job or an array that scontrol shows.
-
-    Raises:
-        RunError: it does not answer.
-    """
-    done = _run("scontrol", "--oneliner", "show", "job", number)
-    if done.returncode:
-        if _is_missing(done):
-            return {}
-        raise RunError(_complaint(done))
     states: dict[str, JobStatus] = {}
-    for facts in map(fields, done.stdout.splitlines()):
+    for facts in map(fields, _list("scontrol", "--oneliner", "show", "job", number).splitlines()):
         reason, start = facts.get("Reason", ""), facts.get("StartTime", "")
         status = _status(facts.get("JobState", ""), reason, start)
         states.update(dict.fromkeys(_names(number, facts.get("ArrayTaskId", "")), status))
@@ -307,14 +279,21 @@ def _run(*command: str, most_s: float | None = None) -> subprocess.CompletedProc
         raise RunError(f"{error}; use a machine of the cluster") from None
 
 
-def _rows(done: subprocess.CompletedProcess[str], count: int) -> Iterator[list[str]]:
-    """Yields the lines that have so many columns."""
-    rows = (line.strip().split("|", count - 1) for line in done.stdout.splitlines())
-    yield from (row for row in rows if len(row) == count)
+def _list(*command: str) -> str:
+    """Returns the jobs that a tool lists; nothing of those that it does not have.
+
+    Raises:
+        RunError: it does not answer.
+    """
+    done = _run(*command)
+    if done.returncode and not any(words in done.stdout + done.stderr for words in _MISSING):
+        raise RunError(_complaint(done))
+    return done.stdout
 
 
-def _is_missing(done: subprocess.CompletedProcess[str]) -> bool:
-    return any(words in done.stdout + done.stderr for words in _MISSING)
+def _rows(text: str, count: int) -> list[list[str]]:
+    rows = (line.strip().split("|", count - 1) for line in text.splitlines())
+    return [row for row in rows if len(row) == count]
 
 
 def _complaint(done: subprocess.CompletedProcess[str]) -> str:

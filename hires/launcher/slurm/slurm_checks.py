@@ -72,7 +72,6 @@ def slurm_checks(config: RunConfig) -> list[Check]:
 
 
 def _accounting(facts: dict[str, str]) -> Check:
-    """Whether Slurm keeps accounts; hires works with and without them."""
     kind = facts.get("AccountingStorageType", "").rpartition("/")[2]
     if kind in ("", "none", "(null)"):
         return Check("accounting", OK, "absent; ends of runs come from their folders and squeue")
@@ -177,7 +176,6 @@ def _wait(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -> 
 
 
 def _job_checks(folder: Path, config: RunConfig, job: str, given_up: str | None) -> list[Check]:
-    """Returns the checks of what the job has left."""
     end = Attempt(folder, 0).exit
     facts, met = _reports(folder, "facts"), _reports(folder, "met")
     if end.get("state") == "done":

@@ -73,7 +73,6 @@ def whole_campaigns(names: Sequence[str], results: StrPath, paths: Sequence[Path
 
 
 def _of_campaign(folder: Path) -> Selection:
-    """Returns all points of a campaign."""
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     runs = [name for name in names if (folder / name / file_names.CONFIG).exists()]
     plans = campaign.read(folder, [])
@@ -89,7 +88,6 @@ def _of_campaign(folder: Path) -> Selection:
 
 
 def _named(name: str, results: Path) -> Selection:
-    """Returns what one name means."""
     for folder in (results / name, Path(name)):
         if name and _is_campaign(folder):
             return _of_campaign(folder.absolute())

@@ -109,7 +109,6 @@ def refuse_begun(run: Path, seen: int | None) -> None:
 
 
 def _process_of(attempts: Sequence[Attempt], job: str | None) -> tuple[str, Attempt] | None:
-    """Returns the process that runs an attempt of a run, in words, and the attempt."""
     clock = FileClock()
     for attempt in attempts:
         if attempt.exit or attempt.job:
@@ -130,7 +129,6 @@ def _job_of(
     submitted: int | None,
     statuses: Mapping[str, JobStatus],
 ) -> tuple[str, Attempt] | None:
-    """Returns the other job that has a run, in words, and its attempt."""
     for attempt in attempts:
         name, number = attempt.job_name, attempt.number
         if name is None or name == job or not may_restart(attempt):

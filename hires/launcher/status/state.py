@@ -146,7 +146,6 @@ def _is_doubtful(state: RunState) -> bool:
 def _judge(
     path: Path, attempt: Attempt | None, answers: dict[str, JobStatus], clock: FileClock
 ) -> RunState:
-    """Returns a run's state without its progress."""
     state = RunState(path, path.name, path.parent.name, PENDING)
     if attempt is None:
         return replace(state, cause="no attempt was begun")
@@ -242,7 +241,6 @@ def _with_progress(state: RunState, path: Path, attempt: Attempt | None) -> RunS
 
 
 def _with_record(state: RunState, file: Path) -> RunState:
-    """Adds the numbers of the record of a run that is done."""
     record = reading.read_json(file, [])
     if not record:
         return _damaged(state, file.name) if file.exists() else state
@@ -258,7 +256,6 @@ def _with_record(state: RunState, file: Path) -> RunState:
 
 
 def _damaged(state: RunState, *files: str) -> RunState:
-    """Adds to the cause which files are damaged."""
     parts = [f"damaged: {', '.join(files)}", *([state.cause] if state.cause else [])]
     return replace(state, cause="; ".join(parts))
 

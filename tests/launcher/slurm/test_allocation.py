@@ -90,16 +90,25 @@ def test_nodes_are_read_from_slurm(monkeypatch):
     lines = "NodeName=n1 Arch=x NodeAddr=10.0.0.1 NodeHostName=a OS=Linux 6 #1\nNodeName=n2 Arch=x"
     monkeypatch.setattr(scheduler, "ask", lambda *command: f"{lines}\n")
     environ = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]"}
-    assert allocation.current(environ) == Allocation(
-        "9", None, (HERE[0], JobNode("n2", "n2", "n2"))
-    )
-    environ |= {"SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}
-    assert allocation.current(environ).array == ("8", 3)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert allocation.current() == Allocation("9", None, (HERE[0], JobNode("n2", "n2", "n2")))
+    for name, value in {"SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert allocation.current().array == ("8", 3)
 
 
-def test_process_outside_of_a_job_is_told_so():
+def test_cores_of_each_node_are_read_from_slurm(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "3,2(x2)")
+    nodes = tuple(JobNode(name, "", "") for name in "abc")
+    assert allocation.cores(Allocation("7", None, nodes)) == [3, 2, 2]
+    assert allocation.cores(Allocation("7", None, nodes[:2])) == [0, 0]
+
+
+def test_process_outside_of_a_job_is_told_so(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(RunError, match=r"sbatch job\.sbatch"):
-        allocation.current({})
+        allocation.current()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from tests.launcher.conftest import alive, rank_pids
 
 NODES = (JobNode("n1", "h1", "h1"), JobNode("n2", "h2", "h2"))
 JOB = Allocation("7", None, NODES)
-FRESH = {"SLURM_RESTART_COUNT": ""}
 
 
 @pytest.fixture
@@ -66,22 +65,24 @@ DOWN = ("NodeName=n1 State=MIXED", "NodeName=n2 State=DOWN*+NOT_RESPONDING Reaso
 )
 def test_what_slurm_says_tells_who_ended_the_job(scontrol, job, nodes, reason, queued):
     scontrol(f"JobId=7 {job}", *nodes)
-    found = preemption.after_sigterm(JOB, FRESH)
+    found = preemption.after_sigterm(JOB)
     assert (found and found.reason) == reason
     assert (found is not None and found.requeued) == queued
     if reason == "node" and nodes is DOWN:
         assert "n2 went down" in found.cause
 
 
-def test_earlier_starts_of_the_same_job_are_no_sign(scontrol):
+def test_earlier_starts_of_the_same_job_are_no_sign(scontrol, monkeypatch):
     scontrol("JobId=7 JobState=RUNNING Restarts=2 PreemptTime=None", *UP)
-    assert preemption.after_sigterm(JOB, {"SLURM_RESTART_COUNT": "2"}) is None
-    assert preemption.after_sigterm(JOB, {"SLURM_RESTART_COUNT": "1"}) is not None
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert preemption.after_sigterm(JOB) is None
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert preemption.after_sigterm(JOB) is not None
 
 
 def test_slurm_that_does_not_answer_leaves_the_run_cancelled(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert preemption.after_sigterm(JOB, FRESH) is None
+    assert preemption.after_sigterm(JOB) is None
 
 
 MAKING = Preemption("preempted", "job 7 had to make way", "it is queued again")
