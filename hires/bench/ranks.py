@@ -32,6 +32,9 @@ Job = Callable[..., Any]
 _VALUE, _DONE, _ERROR = "value", "done", "error"
 """What a rank sends: a value of its job (rank 0 only), its end, or why it failed."""
 
+PRELOADED = ["torch.distributed.pipelining", "torch._dynamo", "hires.engine.verify", __name__]
+"""What the server imports once for all ranks; torch's optimisers import ``torch._dynamo``."""
+
 _SETTLE_S = 0.5
 """How long the other ranks may still report after one failed, so that the cause is among them."""
 
@@ -52,7 +55,7 @@ def stream_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Iter
         RunError: a rank failed or the time was over.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", __name__])
+    context.set_forkserver_preload(PRELOADED)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))  # a free port
         port = int(probe.getsockname()[1])

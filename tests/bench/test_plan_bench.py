@@ -23,6 +23,8 @@ def test_every_size_is_planned_by_a_process_of_its_own(monkeypatch):
     assert series["replicas"] == []
     assert [row["ranks"] for row in series["one replica"]] == [4, 16]
     assert all(len(row["samples_s"]) == 2 for row in series["one replica"])
+    # Torch alone, which the process does not need, would be larger.
+    assert all(row["base_bytes"] < 100e6 for row in series["one replica"])
 
 
 @pytest.mark.slow
