@@ -15,7 +15,6 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from hires.core.errors import HiresError, RunError
@@ -137,12 +136,8 @@ def append(results: Path, line: Values) -> None:
         raise RunError(f"{path} holds a part of a line only: is the disk full? `hires index` mends")
 
 
-@dataclass(frozen=True)
-class IndexMark:
-    """How far an index was written at some moment."""
-
-    inode: int
-    num_bytes: int
+IndexMark = tuple[int, int]
+"""How far an index was written at some moment: its inode and its bytes."""
 
 
 def mark(results: Path) -> IndexMark:
@@ -150,8 +145,8 @@ def mark(results: Path) -> IndexMark:
     try:
         facts = (results / FILE).stat()
     except OSError:
-        return IndexMark(0, 0)
-    return IndexMark(facts.st_ino, facts.st_size)
+        return 0, 0
+    return facts.st_ino, facts.st_size
 
 
 def replace(results: Path, lines: Iterable[Values], since: IndexMark) -> None:
@@ -168,8 +163,8 @@ def replace(results: Path, lines: Iterable[Values], since: IndexMark) -> None:
         with _locked(results):
             added = b""
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                if os.fstat(file.fileno()).st_ino == since.inode:
-                    file.seek(since.num_bytes)  # else the file is another: all of its lines are new
+                if os.fstat(file.fileno()).st_ino == since[0]:
+                    file.seek(since[1])  # else the file is another: all of its lines are new
                 added = file.read()
             for text in added.decode(errors="replace").split("\n"):
                 with contextlib.suppress(ValueError, AttributeError, RecursionError):  # torn
