@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.config.run_config import RunConfig
+from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, reading
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import Note
 from hires.core.store.records import done_attempt
 
-FOLDER = "checkpoints"
+FOLDER = file_names.CHECKPOINTS
 MANIFEST = file_names.CHECKPOINT
 SCHEMA = 1
 Shape = list[int]
@@ -98,16 +99,16 @@ def read(path: StrPath) -> Checkpoint:
     if schema not in (None, SCHEMA):
         raise DamagedError(f"{path} has schema {schema!r}, this hires reads {SCHEMA}")
     try:
-        checkpoint = Checkpoint(**{**values, "path": path})
-        for name, size in checkpoint.files.items():
-            try:
-                present = (path / name).stat().st_size
-            except OSError:
-                raise DamagedError(f"{path} is damaged: {name} is missing") from None
-            if present != size:
-                raise DamagedError(f"{path} is damaged: {name} has {present} bytes of {size}")
-    except (TypeError, AttributeError) as error:
+        checkpoint = build(Checkpoint, {**values, "path": path})
+    except (ConfigError, TypeError) as error:
         raise DamagedError(f"{path} is damaged: {MANIFEST} makes no sense ({error})") from None
+    for name, size in checkpoint.files.items():
+        try:
+            present = (path / name).stat().st_size
+        except OSError:
+            raise DamagedError(f"{path} is damaged: {name} is missing") from None
+        if present != size:
+            raise DamagedError(f"{path} is damaged: {name} has {present} bytes of {size}")
     return checkpoint
 
 

@@ -178,14 +178,7 @@ def text(value: Any, limit: int = MAX_TEXT) -> str | None:
         return None
     kept = value[: limit + 1]
     if not kept.isprintable():
-        kept = "".join(
-            " "
-            if c in "\n\r\t"
-            else "\N{REPLACEMENT CHARACTER}"
-            if category(c) in _INVISIBLE
-            else c
-            for c in kept
-        )
+        kept = "".join(_visible(character) for character in kept)
     return kept if len(value) <= limit else f"{kept[:limit]}... ({len(value)} characters)"
 
 
@@ -206,3 +199,9 @@ def _damaged(path: StrPath, why: str, notes: Notes) -> Values:
         raise RunError(f"{path} is damaged ({why}); run the experiment again")
     notes.append(note(path, f"damaged: {why}"))
     return {}
+
+
+def _visible(character: str) -> str:
+    if character in "\n\r\t":
+        return " "
+    return "\N{REPLACEMENT CHARACTER}" if category(character) in _INVISIBLE else character
