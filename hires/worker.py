@@ -20,8 +20,7 @@ from hires.core import log as logs
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.ranks import heartbeat
-from hires.core.ranks.binding import bind
-from hires.core.ranks.world import World, from_environment
+from hires.core.ranks.world import World, bind, from_environment
 from hires.core.store import file_names, records
 from hires.engine.build import RankEngine, build_rank
 from hires.engine.checkpoint import Saver, choose_begin, restore
