@@ -38,14 +38,12 @@ def cache_dir() -> Path:
 def read(kind: str, key: str) -> Any:
     """Returns an entry as plain values, or None if there is none that can be read."""
     path = cache_dir() / kind / f"{key}.json"
-    if os.environ.get("HIRES_CACHE") == "off":
-        return None
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        os.utime(path)
-    except (OSError, ValueError):
-        return None
-    return values
+    with contextlib.suppress(OSError, ValueError):
+        if os.environ.get("HIRES_CACHE") != "off":
+            values = json.loads(path.read_text(encoding="utf-8"))
+            os.utime(path)
+            return values
+    return None
 
 
 def write(kind: str, key: str, values: Any) -> None:
@@ -56,12 +54,18 @@ def write(kind: str, key: str, values: Any) -> None:
     with contextlib.suppress(HiresError, OSError):  # a cache that cannot be written to is empty
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / f"{key}.json", json.dumps(values))
-        _prune(folder)
+        entries = [(entry.stat(), entry) for entry in folder.glob("*.json")]
+        size = sum(stat.st_size for stat, _ in entries)
+        for stat, entry in sorted(entries, key=lambda pair: pair[0].st_mtime_ns):
+            if size <= MOST_BYTES:
+                break
+            entry.unlink(missing_ok=True)
+            size -= stat.st_size
 
 
 def key_of(*facts: Any) -> str:
     """Returns the hash of some plain values, of torch's version and of hires' own code."""
-    text = json.dumps([facts, _torch_version(), _code()], sort_keys=True)
+    text = json.dumps([facts, _versions()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -86,28 +90,13 @@ def same_sources(hashes: Any) -> bool:
         return False
 
 
-def _prune(folder: Path) -> None:
-    """Removes the entries that were not used for longest until the others are small enough."""
-    entries = [(entry.stat(), entry) for entry in folder.glob("*.json")]
-    size = sum(stat.st_size for stat, _ in entries)
-    for stat, entry in sorted(entries, key=lambda pair: pair[0].st_mtime_ns):
-        if size <= MOST_BYTES:
-            break
-        entry.unlink(missing_ok=True)
-        size -= stat.st_size
-
-
 @functools.cache
-def _torch_version() -> str:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-@functools.cache
-def _code() -> list[Any]:
-    """Returns what changes whenever a file of hires does: name, size and time of each."""
+def _versions() -> list[Any]:
+    """Returns torch's version, and name, size and time of every file of hires."""
+    torch = ""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        torch = importlib.metadata.version("torch")
     folder = Path(hires.__file__).parent
     files = [(path, path.stat()) for path in sorted(folder.rglob("*.py"))]
-    return [(str(path.relative_to(folder)), s.st_size, s.st_mtime_ns) for path, s in files]
+    code = [(str(path.relative_to(folder)), s.st_size, s.st_mtime_ns) for path, s in files]
+    return [torch, code]

@@ -90,32 +90,16 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     """Plans configs with one process that has torch, which ends with its block."""
 
     def __init__(self, process: TorchProcess | None = None, forecasts_s: float = math.inf) -> None:
-        """Makes a planner.
-
-        Args:
-            process: answers for torch; None: a fresh one.
-            forecasts_s: seconds for predictions of memory that the cache does not hold.
-        """
+        """Takes what answers for torch, and the seconds for predictions that no cache holds."""
         self._process = TorchProcess() if process is None else process
         self._left_s = forecasts_s
         self._graphs: OrderedDict[str, Graph] = OrderedDict()
         self._plans: dict[str, PackedPlan] = {}
-        self._classes: dict[str, int] = {}
+        self.classes: dict[str, int] = {}
+        """Number of classes of each data that was looked at."""
 
     def __exit__(self, *error: Any) -> None:
         self._process.__exit__(*error)
-
-    def with_classes(self, config: RunConfig) -> RunConfig:
-        """Returns the config with the classes of its data, which is looked at once.
-
-        Raises:
-            ConfigError: the data is missing, or has more classes than the network.
-        """
-        data = {**vars(config.data), "channels": config.model.channels, "loss": config.loss}
-        key = json.dumps(data, sort_keys=True)
-        if key not in self._classes:
-            self._classes[key] = _classes_of_data(config)
-        return with_classes(config, self._classes[key])
 
     def plan(self, config: RunConfig, memory: bool = True) -> Plan:
         """Returns the plan of a config, with all findings.
@@ -141,11 +125,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         return plan
 
     def packed(self, config: RunConfig) -> PackedPlan:
-        """Returns the plan of one point of a sweep.
-
-        Raises:
-            HiresError: as for :meth:`plan`.
-        """
+        """Returns the plan of one point of a sweep; raises what :meth:`plan` raises."""
         self._check_resume(config)  # no part of the plan, so it is not in the key
         key = json.dumps(deciding(config), sort_keys=True)
         if key not in self._plans:
@@ -153,7 +133,16 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             shortage = self.add_memory(config, plan)
             if shortage is not None:
                 plan.findings.append(Finding("error", "memory.limit", shortage))
-            self._plans[key] = _packed(config, plan)
+            peaks = [entry["peak_bytes"] for entry in plan.memory]
+            everyone = dataclasses.replace(room_of(config), rank_bytes=None)
+            self._plans[key] = PackedPlan(
+                refusal="; ".join(_texts(plan, "error")),
+                warnings=tuple(_texts(plan, "warning")),
+                ranks=config.parallel.num_ranks,
+                peak_bytes=max(peaks, default=None),
+                needs_bytes=everyone.needed(plan) if peaks else 0,
+                packed=zlib.compress(json.dumps(plan.to_dict()).encode(), 1) if plan.ok else b"",
+            )
         return self._plans[key]
 
     def add_forecast(self, config: RunConfig, plan: Plan, deadline_s: float | None = None) -> None:
@@ -221,8 +210,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def _traced(self, config: RunConfig) -> Graph:
         """Returns the graph of the network, which is traced once at each size.
 
-        Raises:
-            ConfigError: it cannot be traced; the message also holds what is wrong with the layout.
+        If it cannot be traced, the error also says what is wrong with the layout.
         """
         key = answer_cache.trace_key(config)
         if key not in self._graphs:
@@ -240,11 +228,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         return self._graphs[key]
 
     def _forecast(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
-        """Returns the memory of every rank of a replica, from the user's cache if it is there.
-
-        Raises:
-            HiresError: the plan could not be rehearsed.
-        """
+        """Returns the memory of every rank of a replica, from the user's cache if it is there."""
         values = {key: value for key, value in deciding(config).items() if key in _DECIDE}
         values["memory"].pop("limit")
         facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
@@ -266,17 +250,24 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
         return planner.plan(config, memory)
 
 
-def with_classes(config: RunConfig, classes_in_data: int | None = None) -> RunConfig:
+def with_classes(config: RunConfig, seen: dict[str, int] | None = None) -> RunConfig:
     """Returns the config with ``model.classes`` as many as the data has, unless it is set.
 
     Args:
         config: as composed.
-        classes_in_data: None: the data is looked at.
+        seen: number of classes of the data that was looked at earlier; more is added to it.
 
     Raises:
         ConfigError: the data folder is missing or unusable, or has more classes than the network.
     """
-    num_classes = _classes_of_data(config) if classes_in_data is None else classes_in_data
+    seen = {} if seen is None else seen
+    data = {**vars(config.data), "channels": config.model.channels, "loss": config.loss}
+    key = json.dumps(data, sort_keys=True)
+    if key not in seen:
+        from hires.data.source import open_data
+
+        seen[key] = open_data(config).num_classes
+    num_classes = seen[key]
     classes = config.model.classes or num_classes
     if classes < num_classes and config.target_size is None:
         raise ConfigError(
@@ -314,25 +305,6 @@ def shapes_of(graph: Graph) -> Mapping[str, list[int]]:
     """Returns the shapes of a network's parameters and buffers, in the order of its layers."""
     names = dict.fromkeys(name for node in graph.nodes for name in node.params)
     return {name: list(graph.params[name].shape) for name in names}
-
-
-def _classes_of_data(config: RunConfig) -> int:
-    from hires.data.source import open_data
-
-    return open_data(config).num_classes
-
-
-def _packed(config: RunConfig, plan: Plan) -> PackedPlan:
-    peaks = [entry["peak_bytes"] for entry in plan.memory]
-    everyone = dataclasses.replace(room_of(config), rank_bytes=None)
-    return PackedPlan(
-        refusal="; ".join(_texts(plan, "error")),
-        warnings=tuple(_texts(plan, "warning")),
-        ranks=config.parallel.num_ranks,
-        peak_bytes=max(peaks, default=None),
-        needs_bytes=everyone.needed(plan) if peaks else 0,
-        packed=zlib.compress(json.dumps(plan.to_dict()).encode(), 1) if plan.ok else b"",
-    )
 
 
 def _texts(plan: Plan, severity: str) -> list[str]:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 from hires.cli.screens.screen import print_activity
 from hires.core.config.run_config import RunConfig
@@ -20,7 +20,6 @@ from hires.core.units import seconds
 from hires.launcher.local.local_queue import Ended, PlannedAttempt
 from hires.launcher.status.run_progress import RunProgress
 
-_Drawn = TypeVar("_Drawn", bound="Drawn")
 _PLAIN_EVERY_S = 2.0
 _PLAIN_SHARE = 0.05
 """Plain lines come at most every 2 s, and every twentieth of the time so far, so that the log of a
@@ -29,28 +28,41 @@ _PLANNING_EVERY_S = 10.0
 """How often a long planning prints a line where there is no terminal."""
 
 
-class Bars:
-    """Progress bars of rich, by name."""
+class Bars(contextlib.AbstractContextManager[Any]):
+    """Progress bars of rich, by name, on a terminal; elsewhere none."""
 
     def __init__(self, stream: TextIO, remaining: bool = False) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Drawing
-
-        columns = [TextColumn("{task.description}", markup=False), BarColumn()]
-        columns += [MofNCompleteColumn(), *([TimeRemainingColumn()] if remaining else [])]
-        facts = TextColumn("{task.fields[facts]}", markup=False)
-        self._drawing = Drawing(*columns, facts, console=Console(file=stream))
-        self.start, self.stop = self._drawing.start, self._drawing.stop
+        """Takes where to draw, and whether to show the remaining time."""
+        self.stream, self.drawn = stream, stream.isatty()
         self._tasks: dict[str, Any] = {}
+        if self.drawn:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Drawing
+
+            columns = [TextColumn("{task.description}", markup=False), BarColumn()]
+            columns += [MofNCompleteColumn(), *([TimeRemainingColumn()] if remaining else [])]
+            facts = TextColumn("{task.fields[facts]}", markup=False)
+            self._drawing = Drawing(*columns, facts, console=Console(file=stream))
+
+    def __enter__(self) -> Any:
+        if self.drawn:
+            self._drawing.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.drawn:
+            self._drawing.stop()
 
     def add(self, name: str, total: int, facts: str = "") -> None:
         """Adds a bar."""
-        self._tasks[name] = self._drawing.add_task(name, total=total, facts=facts)
+        if self.drawn:
+            self._tasks[name] = self._drawing.add_task(name, total=total, facts=facts)
 
     def show(self, name: str, completed: int, facts: str = "") -> None:
         """Draws how far a bar is."""
-        self._drawing.update(self._tasks[name], completed=completed, facts=facts)
+        if self.drawn:
+            self._drawing.update(self._tasks[name], completed=completed, facts=facts)
 
     def remove(self, name: str) -> None:
         """Removes a bar, if there is one of that name."""
@@ -58,36 +70,21 @@ class Bars:
             self._drawing.remove_task(self._tasks.pop(name))
 
     def print(self, text: str) -> None:
-        """Prints a line above the bars."""
-        self._drawing.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Prints a line, above the bars if there are any."""
+        if self.drawn:
+            self._drawing.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=self.stream, flush=True)
 
 
-class Drawn:
-    """Draws its bars, if it has any, while its block runs."""
-
-    def __init__(self, stream: TextIO, remaining: bool = False) -> None:
-        self.stream = stream
-        self._bars = Bars(stream, remaining) if stream.isatty() else None
-
-    def __enter__(self: _Drawn) -> _Drawn:
-        if self._bars:
-            self._bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bars:
-            self._bars.stop()
-
-
-class StepProgress(Drawn):
+class StepProgress(Bars):
     """Shows the steps of one run; call it with every line of ``metrics.jsonl``."""
 
     def __init__(self, world: int, batch: int, steps: int, stream: TextIO | None = None) -> None:
         """Takes the number of ranks, images per step, steps, and where to draw."""
-        self.progress = RunProgress(world, batch, steps)
         super().__init__(stream or sys.stderr, remaining=True)
-        if self._bars:
-            self._bars.add("steps", steps, "starting the ranks")
+        self.progress = RunProgress(world, batch, steps)
+        self.add("steps", steps, "starting the ranks")
         self._began = time.monotonic()
         self._printed_at = 0.0
 
@@ -96,14 +93,13 @@ class StepProgress(Drawn):
         step = self.progress.feed(line)
         if step is None:
             return
-        if self._bars:
-            loss = "" if step.loss is None else f"  loss {step.loss:.4g}"
-            self._bars.show("steps", step.index + 1, f"{step.img_per_s:.4g} img/s{loss}")
-            return
+        loss = "" if step.loss is None else f"  loss {step.loss:.4g}"
+        self.show("steps", step.index + 1, f"{step.img_per_s:.4g} img/s{loss}")
         now = time.monotonic()
         wait_s = max(_PLAIN_EVERY_S, _PLAIN_SHARE * (now - self._began))
-        if step.index in (0, self.progress.steps - 1) or now - self._printed_at >= wait_s:
-            print(self.progress.text(step), file=self.stream, flush=True)
+        due = step.index in (0, self.progress.steps - 1) or now - self._printed_at >= wait_s
+        if due and not self.drawn:
+            self.print(self.progress.text(step))
             self._printed_at = time.monotonic()
 
 
@@ -125,34 +121,32 @@ class PlanningProgress(contextlib.AbstractContextManager["PlanningProgress"]):
         print_activity("")
 
 
-class SweepProgress(Drawn):
+class SweepProgress(Bars):
     """Shows the attempts of a sweep: a bar for all, and one for each that runs."""
 
     def __init__(self, total: int, configs: Mapping[Path, RunConfig]) -> None:
         """Takes the number of attempts, and the config of every run folder."""
-        self.total = total
-        self._configs = configs
-        self.count = 0
-        self._steps: dict[Path, RunProgress] = {}
         super().__init__(sys.stderr)
-        if self._bars:
-            self._bars.add("attempts", total)
+        self.total = total
+        self.count = 0
+        self._configs = configs
+        self._steps: dict[Path, RunProgress] = {}
+        self.add("attempts", total)
 
     def started(self, task: PlannedAttempt, attempt: int) -> None:
         """An attempt was started."""
         config = self._configs[task.path]
         self._steps[task.path] = RunProgress(task.ranks, config.batch, config.steps)
-        if self._bars:
-            self._bars.add(task.path.name, config.steps, "starting the ranks")
-        else:
-            self._print(f"{task.path.name} a{attempt}: started")
+        self.add(task.path.name, config.steps, "starting the ranks")
+        if not self.drawn:
+            self.print(f"{task.path.name} a{attempt}: started")
 
     def line(self, task: PlannedAttempt, line: dict[str, Any]) -> None:
         """A rank of a running attempt recorded something."""
         progress = self._steps.get(task.path)
         step = progress.feed(line) if progress else None
-        if step is not None and self._bars:
-            self._bars.show(task.path.name, step.index + 1, f"{step.img_per_s:.4g} img/s")
+        if step is not None:
+            self.show(task.path.name, step.index + 1, f"{step.img_per_s:.4g} img/s")
 
     def ended(self, end: Ended) -> None:
         """An attempt ended, or could not be made."""
@@ -171,7 +165,7 @@ class SweepProgress(Drawn):
         text += f", {seconds(end.wall_s)}" + (f": {end.cause}" if end.cause else "")
         self._count(end.task, text)
         if end.state in ("failed", "lost") and folder is not None:
-            self._print(f"    logs: {folder / file_names.LOGS}")
+            self.print(f"    logs: {folder / file_names.LOGS}")
 
     def left(self, task: PlannedAttempt, why: str) -> None:
         """A task is left to another process, or was completed by one."""
@@ -179,14 +173,6 @@ class SweepProgress(Drawn):
 
     def _count(self, task: PlannedAttempt, text: str) -> None:
         self.count += 1
-        if self._bars:
-            self._bars.remove(task.path.name)
-            self._bars.show("attempts", self.count)
-        self._print(f"[{self.count}/{self.total}] {text}")
-
-    def _print(self, text: str) -> None:
-        """Prints a line, above the bars if there are any."""
-        if self._bars:
-            self._bars.print(text)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        self.remove(task.path.name)
+        self.show("attempts", self.count)
+        self.print(f"[{self.count}/{self.total}] {text}")

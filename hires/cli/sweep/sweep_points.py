@@ -14,7 +14,7 @@ from typing import Any
 from hires.cli.compose.choices import keys
 from hires.cli.compose.compose_config import labelled
 from hires.cli.compose.expression import Expression
-from hires.cli.planning import PackedPlan, Planner
+from hires.cli.planning import PackedPlan, Planner, with_classes
 from hires.cli.sweep.axes import SweepGrid
 from hires.cli.sweep.configs import Composer
 from hires.core.config.run_config import RunConfig
@@ -197,7 +197,7 @@ def plan_all(
         report(number, len(points.listed))
         if point.config is not None:
             try:
-                point.config = planner.with_classes(point.config)
+                point.config = with_classes(point.config, planner.classes)
                 point.path = run_path(point.config)
                 point.done = done_attempts(point.path)
                 if wanted is None or len(point.done) < wanted:

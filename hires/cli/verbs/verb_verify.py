@@ -6,7 +6,6 @@ on the same microbatches and writes ``verify.json``, which is shown here.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import tempfile
@@ -26,7 +25,6 @@ from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.plan.graph import describe
 from hires.plan.operators.operator_facts import is_random
-from hires.plan.plan import Plan
 from hires.report.columns import Column
 
 BOUND = 1e-10
@@ -52,10 +50,9 @@ def main(words: Sequence[str]) -> int:
     config = dataclasses.replace(config, precision=PrecisionConfig("fp64"))
     if args.cfg:
         return print_config(config)
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hires-verify-"))
+    folders = tempfile.TemporaryDirectory(prefix="hires-verify-")
+    with folders as folder, spawn.warm(config.launcher.threads):
         config = dataclasses.replace(config, results=folder)
-        stack.enter_context(spawn.warm(config.launcher.threads))
         answer = _answer(config, ["hires", "verify", *words])
     if isinstance(answer, int):
         return answer
@@ -67,12 +64,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
-    """Returns the answer of rank 0, or the exit code of ranks that failed, after explaining it.
-
-    Raises:
-        ConfigError: the launcher is not that of this machine.
-        RunError: the ranks ended well without an answer.
-    """
+    """Returns the answer of rank 0, or the exit code of ranks that failed, after explaining it."""
     if launcher_of(config).has_jobs:
         raise ConfigError(
             f"launcher={config.launcher.name} cannot verify: the ranks run on this machine; leave "
@@ -80,7 +72,12 @@ def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
         )
     config = with_classes(config)
     plan = planned(config, memory=False)  # rank 0 holds the whole network besides
-    _refuse_random(plan)
+    random = next((node for node in plan.graph.nodes if is_random(node)), None)
+    if random is not None:
+        raise PlanError(
+            f"{describe(random)} draws random numbers, which differ from one process to several; "
+            f"compare the network without it, as with a dropout of 0, or with task=infer"
+        )
     require_feasible(plan)
     run = create(config, plan.to_dict(), argv)
     outcome = wait_for(config, run, plan.world, args=("--verify",))
@@ -93,33 +90,14 @@ def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
     return outcome.exit_code
 
 
-def _refuse_random(plan: Plan) -> None:
-    """Refuses networks that draw random numbers: no two layouts draw the same ones.
-
-    Raises:
-        PlanError: names the first operation that does.
-    """
-    random = next((node for node in plan.graph.nodes if is_random(node)), None)
-    if random is not None:
-        raise PlanError(
-            f"{describe(random)} draws random numbers, which differ from one process to several; "
-            f"compare the network without it, as with a dropout of 0, or with task=infer"
-        )
-
-
 def _print(answer: dict[str, Any]) -> None:
-    rows = [
-        (name.replace("_", " "), "-" if error is None else f"{error:.2e}", _mark(error))
-        for name, error in answer["errors"].items()
-    ]
+    rows = []
+    for name, error in answer["errors"].items():
+        cells = ("-", "not compared")
+        if error is not None:  # a NaN does not pass
+            cells = (f"{error:.2e}", "ok" if error <= BOUND else "too large")
+        rows.append((name.replace("_", " "), *cells))
     columns = (Column("name", "compared"), Column("error", "error", digits=2), Column("ok", ""))
     print_table("Largest relative error", columns, rows)
     verdict = "equal" if answer["ok"] else "NOT equal"
     print(f"{verdict} to one process: {answer['max_rel_err']:.2e}, allowed {BOUND:.0e}")
-
-
-def _mark(error: float | None) -> str:
-    """Returns whether one quantity passes; a NaN does not."""
-    if error is None:
-        return "not compared"
-    return "ok" if error <= BOUND else "too large"
