@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from hires.cli.compose.choices import EXPERIMENTS, conf_dir, experiments, groups, keys
-from hires.cli.compose.compose_config import compose
+from hires.cli.compose.compose_config import Composer, compose
 from hires.cli.sweep.axes import grid_of, stored_sweep
-from hires.cli.sweep.configs import Composer
 from hires.cli.sweep.sweep_points import compose_all
 from hires.core.config.run_config import RunConfig
 

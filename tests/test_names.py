@@ -22,7 +22,7 @@ CYCLES: set[frozenset[str]] = set()
 
 OTHER_MEANING = {
     "cli/compose/choices.py": "config.yaml",  # of conf/, which is Hydra's
-    "cli/sweep/configs.py": "config.yaml",
+    "cli/compose/compose_config.py": "config.yaml",
     "bench/plan_bench.py": "plan.json",  # the heading of a column
 }
 

@@ -27,13 +27,8 @@ def submit(
 ) -> list[Submitted]:
     """Submits runs of one launcher, and prints their jobs; one that fails does not stop the others.
 
-    Runs that wait or run already stay as they are. Call it within
-    :func:`hires.core.store.campaign.starting`.
-
-    Args:
-        runs: the runs.
-        options: what holds for all of them.
-        freeze: called with the folder of every run that may be submitted.
+    Runs that wait or run already stay as they are; ``freeze`` is called with the folder of every
+    other one. Call it within :func:`hires.core.store.campaign.starting`.
     """
     if not runs:
         return []

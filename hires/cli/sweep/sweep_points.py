@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.compose.choices import keys
-from hires.cli.compose.compose_config import labelled
+from hires.cli.compose.compose_config import Composer, labelled
 from hires.cli.compose.expression import Expression
 from hires.cli.planning import PackedPlan, Planner, with_classes
 from hires.cli.sweep.axes import SweepGrid
-from hires.cli.sweep.configs import Composer
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
 from hires.core.store.rundir import done_attempts, run_path
@@ -168,8 +167,11 @@ def compose_all(grid: SweepGrid, composer: Composer, where: Where | None) -> Poi
             point.config = labelled(values)
         except ConfigError as error:  # values that make no sense together
             point.reason = str(error)
-        choices = composer.choices(point.words)
-        if where is None or point.config is None or where.keeps(point.config, choices):
+        if (
+            where is None
+            or point.config is None
+            or where.keeps(point.config, composer.choices(point.words))
+        ):
             points.listed.append(point)
         else:
             points.left_out += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,7 @@ _GROUPS = {"parallel": "layout", "precision": "precision", "task": "task", "mode
 
 
 class ImageSize(list[int]):
-    """Height and width of an image, which equal each of their spellings, as ``512x512``.
-
-    A square one is ordered and computed with as its number: see :class:`SquareSize`.
-    """
+    """Height and width of an image, which equal each of their spellings, as ``512x512``."""
 
     __hash__ = None
 
@@ -127,7 +125,9 @@ def list_runs(args: Any) -> int:
         print(safe_csv(_table(rows, [Column(key, key) for key in RUN_COLUMNS])), end="")
     elif rows:
         table = _table(rows, list(_SHOWN))
-        shown = [[_brief(cell) for cell in cells] for cells in table.text_rows()]
+        # Of a time stamp day and minute fit.
+        stamp = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*")
+        shown = [[stamp.sub(r"\1 \2", cell) for cell in cells] for cells in table.text_rows()]
         print_table(plural(len(rows), "run"), table.columns, shown)
     else:
         print("no runs")
@@ -147,11 +147,7 @@ def add_live_states(runs: Iterable[Run]) -> None:
 
 
 def _filtered(rows: list[RunRow], where: Expression) -> tuple[list[RunRow], list[Note]]:
-    """Returns the rows of which it is true, and a note if it could not be evaluated for some.
-
-    Raises:
-        ConfigError: it could not be evaluated for any row.
-    """
+    """Returns the rows of which it is true, and a note if it could not be evaluated for some."""
     kept, wrong = [], []
     for row in rows:
         try:
@@ -166,11 +162,7 @@ def _filtered(rows: list[RunRow], where: Expression) -> tuple[list[RunRow], list
 
 
 def _sorted(rows: list[RunRow], key: str, names: set[str]) -> list[RunRow]:
-    """Returns rows in the order of a name, descending behind a ``-``; missing values come last.
-
-    Raises:
-        ConfigError: no run has a value of this name.
-    """
+    """Returns rows in the order of a name, descending behind a ``-``; missing values come last."""
     name = key.removeprefix("-")
     if name not in names:
         raise ConfigError(f"--sort {name!r} is no name of a run; {offer(name, sorted(names))}")
@@ -187,8 +179,3 @@ def _sorted(rows: list[RunRow], key: str, names: set[str]) -> list[RunRow]:
 def _table(rows: list[RunRow], columns: list[Column]) -> Table:
     cells = [[row.values.get(column.key) for column in columns] for row in rows]
     return Table("runs", "Runs", columns, cells)
-
-
-def _brief(cell: str) -> str:
-    """Returns a cell as it fits: of a time stamp day and minute."""
-    return cell[:16].replace("T", " ") if cell[10:11] == "T" and cell[4:5] == "-" else cell

@@ -132,11 +132,7 @@ def _metrics(names: str | None) -> list[Metric]:
 
 
 def _runs(name: str, results: str) -> list[Run]:
-    """Returns the runs of a name, each with its state.
-
-    Raises:
-        ConfigError: it is neither a campaign nor a run, or has no run.
-    """
+    """Returns the runs of a name, each with its state."""
     from hires.cli.verbs.list_runs import add_live_states
     from hires.launcher.status.run_selection import select
     from hires.report.load.runs import read_runs

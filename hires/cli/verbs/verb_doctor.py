@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -44,7 +43,14 @@ PARSER = Parser(
 def main(words: Sequence[str]) -> int:
     """Prints one line a check, each with a remedy if it is not ok; returns 1 if one failed."""
     args = PARSER.read(words)
-    config = _config(args)
+    config = RunConfig()  # the defaults need no Hydra to be installed
+    if args.overrides or args.config_dir:
+        from hires.cli.compose.compose_config import compose
+
+        config = compose(args.overrides, args.config_dir)
+    if args.nodes is not None:
+        launcher = dataclasses.replace(config.launcher, nodes=args.nodes)
+        config = dataclasses.replace(config, launcher=launcher)
     if args.cfg:
         return print_config(config)
     checks = all_checks(config, ["hires", "doctor", *words], args.patience)
@@ -82,17 +88,3 @@ def lines(checks: Sequence[Check]) -> list[str]:
         if check.remedy and check.state != OK:
             rows.append(("", "", "", f"-> {' '.join(check.remedy.split())}"))
     return aligned(rows, "llll")
-
-
-def _config(args: argparse.Namespace) -> RunConfig:
-    """Returns the config; without overrides the defaults, which need no Hydra to be installed."""
-    if not args.overrides and not args.config_dir:
-        config = RunConfig()
-    else:
-        from hires.cli.compose.compose_config import compose
-
-        config = compose(args.overrides, args.config_dir)
-    if args.nodes is None:
-        return config
-    launcher = dataclasses.replace(config.launcher, nodes=args.nodes)
-    return dataclasses.replace(config, launcher=launcher)

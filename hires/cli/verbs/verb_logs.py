@@ -71,9 +71,21 @@ def main(words: Sequence[str]) -> int:
             f"stand for themselves"
         ) from None
     lines = _Filter(run, frozenset(args.rank or ()), pattern)
-    attempt = _attempt(run, args.attempt, args.follow)
+    last = last_number(run)
+    if last is None and not args.follow:
+        raise ConfigError(f"{run.name} has no attempt yet, so there are no logs")
+    attempt = (last or 0) if args.attempt is None else args.attempt
+    if args.attempt is not None and not attempt_dir(run, attempt).is_dir():
+        there = "none yet" if last is None else f"0 to {last}"
+        raise ConfigError(f"{run.name} has no attempt {attempt}; there are {there}")
     if not args.follow:
-        _check_ranks(lines, attempt)
+        logs = rank_logs(attempt_dir(run, attempt))
+        missing = sorted(lines.ranks - logs.keys())
+        if missing:
+            have = f"ranks {min(logs)} to {max(logs)} have one" if logs else "no rank has one"
+            raise ConfigError(f"rank {missing[0]} has no log in attempt {attempt}; {have}")
+        if not logs:
+            print(f"attempt {attempt} has no logs: no rank was started", file=sys.stderr)
         lines.show(merged(lines.files(attempt)))
         return 0
     try:
@@ -81,28 +93,6 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:  # the usual end, which needs no message
         return INTERRUPTED
     return 0
-
-
-def _attempt(run: Path, wanted: int | None, follow: bool) -> int:
-    last = last_number(run)
-    if last is None and not follow:
-        raise ConfigError(f"{run.name} has no attempt yet, so there are no logs")
-    if wanted is None:
-        return last or 0
-    if not attempt_dir(run, wanted).is_dir():
-        there = "none yet" if last is None else f"0 to {last}"
-        raise ConfigError(f"{run.name} has no attempt {wanted}; there are {there}")
-    return wanted
-
-
-def _check_ranks(lines: _Filter, attempt: int) -> None:
-    there = rank_logs(attempt_dir(lines.run, attempt))
-    missing = sorted(lines.ranks - there.keys())
-    if missing:
-        have = f"ranks {min(there)} to {max(there)} have one" if there else "no rank has one"
-        raise ConfigError(f"rank {missing[0]} has no log in attempt {attempt}; {have}")
-    if not there:
-        print(f"attempt {attempt} has no logs: no rank was started", file=sys.stderr)
 
 
 def _follow(lines: _Filter, attempt: int, newer: bool) -> None:

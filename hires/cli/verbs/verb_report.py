@@ -46,7 +46,11 @@ def main(words: Sequence[str]) -> int:
     from hires.report.report import ReportRequest, write_report
 
     args = PARSER.read(words)
-    request = ReportRequest(_formats(args.format), Path(args.out), args.title)
+    formats: Sequence[str] = DEFAULT
+    if args.format:
+        formats = chosen("--format", ",".join(args.format), [*FORMATS, "all"])
+        formats = FORMATS if "all" in formats else formats
+    request = ReportRequest(tuple(formats), Path(args.out), args.title)
     selection = select(args.names, args.results)
     paths = selection.paths
     if not paths and not selection.planned:
@@ -60,13 +64,6 @@ def main(words: Sequence[str]) -> int:
     made = write_report(paths, folders, request, live_states)
     print(json.dumps(made.to_dict(), indent=2) if args.json else "\n".join(made.lines()))
     return 0
-
-
-def _formats(lists: Sequence[str] | None) -> tuple[str, ...]:
-    if not lists:
-        return DEFAULT
-    wanted = chosen("--format", ",".join(lists), [*FORMATS, "all"])
-    return FORMATS if "all" in wanted else tuple(wanted)
 
 
 def _has_end(path: Path) -> bool:

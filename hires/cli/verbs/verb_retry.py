@@ -20,7 +20,6 @@ from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import attempts, campaign, records, rundir
 from hires.core.store.file_names import last_number
 from hires.core.store.naming import COSMETIC, identity, plain
-from hires.core.store.rundir import RunDir
 from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launcher_of
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import FAILED, INFEASIBLE, RUNNING, STATES, RunState
@@ -195,7 +194,11 @@ def _run_here(runs: Sequence[_Repeat]) -> int:
         for _ in range(repeat.attempts):
             number += 1
             try:
-                run = _next_attempt(repeat, seen)
+                with campaign.starting([repeat.path.parent]):
+                    refuse_begun(repeat.path, seen)
+                    with alone(repeat.path):
+                        rundir.refreeze(repeat.path, repeat.config)
+                        run = rundir.start_attempt(repeat.path, None)
                 seen, state = run.attempt, repeat.state
                 progress = f"{number} of {total}: {run.name}, attempt {run.attempt}"
                 print(f"{progress}; it was {state.state}{repeats(state)}", file=sys.stderr)
@@ -210,12 +213,3 @@ def _run_here(runs: Sequence[_Repeat]) -> int:
             if outcome.exit_code == CANCELLED:
                 return CANCELLED
     return code
-
-
-def _next_attempt(repeat: _Repeat, seen: int | None) -> RunDir:
-    """Returns a run with a fresh attempt, its config frozen anew if it has changed."""
-    with campaign.starting([repeat.path.parent]):
-        refuse_begun(repeat.path, seen)
-        with alone(repeat.path):
-            rundir.refreeze(repeat.path, repeat.config)
-            return rundir.start_attempt(repeat.path, None)

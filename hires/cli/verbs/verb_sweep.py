@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.compose.choices import groups
+from hires.cli.compose.compose_config import Composer
 from hires.cli.options import (
     AFTER,
     JSON,
@@ -23,7 +24,6 @@ from hires.cli.planning import FORECASTS_S, Planner
 from hires.cli.screens.progress import PlanningProgress
 from hires.cli.screens.screen import print_config
 from hires.cli.sweep.axes import grid_of, stored_sweep
-from hires.cli.sweep.configs import Composer
 from hires.cli.sweep.execution import Sweep, check_launcher, refuse_costly, run_sweep
 from hires.cli.sweep.sweep_points import ORDERS, Where, compose_all, plan_all
 from hires.cli.sweep.sweep_tables import as_json, print_points

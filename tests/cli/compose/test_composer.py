@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.compose.compose_config import composed
-from hires.cli.sweep import configs
-from hires.cli.sweep.configs import Composer
+from hires.cli.compose import compose_config
+from hires.cli.compose.compose_config import Composer, composed
 from hires.core.errors import ConfigError
 
 
@@ -46,7 +45,7 @@ def test_wrong_type_is_refused_as_hydra_does(word):
 def test_hydra_is_asked_once_for_points_that_differ_in_plain_values(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        configs, "composed", lambda words, folder: asked.append(words) or composed(words)
+        compose_config, "composed", lambda words, folder: asked.append(words) or composed(words)
     )
     composer = Composer(None)
     for image in range(32, 64):
