@@ -80,12 +80,7 @@ _python = functools.partial(ask, sys.executable, "-c")
 
 
 def machine_checks(results: Path, nodes: int) -> list[Check]:
-    """Returns the lines about this machine that need no torch.
-
-    Args:
-        results: folder of all runs.
-        nodes: machines that runs are to use.
-    """
+    """Returns the lines about this machine that need no torch."""
     # A Python older than hires supports could not have come this far.
     version = f"{'.'.join(str(n) for n in sys.version_info[:3])} at {sys.executable}"
     return [
@@ -285,9 +280,7 @@ def _gloo() -> Check:
 def _mpi4py(library: str | None, launcher: str) -> Check:
     """Whether mpi4py is of the same MPI as mpirun.
 
-    Args:
-        library: of mpi4py; None: there is no mpi4py; empty: it cannot be loaded.
-        launcher: version of mpirun; empty: there is none.
+    The library is None where there is no mpi4py, and empty where it cannot be loaded.
     """
     if library is None:
         return Check("mpi4py", OK, "not here; only the backend mpi needs it")

@@ -64,11 +64,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; `{self.prog} --help` shows the options")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """Returns the options of a command line, overrides and options in any order.
-
-        Raises:
-            ConfigError: an option is unknown or lacks its value.
-        """
+        """Returns the options of a command line, overrides and options in any order."""
         self._refuse_unknown([word for word in words if word.startswith("--")])
         joined: list[str] = []
         for word in words:
@@ -83,12 +79,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def candidates(self, before: Sequence[str], current: str) -> Iterable[str]:
-        """Returns the words that the shell offers.
-
-        Args:
-            before: words of the command line after the verb, without the last one.
-            current: the word under the cursor, perhaps empty.
-        """
+        """Returns the words that the shell offers for the current one, which may be empty."""
         if current.startswith("-"):
             return [name for name in self._option_string_actions if name.startswith("--")]
         if before and self._takes_value(before[-1]):
@@ -139,11 +130,7 @@ def positive(text: str) -> int:
 
 
 def chosen(option: str, text: str, choices: Iterable[str]) -> list[str]:
-    """Returns the names of a list with commas, each once.
-
-    Raises:
-        ConfigError: the list is empty, or a name is not among the choices.
-    """
+    """Returns the names of a list with commas, each once, all among the choices."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in choices:

@@ -148,10 +148,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def add_forecast(self, config: RunConfig, plan: Plan, deadline_s: float | None = None) -> None:
         """Adds the memory of every rank, and an error with what would fit if it does not.
 
-        Args:
-            config: of the plan.
-            plan: one with errors is left as it is.
-            deadline_s: when a search for what would fit shall end, on the monotonic clock.
+        The search for what would fit ends at ``deadline_s`` on the monotonic clock.
         """
         began_s = time.monotonic()
         shortage = self.add_memory(config, plan)
@@ -253,9 +250,7 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
 def with_classes(config: RunConfig, seen: dict[str, int] | None = None) -> RunConfig:
     """Returns the config with ``model.classes`` as many as the data has, unless it is set.
 
-    Args:
-        config: as composed.
-        seen: number of classes of the data that was looked at earlier; more is added to it.
+    The number of classes of data that was ``seen`` is not looked up again.
 
     Raises:
         ConfigError: the data folder is missing or unusable, or has more classes than the network.

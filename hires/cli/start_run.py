@@ -59,12 +59,7 @@ def wait_for(
 ) -> Outcome:
     """Returns how an attempt ended; shows the steps meanwhile. Without a job it starts the ranks.
 
-    Args:
-        config: the frozen config.
-        run: the folder and its fresh attempt.
-        world: number of ranks.
-        job: the job of the attempt; Ctrl-C ends the waiting only.
-        args: further words for every rank.
+    Ctrl-C ends the waiting for a job only. ``args`` are further words for every rank.
 
     Raises:
         ConfigError: the port that the config names is taken.
@@ -83,10 +78,7 @@ def wait_for(
 def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
     """Prints what went wrong with checkpoints, and why an attempt failed if it did.
 
-    Args:
-        outcome: how the attempt ended.
-        run: its folder.
-        keep: whether the folder stays, so that it may be named.
+    The folder is named only if it is to be kept.
     """
     if keep:
         for event in records.read_lines(run.attempt_dir / file_names.EVENTS):

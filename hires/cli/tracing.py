@@ -43,12 +43,7 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         self._end()
 
     def trace(self, config: RunConfig) -> Graph:
-        """Returns the graph of the config's network, for one microbatch.
-
-        Raises:
-            ConfigError: the network cannot be built or traced.
-            RunError: the process itself failed.
-        """
+        """Returns the graph of the config's network, for one microbatch."""
         kept = self._module == _MODULE
         key = answer_cache.trace_key(config) if kept else ""
         answer = answer_cache.read("trace", key) if kept else None
@@ -61,11 +56,7 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         return Graph.from_dict(answer["graph"])
 
     def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
-        """Returns the memory of each rank of a replica, as ``plan.memory`` holds it.
-
-        Raises:
-            RunError: the plan cannot be rehearsed, or the process itself failed.
-        """
+        """Returns the memory of each rank of a replica, as ``plan.memory`` holds it."""
         question = {"config": to_dict(config), "plan": plan.to_dict()}
         answer = self._ask("predicting the memory", {"memory": question})
         memory: list[dict[str, int]] = answer["memory"]

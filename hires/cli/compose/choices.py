@@ -92,9 +92,6 @@ def conf_dir() -> Path:
     """Returns the folder that holds ``config.yaml`` and the groups.
 
     It is ``hires.conf`` where hires is installed, and ``conf`` beside the package in a checkout.
-
-    Raises:
-        ConfigError: neither is there, so the installation is broken.
     """
     spec = importlib.util.find_spec("hires.conf")
     places = list(spec.submodule_search_locations or []) if spec else []
@@ -109,11 +106,7 @@ def conf_dir() -> Path:
 
 
 def groups(extra: Path | None = None) -> Groups:
-    """Returns every group with its choices, those of the folder ``extra`` included.
-
-    Raises:
-        ConfigError: ``extra`` is not a folder.
-    """
+    """Returns every group with its choices, those of the folder ``extra`` included."""
     choices: Groups = {}
     for path in _files(extra, "*"):
         if path.parent.name != EXPERIMENTS:
@@ -122,11 +115,7 @@ def groups(extra: Path | None = None) -> Groups:
 
 
 def experiments(extra: Path | None = None) -> dict[str, Path]:
-    """Returns the file of every stored sweep; those of the folder ``extra`` hide ours.
-
-    Raises:
-        ConfigError: ``extra`` is not a folder.
-    """
+    """Returns the file of every stored sweep; those of the folder ``extra`` hide ours."""
     return {path.stem: path for path in _files(extra, EXPERIMENTS)}
 
 

@@ -45,9 +45,6 @@ def labelled(values: dict[str, Any]) -> RunConfig:
     """Returns the config of plain values, ``parallel.name`` being what the layout is.
 
     A stored config is read without this: a run keeps the name under which it was made.
-
-    Raises:
-        ConfigError: a value makes no sense.
     """
     config = from_dict(values)
     launcher_of(config)  # refuses an unknown launcher.name
@@ -56,11 +53,7 @@ def labelled(values: dict[str, Any]) -> RunConfig:
 
 
 def composed(overrides: list[str], config_dir: str | None = None) -> dict[str, Any]:
-    """Returns the plain values of one run's config, which are not checked together.
-
-    Raises:
-        ConfigError: an override is misspelt or has the wrong type.
-    """
+    """Returns the plain values of one run's config, which are not checked together."""
     extra = Path(config_dir).expanduser().absolute() if config_dir else None
     choices = groups(extra)
     words = checked(overrides, choices)
@@ -116,11 +109,7 @@ class Composer:
             self._defaults |= entry if isinstance(entry, dict) else {}
 
     def values(self, words: list[str]) -> dict[str, Any]:
-        """Returns the plain values of a point.
-
-        Raises:
-            ConfigError: a word is misspelt or has the wrong type.
-        """
+        """Returns the plain values of a point."""
         plain = {} if self._refers or any("${" in word for word in words) else self._plain(words)
         others = tuple(word for word in words if word.partition("=")[0] not in plain)
         if others not in self._bases:
@@ -179,15 +168,7 @@ def make_absolute(values: dict[str, Any]) -> None:
 
 
 def read_mapping(path: Path, example: str = "name: mine") -> dict[str, Any]:
-    """Returns the keys that a YAML file holds; none of an empty one.
-
-    Args:
-        path: the file.
-        example: a line that it may hold, for the error.
-
-    Raises:
-        ConfigError: it cannot be read, is no YAML, or holds something else.
-    """
+    """Returns the keys that a YAML file of a user holds; ``example`` is a line for the error."""
     try:
         held = yaml.safe_load(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

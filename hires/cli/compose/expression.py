@@ -56,9 +56,6 @@ class Expression:
             known: names; one that ends in a dot stands for all that begin with it.
             gaps: whether values may be missing (None): arithmetic with a missing value gives a
                 missing one, and a comparison of size with it is false.
-
-        Raises:
-            ConfigError: it is no expression, holds what is not allowed, or names an unknown key.
         """
         self.text = text
         self._known = {*known, *CONSTANTS}
@@ -79,11 +76,7 @@ class Expression:
         self._check(self._tree)
 
     def truth(self, lookup: Callable[[str], Any]) -> bool:
-        """Returns whether the expression is true, where ``lookup`` gives the value of a name.
-
-        Raises:
-            ConfigError: it has no value here, as with a number compared to text, or is no truth.
-        """
+        """Returns whether the expression is true, where ``lookup`` gives the value of a name."""
         try:
             value = self._value(self._tree, lookup)
         except (TypeError, ZeroDivisionError, OverflowError) as error:

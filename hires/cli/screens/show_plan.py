@@ -37,8 +37,8 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
     """Returns the text of a plan; only the findings if they kept it from being made.
 
     Args:
-        plan: as :meth:`hires.plan.plan.Plan.to_dict` gives it.
-        timeline: one line a stage, as :meth:`hires.plan.plan.Plan.timeline` gives it.
+        plan: as ``plan.json`` holds it.
+        timeline: one line a stage.
         limit: most bytes that a rank may need, if that is set.
     """
     findings = finding_lines(plan["findings"])
@@ -107,11 +107,7 @@ def message_lines(totals: Facts) -> list[str]:
 
 
 def proof_lines(proofs: list[Facts]) -> list[str]:
-    """Returns one line a proof, and the problems of those that failed below it.
-
-    Args:
-        proofs: as :meth:`hires.plan.proof.prove.Verdict.to_dict` gives them.
-    """
+    """Returns one line a proof, and the problems of those that failed below it."""
     rows = [
         ("semantics", "backends", "receives posted", "verdict", "messages", "collectives", "time")
     ]
@@ -136,11 +132,8 @@ def proof_lines(proofs: list[Facts]) -> list[str]:
 def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> list[str]:
     """Returns a bar for each rank of a replica at the fullest moment of a step.
 
-    Ranks side by side that need the same share a line.
-
-    Args:
-        memory: as ``plan.json`` holds it.
-        limit: bytes of a full bar; unset: the largest rank.
+    Ranks side by side that need the same share a line. A full bar is ``limit`` bytes, or what the
+    largest rank needs.
     """
     if not memory:
         return []

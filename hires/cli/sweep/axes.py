@@ -91,14 +91,7 @@ class SweepGrid:
 def stored_sweep(words: Sequence[str], extra: Path | None) -> tuple[list[str], StoredSweep]:
     """Returns the words without ``experiment=NAME``, and what that stands for.
 
-    What stands on the command line wins.
-
-    Args:
-        words: overrides as typed.
-        extra: the folder of ``--config-dir``, which may hold experiments too.
-
-    Raises:
-        ConfigError: the experiment is unknown, or its file holds something else.
+    ``extra`` is the folder of ``--config-dir``, which may hold experiments too.
     """
     stored = [word for word in words if _is_experiment(word)]
     rest = [word for word in words if not _is_experiment(word)]
@@ -142,10 +135,7 @@ def grid_of(words: Sequence[str], zipped: Sequence[str], groups: Groups) -> Swee
         words: overrides, each with one or several values; a later one replaces an earlier one of
             the same key.
         zipped: keys with commas between them, as ``image,batch``, whose values are paired.
-        groups: group -> choices, see :func:`hires.cli.compose.choices.groups`.
-
-    Raises:
-        ConfigError: a word is no override, or one of its values is unknown.
+        groups: group -> choices.
     """
     check = Checks()
     axes: dict[str, SweepAxis] = {}

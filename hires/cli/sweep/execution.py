@@ -59,20 +59,12 @@ class Sweep:
         return ("hires", "run", *point.words, *(("--config-dir", folder) if folder else ()))
 
     def freeze(self, point: SweepPoint) -> None:
-        """Freezes a point in its run folder.
-
-        Raises:
-            RunError: the folder cannot be written.
-        """
+        """Freezes a point in its run folder."""
         rundir.freeze(point.ready, point.plan.facts(), self.argv_of(point))
 
 
 def check_launcher(points: Points, options: argparse.Namespace) -> None:
-    """Refuses points of several launchers, and repeats in an order that a job array cannot make.
-
-    Raises:
-        ConfigError: says what would work.
-    """
+    """Refuses points of several launchers, and repeats in an order that no job array can make."""
     configs = [point.config for point in points.listed if point.config]
     names = sorted({config.launcher.name for config in configs})
     if len(names) > 1:
@@ -98,9 +90,6 @@ def refuse_costly(sweep: Sweep) -> None:
     """Refuses jobs that may need more than the budget: none is stopped early, so all count in full.
 
     Local attempts are stopped in time.
-
-    Raises:
-        ConfigError: says how much it may be, and what would work.
     """
     hours = sweep.options.budget_gpu_hours
     if hours is None or not sweep.has_jobs:

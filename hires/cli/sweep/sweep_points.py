@@ -113,24 +113,12 @@ class Where(Expression):
     """An expression that is true or false of a point."""
 
     def __init__(self, text: str, groups: Iterable[str]) -> None:
-        """Takes the expression and the groups of the config.
-
-        Raises:
-            ConfigError: it is no expression, holds what is not allowed, or names an unknown key.
-        """
+        """Takes the expression and the groups of the config."""
         self._groups = set(groups)
         super().__init__(text, {*keys(), *self._groups, *_DERIVED, "model.args."})
 
     def keeps(self, config: RunConfig, choices: dict[str, str]) -> bool:
-        """Returns whether the expression is true of a point.
-
-        Args:
-            config: of the point.
-            choices: group -> choice of the point.
-
-        Raises:
-            ConfigError: it has no value here, as with a number compared to text, or is no truth.
-        """
+        """Returns whether the expression is true of a point, given its choice of every group."""
 
         def value_of(name: str) -> Any:
             if name in _DERIVED:

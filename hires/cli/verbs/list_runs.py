@@ -91,14 +91,7 @@ class RunRow:
 
 
 def list_runs(args: Any) -> int:
-    """Prints runs as a table, CSV or JSON; returns 0.
-
-    Args:
-        args: options ``where``, ``campaign``, ``sort``, ``csv``, ``json`` and ``results``.
-
-    Raises:
-        ConfigError: an option makes no sense.
-    """
+    """Prints runs as a table, CSV or JSON; returns 0."""
     if args.csv and args.json:
         raise ConfigError("--csv and --json exclude each other; choose one")
     named = {group for group in groups() if f"{group}.name" in keys()}

@@ -68,11 +68,7 @@ PARSER = Parser(
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints a comparison; returns 0, or 4 if anything became worse.
-
-    Raises:
-        RunError: nothing could be compared, or nothing is decided.
-    """
+    """Prints a comparison; returns 0, 4 if anything became worse, 1 if nothing is decided."""
     args = PARSER.read(words)
     if args.write_reference is not None:
         return _write_reference(args, words)

@@ -64,13 +64,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def all_checks(config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:
-    """Returns all checks, those of the nodes if the launcher has jobs.
-
-    Args:
-        config: which launcher, how many nodes, and where results are kept.
-        argv: the command line as typed.
-        patience_s: how long a job may take.
-    """
+    """Returns all checks; those of the nodes by a job, if the launcher has jobs."""
     checks = machine_checks(Path(config.results), config.launcher.nodes)
     checks += [*torch_checks(), *mpi_checks()]
     of_launchers = [check for one in all_launchers() for check in one.checks(config)]

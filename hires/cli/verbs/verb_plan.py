@@ -34,11 +34,7 @@ PARSER = Parser(
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0.
-
-    Raises:
-        ConfigError: the config makes no sense, or Slurm would refuse the job.
-    """
+    """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0."""
     args = PARSER.read(words)
     config = compose(args.overrides, args.config_dir)
     if args.cfg:

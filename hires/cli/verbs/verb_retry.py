@@ -128,13 +128,9 @@ def main(words: Sequence[str]) -> int:
 def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunConfig:
     """Returns a config with some keys changed that leave its point as it is.
 
-    Args:
-        config: of a run that exists.
-        changes: ``key=value`` each.
-        command: the command line that made the run.
-
     Raises:
-        ConfigError: a key is unknown, its value has the wrong type, or it makes another point.
+        ConfigError: a key is unknown, its value has the wrong type, or it makes another point, for
+            which the error adds the change to the command that made the run.
     """
     values = plain(config)
     for change in changes:

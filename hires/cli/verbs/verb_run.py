@@ -110,11 +110,7 @@ def _begin(
         args: with ``dry_run`` only the folder and its scripts are written; a run that is complete
             gets another attempt with ``again``, else it is returned as it is.
         seen: the latest attempt before the run was planned; None: it had none.
-        after: what the job waits for, from :meth:`hires.launcher.interface.Launcher.dependency`.
-
-    Raises:
-        RunError: the run is under way, or its folder cannot be written.
-        ConfigError: the scheduler refuses the job.
+        after: what the job waits for.
     """
     path, launcher, facts = run_path(config), launcher_of(config), plan.to_dict()
     with contextlib.ExitStack() as stack:

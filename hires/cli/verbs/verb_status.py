@@ -78,10 +78,7 @@ def _show(shown: Sequence[RunState], as_json: bool, height: int | None) -> None:
 def lines(states: Sequence[RunState], width: int | None, height: int | None = None) -> list[str]:
     """Returns a table of runs with a line that counts them.
 
-    Args:
-        states: the runs.
-        width: characters of a line; None: as many as it takes.
-        height: lines of the screen; where there are more runs, those that are done go first.
+    Where there are more runs than the screen has lines, those that are done go first.
     """
     room = len(states) if height is None else max(1, height - 4)
     if len(states) > room:  # stable: in the order given, those that are done last
