@@ -10,7 +10,7 @@ import yaml
 
 from hires.cli.compose.choices import EXPERIMENTS, conf_dir, experiments, groups, keys
 from hires.cli.compose.compose_config import Composer, compose
-from hires.cli.sweep.axes import grid_of, stored_sweep
+from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.sweep_points import compose_all
 from hires.core.config.run_config import RunConfig
 
@@ -37,7 +37,7 @@ def test_choice_composes(path):
 def test_stored_sweep_has_points_that_go_together(name):
     words, stored = stored_sweep([f"experiment={name}"], None)
     assert words == []
-    points = compose_all(grid_of(stored.words, [], groups()), Composer(None), None)
+    points = compose_all(axes_of(stored.words, [], groups()), Composer(None), None)
     assert len(points.valid) > 1
     assert not points.excluded
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,30 +63,6 @@ class SweepAxis:
     steps: tuple[tuple[str, ...], ...]
     """Words with one value each, one for every key; nothing deletes."""
 
-    def __len__(self) -> int:
-        return len(self.steps)
-
-
-@dataclass(frozen=True)
-class SweepGrid:
-    """The axes of a sweep, the first of which changes slowest."""
-
-    axes: tuple[SweepAxis, ...]
-
-    @property
-    def varied(self) -> list[SweepAxis]:
-        """The axes with several values."""
-        return [axis for axis in self.axes if len(axis) > 1]
-
-    def places(self) -> Iterator[tuple[int, ...]]:
-        """Yields the place of every point, one number for each axis."""
-        return itertools.product(*(range(len(axis)) for axis in self.axes))
-
-    def words(self, place: tuple[int, ...]) -> list[str]:
-        """Returns the overrides of a point."""
-        steps = (axis.steps[at] for axis, at in zip(self.axes, place, strict=True))
-        return [word for step in steps for word in step]
-
 
 def stored_sweep(words: Sequence[str], extra: Path | None) -> tuple[list[str], StoredSweep]:
     """Returns the words without ``experiment=NAME``, and what that stands for.
@@ -128,8 +104,8 @@ def _is_experiment(word: str) -> bool:
     return word.lstrip("+").startswith(f"{EXPERIMENTS}=")
 
 
-def grid_of(words: Sequence[str], zipped: Sequence[str], groups: Groups) -> SweepGrid:
-    """Returns the axes that the words on a command line describe.
+def axes_of(words: Sequence[str], zipped: Sequence[str], groups: Groups) -> list[SweepAxis]:
+    """Returns the axes that the words on a command line describe; the first changes slowest.
 
     Args:
         words: overrides, each with one or several values; a later one replaces an earlier one of
@@ -148,14 +124,13 @@ def grid_of(words: Sequence[str], zipped: Sequence[str], groups: Groups) -> Swee
     for keys in zipped:
         check(_zip, keys, axes)
     check.done()
-    grid = SweepGrid(tuple(axes.values()))
-    count = math.prod(len(axis) for axis in grid.axes)
+    count = math.prod(len(axis.steps) for axis in axes.values())
     if count > MOST_POINTS:
         raise ConfigError(
             f"the sweep has {count} points and {MOST_POINTS} is the most; use fewer values, or "
             f"pair some with --zip"
         )
-    return grid
+    return list(axes.values())
 
 
 def _axis(word: str, groups: Groups) -> SweepAxis:
@@ -221,9 +196,9 @@ def _zip(keys: str, by_key: dict[str, SweepAxis]) -> None:
     axes = [by_key[name] for name in names]
     if len(set(names)) < 2:
         raise ConfigError(f"--zip {keys} pairs keys; name two or more, as --zip image,batch")
-    counts = {len(axis) for axis in axes}
-    if len(counts) > 1:
-        have = ", ".join(f"{name} {len(axis)}" for name, axis in zip(names, axes, strict=True))
+    counts = [len(axis.steps) for axis in axes]
+    if len(set(counts)) > 1:
+        have = ", ".join(f"{name} {count}" for name, count in zip(names, counts, strict=True))
         raise ConfigError(f"--zip {keys} pairs values, but their numbers differ: {have}")
     joined = tuple(
         tuple(itertools.chain.from_iterable(parts))

@@ -6,6 +6,7 @@ anything is started.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from hires.cli.compose.choices import keys
 from hires.cli.compose.compose_config import Composer, labelled
 from hires.cli.compose.expression import Expression
 from hires.cli.planning import PackedPlan, Planner, with_classes
-from hires.cli.sweep.axes import SweepGrid
+from hires.cli.sweep.axes import SweepAxis
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
 from hires.core.store.rundir import done_attempts, run_path
@@ -23,11 +24,7 @@ from hires.core.store.rundir import done_attempts, run_path
 ORDERS = ("grouped", "interleaved")
 _SHOWN = 3
 """Reasons that one error names."""
-_DERIVED: dict[str, Callable[[RunConfig], int]] = {
-    "height": lambda config: config.height,
-    "width": lambda config: config.width,
-    "ranks": lambda config: config.parallel.num_ranks,
-}
+_DERIVED = ("height", "width", "ranks")
 """What ``--where`` may name besides keys and groups."""
 
 
@@ -36,7 +33,7 @@ class SweepPoint:
     """One combination of values."""
 
     place: tuple[int, ...]
-    """One number for each axis of the grid."""
+    """One number for each axis."""
     words: list[str]
     """Its overrides."""
     config: RunConfig | None = None
@@ -82,7 +79,7 @@ class SweepPoint:
 class Points:
     """All points of a sweep."""
 
-    grid: SweepGrid
+    axes: list[SweepAxis]
     listed: list[SweepPoint] = field(default_factory=list)
     """In order, those that cannot run included."""
     left_out: int = 0
@@ -104,8 +101,8 @@ class Points:
         """Returns what sets a point apart: its words of the axes with several values."""
         return [
             word
-            for axis, at in zip(self.grid.axes, point.place, strict=True)
-            for word in (axis.steps[at] if len(axis) > 1 else ())
+            for axis, at in zip(self.axes, point.place, strict=True)
+            for word in (axis.steps[at] if len(axis.steps) > 1 else ())
         ]
 
 
@@ -121,8 +118,8 @@ class Where(Expression):
         """Returns whether the expression is true of a point, given its choice of every group."""
 
         def value_of(name: str) -> Any:
-            if name in _DERIVED:
-                return _DERIVED[name](config)
+            if name == "ranks":
+                return config.parallel.num_ranks
             if name in self._groups:
                 return choices.get(name)
             if name == "image":
@@ -140,16 +137,17 @@ class Where(Expression):
         return self.truth(value_of)
 
 
-def compose_all(grid: SweepGrid, composer: Composer, where: Where | None) -> Points:
-    """Returns the points of a grid with their configs; nothing is planned.
+def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) -> Points:
+    """Returns every combination of the axes with its config; nothing is planned.
 
     Raises:
         ConfigError: a value has the wrong type, no point has values that go together, or
             ``--where`` has no value at some point.
     """
-    points = Points(grid)
-    for place in grid.places():
-        point = SweepPoint(place, grid.words(place))
+    points = Points(axes)
+    for place in itertools.product(*(range(len(axis.steps)) for axis in axes)):
+        steps = (axis.steps[at] for axis, at in zip(axes, place, strict=True))
+        point = SweepPoint(place, list(itertools.chain.from_iterable(steps)))
         values = composer.values(point.words)
         try:
             point.config = labelled(values)

@@ -88,7 +88,7 @@ def _end(point: SweepPoint, attempts: list[dict[str, Any]], repeat: int) -> str:
 
 
 def _valid_table(points: Points, repeat: int) -> Table:
-    keys = [key for axis in points.grid.varied for key in axis.keys]
+    keys = [key for axis in points.axes if len(axis.steps) > 1 for key in axis.keys]
     columns = [Column("point", "point", digits=0), *(Column(key, key) for key in keys)]
     columns += [Column("ranks", "ranks", digits=0), Column("peak", "memory", "MiB", 1 / MIB, 0)]
     columns += [Column("state", "state"), Column("run", "run")]

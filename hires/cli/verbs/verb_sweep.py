@@ -23,7 +23,7 @@ from hires.cli.options import (
 from hires.cli.planning import FORECASTS_S, Planner
 from hires.cli.screens.progress import PlanningProgress
 from hires.cli.screens.screen import print_config
-from hires.cli.sweep.axes import grid_of, stored_sweep
+from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.execution import Sweep, check_launcher, refuse_costly, run_sweep
 from hires.cli.sweep.sweep_points import ORDERS, Where, compose_all, plan_all
 from hires.cli.sweep.sweep_tables import as_json, print_points
@@ -100,8 +100,8 @@ def main(words: Sequence[str]) -> int:
     options = PARSER.read([*defaults, *words])
     known = groups(extra)
     where = None if options.where is None else Where(options.where, known)
-    grid = grid_of([*stored.words, *typed], options.zip or [], known)
-    points = compose_all(grid, Composer(args.config_dir), where)
+    axes = axes_of([*stored.words, *typed], options.zip or [], known)
+    points = compose_all(axes, Composer(args.config_dir), where)
     if not points.listed:
         raise ConfigError(f"--where {options.where!r} keeps none of {points.left_out} points")
     if args.cfg:

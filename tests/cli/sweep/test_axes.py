@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from hires.cli.compose.choices import groups
 from hires.cli.compose.overrides import checked
-from hires.cli.sweep.axes import MOST_POINTS, grid_of
+from hires.cli.sweep.axes import MOST_POINTS, axes_of
 from hires.core.errors import ConfigError
 
 
 def points(*words: str, zipped: tuple[str, ...] = ()) -> list[list[str]]:
-    grid = grid_of(words, zipped, groups())
-    return [grid.words(place) for place in grid.places()]
+    steps = [axis.steps for axis in axes_of(words, zipped, groups())]
+    return [[word for step in point for word in step] for point in itertools.product(*steps)]
 
 
 def answer(*words: str, zipped: tuple[str, ...] = ()) -> str:
     with pytest.raises(ConfigError) as caught:
-        grid_of(words, zipped, groups())
+        axes_of(words, zipped, groups())
     return str(caught.value)
 
 
