@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from hires import __version__
-from hires.cli.compose.choices import offer
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError
 
 VERBS = {
@@ -102,8 +101,6 @@ def _dispatch(words: list[str]) -> int:
         raise ConfigError(f"{verb!r} is an override and a verb comes first: hires run {verb}")
     if verb.startswith("-"):
         raise ConfigError(f"unknown option {verb}; a verb comes first: {', '.join(VERBS)}")
+    from hires.cli.compose.choices import offer  # --help does without
+
     raise ConfigError(f"unknown verb {verb!r}; {offer(verb, VERBS)}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

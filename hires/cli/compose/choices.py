@@ -192,8 +192,8 @@ def _keys_of(section: type, prefix: str) -> list[ConfigKey]:
         if dataclasses.is_dataclass(hint):
             listed += _keys_of(typing.cast(type, hint), f"{name}.")
             continue
-        made = field.default_factory
-        value = field.default if made is dataclasses.MISSING else made()
+        factory = field.default_factory
+        value = field.default if factory is dataclasses.MISSING else factory()
         default = "null" if value is None else str(value).replace(" ", "")
         default = default.lower() if isinstance(value, bool) else default
         choices = tuple(field.metadata.get("choices", ()))

@@ -170,16 +170,16 @@ def make_absolute(values: dict[str, Any]) -> None:
 def read_mapping(path: Path, example: str = "name: mine") -> dict[str, Any]:
     """Returns the keys that a YAML file of a user holds; ``example`` is a line for the error."""
     try:
-        held = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text in UTF-8 ({error}); save it as UTF-8") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise ConfigError(_yaml_mistake(error, path)) from None
-    if held is not None and not isinstance(held, dict):
-        raise ConfigError(f"{path} must hold keys, one a line, as `{example}`, not {held!r}")
-    return {str(key): value for key, value in (held or {}).items()}
+    if values is not None and not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold keys, one a line, as `{example}`, not {values!r}")
+    return {str(key): value for key, value in (values or {}).items()}
 
 
 def _is_exactly(hint: Any, value: Any) -> bool:

@@ -9,8 +9,7 @@ from pathlib import Path
 from hires.cli.options import JSON, Parser, chosen, named_runs, option
 from hires.cli.verbs.verb_export import no_runs
 from hires.core.errors import ConfigError
-from hires.core.store import file_names
-from hires.core.store.file_names import attempt_dir, attempt_numbers
+from hires.core.store.attempts import latest
 from hires.launcher.status.run_selection import select, whole_campaigns
 from hires.launcher.status.state import states
 
@@ -56,17 +55,11 @@ def main(words: Sequence[str]) -> int:
     if not paths and not selection.planned:
         raise ConfigError(no_runs(args.results, "report"))
     # Only the launcher can tell the state of runs whose last attempt left no exit record.
-    live = [path for path in paths if not _has_end(path)]
+    live = [path for path in paths if (last := latest(path)) is None or not last.exit]
     live_states = {
         s.path: (s.state, s.reason, s.cause) for s in (states(live) if live else ()) if s.path
     }
     folders = whole_campaigns(args.names, args.results, paths)
-    made = write_report(paths, folders, request, live_states)
-    print(json.dumps(made.to_dict(), indent=2) if args.json else "\n".join(made.lines()))
+    report = write_report(paths, folders, request, live_states)
+    print(json.dumps(report.to_dict(), indent=2) if args.json else "\n".join(report.lines()))
     return 0
-
-
-def _has_end(path: Path) -> bool:
-    """Whether the last attempt of a run left an exit record; earlier ones may have failed."""
-    numbers = attempt_numbers(path)
-    return bool(numbers) and (attempt_dir(path, numbers[-1]) / file_names.EXIT).exists()

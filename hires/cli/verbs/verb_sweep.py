@@ -98,9 +98,9 @@ def main(words: Sequence[str]) -> int:
         for one in (value if isinstance(value, list) else [value])
     ]
     options = PARSER.read([*defaults, *words])
-    known = groups(extra)
-    where = None if options.where is None else Where(options.where, known)
-    axes = axes_of([*stored.words, *typed], options.zip or [], known)
+    choices = groups(extra)
+    where = None if options.where is None else Where(options.where, choices)
+    axes = axes_of([*stored.words, *typed], options.zip or [], choices)
     points = compose_all(axes, Composer(args.config_dir), where)
     if not points.listed:
         raise ConfigError(f"--where {options.where!r} keeps none of {points.left_out} points")
