@@ -35,7 +35,10 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     make_run(results, "four-00000004")
     plan = {
-        "points": [{"run": "one-00000001", "overrides": []}, {"run": "five-00000005"}],
+        "points": [
+            {"run": "one-00000001", "overrides": []},
+            {"run": "five-00000005", "overrides": []},
+        ],
         "excluded": [{"overrides": ["image=9", "batch=1"], "reason": "batch=1 does not divide"}],
     }
     (results / "default/campaign.json").write_text(json.dumps(plan))
