@@ -49,7 +49,9 @@ def path(tmp_path, monkeypatch) -> Path:
 
 
 def test_script_asks_for_the_nodes_the_ranks_need(tmp_path):
-    text = job_script.script(tmp_path / "run-1", config(nodes=2, threads=4, minutes=90), 5, [])
+    text = job_script.JobScript(
+        tmp_path / "run-1", config(nodes=2, threads=4, minutes=90), 5, []
+    ).text()
     assert options(text) == {
         "job-name": "run-1",
         "nodes": "2",
@@ -65,9 +67,9 @@ def test_script_asks_for_the_nodes_the_ranks_need(tmp_path):
 
 
 def test_script_names_partition_account_and_quality_if_they_are_set(tmp_path):
-    text = job_script.script(
+    text = job_script.JobScript(
         tmp_path, config(partition="big mem", account="a'b", qos="$(x)"), 1, []
-    )
+    ).text()
     found = options(text)
     assert (found["partition"], found["account"], found["qos"]) == ("big mem", "a'b", "$(x)")
 
@@ -90,7 +92,7 @@ def test_time_limit_of_more_than_a_year_is_refused():
 def test_options_stand_before_anything_that_names_can_reach(tmp_path):
     """Slurm reads no option below the first command, whatever a name holds."""
     run = tmp_path / f"run {ODD}".replace("/", "")
-    text = job_script.script(run, config(), 1, ["hires", "run", f"campaign={ODD}"])
+    text = job_script.JobScript(run, config(), 1, ["hires", "run", f"campaign={ODD}"]).text()
     lines = text.split("\n")
     first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
     assert all(n < first for n, line in enumerate(lines) if line.startswith("#SBATCH"))
@@ -107,7 +109,7 @@ def run(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(sys, "executable", str(odd / "py thon"))
     monkeypatch.setenv("PYTHONPATH", str(odd / "lib"))
     (odd / "run").mkdir()
-    job_script.write_script(odd / "run", config(), 1, ["hires", "run", f"campaign={ODD}"])
+    job_script.JobScript(odd / "run", config(), 1, ["hires", "run", f"campaign={ODD}"]).write()
     return odd / "run"
 
 
@@ -143,7 +145,7 @@ def test_script_speaks_for_the_cluster_unless_the_launcher_does(tmp_path):
         options={"gres": "gpu:4", "exclusive": True, "mem": 0, "comment": "it's $(touch oops); #x"},
     )
     config = RunConfig(launcher=LauncherConfig(name="slurm", account="us"), cluster=cluster)
-    found = options(job_script.script(tmp_path, config, 1, []))
+    found = options(job_script.JobScript(tmp_path, config, 1, []).text())
     assert (found["partition"], found["account"]) == ("gpu", "us")
     assert (found["gres"], found["exclusive"], found["mem"]) == ("gpu:4", "", "0")
     assert found["comment"] == "it's $(touch oops); #x"
@@ -153,7 +155,7 @@ def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(
     odd = "it's $(touch oops) `touch oops`; touch oops"
     cluster = ClusterConfig(modules=["gcc/12", odd])
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
-    job_script.write_script(run, config, 1, [])
+    job_script.JobScript(run, config, 1, []).write()
     profile = tmp_path / "profile"
     profile.write_text(
         'module() { printf "%s|" "$@" >>"$HOME/loaded"; [ "$2" != "$BAD" ] || ! echo no "$2"; }\n'
@@ -203,7 +205,7 @@ def submitted(tmp_path: Path, **keys) -> Path:
     """Returns a run folder with a script and an attempt."""
     run = tmp_path / "run"
     (run / "a0").mkdir(parents=True)
-    job_script.write_script(run, config(**keys), 2, ["hires", "run"])
+    job_script.JobScript(run, config(**keys), 2, ["hires", "run"]).write()
     return run
 
 
@@ -249,7 +251,10 @@ def test_nodes_that_the_site_excludes_stay_excluded_when_others_are(tmp_path):
     cluster = ClusterConfig(options={"exclude": "n[1-2],n3"})
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
     array = job_script.ArrayShape(2, exclude=("n3", "n4"))
-    assert options(job_script.script(tmp_path, config, 1, [], array))["exclude"] == "n[1-2],n3,n4"
+    assert (
+        options(job_script.JobScript(tmp_path, config, 1, [], array).text())["exclude"]
+        == "n[1-2],n3,n4"
+    )
 
 
 def test_job_waits_for_what_the_site_wants_and_for_more():
@@ -289,9 +294,9 @@ def test_refusal_shows_what_the_site_asks_for_and_a_check_has_no_layout(tmp_path
     run = tmp_path / "run"
     (run / "a0").mkdir(parents=True)
     cluster = ClusterConfig(options={"exclude": "n2", "comment": "x"})
-    job_script.write_script(
+    job_script.JobScript(
         run, RunConfig(launcher=LauncherConfig("slurm"), cluster=cluster), 2, []
-    )
+    ).write()
     message = "sbatch: error: Requested node configuration is not available"
     command(path, "sbatch", f"echo '{message}' >&2; exit 1")
     with pytest.raises(sbatch.RefusedError) as caught:

@@ -40,13 +40,14 @@ class SlurmLauncher(Launcher):
         self, run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]
     ) -> list[Path]:
         """Writes ``job.sbatch``."""
-        script = job_script.write_script(run, config, num_ranks, argv)
+        script = job_script.JobScript(run, config, num_ranks, argv).write()
         return [run / file_names.LAUNCH_SCRIPT, script]
 
     def start_estimate(self, config: RunConfig, num_ranks: int) -> str:
         """Returns when Slurm would start a run, in its own words."""
         with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
-            path = job_script.write_script(Path(folder), config, num_ranks, ["hires", "run"])
+            argv = ["hires", "run"]
+            path = job_script.JobScript(Path(folder), config, num_ranks, argv).write()
             try:
                 return sbatch.start_estimate(path)
             except ConfigError:

@@ -135,7 +135,7 @@ def _sbatch(
     write_atomically(folder / file_names.POINTS, "".join(lines))
     shape = job_script.ArrayShape(len(tasks), options.limit, options.exclude, largest.attempts)
     config = largest.config
-    script = job_script.write_script(folder, config, largest.ranks, options.argv, shape)
+    script = job_script.JobScript(folder, config, largest.ranks, options.argv, shape).write()
     words = sbatch.after(config, options.after, before and f"afterany:{before}")
     job = sbatch.submit(script, words)
     note_job(folder, job, None)

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
@@ -28,7 +27,6 @@ from hires.launcher import interface
 from hires.launcher.slurm import sbatch
 
 BATCH = "hires.launcher.slurm.batch"
-"""Python module that a job runs on its first node, with the script's folder and its arguments."""
 note_job = functools.partial(interface.note_job, "slurm")
 
 
@@ -45,81 +43,71 @@ class ArrayShape:
     attempts: int = 1
     """Attempts of a run that each task makes, one after the other, each within the time limit."""
 
-    def options(self, site: dict[str, Any]) -> dict[str, str]:
-        """Returns the options of sbatch; nodes that the site excludes stay excluded."""
-        options = {"array": f"0-{self.count - 1}" + (f"%{self.limit}" if self.limit else "")}
-        if self.exclude:
-            options["exclude"] = sbatch.joined(str(site.get("exclude", "")), ",".join(self.exclude))
-        return options
 
+@dataclass(frozen=True)
+class JobScript:
+    """The script of a job, or of a job array."""
 
-def script(
-    run: Path,
-    config: RunConfig,
-    num_ranks: int,
-    argv: Sequence[str],
-    array: ArrayShape | None = None,
-    module: str = BATCH,
-) -> str:
-    """Returns the text of a ``job.sbatch``.
+    folder: Path
+    """The run folder, or that of the array; absolute."""
+    config: RunConfig
+    """The frozen config, of an array that of any of its points."""
+    num_ranks: int
+    argv: Sequence[str]
+    """The command line as typed."""
+    array: ArrayShape | None = None
+    module: str = BATCH
+    """Python module that the job runs on its first node, with the folder and its own arguments."""
 
-    Args:
-        run: the run folder, or that of the array; absolute.
-        config: the frozen config, of an array that of any of its points.
-        num_ranks: ranks of the world.
-        argv: the command line as typed.
-        array: shape of a job array; None: it is one job.
-        module: Python module that the job runs.
-    """
-    from submitit.slurm.slurm import _make_sbatch_string
+    def write(self) -> Path:
+        """Writes ``job.sbatch`` into the folder and returns its path.
 
-    launcher = config.launcher
-    name = run.name if array is None else f"{config.campaign}-{run.name}"
-    site = config.cluster.options
-    return _make_sbatch_string(
-        command=f'exec {shlex.quote(sys.executable)} -u -m {module} "$run_dir" "$@"',
-        folder="/dev",
-        # A folder that was renamed may have a name that no line of options can hold.
-        job_name=re.sub(r"[^A-Za-z0-9._+-]+", "_", name),
-        nodes=launcher.nodes,
-        ntasks_per_node=max(spread(num_ranks, launcher.nodes)),
-        cpus_per_task=launcher.threads,
-        time=launcher.minutes * (1 if array is None else array.attempts),
-        partition=config.partition,
-        account=launcher.account or config.cluster.account,
-        qos=launcher.qos,
-        wckey=None,  # type: ignore[arg-type]  # its own default is a key that few sites have
-        stderr_to_stdout=True,
-        use_srun=False,
-        setup=launch_file.job_setup(config, argv, run),
-        additional_parameters={
-            **site,
-            **({} if array is None else array.options(site)),
-            "ntasks": num_ranks,
-            "requeue": True,
-            "signal": f"B:USR2@{launcher.signal_s}",
-            # No line of options can hold every path, so the script itself opens its log.
-            "output": "/dev/null",
-        },
-    )
+        Raises:
+            RunError: it cannot be written.
+        """
+        path = self.folder / file_names.JOB_SCRIPT
+        write_atomically(path, self.text())
+        return path
 
+    def text(self) -> str:
+        """Returns the text of the script."""
+        from submitit.slurm.slurm import _make_sbatch_string
 
-def write_script(
-    run: Path,
-    config: RunConfig,
-    num_ranks: int,
-    argv: Sequence[str],
-    array: ArrayShape | None = None,
-    module: str = BATCH,
-) -> Path:
-    """Writes ``job.sbatch`` into a folder and returns its path; the arguments are :func:`script`'s.
-
-    Raises:
-        RunError: it cannot be written.
-    """
-    path = run / file_names.JOB_SCRIPT
-    write_atomically(path, script(run, config, num_ranks, argv, array, module))
-    return path
+        config, launcher, array = self.config, self.config.launcher, self.array
+        name, attempts = self.folder.name, 1
+        options = dict(config.cluster.options)
+        if array is not None:
+            name, attempts = f"{config.campaign}-{name}", array.attempts
+            limit = "" if array.limit is None else f"%{array.limit}"
+            options["array"] = f"0-{array.count - 1}{limit}"
+            if array.exclude:  # nodes that the site excludes stay excluded
+                site = str(options.get("exclude", ""))
+                options["exclude"] = sbatch.joined(site, ",".join(array.exclude))
+        return _make_sbatch_string(
+            command=f'exec {shlex.quote(sys.executable)} -u -m {self.module} "$run_dir" "$@"',
+            folder="/dev",
+            # A folder that was renamed may have a name that no line of options can hold.
+            job_name=re.sub(r"[^A-Za-z0-9._+-]+", "_", name),
+            nodes=launcher.nodes,
+            ntasks_per_node=max(spread(self.num_ranks, launcher.nodes)),
+            cpus_per_task=launcher.threads,
+            time=launcher.minutes * attempts,
+            partition=config.partition,
+            account=launcher.account or config.cluster.account,
+            qos=launcher.qos,
+            wckey=None,  # type: ignore[arg-type]  # its own default is a key that few sites have
+            stderr_to_stdout=True,
+            use_srun=False,
+            setup=launch_file.job_setup(config, self.argv, self.folder),
+            additional_parameters={
+                **options,
+                "ntasks": self.num_ranks,
+                "requeue": True,
+                "signal": f"B:USR2@{launcher.signal_s}",
+                # No line of options can hold every path, so the script itself opens its log.
+                "output": "/dev/null",
+            },
+        )
 
 
 def submit(run: Path, attempt: int, options: Sequence[str] = ()) -> str:

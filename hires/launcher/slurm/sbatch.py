@@ -11,7 +11,6 @@ import getpass
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
@@ -115,81 +114,66 @@ def _sbatch(*words: str, script: Path) -> str:
     return done.stderr + done.stdout  # of two lines that name a job the last one counts
 
 
-class _Cause(NamedTuple):
-    """A cause of refusals."""
-
-    words: str
-    """Pattern of sbatch's message."""
-    option: str
-    """Pattern of the options of the script that it may mean."""
-    keys: tuple[str, ...] = ()
-    """Keys of the config that these options follow from."""
-    advice: str = ""
-    """What to do, where no key is to be changed."""
-    choices: tuple[str, ...] = ()
-    """Command that lists what ``launcher.OPTION`` may be."""
-
-
 _SIZES = "nodes|ntasks-per-node|cpus-per-task"
 _OF_SITE = "exclude|nodelist|nodefile|constraint|gres|gpus[a-z-]*|mem[a-z-]*|reservation"
 """Options of ``cluster.options`` that leave fewer nodes to choose from."""
-_CAUSES = (  # the first whose words match counts
-    _Cause(
-        "dependency",
-        "after",
-        advice="change --after: give the number of a job that Slurm knows, or a campaign",
-    ),
-    _Cause(
-        "node name",
-        "exclude",
-        advice="a node of that list does not exist (any more): change cluster.options.exclude, "
-        "or if it is not from there run the points with `hires sweep`",
-    ),
-    _Cause(
-        "account",
-        "account",
-        choices=("sacctmgr", "-nP", "show", "associations", "users=@USER", "format=Account"),
-    ),
-    _Cause("qos", "qos", ("launcher.qos",)),
-    _Cause("array", "array", advice="change --max-parallel, or sweep fewer points at once"),
-    _Cause("partition", "partition", choices=("sinfo", "--noheader", "--format=%R (%a)")),
-    _Cause("time limit|--time|deadline", "time", ("launcher.minutes",)),
-    _Cause("signal", "signal", ("launcher.signal_s",)),
-    _Cause(
-        "cpu count|processors|cpus-per-task|--ntasks",
-        "cpus-per-task|ntasks|ntasks-per-node",
-        ("launcher.threads", RANKS),
-    ),
-    _Cause(
-        "node count|node configuration|--nodes",
-        f"{_SIZES}|{_OF_SITE}",
-        ("launcher.nodes", "launcher.threads", RANKS),
-    ),
-)
+_KEYS = {
+    "qos": ("launcher.qos",),
+    "time": ("launcher.minutes",),
+    "signal": ("launcher.signal_s",),
+    "cpus-per-task|ntasks|ntasks-per-node": ("launcher.threads", RANKS),
+    f"{_SIZES}|{_OF_SITE}": ("launcher.nodes", "launcher.threads", RANKS),
+}
+"""Keys of the config that options of the script follow from."""
+_CAUSES = {
+    "dependency": "after",
+    "node name": "exclude",
+    "account": "account",
+    "qos": "qos",
+    "array": "array",
+    "partition": "partition",
+    "time limit|--time|deadline": "time",
+    "signal": "signal",
+    "cpu count|processors|cpus-per-task|--ntasks": "cpus-per-task|ntasks|ntasks-per-node",
+    "node count|node configuration|--nodes": f"{_SIZES}|{_OF_SITE}",
+}
+"""Words of sbatch's message, and the options that they may mean; the first match counts."""
+_ADVICE = {
+    "after": "change --after: give the number of a job that Slurm knows, or a campaign",
+    "array": "change --max-parallel, or sweep fewer points at once",
+    "exclude": "a node of that list does not exist (any more): change cluster.options.exclude, "
+    "or if it is not from there run the points with `hires sweep`",
+}
 
 
 def _refusal(message: str, script: Path) -> ConfigError | RunError:
     why = "; ".join(line.removeprefix("sbatch: error: ") for line in message.splitlines() if line)
-    cause = next((c for c in _CAUSES if re.search(c.words, message, re.IGNORECASE)), None)
-    if cause is None:
+    option = next((o for words, o in _CAUSES.items() if re.search(words, message, re.I)), None)
+    if option is None:
         return RunError(f"sbatch refused the job: {why or 'it gave no reason'}; see {script}")
     text, of_site = f"sbatch refused the job: {why}", []
-    pattern = re.compile(rf"#SBATCH --({cause.option})(=|$)")
+    pattern = re.compile(rf"#SBATCH --({option})(=|$)")
     for number, line in enumerate(script.read_text(encoding="utf-8").splitlines(), start=1):
         match = pattern.match(line)
         if match is not None:
             text += f"; line {number} of {script} is: {line}"
-            if cause.keys and re.fullmatch(_OF_SITE, match[1]):
+            if re.fullmatch(_OF_SITE, match[1]):
                 of_site.append(f"cluster.options.{match[1]}")
-    advice = _choices(cause.option, *cause.choices) if cause.choices else cause.advice
-    return RefusedError(text, (*of_site, *cause.keys), advice)
+    if option in _KEYS:
+        return RefusedError(text, (*of_site, *_KEYS[option]))
+    advice = _ADVICE.get(option) or ""
+    if option == "partition":
+        advice = _choices("partition", "sinfo", "--noheader", "--format=%R (%a)")
+    elif option == "account":
+        words = ("show", "associations", f"users={getpass.getuser()}", "format=Account")
+        advice = _choices("account", "sacctmgr", "-nP", *words)
+    return RefusedError(text, advice=advice)
 
 
 def _choices(key: str, *command: str) -> str:
     try:
-        text = scheduler.ask(*(word.replace("@USER", getpass.getuser()) for word in command))
+        names = dict.fromkeys(line.strip() for line in scheduler.ask(*command).splitlines())
     except RunError:
         return f"choose another launcher.{key}"
-    names = dict.fromkeys(line.strip() for line in text.splitlines())
     there = ", ".join(name.removesuffix(" (up)") for name in names if name)
     return f"launcher.{key} may be one of {there}" if there else f"leave launcher.{key} out"

@@ -150,7 +150,7 @@ def _submit(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
     make_folder(folder / "a0" / file_names.LOGS)
     write_atomically(folder / file_names.CONFIG, yaml.safe_dump(plain(config), allow_unicode=False))
     write_atomically(folder / file_names.PLAN, json.dumps({"world": nodes}))
-    job_script.write_script(folder, config, nodes, argv, module=MODULE)
+    job_script.JobScript(folder, config, nodes, argv, module=MODULE).write()
     return job_script.submit(folder, 0)
 
 
