@@ -49,7 +49,7 @@ OWN_OPTIONS = {
 }
 """Options of sbatch that hires writes itself -> what decides them."""
 SPOILING_OPTIONS = {
-    "test-only": "sbatch would submit nothing; `hires plan` asks when the job would start",
+    "test-only": "sbatch would submit nothing; `hires plan` shows when the job would start",
     "wait": "sbatch would return after the job only; `hires run --wait` waits and shows the steps",
     "parsable": "hires itself sets the format of sbatch's answer",
     "no-requeue": "a job that was preempted would not be started again; see launcher.requeues",

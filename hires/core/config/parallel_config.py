@@ -107,11 +107,11 @@ class ParallelConfig(Section, key="parallel"):
     def label(self) -> str:
         """The name of this layout in the words of ``conf/parallel``, as ``sp+pp+gems+dp``.
 
-        ``name`` stays where it holds other words, or says the same (``lp+gems`` is ``gems``).
+        ``name`` stays where it holds other words, or means the same (``lp+gems`` is ``gems``).
         """
         given = self.name.split("+")
         mirrored = self.directions > 1
-        # Mirrored pipelines are told apart by their schedule: gems runs one model pass after the
+        # Mirrored pipelines differ in their schedule: gems runs one model pass after the
         # other, gems_1f1b lets both directions fill each other's bubbles.
         piped = self.schedule == "gems_1f1b" if mirrored else self.microbatches > 1
         holds = {

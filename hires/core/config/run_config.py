@@ -151,7 +151,7 @@ class CommConfig(Section, key="comm"):
     """Transport of every message: ``gloo``."""
     timeout_s: float = real(120.0, above_zero=True, unit=" seconds")
     """Seconds that a rank may wait for another one, or neither move nor compute, before the run is
-    stopped; ``hang.txt`` of the attempt says why."""
+    stopped; ``hang.txt`` of the attempt has the cause."""
     shared_memory: bool = True
     """Whether ranks on one machine exchange small messages through memory that they share, and sum
     gradients by reading each other's."""

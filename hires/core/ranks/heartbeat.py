@@ -294,7 +294,7 @@ class HeartbeatThread(threading.Thread):
         self._may_end = not self._exit_file.exists()
 
     def run(self) -> None:
-        """Beats, looks and answers until it is stopped."""
+        """Touches the file, looks for progress and writes the status, until it is stopped."""
         beat_s, is_answered = time.monotonic(), False
         while not self.stopped.wait(min(LOOK_S, self.timeout_s / 4)):
             # A full disk or a folder that was removed does not stop a rank that computes.

@@ -59,7 +59,7 @@ def write_atomically(
     """Writes a whole file that is either there with all of ``data`` or not there (or as before).
 
     Raises:
-        RunError: the file cannot be written; the message says why and what would work. With an
+        RunError: the file cannot be written; the message has reason and remedy. With an
             ``option`` of its own, which a user changes to have it elsewhere: ConfigError.
     """
     path = Path(path)
@@ -126,7 +126,7 @@ def write_rate(folder: Path) -> float:
 def cannot_write(path: StrPath, error: Exception, option: str = OPTION) -> HiresError:
     """Returns the error for a ``path`` that cannot be written: why, and what would work.
 
-    It is a RunError, or a ConfigError if an option of the verb says what to write: no run failed.
+    It is a RunError, or a ConfigError if an option of the verb names what to write: no run failed.
     """
     kind = RunError if option == OPTION else ConfigError
     if not isinstance(error, OSError):

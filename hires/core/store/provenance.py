@@ -113,8 +113,8 @@ def _stat(pid: int) -> list[str]:
 @functools.cache
 def _git_commit(package: Path) -> str | None:
     """Returns the commit of the checkout that ``package`` is part of, if it is part of one."""
-    # A virtual environment may lie inside somebody else's repository: that commit says nothing
-    # about this code, so the package must lie directly under the repository's root.
+    # A virtual environment may lie inside another repository, whose commit is not that
+    # of this code, so the package must lie directly under the repository's root.
     if _git(package, "rev-parse", "--show-toplevel") != str(package.parent):
         return None
     commit = _git(package, "rev-parse", "HEAD")

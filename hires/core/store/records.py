@@ -118,7 +118,7 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
 
     The attempt's own folder keeps it whatever later attempts do; the run's record is that of the
     last attempt that completed the run, or else of the last one. ``done`` is checked: if a rank
-    lacks a step the record says ``failed`` and why.
+    lacks a step the state is ``failed``, with the cause.
 
     Returns:
         The record of this attempt, whether or not it became the run's.
@@ -283,7 +283,7 @@ def confidence(values: Sequence[float]) -> list[float] | None:
 def _loss(steps: dict[int, dict[int, Values]]) -> Values:
     """Returns the first and last step's loss, averaged over the replicas that have it.
 
-    JSON has no NaN: a loss that is no finite number is null, and ``finite`` says so.
+    JSON has no NaN: a loss that is no finite number is null, and ``finite`` is false.
     """
     losses = []
     for _, ranks in sorted(steps.items()):

@@ -188,7 +188,7 @@ def locate(name: str, results: StrPath = "results") -> Path:
 
 
 def _refuse_campaign(name: str, results: StrPath) -> None:
-    """Raises a ConfigError that says what to type if the name is that of a campaign."""
+    """Raises a ConfigError with what to type if the name is that of a campaign."""
     for folder in (Path(results) / name, Path(name)) if name else ():
         runs = sorted(folder.glob(f"*/{file_names.CONFIG}")) if folder != Path(results) else []
         if runs:
