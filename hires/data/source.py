@@ -1,22 +1,17 @@
-"""Opens the images that a config names, alone or as pairs for super-resolution.
-
-The target of a pair is an image at ``scale`` times the size of the input. The input is the target
-shrunk by bicubic interpolation whose kernel widens with the scale, as the pairs of super-resolution
-are usually made, and kept between black and white. A window of the input reads only the part of the
-target that it depends on.
-"""
+"""Opens the images that a config names, alone or as pairs, and chooses those of each step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hires.core.config.run_config import DataConfig, RunConfig
 from hires.core.errors import ConfigError
-from hires.data.folder import FolderSource
+from hires.data.folder import CONTENTS, FolderSource, scan
 from hires.data.image_fit import resize
-from hires.data.image_index import CONTENTS, scan
 from hires.data.image_window import Pixels, Size, Source, Span, Window, check_window
 from hires.data.synthetic import SyntheticSource
 
@@ -56,7 +51,13 @@ def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int
 
 
 class PairSource:
-    """Pairs of images, the targets from ``large``, the inputs of ``size`` (height, width)."""
+    """Pairs of images for super-resolution: inputs of ``size`` (height, width), larger targets.
+
+    The target is an image of ``large``, at ``scale`` times the size of the input. The input is the
+    target shrunk by bicubic interpolation whose kernel widens with the scale, as the pairs of
+    super-resolution are usually made, and kept between black and white. A window of the input reads
+    only the part of the target that it depends on.
+    """
 
     def __init__(self, large: Source, size: Size, scale: int, channels: int) -> None:
         self.num_classes = channels
@@ -84,3 +85,44 @@ class PairSource:
     def target(self, i: int, rows: Span, cols: Span) -> Window:
         """Returns a window of the target of pair ``i``, (C, h, w), in pixels of the target."""
         return self._large.window(i, rows, cols)
+
+
+def step_indices(step: int, batch: int, length: int, seed: int, shuffle: bool) -> list[int]:
+    """Returns the images of one step, for the whole world; it depends on the arguments alone.
+
+    epoch 0          epoch 1          epoch 2           each a permutation of the data set
+    [ 3 0 4 1 2 ]    [ 1 4 0 2 3 ]    [ 2 ...           (in order without ``shuffle``)
+     step 0  | step 1   | step 2   |                    batch = 3
+
+    Args:
+        step: number of the step, from 0.
+        batch: images per step; may exceed ``length``.
+        length: images of the data set.
+        seed: decides the permutations.
+        shuffle: whether every epoch has a permutation of its own, or all go in order.
+
+    Returns:
+        ``batch`` indices, in the order in which replicas and microbatches take them.
+    """
+    assert step >= 0
+    assert min(batch, length) >= 1
+    indices: list[int] = []
+    position = step * batch
+    end = position + batch
+    while position < end:
+        epoch, offset = divmod(position, length)
+        count = min(length - offset, end - position)
+        if shuffle:
+            indices += _permutation(seed, epoch, length)[offset : offset + count].tolist()
+        else:
+            indices += range(offset, offset + count)
+        position += count
+    return indices
+
+
+@lru_cache(maxsize=2)  # a step touches the end of one epoch and the start of the next
+def _permutation(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
+    """Returns the order of one epoch, (length,)."""
+    order = np.random.Generator(np.random.PCG64([seed, epoch])).permutation(length)
+    order.setflags(write=False)  # it is shared through the cache
+    return order

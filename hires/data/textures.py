@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hires.core.errors import ConfigError, RunError
 from hires.data import synthetic
-from hires.data.image_index import MANIFEST, UNFINISHED
+from hires.data.folder import MANIFEST, UNFINISHED
 from hires.data.image_window import Span
 
 

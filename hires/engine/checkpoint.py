@@ -6,7 +6,7 @@
     rank0000.safetensors     state of a rank's random numbers
 
 All holders of a stage are equal, so that of replica 0, direction down, tile 0 writes its files.
-Which images come next is a function of the step and the seed (``hires.data.order``).
+Which images come next is a function of the step and the seed (``hires.data.source``).
 
     all ranks   write into a hidden folder, wait until the files are on the disk
     all ranks   agree that every part was written

@@ -242,7 +242,7 @@ def test_an_image_of_another_size_is_resized_cropped_or_refused(source_of, pixel
 def test_another_format_is_one_opener_under_its_suffix(source_of, monkeypatch):
     formats = Registry("image format")
     monkeypatch.setattr(image_format, "FORMATS", formats)
-    monkeypatch.setattr("hires.data.image_index.FORMATS", formats)
+    monkeypatch.setattr("hires.data.folder.FORMATS", formats)
 
     @formats.register(".scope")
     def open_scope(path):

@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from hires.data.order import step_indices
+from hires.data.source import step_indices
 
 
 def line(batch: int, steps: int, **how) -> list[int]:

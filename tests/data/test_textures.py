@@ -9,7 +9,7 @@ import tifffile
 from hires.core.config.run_config import DataConfig
 from hires.core.errors import ConfigError, RunError
 from hires.data import textures
-from hires.data.image_index import MANIFEST, UNFINISHED
+from hires.data.folder import MANIFEST, UNFINISHED
 from hires.data.source import open_source
 from hires.data.textures import make_folder
 

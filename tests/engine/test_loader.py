@@ -11,8 +11,7 @@ import torch
 
 from hires.core.config.run_config import DataConfig
 from hires.core.errors import RunError
-from hires.data.order import step_indices
-from hires.data.source import open_source
+from hires.data.source import open_source, step_indices
 from hires.engine.loader import Loader
 
 SIZE = (12, 10)

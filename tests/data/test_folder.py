@@ -6,7 +6,7 @@ import pytest
 
 from hires.core.config.run_config import DataConfig
 from hires.core.errors import ConfigError
-from hires.data.image_index import UNFINISHED, scan
+from hires.data.folder import UNFINISHED, scan
 from hires.data.source import open_source
 
 
