@@ -172,6 +172,8 @@ def read(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
 
 def _step_of(line: Values) -> StepSpans:
     step = build_usable(StepSpans, {**line, "clock": text(line["clock"], 80), "spans": []})
+    if min(step.rank, step.step) < 0 or not math.isfinite(step.begin_s):
+        raise ValueError(f"rank {step.rank}, step {step.step}, begun at {step.begin_s}")
     for kind, action, begin_s, end_s, what in line["spans"]:
         if not 0 <= end_s - begin_s < math.inf:
             raise ValueError(f"a span from {begin_s} to {end_s}")

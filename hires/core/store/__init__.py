@@ -7,7 +7,7 @@ attempts      Attempt: what the files of one attempt hold; begins attempts
 records       appends events and metrics; reads config, plan and record; builds the record
 run_index     writes exit.json, and index.jsonl of all results
 rundir        makes and opens run folders, and locates the run that a user names
-campaign      campaign.json of sweeps
+campaign      campaign.json of sweeps, and points.jsonl of job arrays
 checkpoints   which there are, and where an attempt begins
 provenance    code, versions, machine and process
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from hires.core.errors import RunError
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import FORWARD, HALO, Recorder, Span, StepSpans
 from hires.core.store import provenance
+from hires.core.store.reading import Note
 
 
 def spans_of(recorder: Recorder) -> list[Span]:
@@ -94,6 +96,27 @@ def test_written_steps_are_read_back(tmp_path):
 def test_folder_without_a_timeline_is_refused(tmp_path):
     with pytest.raises(RunError, match=r"holds no timeline.*--again"):
         timeline.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rank": -1},
+        {"step": "0"},
+        {"begin_s": float("nan")},
+        {"spans": [["forward", "F0", 1.0, 0.0, ""]]},
+        {"spans": [[1, "F0", 0.0, float("inf"), ""]]},
+        {"spans": None},
+    ],
+)
+def test_line_that_makes_no_sense_is_damage_or_a_note(tmp_path, change):
+    line = {"rank": 0, "step": 0, "clock": "here", "begin_s": 1.0, "dropped": 0, "spans": []}
+    (tmp_path / "timeline.jsonl").write_text(json.dumps({**line, **change}) + "\n")
+    with pytest.raises(RunError, match=r"timeline\.jsonl is damaged"):
+        timeline.read(tmp_path)
+    notes: list[Note] = []
+    assert timeline.read(tmp_path, notes) == []
+    assert [note.text for note in notes] == ["a line makes no sense"]
 
 
 def test_ranks_of_one_machine_keep_their_distance_and_machines_begin_together():
