@@ -15,6 +15,7 @@ import pytest
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
+from hires.core.store import launch_file
 from hires.core.store.rundir import RunDir
 from hires.launcher import interface
 from hires.launcher.interface import (
@@ -74,6 +75,9 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, 
     (tmp_path / "own" / "launcher").mkdir(parents=True)
     (tmp_path / "own" / "launcher" / "toy.yaml").write_text("# A toy\nname: toy\n")
     interface.all_launchers()
+    template = launch_file._template
+    own = {"toy.sh": "# Starts a toy: @COMMAND@\n"}
+    monkeypatch.setattr(launch_file, "_template", lambda name: own.get(name) or template(name))
     monkeypatch.setitem(LAUNCHERS._items, "toy", ToyLauncher)
     yield ("--config-dir", str(tmp_path / "own"), "launcher=toy", "campaign=toys")
     for process in _PROCESSES.values():
@@ -113,6 +117,11 @@ def test_every_name_of_the_config_has_a_launcher():
     names = {path.stem for path in (ROOT / "conf/launcher").glob("*.yaml")}
     assert {type(one) for one in interface.all_launchers()} == {LAUNCHERS[n] for n in names}
     assert all(launcher_named(n).has_jobs == LauncherConfig(n).has_jobs for n in names)
+
+
+def test_launcher_with_jobs_needs_a_script_that_starts_a_run_by_hand():
+    with pytest.raises(ConfigError, match=r"launch/pbs\.sh is missing"):
+        launch_file.launch_script(RunConfig(launcher=LauncherConfig(name="pbs")), ["hires"])
 
 
 def test_unknown_launcher_is_refused_with_the_nearest():

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import hires
 from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
 from hires.core.ranks import mpi_dialects
 
 NO_FOLDER = 66
@@ -81,11 +82,10 @@ def render(argv: Sequence[str], template: str = "local.sh", **values: Sequence[s
 
 
 def _template(name: str) -> str:
-    """Returns the text of a file in ``launch/``; a launcher without one uses that of ``local``."""
+    """Returns the text of a file in ``launch/``, which every launcher with jobs has."""
+    with contextlib.suppress(ModuleNotFoundError, FileNotFoundError):
+        return (resources.files("hires.launch") / name).read_text(encoding="utf-8")
     beside = Path(hires.__file__).resolve().parent.parent / "launch"  # of a checkout
-    for file in (name, "local.sh"):
-        with contextlib.suppress(ModuleNotFoundError, FileNotFoundError):
-            return (resources.files("hires.launch") / file).read_text(encoding="utf-8")
-        with contextlib.suppress(FileNotFoundError):
-            return (beside / file).read_text(encoding="utf-8")
-    raise AssertionError("launch/local.sh ships with hires")
+    with contextlib.suppress(FileNotFoundError):
+        return (beside / name).read_text(encoding="utf-8")
+    raise ConfigError(f"launch/{name} is missing: the script that starts a run again by hand")

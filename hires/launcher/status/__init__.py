@@ -1,1 +1,1 @@
-"""Tells the state of runs: progress, logs, process, cancellation."""
+"""The state, progress and logs of runs."""
