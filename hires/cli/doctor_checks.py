@@ -288,7 +288,7 @@ def _mpi4py(library: str | None, launcher: str) -> Check:
         remedy = "load the site's MPI (module load ...), then pip install --no-binary mpi4py mpi4py"
         return Check("mpi4py", WARNING, "it is here and finds no MPI library", remedy)
     if launcher and family(library) != family(launcher):
-        text = f"it speaks {library}, and mpirun is of {launcher}"
+        text = f"it is built for {library}, and mpirun is of {launcher}"
         remedy = "build mpi4py with that mpirun's mpicc, or put the other mpirun first on PATH"
         return Check("mpi4py", WARNING, text, remedy)
     return Check("mpi4py", OK, library)

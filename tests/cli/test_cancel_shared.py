@@ -138,7 +138,7 @@ def test_sweep_on_this_machine_starts_nothing_more(tmp_path, hires):
             process.kill()
     assert process.returncode == 130
     assert "2 attempts are pending (stopped by hires cancel)" in err
-    assert "its sweep was told to start nothing more, and has ended" in answer.out
+    assert "its sweep starts nothing more, and has ended" in answer.out
     assert answer.code == 0
     [path] = Path("results").glob("*/*/a0/exit.json")
     assert json.loads(path.read_text())["state"] == "cancelled"

@@ -12,13 +12,13 @@ import copy
 import functools
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
-from hires.cli.compose.choices import Groups, conf_dir, config_keys, groups, keys, offer
+from hires.cli.compose.choices import conf_dir, config_keys, groups, keys, offer
 from hires.cli.compose.overrides import checked, parsed
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.config.value_checks import Checks
@@ -58,7 +58,12 @@ def composed(overrides: list[str], config_dir: str | None = None) -> dict[str, A
     choices = groups(extra)
     words = checked(overrides, choices)
     if extra is not None:
-        _check_files(words, extra, choices)
+        check = Checks()
+        for word in words:
+            group, equals, name = word.lstrip("+").partition("=")
+            if equals and group in choices:
+                check(_check_choice, extra, group, name.strip("'\""), choices[group], ())
+        check.done()
         words.append(f"hydra.searchpath=['file://{extra}']")
     # Imported here: the shell completion imports this module and cannot wait for Hydra.
     from hydra import compose as hydra_compose
@@ -197,20 +202,10 @@ def _is_numbers(value: Any) -> bool:
     return all(map(_is_numbers, value)) if isinstance(value, list) else type(value) is int
 
 
-def _check_files(words: Iterable[str], extra: Path, groups: Groups) -> None:
-    """Refuses a chosen file of a user that cannot be composed, and says why in plain words."""
-    check = Checks()
-    for word in words:
-        group, equals, name = word.lstrip("+").partition("=")
-        if equals and group in groups:
-            check(_check_choice, extra, group, name.strip("'\""), groups[group], ())
-    check.done()
-
-
 def _check_choice(
     extra: Path, group: str, name: str, choices: Mapping[str, str], seen: tuple[str, ...]
 ) -> None:
-    """Refuses a choice whose file, or one that it stands on, is wrong; ours are right."""
+    """Refuses a choice of a user whose file, or one that it stands on, cannot be composed."""
     path = extra / group / f"{name}.yaml"
     if not path.is_file():
         return

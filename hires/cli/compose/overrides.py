@@ -167,7 +167,7 @@ def _joined(group: str, parts: list[str], choices: dict[str, str]) -> str:
 
 
 def _no_override(word: str, before: str, groups: Groups) -> str:
-    """Returns what to answer to a word that is not ``key=value``."""
+    """Returns the answer to a word that is not ``key=value``."""
     group, equals, value = before.partition("=")
     if group in groups and equals:
         joined = _joined(group, [*value.split("+"), word], groups[group])

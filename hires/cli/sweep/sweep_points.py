@@ -172,9 +172,10 @@ def plan_all(
 ) -> None:
     """Plans all points that are not complete, and finds the nearest valid one of the others.
 
+    Points that are the same run as another are dropped.
+
     Args:
-        points: as :func:`compose_all` returns them; those that are the same run as another are
-            dropped.
+        points: as :func:`compose_all` returns them.
         planner: plans them.
         wanted: complete attempts after which a point needs no plan; None: it always does.
         report: called before each point, with its number and that of all points.
@@ -208,12 +209,8 @@ def in_order(
 ) -> Iterator[SweepPoint]:
     """Yields the points once for every attempt that is missing, in the order of their start.
 
-    Args:
-        points: those that can run.
-        repeat: complete attempts that each shall have.
-        order: ``grouped`` (all attempts of a point together) or ``interleaved`` (one attempt of
-            every point, then the next one of each).
-        again: whether complete attempts of earlier times do not count.
+    The order is ``grouped`` (all attempts of a point together) or ``interleaved`` (one attempt of
+    every point, then the next one of each). With ``again`` complete attempts do not count.
     """
     missing = [repeat if again else max(0, repeat - len(point.done)) for point in points]
     turns = [(turn, number) for number, count in enumerate(missing) for turn in range(count)]

@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
             while campaign.is_locked(folder) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             end = "has not ended yet" if campaign.is_locked(folder) else "has ended"
-            print(f"{folder.name}: its sweep was told to start nothing more, and {end}")
+            print(f"{folder.name}: its sweep starts nothing more, and {end}")
     all_states = states(selection.paths)
     live = [state for state in all_states if state.state in (PENDING, RUNNING)]
     # Pending runs are cancelled first, so that none starts in the place of one that was stopped.

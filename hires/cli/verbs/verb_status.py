@@ -52,7 +52,16 @@ def main(words: Sequence[str]) -> int:
             shown = [*states(selection.paths), *selection.planned]
             if on_screen:
                 print(_CLEAR, end="")
-            _show(shown, args.json, shutil.get_terminal_size().lines if on_screen else None)
+            height = shutil.get_terminal_size().lines if on_screen else None
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            if args.json:
+                print(json.dumps({"runs": [state.to_dict() for state in shown]}, indent=2))
+            elif not shown:
+                print("no runs here; start one with `hires run`, or name a folder with --results")
+            elif len(shown) == 1:
+                print("\n".join(lines(shown, None, height)[:-1]))
+            else:
+                print("\n".join(lines(shown, width, height)))
             sys.stdout.flush()
             if not args.watch or not any(state.state in (PENDING, RUNNING) for state in shown):
                 return 0
@@ -61,18 +70,6 @@ def main(words: Sequence[str]) -> int:
         if not args.watch:
             raise
         return INTERRUPTED
-
-
-def _show(shown: Sequence[RunState], as_json: bool, height: int | None) -> None:
-    if as_json:
-        print(json.dumps({"runs": [state.to_dict() for state in shown]}, indent=2))
-    elif not shown:
-        print("no runs here; start one with `hires run`, or name a folder with --results")
-    elif len(shown) == 1:
-        print("\n".join(lines(shown, None, height)[:-1]))
-    else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print("\n".join(lines(shown, width, height)))
 
 
 def lines(states: Sequence[RunState], width: int | None, height: int | None = None) -> list[str]:
