@@ -198,7 +198,7 @@ def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int 
     replica, _, stage, tile = plan.slot_of(rank, direction)
     kind, posts = "send" if outgoing else "recv", []
     # A gradient leaves the stage that read the value and comes to the stage that made it.
-    for index, other, peers in _links(plan, back)[stage, outgoing].get(tile, ()):
+    for index, other, peers in links(plan, back)[stage, outgoing].get(tile, ()):
         value = plan.edges[index].value
         part = Part(action, "", value, back, index)
         what = f"{'the gradient of ' if back else ''}{value} in {action}"
@@ -288,11 +288,11 @@ def _first_tag(plan: Plan, stage: int) -> int:
     return plan.remember(("tags", stage), make)
 
 
-def _links(plan: Plan, back: bool) -> Links:
+def links(plan: Plan, back: bool) -> Links:
     """Returns which tiles are connected, forward or backward; all microbatches share it."""
 
     def make() -> Links:
-        links: Links = {(s.index, out): {} for s in plan.stages for out in (False, True)}
+        found: Links = {(s.index, out): {} for s in plan.stages for out in (False, True)}
         for index, edge in enumerate(plan.edges):
             ends = (edge.source, not back), (edge.target, back)
             # A message concerns the tile at each end, and names the one at the other.
@@ -304,7 +304,7 @@ def _links(plan: Plan, back: bool) -> Links:
                     peers[end].setdefault(tiles[end], []).append((tiles[1 - end], box, shape))
             for end, others in ((0, edge.target), (1, edge.source)):
                 for tile, own in peers[end].items():
-                    links[ends[end]].setdefault(tile, []).append((index, others, own))
-        return links
+                    found[ends[end]].setdefault(tile, []).append((index, others, own))
+        return found
 
     return plan.remember(("links", back), make)

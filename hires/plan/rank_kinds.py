@@ -10,13 +10,14 @@ of ranks, so the others take the result of a similar one:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable
 from typing import Any
 
 from hires.plan.halos import is_list
 from hires.plan.plan import Plan, Stage
-from hires.plan.program import edge_messages, halo_rows
+from hires.plan.program import edge_messages, halo_rows, links
 from hires.plan.rules import SHARDED, TILED, WHOLE
 from hires.plan.tiling import own_rect, split, split_all
 
@@ -35,24 +36,32 @@ _COARSER = ((0.02, True), (0.1, True), (0.3, True), (0.1, False), (0.5, False), 
 def translated_kinds(plan: Plan) -> list[int]:
     """Returns for every rank of a replica the first one with the same program, peers shifted.
 
-    A program is a function of the actions, of the stage, and of the rows of the tile's halos, so
-    tiles with equal rows relative to their own place have equal programs. Only in plans of one
-    stage are ranks looked at: elsewhere every rank is a kind of its own.
+    A program is a function of the rank's actions and stages and, relative to its own place, of the
+    rows of its halos and edges.
     """
-    ranks = range(plan.ranks_per_replica)
-    if len(plan.stages) > 1 or plan.num_directions > 1:
-        return [*ranks]
     ids: dict[Hashable, int] = {}
-    kinds: list[list[int]] = [[] for _ in ranks]
-    for op in plan.stages[0].comm:
-        rows = halo_rows(plan, op) if op.kind == "halo" else {}
-        for tile, kind in enumerate(kinds):
-            own = (
-                (other - tile, row[0] == tile, shape) for other, row, shape in rows.get(tile, ())
-            )
-            kind.append(ids.setdefault(tuple(own), len(ids)))
+    halos: list[list[list[int]]] = []  # by stage and tile: the rows of each exchange, as a number
+    for stage in plan.stages:
+        halos.append([[] for _ in range(stage.num_ranks)])
+        for op in stage.comm:
+            rows = halo_rows(plan, op) if op.kind == "halo" else {}
+            for tile, peers in rows.items():
+                own = ((other - tile, row[0] == tile, shape) for other, row, shape in peers)
+                key = id(op), tuple(own)
+                halos[-1][tile].append(ids.setdefault(key, len(ids)))
     first: dict[Hashable, int] = {}
-    return [first.setdefault(tuple(kind), rank) for rank, kind in enumerate(kinds)]
+    kinds = []
+    for rank in range(plan.ranks_per_replica):
+        parts: list[Hashable] = [tuple(plan.actions_of(rank))]
+        for _, direction, held, tile in plan.slots_of(rank):
+            parts += [held, tuple(halos[held][tile])]
+            for back, outgoing in itertools.product((False, True), repeat=2):
+                for index, other, peers in links(plan, back)[held, outgoing].get(tile, ()):
+                    ranks = (plan.rank_of(0, direction, other, there) for there, *_ in peers)
+                    places = tuple(peer - rank for peer in ranks)
+                    parts.append((back, outgoing, index, places, tuple(p[2] for p in peers)))
+        kinds.append(first.setdefault(tuple(parts), rank))
+    return kinds
 
 
 def representatives(plan: Plan) -> list[int]:

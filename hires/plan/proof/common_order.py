@@ -1,55 +1,58 @@
-"""Proves plans whose ranks take their steps in one common order, without the abstract machine.
+r"""Proves that the events of a plan have a common order, without the abstract machine.
 
-A step is what several ranks do together: a collective, or the posts of one exchange. Suppose there
-is one order of all steps of which the program of each rank is a part:
+Suppose there is an order of all events of all ranks that keeps the order of each program, in which
+each event comes behind what it waits for:
 
-    common order   post a   collective   post b   post c   collective
-    rank 0         post a   collective  (waits a)  post c   collective      has nothing of b
-    rank 1         post a   collective   post b   (waits b) collective      has nothing of c
+    send, recv      a send to a mailbox: behind the wait that frees its slot
+    wait_recv       behind the send of the message
+    wait_send(s)    behind the receives of the messages
+    collective      one event for all its members
 
-Then no rank blocks another for ever. The first step in this order that some rank never comes to
-would be behind a wait; but what that wait needs are posts of earlier steps, to which all ranks
-came. It holds under every semantics in ``SEMANTICS`` if
+Then no rank blocks another for ever: the first event in this order that is never reached would need
+earlier ones only. So the proof is that this graph has no circle:
 
-* both sides of each message are in one step, and no rank waits between its posts of a step: a
-  rendezvous has its partner, and messages of one lane between two ranks run on their stream in one
-  order;
-* each rank waits for exactly the receives that it posted;
-* mailboxes: a rank reads in the order of posting and expects no more at once than there are slots,
-  so each sender finds room, at the latest when the reader comes to the step;
-* every rank of the world comes to every collective.
+    rank 0    send a ------ wait_recv b          rank 0    wait_recv b --- send a
+                    \\     /                                       ^           |
+                     X                                            |           v
+                    /     \\                      rank 1         send b <-- wait_recv a
+    rank 1    send b ------ wait_recv a          a circle: the machine explains it
+
+It holds under every semantics in ``SEMANTICS``: messages of one lane between two ranks are sent and
+received in one order, so that they pass a stream one after the other; a wait needs all posts of the
+group call that it shares a stream with; and mailboxes are read in the order of writing.
 
 Tiles in the same place among their neighbours have the same program but for the numbers of their
-peers, so one of each kind is read (``rank_kinds.translated_kinds``):
+peers, so one of each kind is read (``rank_kinds.translated_kinds``), and equal events of all ranks
+are one node: a circle of ranks would be a circle of these.
 
     a b b b c      nine kinds of program in a grid of any size
     d e e e f
-    d e e e f      the e in the middle: to peer + 1 as this e to its own + 1
+    d e e e f      any e: to its peer + 1 as another e to its own peer + 1
     g h h h i
 
-Grids of tiles have such an order, also where some tiles hold nothing. For any other plan, and for a
-wrong one, there is no proof here, and the machine decides and explains.
+Where no order is found there is no proof here, and the machine decides and explains.
 """
 
 from __future__ import annotations
 
 import graphlib
-import itertools
-from collections import Counter, deque
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import ALONE, MEETINGS, POSTS, Event
-from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE
+from hires.plan.proof.machine import MAILBOXES, OTHER, RENDEZVOUS, SEPARATE
 from hires.plan.proof.walk import WORLD, Proof
 
 SEMANTICS = (RENDEZVOUS, MAILBOXES, SEPARATE)
-"""Under these the common order is a proof. Pair streams have no lanes."""
+"""Under these a common order is a proof. Pair streams have no lanes."""
 
-Post = tuple[bool, int, int]
-"""(whether it sends, tag, how many of the tag went to or came from the peer before)."""
+Message = tuple[int, int]
+"""(tag, how many of the tag went the same way between the two ranks before)."""
+Graph = dict[Hashable, set[Hashable]]
+"""Event -> those that it comes behind; equal events of several ranks are one."""
 
 
 class NoCommonOrderError(Exception):
@@ -57,14 +60,16 @@ class NoCommonOrderError(Exception):
 
 
 @dataclass
-class _Steps:
+class _Program:
     """What the program of one rank shares with others."""
 
-    order: list[Hashable] = field(default_factory=list)
-    joint: dict[Hashable, Event] = field(default_factory=dict)
-    """The collectives and sums."""
-    posts: dict[int, dict[Post, tuple[Any, ...]]] = field(default_factory=dict)
-    """By distance of the peer's number: what both sides must agree on."""
+    posts: dict[int, dict[tuple[str, int], list[Any]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+    """By distance of the peer's number, then by (``send`` or ``recv``, lane), in order: the message
+    and what both sides must agree on."""
+    joint: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    """Collectives and sums by group, in order."""
 
 
 def prove_in_order(
@@ -81,91 +86,101 @@ def prove_in_order(
             are the same. None: each rank stands for itself.
     """
     kinds = range(len(programs)) if kinds is None else kinds
-    sizes = [len(set(ranks)) for ranks in members]
-    if any(1 < size < len(programs) for size in sizes):
-        return None
-    world = {WORLD, *(group for group, size in enumerate(sizes) if size == len(programs))}
+    graph: Graph = {}
     try:
-        steps = {rank: _steps_of(rank, programs[rank], world) for rank in sorted(set(kinds))}
-    except NoCommonOrderError:
+        read = {rank: _read(rank, programs[rank], graph) for rank in sorted(set(kinds))}
+        graphlib.TopologicalSorter(graph).prepare()
+    except (NoCommonOrderError, graphlib.CycleError):
         return None
-    first = steps[kinds[0]]
-    if any(other.joint != first.joint for other in steps.values()):
-        return None
+    proof = Proof()
     compared: set[tuple[int, int, int]] = set()
     for rank, kind in enumerate(kinds):
-        for distance, posts in steps[kind].posts.items():
+        for distance, posts in read[kind].posts.items():
+            proof.num_messages += sum(len(m) for (way, _), m in posts.items() if way == "send")
             peer = rank + distance
             if not 0 <= peer < len(kinds):
                 return None
-            pair = kind, distance, kinds[peer]
-            mirrored = steps[kinds[peer]].posts.get(-distance)
-            if pair not in compared and mirrored != {
-                (not sends, tag, count): facts for (sends, tag, count), facts in posts.items()
-            }:
-                return None
-            compared.add(pair)
-    before: dict[Hashable, set[Hashable]] = {}
-    for one in steps.values():
-        for earlier, later in itertools.pairwise(one.order):
-            before.setdefault(later, set()).add(earlier)
-    try:
-        graphlib.TopologicalSorter(before).prepare()
-    except graphlib.CycleError:
-        return None
-    num_sends = {
-        kind: sum(sends for posts in one.posts.values() for sends, *_ in posts)
-        for kind, one in steps.items()
-    }
-    num_joint = sum(event.kind in ("collective", "issue") for event in first.joint.values())
-    return Proof(sum(num_sends[kind] for kind in kinds), num_joint)
+            if (pair := (kind, distance, kinds[peer])) not in compared:
+                other = read[kinds[peer]].posts.get(-distance, {})
+                if other != {(OTHER[way], lane): own for (way, lane), own in posts.items()}:
+                    return None
+                compared.add(pair)
+    groups: dict[int, set[int]] = {WORLD: set(range(len(kinds)))}
+    groups |= {index: set(ranks) for index, ranks in enumerate(members)}
+    for rank, kind in enumerate(kinds):
+        if any(rank not in groups.get(group, ()) for group in read[kind].joint):
+            return None
+    for group, ranks in groups.items():
+        calls = [read[kind].joint.get(group, []) for kind in {kinds[r] for r in ranks}]
+        first = calls[0] if calls else []
+        if any(other != first for other in calls):
+            return None
+        proof.num_collectives += sum(event.kind in ("collective", "issue") for event in first)
+    return proof
 
 
-def _steps_of(rank: int, program: Iterator[Event], world: set[int]) -> _Steps:
-    """Returns the steps of a rank, whose waits are checked on the way."""
-    steps = _Steps()
+def _read(rank: int, program: Iterator[Event], graph: Graph) -> _Program:
+    """Adds the events of a rank to the graph; checks that it waits for what it receives."""
+    own = _Program()
     counts: Counter[Hashable] = Counter()
-    expected: dict[tuple[int, int], int] = Counter()  # receives not waited for, by (peer, tag)
-    mail: dict[tuple[int, int], deque[int]] = {}  # tags of those in mailboxes, by (peer, lane)
-    waits = False  # since the last step
+    # By (send or recv, peer, tag): messages not waited for, each with those that share its call.
+    open_posts: dict[tuple[str, int, int], list[tuple[Message, list[Message]]]] = defaultdict(list)
+    calls: dict[Hashable, list[Message]] = {}
+    boxes: dict[Hashable, list[Message]] = defaultdict(list)  # what went to or came by mailboxes
+    unread: dict[Hashable, list[Message]] = defaultdict(list)
+    last: Hashable = None
     for event in program:
         kind, peer, tag = event[:3]
-        step: Hashable = None
-        waits = waits or kind.startswith("wait")
+        behind: set[Hashable] = set()
+        node: Hashable = None
+        if kind in ALONE:
+            continue
         if kind in POSTS:
-            count = counts[kind, peer, tag]
+            message = tag, counts[kind, peer, tag]
             counts[kind, peer, tag] += 1
-            step = tag, count
+            node = kind, message
             # Tag, shape, dtype, words, lane, and whether it goes through memory.
-            steps.posts.setdefault(peer - rank, {})[kind == "send", tag, count] = event[2:8]
-            if kind == "recv":
-                expected[peer, tag] += 1
-                if event.mail:
-                    box = mail.setdefault((peer, event.lane), deque())
-                    box.append(tag)
-                    if len(box) > SLOTS:
-                        raise NoCommonOrderError
+            own.posts[peer - rank][kind, event.lane].append((message, event[2:8]))
+            call = (event.call, kind, peer, event.lane) if event.call else node
+            mates = calls.setdefault((call, peer), [])
+            mates.append(message)
+            open_posts[kind, peer, tag].append((message, mates))
+            if event.mail and kind == "send":
+                box = boxes[peer, event.lane]
+                box.append(message)
+                if len(box) > SLOTS:
+                    behind.add(("wait_recv", box[-1 - SLOTS]))
+            elif event.mail:
+                unread[peer, event.lane].append(message)
         elif kind == "wait_recv":
-            expected[peer, tag] -= 1
-            box = mail.get((peer, event.lane), deque()) if event.mail else deque([tag])
-            if expected[peer, tag] < 0 or not box or box.popleft() != tag:
+            if not open_posts["recv", peer, tag]:
                 raise NoCommonOrderError
+            message, mates = open_posts["recv", peer, tag].pop(0)
+            node = kind, message
+            behind.update(("send", mate) for mate in mates)
+            if event.mail and unread[peer, event.lane][:1] != [message]:
+                raise NoCommonOrderError
+            del unread[peer, event.lane][:1]
+        elif kind in ("wait_send", "wait_sends"):
+            keys = [key for key in open_posts if key[0] == "send"]
+            for key in [("send", peer, tag)] if kind == "wait_send" else keys:
+                sends = open_posts.pop(key, [])
+                behind.update(("recv", mate) for _, mates in sends for mate in mates)
+            counts["waits"] += 1
+            node = rank, counts["waits"]
         elif kind in MEETINGS or kind == "issue":
-            step = "joint", peer, counts[peer]
-            counts[peer] += 1
-            steps.joint[step] = event
+            node = "joint", peer, len(own.joint[peer])
+            own.joint[peer].append(event)
             counts["issued", peer, tag] += kind == "issue"
-        elif kind == "wait_issued":
+        elif kind == "wait_issued" and counts["issued", peer, tag]:
             counts["issued", peer, tag] -= 1
-            if counts["issued", peer, tag] < 0:
-                raise NoCommonOrderError
-        elif kind not in ALONE and kind not in ("wait_send", "wait_sends"):
+        else:
             raise NoCommonOrderError
-        if step is not None and steps.order[-1:] != [step]:
-            steps.order.append(step)
-            waits = False
-        elif step is not None and waits:
-            raise NoCommonOrderError
-    if any(expected.values()) or any(event.peer not in world for event in steps.joint.values()):
+        if node is None or node == last:
+            graph.setdefault(last, set()).update(behind)
+            continue
+        graph.setdefault(node, set()).update(behind if last is None else {last, *behind})
+        last = node
+    if any(posts for (kind, _, _), posts in open_posts.items() if kind == "recv"):
         raise NoCommonOrderError
-    return steps
+    return own
