@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +40,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing is read from, or left in, the cache of whoever runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        # torch sets it to this at the first trace, which would change the environment of a test.
+        folder = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", folder))
         yield
 
 

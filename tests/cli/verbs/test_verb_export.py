@@ -77,7 +77,14 @@ def test_mlflow_is_asked_once_a_campaign_what_it_has(tmp_path, monkeypatch):
     assert asked == ["a", "b"]
 
 
-@pytest.mark.usefixtures("runs")
+@pytest.fixture
+def mlflow_settings(monkeypatch):
+    """The variables that an export to mlflow sets, taken back after the test."""
+    for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY"):
+        monkeypatch.setenv(name, "true")
+
+
+@pytest.mark.usefixtures("runs", "mlflow_settings")
 def test_mlflow_that_is_not_installed_is_named(hires, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
@@ -96,7 +103,7 @@ def test_mistakes(hires):
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is an extra")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("runs")
+@pytest.mark.usefixtures("runs", "mlflow_settings")
 def test_mlflow_finds_what_was_written(hires):
     words = ("export", "--to", "mlflow", "--out", "out")
     answer = hires(*words)
