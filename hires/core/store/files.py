@@ -31,7 +31,7 @@ from pathlib import Path
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import provenance
 from hires.core.store.file_names import StrPath
-from hires.core.store.reading import Values, read_json
+from hires.core.store.reading import Note, Values, parse_lines, read_bytes
 
 OPTION = "results=FOLDER"
 """The option that chooses where runs are kept."""
@@ -227,9 +227,9 @@ def _take(path: Path, mine: Values, what: str) -> str | None:
 
 def _holder(path: Path) -> Values | None:
     """Returns the process that a lock file names; None if it is gone, process 0 if damaged."""
-    if not os.path.lexists(path):
+    notes: list[Note] = []
+    data = read_bytes(path, notes)
+    if data is None and not notes:
         return None
-    holder = read_json(path, [])
-    if isinstance(holder.get("pid"), int):
-        return holder
-    return {"pid": 0, "host": "an unknown host"} if os.path.lexists(path) else None
+    holder = next(parse_lines(data or b""), {})
+    return holder if isinstance(holder.get("pid"), int) else {"pid": 0, "host": "an unknown host"}
