@@ -26,6 +26,12 @@ from hires.nets.trace import trace_config
 from hires.plan.planner import make_plan
 
 
+@pytest.fixture(autouse=True)
+def inductor_folder(tmp_path, monkeypatch):
+    """Torch sets this variable when it traces some networks, and it would outlive the test."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+
+
 def drawn(count: int, seed: int = 0) -> list[RunConfig]:
     """Returns rows whose plans nobody looks at."""
     return [config_of(settings) for settings in draw_rows(count, seed, lambda config: True)]
