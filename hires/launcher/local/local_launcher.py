@@ -50,7 +50,7 @@ def launch(
         attempt: number of an attempt whose folder exists and was not launched yet.
         args: more arguments for every rank, as ``--verify``; with any, no step is measured, so
             success is what the exit codes say and no ``record.json`` is written.
-        on_line: called with every new line of ``metrics.jsonl``, for a progress bar.
+        on_line: called with every new line of ``metrics.jsonl``.
         module: the Python module that every rank runs.
         places: where the ranks run; unset: where the config's launcher places them.
 
@@ -80,12 +80,7 @@ def leave(
 ) -> None:
     """Writes ``exit.json`` and ``record.json`` of an attempt whose own launcher cannot.
 
-    Args:
-        run_dir: the run folder.
-        attempt: the attempt.
-        state: ``failed`` or ``cancelled``.
-        cause: why, in one paragraph.
-        reason: the same in one word; unset: of a failure ``launch``, its ranks were not started.
+    A failure without a ``reason`` is ``launch``: its ranks were not started.
 
     Raises:
         RunError: the run folder cannot be read.
@@ -97,12 +92,7 @@ def leave(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Launches an attempt and returns its exit code.
-
-    Args:
-        argv: run folder and number of the attempt, then, if it is not hires' own, the Python
-            module that every rank runs.
-    """
+    """Launches an attempt, maybe with another Python module as its ranks; returns its exit code."""
     path, attempt, *module = sys.argv[1:] if argv is None else argv
     log.setup()
     try:

@@ -106,13 +106,13 @@ class Watcher(Protocol):
         """An attempt was started."""
 
     def line(self, task: PlannedAttempt, line: dict[str, Any]) -> None:
-        """A rank of a running attempt appended a line to ``metrics.jsonl``."""
+        """A rank appended a line to ``metrics.jsonl``."""
 
     def ended(self, end: Ended) -> None:
         """An attempt ended, or could not be made."""
 
     def left(self, task: PlannedAttempt, why: str) -> None:
-        """A task is left to another command, or was completed by one."""
+        """Another command makes the task, or has completed it."""
 
 
 def run_all(

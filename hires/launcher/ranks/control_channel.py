@@ -75,7 +75,7 @@ class JsonConnection:
         for text in whole:
             try:
                 line = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 line = None
             if not isinstance(line, dict):
                 self.close()
@@ -98,11 +98,7 @@ class ControlChannel:
     """The supervisor's end: listens, and keeps the connection of each rank's agent."""
 
     def __init__(self, address: str, size: int) -> None:
-        """Listens at any free port of an address.
-
-        Args:
-            address: of this machine, at which the agents reach it.
-            size: number of ranks.
+        """Listens for ``size`` agents at any free port of an address of this machine.
 
         Raises:
             RunError: the address cannot be listened at.
@@ -120,11 +116,7 @@ class ControlChannel:
         self.port = int(self._server.getsockname()[1])
 
     def write(self, attempt: Path, **facts: Any) -> None:
-        """Writes what agents have to read into the attempt, for this user only.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Writes what agents have to read into the attempt, for this user only."""
         path = attempt / file_names.CONTROL
         text = json.dumps({"line": [self.address, self.port], "key": self.key, **facts})
         try:
@@ -146,12 +138,14 @@ class ControlChannel:
                 if agent.rank is not None:
                     messages.append((agent.rank, line))
                     continue
-                rank, key = line.get("rank"), str(line.get("key"))
-                agent.rank = rank if self._is_expected(rank, key) else None
-                if agent.rank is None:
+                # A caller's first line: it has the key, and names a rank that no other has.
+                rank: Any = line.get("rank")
+                key = json.dumps(line.get("key"))  # ASCII, whatever a stranger sends
+                fits = type(rank) is int and 0 <= rank < self._size and rank not in self._agents
+                if not fits or not hmac.compare_digest(key, json.dumps(self.key)):
                     agent.close()
                     break
-                self._agents[agent.rank] = agent
+                agent.rank, self._agents[rank] = rank, agent
             if agent.closed:
                 self._connections.remove(agent)
                 if agent.rank is not None:
@@ -172,18 +166,11 @@ class ControlChannel:
         self._agents.clear()
         self._server.close()
 
-    def _is_expected(self, rank: Any, key: str) -> bool:
-        """Whether a caller has the key and names a rank that no other caller has."""
-        fits = type(rank) is int and 0 <= rank < self._size and rank not in self._agents
-        return fits and hmac.compare_digest(key.encode(), self.key.encode())
-
 
 def read(attempt: Path, patience_s: float = 0.0) -> dict[str, Any]:
     """Returns what the supervisor wrote for the agents of an attempt.
 
-    Args:
-        attempt: its folder.
-        patience_s: how long the file may be missing; file servers show new ones late.
+    The file may be missing for ``patience_s`` seconds: file servers show new ones late.
 
     Raises:
         RunError: it is not there: no process supervises the attempt.
@@ -198,15 +185,10 @@ def read(attempt: Path, patience_s: float = 0.0) -> dict[str, Any]:
 
 
 def connect(facts: dict[str, Any], rank: int, timeout_s: float) -> JsonConnection:
-    """Returns an agent's connection to its supervisor.
-
-    Args:
-        facts: what :func:`read` returned.
-        rank: the rank.
-        timeout_s: how long to try.
+    """Returns the connection of a rank's agent to its supervisor; ``facts``: from :func:`read`.
 
     Raises:
-        RunError: the supervisor does not answer.
+        RunError: the supervisor does not answer within ``timeout_s``.
     """
     address, port = facts["line"]
     try:

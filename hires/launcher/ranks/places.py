@@ -77,12 +77,7 @@ class RankPlaces:
 
 
 def here(num_ranks: int, port: int) -> RankPlaces:
-    """Returns the places of ranks that are processes of this machine.
-
-    Args:
-        num_ranks: how many there are.
-        port: where they meet; 0: any free port.
-    """
+    """Returns the places of ranks on this machine, which meet at ``port``; 0: at any free one."""
     ranks = [RankPlace(rank, num_ranks) for rank in range(num_ranks)]
     return RankPlaces(ranks, (port,) if port else (0,) * _ANY_PORT_TRIES, interface=loopback())
 
@@ -98,10 +93,7 @@ def loopback() -> str | None:
 def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> RankPlaces:
     """Returns the places of ranks that one command starts, here or on ``launcher.hosts``.
 
-    Args:
-        num_ranks: how many there are.
-        config: the frozen config.
-        words: the command, as launch.sh has it; empty: the one that follows from the config.
+    The command is ``words``, as launch.sh has them, or follows from the config.
 
     Raises:
         RunError: the first host is not this machine, or the others do not reach it.
@@ -138,11 +130,8 @@ def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Ra
 def meeting(config: RunConfig, here: str, other: str, towards: str) -> tuple[str, str | None]:
     """Returns where the ranks of several machines meet, and the interface if one is named.
 
-    Args:
-        config: names the interface, or none.
-        here: name of this machine, for messages.
-        other: name of another machine, for messages.
-        towards: address of that machine.
+    That is this machine's address in the network that leads ``towards`` another machine. ``here``
+    and ``other`` name the two in messages.
 
     Raises:
         RunError: this machine has no address that the other could reach.

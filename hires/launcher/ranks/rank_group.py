@@ -252,14 +252,10 @@ def rank_environment(
     interface: str | None,
     site: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Returns the environment variables of a rank.
+    """Returns the environment variables of a rank with so many compute threads.
 
-    Args:
-        base: what it inherits.
-        world: which rank it is.
-        threads: its compute threads.
-        interface: network interface of its messages, unless ``base`` names one; None: any.
-        site: variables of the cluster's file, for those that ``base`` does not name.
+    ``base`` is what it inherits, which decides on the ``interface`` of its messages and on the
+    variables of the cluster's ``site``, if it names them.
     """
     # Under torchrun these make torch expect a store that another process hosts, and none does.
     environ = {k: v for k, v in base.items() if not k.startswith("TORCHELASTIC_")}

@@ -37,6 +37,7 @@ MODULES = [
     "hires.worker",
     "hires.engine.footprint",
     "hires.launcher.local.local_launcher",
+    "hires.launcher.interface:all_launchers",
     "hires.engine.memory_meter:load_lazy_parts",
 ]
 """What a warm process imports before it forks, with the functions that it calls."""
@@ -115,13 +116,7 @@ class WarmProcess:
         channel: socket.socket | None = None,
         modules: Sequence[str] = MODULES,
     ) -> None:
-        """Takes what is known of it.
-
-        Args:
-            environ: the environment under which its libraries are loaded.
-            channel: carries the requests, if the process runs already.
-            modules: what it imports before it forks.
-        """
+        """Takes the environment under which it imports the modules, and its channel if it runs."""
         self.environ = dict(environ)
         self._modules = modules
         self._channel = channel
@@ -141,9 +136,7 @@ class WarmProcess:
     def start(self, request: Mapping[str, object], files: list[int]) -> Adopted | None:
         """Returns a child that runs what is requested; None if it cannot be forked.
 
-        Args:
-            request: the child's command, environment, folder, and what else it inherits.
-            files: its standard input, output and error.
+        ``files`` are its standard input, output and error.
         """
         prctl = ctypes.CDLL(None).prctl
         ours, theirs = socket.socketpair()
@@ -209,9 +202,7 @@ _kept = False
 def use(warm_process: WarmProcess | None, keep: bool = False) -> None:
     """Forks the children of this process from a warm process from now on; None: they are fresh.
 
-    Args:
-        warm_process: the process.
-        keep: whether it outlives :func:`release`.
+    With ``keep`` it outlives :func:`release`.
     """
     global _current, _kept
     _current, _kept = warm_process, keep
@@ -228,11 +219,9 @@ def release() -> None:
 def warm(threads: int = 1, keep: bool = False) -> Iterator[None]:
     """Forks modules that are started within the block from one warm process.
 
-    Nothing changes where there is such a process already, or the system is not Linux.
-
-    Args:
-        threads: compute threads of the ranks to come; those with others are fresh processes.
-        keep: whether the process outlives :func:`release`.
+    Nothing changes where there is such a process already, or the system is not Linux. Ranks with
+    another number of compute threads are fresh processes. With ``keep`` it outlives
+    :func:`release`.
     """
     if _current is not None or not sys.platform.startswith("linux"):
         yield
@@ -274,8 +263,8 @@ def start(
         command: its words; ``python -m MODULE ...`` is forked from the warm process if one fits.
         environ: its environment.
         stdout: number of the file that is its standard output.
-        stderr: number of the file that is its standard error.
-        stdin: number of the file that is its standard input; unset: nothing can be read.
+        stderr: of that for errors.
+        stdin: of that for input; unset: nothing can be read.
         death_signal: what it gets when this process, or the thread that calls this, ends.
         hold: whether SIGUSR2 waits until the child listens; by default it would end the child.
         heir: whether a forked child gets a warm process of its own, for children that it starts.
@@ -317,10 +306,8 @@ def die_with(
 ) -> Callable[[], None] | None:
     """Returns what a child does before it runs its program: it asks to die with ``parent``.
 
-    Args:
-        parent: the process whose thread starts the child.
-        number: the signal that the child gets when that thread ends.
-        held: whether SIGUSR2 waits until the child listens; by default it would end the child.
+    The kernel sends it the signal ``number`` when the *thread* of the parent ends that started it.
+    With ``held`` SIGUSR2 waits until the child listens; by default it would end the child.
     """
     if not sys.platform.startswith("linux"):
         return None

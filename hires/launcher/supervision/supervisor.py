@@ -220,12 +220,9 @@ class Supervisor:
     def _wait(
         self, most_s: float, enough: Callable[[], bool] = lambda: False, ended: bool = True
     ) -> None:
-        """Waits for an interrupt, at most so long.
+        """Waits for an interrupt, at most so long, until ``enough`` returns True.
 
-        Args:
-            most_s: the longest wait.
-            enough: called again and again; True ends the wait, too.
-            ended: whether the wait also ends with the last rank.
+        With ``ended`` the wait ends with the last rank, too.
         """
         until = time.monotonic() + most_s
         while time.monotonic() < until and not self.interrupts.count and not enough():

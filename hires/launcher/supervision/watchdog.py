@@ -74,11 +74,8 @@ def investigate(
 ) -> Hang:
     """Finds out where all ranks stand, and writes ``hang.txt`` into the attempt.
 
-    Args:
-        run_dir: the run folder.
-        attempt: its attempt.
-        pids: the processes of the ranks that run on this machine and have not ended.
-        hurry: called again and again; True ends the wait for answers.
+    ``pids`` are the processes of the ranks that run on this machine. The wait for answers ends when
+    ``hurry`` returns True.
     """
     folder = file_names.attempt_dir(run_dir, attempt)
     beats = heartbeat.heartbeats(folder)

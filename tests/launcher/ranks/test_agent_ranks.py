@@ -233,6 +233,7 @@ def test_caller_without_the_key_is_hung_up_on(tmp_path):
     right = control_channel.connect(facts, 1, 5.0)
     wrong = [
         control_channel.connect({**facts, "key": "0" * 32}, 0, 5.0),
+        control_channel.connect({**facts, "key": "\ud800"}, 0, 5.0),
         control_channel.connect(facts, 2, 5.0),
     ]
     right.send(code=7)
@@ -256,7 +257,7 @@ def test_caller_without_the_key_is_hung_up_on(tmp_path):
 
 def test_nonsense_on_the_line_closes_it():
     ours = control_channel.ControlChannel("127.0.0.1", 1)
-    for text in (b"\xff\n", b"[1]\n", b"x" * 2**18):
+    for text in (b"\xff\n", b"[1]\n", b"[" * 60_000 + b"\n", b"x" * 2**18):
         facts = {"line": ["127.0.0.1", ours.port], "key": ours.key}
         wire = control_channel.connect(facts, 0, 5.0)
         wire.socket.setblocking(True)

@@ -25,7 +25,8 @@ if __name__ == "__main__":
         "argv": sys.argv[1:], "module": sys.argv[0], "path": sys.path[0], "cwd": os.getcwd(),
         "leads": os.getpid() == os.getsid(0) == os.getpgid(0), "parent": os.getppid(),
         "held": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
-        "signals": [line for line in open("/proc/self/status") if line[:3] == "Sig"],
+        # Not SigQ: signals that wait for any process of this user.
+        "signals": [x for x in open("/proc/self/status") if x[:3] == "Sig" and x[3] != "Q"],
         "faulthandler": faulthandler.is_enabled(), "threads": len(os.listdir("/proc/self/task")),
         "files": sorted(os.listdir("/proc/self/fd")), "cores": sorted(os.sched_getaffinity(0)),
         "limit": resource.getrlimit(resource.RLIMIT_NOFILE), "environ": dict(os.environ),
