@@ -184,8 +184,10 @@ class ArrayEntry:
     """How many complete attempts the task is to make."""
 
 
-def read_array(folder: Path) -> list[list[ArrayEntry]]:
+def read_array(folder: Path, task: int | None = None) -> list[list[ArrayEntry]]:
     """Returns the runs of each task of a job array, from ``points.jsonl`` in the array's folder.
+
+    With ``task`` the line of that task alone is read: damage to others does not stop it.
 
     Raises:
         RunError: the list cannot be read.
@@ -193,7 +195,10 @@ def read_array(folder: Path) -> list[list[ArrayEntry]]:
     path = folder / file_names.POINTS
     try:
         lines = (reading.read_bytes(path) or b"").splitlines()
-        return [[build(ArrayEntry, entry) for entry in json.loads(line)] for line in lines]
+        return [
+            [build(ArrayEntry, entry) for entry in json.loads(line)] if task in (None, k) else []
+            for k, line in enumerate(lines)
+        ]
     except (HiresError, ValueError, TypeError, RecursionError) as error:
         raise RunError(
             f"{path} is damaged ({error}), so the runs of its job are unknown; submit the points "

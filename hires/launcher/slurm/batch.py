@@ -78,7 +78,7 @@ def _run_task(folder: Path, index: int | None, job: Allocation, module: str) -> 
         if job.array is None:
             raise RunError("this is no job array: name the task, as `sbatch job.sbatch 4`")
         index = job.array[1]
-    tasks = read_array(folder)
+    tasks = read_array(folder, index)
     if not 0 <= index < len(tasks):
         raise RunError(f"{folder} has {len(tasks)} tasks, of which none is task {index}")
     entries = tasks[index]

@@ -78,10 +78,12 @@ def test_mlflow_is_asked_once_a_campaign_what_it_has(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def mlflow_settings(monkeypatch):
+def mlflow_settings():
     """The variables that an export to mlflow sets, taken back after the test."""
-    for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY"):
-        monkeypatch.setenv(name, "true")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY"):
+            patch.setenv(name, "true")
+        yield
 
 
 @pytest.mark.usefixtures("runs", "mlflow_settings")

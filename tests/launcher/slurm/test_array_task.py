@@ -183,6 +183,14 @@ def test_run_whose_folder_is_gone_takes_no_other_along(submitted, cluster):
     assert not (cluster / "words").exists()
 
 
+def test_damage_to_another_line_of_the_list_stops_nothing(submitted, cluster):
+    runs = submitted(2, pack=1)
+    folder = runs[0].parent / "arrays" / "0"
+    lines = (folder / "points.jsonl").read_text().splitlines()
+    (folder / "points.jsonl").write_text(f"{lines[0]}\n[{{\n")
+    assert (finished(folder)[0], ends(runs)) == (0, [["done"], []])
+
+
 def test_run_that_cannot_be_started_has_failed_and_its_job_is_not_queued_again(submitted, cluster):
     runs = submitted(2, pack=2)
     (runs[0] / "job.log").mkdir()
