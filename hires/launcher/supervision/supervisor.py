@@ -100,6 +100,7 @@ class Supervisor:
             if self.interrupts.count:
                 return self._cancel()
             codes = {rank.code for rank in self.ranks}
+            # 0 and PREEMPTED together: some ranks did not get the request, and would wait for ever.
             if codes - {None, 0, PREEMPTED} or codes == {0, PREEMPTED}:
                 return self._fail()
             if codes == {0}:
@@ -107,7 +108,7 @@ class Supervisor:
                 lost = self.job.places.relayed and not self._complete
                 preemption = self.job.places.termination() if lost else None
                 return Outcome("done") if preemption is None else self._preempted(preemption)
-            if codes == {PREEMPTED}:
+            if codes == {PREEMPTED}:  # the scheduler signalled the ranks themselves
                 return self._preempted(self.job.places.preemption())
             if self.interrupts.requests:
                 return self._preempt()
@@ -121,7 +122,7 @@ class Supervisor:
         """Stops all ranks because of a signal; the second one makes it hurry."""
         self.job.note("stopping", why=self.interrupts.name)
         self._group.stop(GRACE_S, lambda: self.interrupts.count > 1)
-        if self.interrupts.number == signal.SIGTERM:
+        if self.interrupts.number == signal.SIGTERM:  # from a user's scancel, or from the scheduler
             preemption = self.job.places.termination()
             if preemption is not None:
                 return self._preempted(preemption)
@@ -130,6 +131,7 @@ class Supervisor:
     def _preempt(self) -> Outcome:
         """Passes SIGUSR2 on to the ranks, and waits until they have saved their state."""
         self.job.note("asked_to_make_way")
+        # Ranks save between two steps; one that has not installed its handler dies of the signal.
         self._group.send(signal.SIGUSR2)
         preemption = self.job.places.preemption()
         self._wait(preemption.patience_s, self._any_failed)
@@ -183,6 +185,8 @@ class Supervisor:
 
     def _fail(self) -> Outcome:
         """Stops all ranks because one failed, and finds the first cause."""
+        # The first exit seen need not be the first cause: neighbours fail within milliseconds, and
+        # each may still report why.
         self._wait(SETTLE_S)
         relayed = self.job.places.relayed
         preemption = self.job.places.termination() if relayed else None
