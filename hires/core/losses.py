@@ -11,8 +11,8 @@ class Loss:
     """What the config, the plan and the ranks need of a loss."""
 
     function: str
-    """Name in ``torch.nn.functional``. It takes ``reduction``, and its mean is over terms that do
-    not depend on each other, so tiles and shards compute their own terms and add them up."""
+    """Name in ``torch.nn.functional``, or ``module:name``. It takes ``reduction``, and its mean is
+    over terms that do not depend on each other: tiles and shards compute their own, and add up."""
     targets: str
     """``images`` (each has the size of the output), or ``classes`` (one for each image, which
     counts for every pixel of an output with rows and columns)."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hires.core.losses import LOSSES
@@ -23,7 +24,9 @@ def plain_loss(name: str, output: Tensor, target: Tensor, reduction: str = "mean
     loss = LOSSES[name]
     if loss.targets == "classes" and output.dim() == 4:
         target = target.view(-1, 1, 1).expand(-1, *output.shape[2:])
-    value: Tensor = getattr(F, loss.function)(output, target, reduction=reduction)
+    module, _, function = loss.function.rpartition(":")
+    compute = getattr(importlib.import_module(module or "torch.nn.functional"), function)
+    value: Tensor = compute(output, target, reduction=reduction)
     return value
 
 

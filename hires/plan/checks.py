@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
+from hires.core.losses import LOSSES
 from hires.plan.graph import Graph, Node, describe
 from hires.plan.operators.operator_table import uses_batch_statistics
 from hires.plan.partition import layer_starts, scaled
@@ -171,7 +172,7 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
         problem = f"the network returns {shape} for {graph.input_shape[0]} images"
     elif "float" not in (made.dtype or "") or not made.needs_grad:
         problem = f"no gradient flows from the network's output, {describe(made)}, to a parameter"
-    elif config.loss == "cross_entropy" and shape[1] < (config.model.classes or 0):
+    elif LOSSES[config.loss].targets == "classes" and shape[1] < (config.model.classes or 0):
         problem = f"the network returns {shape[1]} classes, the data has {config.model.classes}"
     else:
         return []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from hires.core.config.run_config import from_dict, to_dict
 from hires.core.losses import LOSSES, Loss
@@ -32,6 +33,12 @@ def test_number_of_terms_is_what_torchs_mean_is_over(name: str):
     torch.testing.assert_close(total / terms, plain_loss(name, output, target))
 
 
+def charbonnier(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """A loss that torch lacks: a smooth l1."""
+    terms = ((output - target).square() + 1e-6).sqrt()
+    return terms.sum() if reduction == "sum" else terms.mean()
+
+
 def rank_with_another_loss(world: World, name: str, loss: Loss, *args: Any) -> Any:
     """Verifies a layout whose loss has another entry."""
     LOSSES[name] = loss
@@ -40,7 +47,7 @@ def rank_with_another_loss(world: World, name: str, loss: Loss, *args: Any) -> A
 
 @pytest.mark.dist
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("function", ["mse_loss", "huber_loss"])
+@pytest.mark.parametrize("function", ["mse_loss", f"{__name__}:charbonnier"])
 def test_another_loss_is_one_entry(function: str, layout: str, tmp_path: Path):
     config = config_of(**EDSR, parallel=LAYOUTS[layout])
     assert config.loss == "l1"

@@ -60,7 +60,9 @@ def model_label(model: ModelConfig) -> str:
         return f"unet{model.levels}_{model.width}_{model.upsample}"
     if model.name == "edsr":
         return f"edsr{model.blocks}_{model.width}_x{model.scale}"
-    return f"{model.name}:{(model.target or '').rpartition(':')[2]}"
+    if model.target:
+        return f"{model.name}:{model.target.rpartition(':')[2]}"
+    return model.name
 
 
 def run_name(config: RunConfig) -> str:

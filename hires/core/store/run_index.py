@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hires.core.errors import HiresError, RunError
@@ -37,15 +37,43 @@ _MAX_TEXT = 2000
 _FACTS = ("git", "hires", "torch", "python", "hardware", "host", "started", "ended")
 
 
-def write_exit(run: Path, attempt: int, end: Values, record: Values | None) -> None:
+def write_exit(
+    run: Path,
+    attempt: int,
+    state: str,
+    cause: str | None,
+    record: Values | None,
+    *,
+    reason: str | None = None,
+    exit_codes: Mapping[int, int] | None = None,
+    started: str | None = None,
+    ended: str | None = None,
+) -> None:
     """Writes ``exit.json`` of an attempt, and its line in the index of all results.
 
-    ``record`` is that of the attempt, empty if it has none; None: the attempt measured nothing that
-    belongs in a list of runs.
+    Args:
+        run: its folder.
+        attempt: its number.
+        state: ``done``, ``failed``, ``cancelled`` or ``lost``.
+        cause: why it is not done.
+        record: that of the attempt, empty if it has none; None: the attempt measured nothing that
+            belongs in a list of runs.
+        reason: the cause in one word.
+        exit_codes: by rank.
+        started: when it began, if that is known.
+        ended: now, if nothing else is given.
 
     Raises:
         RunError: ``exit.json`` cannot be written.
     """
+    end: Values = {
+        "state": state,
+        "cause": cause,
+        "reason": reason,
+        "exit_codes": {str(rank): code for rank, code in sorted((exit_codes or {}).items())},
+        "started": started,
+        "ended": ended or provenance.now(),
+    }
     folder = file_names.attempt_dir(run, attempt)
     write_atomically(folder / file_names.EXIT, json.dumps(end, indent=1) + "\n")
     if record is None:
@@ -71,15 +99,11 @@ def write_cancelled(run: Path, attempt: int, cause: str) -> None:
         RunError: ``exit.json`` cannot be written.
     """
     before = Attempt(run, attempt).exit
-    end = {
-        "state": "cancelled",
-        "cause": f"{cause}; before that: {before['cause']}" if before.get("cause") else cause,
-        "reason": None,
-        "exit_codes": before.get("exit_codes") or {},
-        "started": before.get("started"),
-        "ended": before.get("ended") or provenance.now(),
-    }
-    write_exit(run, attempt, end, {})
+    if before.get("cause"):
+        cause = f"{cause}; before that: {before['cause']}"
+    codes = {int(rank): code for rank, code in as_dict(before.get("exit_codes")).items()}
+    times = {"started": before.get("started"), "ended": before.get("ended")}
+    write_exit(run, attempt, "cancelled", cause, {}, exit_codes=codes, **times)
 
 
 def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) -> Values:

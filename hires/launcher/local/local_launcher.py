@@ -147,16 +147,9 @@ def _write_end(job: Launch, end: Outcome, started: str) -> Outcome:
         end = _failed_too(end, str(error))
     except Exception as error:  # a bug in making the record must not hide how the ranks ended
         end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
-    values = {
-        "state": end.state,
-        "cause": end.cause,
-        "reason": end.reason,
-        "exit_codes": {str(rank): code for rank, code in sorted(end.exit_codes.items())},
-        "started": started,
-        "ended": provenance.now(),
-    }
+    facts: dict[str, Any] = {"reason": end.reason, "exit_codes": end.exit_codes}
     try:
-        write_exit(job.run_dir, job.attempt, values, record)
+        write_exit(job.run_dir, job.attempt, end.state, end.cause, record, started=started, **facts)
     except RunError as error:
         end = _failed_too(end, str(error))
     # A rank that cannot even log does not say that the disk is full.

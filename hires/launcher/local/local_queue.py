@@ -305,8 +305,6 @@ def _end_of(run: _Running, code: int) -> Ended:
         log = attempt.folder / file_names.LOGS / file_names.LAUNCHER_LOG
         lines = last_lines(log, 1)
         cause = f"its launcher {how}" + (f": {lines[0]}" if lines else "")
-    values: dict[str, Any] = {"state": state, "cause": cause, "exit_codes": {}, "reason": None}
-    values |= {"started": run.started, "ended": provenance.now()}
     with contextlib.suppress(RunError):  # on a full disk the end is still shown on screen
-        write_exit(run.task.path, run.attempt, values, {})
+        write_exit(run.task.path, run.attempt, state, cause, {}, started=run.started)
     return Ended(run.task, run.attempt, state, cause, run.wall_s)
