@@ -100,7 +100,8 @@ def guarded(name: str, check: Callable[[], Check]) -> Check:
         return check()
     except (OSError, ValueError, KeyError, HiresError, subprocess.SubprocessError) as error:
         why = f"the check itself failed: {type(error).__name__}: {error}"
-        return Check(name, FAILED, why, "fix the cause, or report it as a bug of hires")
+        remedy = "fix the cause, install hires again, or report it as a bug"
+        return Check(name, FAILED, why, remedy)
 
 
 def torch_checks() -> list[Check]:

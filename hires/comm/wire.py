@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from hires.comm import shared
@@ -29,6 +30,7 @@ from hires.core.ranks.world import World
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
+_PATH_BYTES = 4096  # the longest path of Linux
 PATIENCE_S = 3600.0
 """Longest wait for a rank that reads or writes a large file."""
 GATHER_TAG = 2**31 - 1024
@@ -197,11 +199,15 @@ def _share_memory(group: Group, mail: bool) -> SharedMemory | SilentMemory | Non
     # The first member makes a file, all open it, then its name goes: nothing is left behind even
     # if a rank is killed later. Without a file (no room) they agree on None.
     what, pg = f"the shared memory of ranks {group.ranks}", group.process_group
-    path = [shared.create(group.size, mail) if group.index == 0 else None]
-    waiting(lambda: dist.broadcast_object_list(path, group.ranks[0], group=pg), what)
-    if path[0] is None:
+    path = shared.create(group.size, mail) if group.index == 0 else None
+    name = torch.zeros(_PATH_BYTES, dtype=torch.uint8)
+    if path is not None:
+        encoded = os.fsencode(path)
+        name[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    waiting(lambda: dist.broadcast(name, group.ranks[0], group=pg), what)
+    file = Path(os.fsdecode(bytes(name.tolist()).rstrip(b"\0")))
+    if file == Path():
         return None
-    file = Path(path[0])
     memory = SharedMemory(file, group.size, group.index, transport.timeout_s, mail)
     waiting(lambda: dist.barrier(group=pg), what)
     file.unlink(missing_ok=True)

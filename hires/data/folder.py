@@ -53,8 +53,8 @@ def scan(path: str | None, data: str = "folder") -> FolderIndex:
     Raises:
         ConfigError: the folder is missing, unfinished, or has no classes or no images.
     """
-    root = _root(path, data)
     try:
+        root = _root(path, data)
         if data == "pairs":
             names, listed = ["images"], [_images(root)]
         else:

@@ -39,7 +39,8 @@ FORMATS: Registry[Callable[[Path], ImageFile]] = Registry("image format")
 
 def suffix_of(name: str) -> str:
     """Returns the suffix by which a file's format is known, as ``.tif``."""
-    return "." + name.rpartition(".")[2].lower()
+    stem, dot, suffix = name.rpartition(".")
+    return dot + suffix.lower() if stem else ""
 
 
 def patterns() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -79,7 +80,9 @@ class Loader:
         if prefetch and (window or target):
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
             # The thread holds the generator but not the loader: a forgotten loader ends its thread.
-            self._stop = weakref.finalize(self, self._pool.shutdown, cancel_futures=True)
+            # It may be forgotten in that very thread, which cannot wait for itself.
+            stop = functools.partial(self._pool.shutdown, wait=False, cancel_futures=True)
+            self._stop = weakref.finalize(self, stop)
             for _ in range(prefetch):
                 self._read_ahead()
 
@@ -110,6 +113,7 @@ class Loader:
         """Stops the thread and waits for it."""
         if self._pool is not None:
             self._stop()
+            self._pool.shutdown()
 
     def __iter__(self) -> Iterator[Microbatch]:
         """Yields the microbatches that are left."""

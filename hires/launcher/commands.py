@@ -39,7 +39,7 @@ def run(
     except FileNotFoundError:
         raise MissingProgramError(f"{command[0]} is not installed here") from None
     except subprocess.TimeoutExpired:
-        why = f"{command[0]} did not answer within {most_s:g} s"
+        why = f"{command[0]} did not answer within {most_s:g} s; try again later"
     except OSError as error:
         why = f"{command[0]} cannot be run: {error.strerror}"
     raise RunError(why)

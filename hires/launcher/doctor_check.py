@@ -45,8 +45,8 @@ def ask(*command: str, most_s: float = _TIMEOUT_S) -> tuple[int, str]:
     """Returns exit code and output of a program, of one that failed its errors."""
     try:
         done = commands.run(*command, most_s=most_s)
-    except RunError as error:
-        return 127, str(error)
+    except RunError as error:  # the codes of a shell for what is missing or took too long
+        return (127 if isinstance(error, commands.MissingProgramError) else 124), str(error)
     return done.returncode, done.stdout if done.returncode == 0 else done.stderr or done.stdout
 
 

@@ -44,7 +44,9 @@ class JobWait:
         self.job = job
         self.on_line = on_line
         self.attempt = run.attempt
-        self._submitted = Attempt(run, run.attempt).job
+        number, _, index = job.partition("_")
+        named = {"job": number, "index": int(index) if index.isdecimal() else None}
+        self._submitted = Attempt(run, run.attempt).job or named  # its file may be damaged
         self._tail = MetricsTail(run.attempt_dir / file_names.METRICS)
         self._queried_s = 0.0
         self._ends: list[str] = []  # the scheduler's last answers, if all say that the job ended

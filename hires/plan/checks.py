@@ -15,7 +15,7 @@ from hires.plan.operators.operator_table import uses_batch_statistics
 from hires.plan.partition import layer_starts, scaled
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.rules import TILED
-from hires.plan.schedule import DIRECTIONS
+from hires.plan.schedule import DIRECTIONS, SCHEDULES
 
 SHOWN = 8
 """Most parameters that one finding names."""
@@ -52,6 +52,7 @@ def check_together(config: RunConfig) -> Iterator[Finding]:
     Each key alone makes sense (:mod:`hires.core.config.parallel_config`).
     """
     parallel = config.parallel
+    SCHEDULES[parallel.schedule]  # an unknown name is refused, with the names there are
     directions = DIRECTIONS[parallel.schedule]
     # Another number of stages than was given needs other layers per stage.
     freed = " with parallel.balance=null" if parallel.balance is not None else ""

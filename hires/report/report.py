@@ -86,8 +86,9 @@ def write_report(
     out = request.out
     with contextlib.ExitStack() as stack:
         # Hundreds of thousands of plain values are made, and no cycle that must be searched for.
-        gc.disable()
-        stack.callback(gc.enable)
+        if gc.isenabled():
+            gc.disable()
+            stack.callback(gc.enable)
         frames = load(paths, states)
         for folder in campaigns:
             add_campaign(frames, folder)

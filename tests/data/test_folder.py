@@ -32,12 +32,21 @@ def test_classes_are_sub_folders_in_the_order_of_their_names(tmp_path):
 
 
 def test_other_and_hidden_files_are_ignored_and_counted(tmp_path, caplog):
-    touch(tmp_path, "a/1.png", "a/notes.txt", "a/.2.png", ".git/3.png", "README", "a/.x/4.png")
+    touch(
+        tmp_path,
+        "a/1.png",
+        "a/notes.txt",
+        "a/.2.png",
+        ".git/3.png",
+        "README",
+        "a/.x/4.png",
+        "a/png",
+    )
     with caplog.at_level(logging.INFO):
         index = scan(str(tmp_path))
     assert len(index.paths) == 1
-    assert index.num_ignored == 1
-    assert "1 files that are no images are ignored" in caplog.text
+    assert index.num_ignored == 2
+    assert "2 files that are no images are ignored" in caplog.text
 
 
 def test_the_source_knows_classes_and_labels_without_reading_pixels(tmp_path):
@@ -65,6 +74,11 @@ def test_a_missing_folder_is_named_with_the_remedy(tmp_path):
         ConfigError, match=r"data\.path=.*nowhere does not exist; .*hires data make"
     ):
         scan(str(tmp_path / "nowhere"))
+
+
+def test_a_name_that_no_system_takes_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.path=.*xxx cannot be listed"):
+        scan(str(tmp_path / ("x" * 300)))
 
 
 def test_a_file_is_no_data_folder(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import hires
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.store.provenance import collect
-from hires.launcher.doctor_check import node_checks
+from hires.launcher.doctor_check import ask, node_checks
 
 HERE = collect()
 
@@ -29,6 +29,11 @@ def checks(first=None, second=None, met_second=None, here_s=0.0, **met_first):
     together = [met(0, **met_first), met(1, **(met_second or {}))]
     alone = [facts(0, **(first or {})), facts(1, **(second or {}))]
     return {check.name: check for check in node_checks(config, alone, together, here_s)}
+
+
+def test_program_that_is_missing_and_one_that_takes_too_long_differ():
+    assert ask("no-such-program")[0] == 127
+    assert ask("sleep", "9", most_s=0.1)[0] == 124
 
 
 def test_nodes_that_fit_together_are_all_ok():

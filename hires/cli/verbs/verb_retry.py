@@ -190,11 +190,10 @@ def _run_here(runs: Sequence[_Repeat]) -> int:
         for _ in range(repeat.attempts):
             number += 1
             try:
-                with campaign.starting([repeat.path.parent]):
+                with campaign.starting([repeat.path.parent]), alone(repeat.path):
                     refuse_begun(repeat.path, seen)
-                    with alone(repeat.path):
-                        rundir.refreeze(repeat.path, repeat.config)
-                        run = rundir.start_attempt(repeat.path, None)
+                    rundir.refreeze(repeat.path, repeat.config)
+                    run = rundir.start_attempt(repeat.path, None)
                 seen, state = run.attempt, repeat.state
                 progress = f"{number} of {total}: {run.name}, attempt {run.attempt}"
                 print(f"{progress}; it was {state.state}{repeats(state)}", file=sys.stderr)

@@ -76,6 +76,8 @@ class Attempt:
         index, pack = job.get("index"), job.get("pack", 1)
         whole = (index is None or type(index) is int) and type(pack) is int
         number = re.fullmatch(r"[0-9]+", str(job.get("job")))
+        # Its first form did not name the launcher: there was one with jobs.
+        job = {"launcher": "slurm", **job} if job else job
         return self._only_if(whole and number is not None, job, file_names.JOB)
 
     @property

@@ -140,7 +140,7 @@ def read(folder: Path, notes: Notes = None) -> Campaign:
         RunError: the file is damaged or of another version, and ``notes`` is None.
     """
     path = folder / file_names.CAMPAIGN
-    if not path.exists():
+    if notes is None and not path.exists():
         return Campaign(folder.name)
     try:
         values = reading.read_json(path, notes)

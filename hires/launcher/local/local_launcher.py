@@ -130,7 +130,8 @@ def _run(job: Launch, interrupts: Interrupts) -> Outcome:
 
 def _lost_its_port(job: Launch, end: Outcome) -> bool:
     """Whether the ranks could not meet because another process listens at their port."""
-    return end.reason == "launch" and ports.was_taken(job.log(0))
+    rank_failed = end.failed_rank is not None  # else its log may be that of the try before
+    return rank_failed and end.reason == "launch" and ports.was_taken(job.log(0))
 
 
 def _write_end(job: Launch, end: Outcome, started: str) -> Outcome:

@@ -303,7 +303,7 @@ def _end_of(run: _Running, code: int) -> Ended:
         if code < 0:
             state, how = "lost", f"was killed by {signal.Signals(-code).name}"
         log = attempt.folder / file_names.LOGS / file_names.LAUNCHER_LOG
-        lines = last_lines(log, 1)
+        lines = last_lines(log)[-1:]
         cause = f"its launcher {how}" + (f": {lines[0]}" if lines else "")
     with contextlib.suppress(RunError):  # on a full disk the end is still shown on screen
         write_exit(run.task.path, run.attempt, state, cause, {}, started=run.started)

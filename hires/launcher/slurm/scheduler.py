@@ -39,7 +39,7 @@ _PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD",
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _BAD_NODE = ("down", "drain", "fail", "error", "unknown", "reboot", "maint")
 """How Slurm's words for nodes that run nothing begin; an asterisk behind one means no answer."""
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 30.0
 _AT_ONCE = 8000
 """Numbers of jobs on one command line, a word of which Linux lets have 128 KiB."""
 _SINGLE = 32
@@ -55,14 +55,15 @@ def ask(*command: str, most_s: float | None = None) -> str:
 
     Args:
         command: its words.
-        most_s: how long it may take, in seconds; None: a minute.
+        most_s: how long it may take, in seconds; None: half a minute.
 
     Raises:
         RunError: it failed, is not installed, or does not answer.
     """
     done = _run(*command, most_s=most_s)
     if done.returncode:
-        raise RunError(f"{command[0]} failed: {_complaint(done)}")
+        why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise RunError(f"{command[0]} failed: {why}")
     return done.stdout
 
 

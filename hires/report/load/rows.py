@@ -168,7 +168,8 @@ def precision_rows(runs: Sequence[Run]) -> Iterator[Row]:
     for run in runs:
         if run.end[0] == "done" and dig(run.record, "loss", "finite") is not None:
             config = sorted(run.identity("precision.name").items())
-            groups.setdefault((run.campaign, *config), []).append(run)
+            weights = run.flat_config.get("checkpoint.resume")  # those with which it begins
+            groups.setdefault((run.campaign, str(weights), *config), []).append(run)
     for twins in groups.values():
         names = [run.record.get("precision") for run in twins]
         places = [(*_EXACTNESS, name).index(name) for name in names]  # an unknown one comes last

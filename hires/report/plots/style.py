@@ -117,7 +117,9 @@ def styled() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which matplotlib has the defaults of reports."""
     import matplotlib as mpl
 
-    return mpl.rc_context(fname=Path(__file__).with_name("report.mplstyle"))
+    path = Path(__file__).with_name("report.mplstyle")
+    # The site's own settings hold where the file says nothing.
+    return mpl.rc_context(mpl.rc_params_from_file(path, use_default_template=False))
 
 
 def figure(rows: int = 1, columns: int = 1, height: float = 3.4, **more: Any) -> tuple[Figure, Any]:

@@ -99,6 +99,12 @@ def test_what_is_held_is_not_read(run):
     assert attempt.notes == []
 
 
+def test_job_of_before_there_were_several_launchers_is_one_of_slurm(run):
+    (run / "a0").mkdir(parents=True, exist_ok=True)
+    (run / "a0" / "job.json").write_text('{"job": "12", "index": null}')
+    assert Attempt(run, 0).job == {"launcher": "slurm", "job": "12", "index": None}
+
+
 def test_the_last_start_counts(run):
     lines = [{"event": "launch_started", "pid": 1}, {"event": "other"}]
     lines += [{"event": "launch_started", "pid": 2}]
