@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -38,6 +38,9 @@ class Microbatch(NamedTuple):
 
     images: Tensor | None  # (n, C, h, w), channels_last in memory; None if it needs no pixels
     target: Tensor | None  # classes (n,), int64, or images; None if it compares nothing
+
+
+_THREAD = "loader"
 
 
 class Loader:
@@ -78,11 +81,9 @@ class Loader:
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: collections.deque[Future[Microbatch | None]] = collections.deque()
         if prefetch and (window or target):
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
             # The thread holds the generator but not the loader: a forgotten loader ends its thread.
-            # It may be forgotten in that very thread, which cannot wait for itself.
-            stop = functools.partial(self._pool.shutdown, wait=False, cancel_futures=True)
-            self._stop = weakref.finalize(self, stop)
+            self._stop = weakref.finalize(self, _stop, self._pool)
             for _ in range(prefetch):
                 self._read_ahead()
 
@@ -113,7 +114,6 @@ class Loader:
         """Stops the thread and waits for it."""
         if self._pool is not None:
             self._stop()
-            self._pool.shutdown()
 
     def __iter__(self) -> Iterator[Microbatch]:
         """Yields the microbatches that are left."""
@@ -124,6 +124,12 @@ class Loader:
     def _read_ahead(self) -> None:
         assert self._pool is not None
         self._ahead.append(self._pool.submit(next, self._microbatches, None))
+
+
+def _stop(pool: ThreadPoolExecutor) -> None:
+    # A loader may be forgotten in its own thread, which cannot wait for itself.
+    own = threading.current_thread().name.startswith(_THREAD)
+    pool.shutdown(wait=not own, cancel_futures=True)
 
 
 @dataclass

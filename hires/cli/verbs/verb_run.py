@@ -116,10 +116,10 @@ def _begin(
     with contextlib.ExitStack() as stack:
         stack.enter_context(campaign.starting([path.parent]))
         fresh = args.again or done_attempt(path) is None
-        if fresh or args.dry_run:
-            stack.enter_context(running_elsewhere.alone(path))
         if fresh and not args.dry_run:
             running_elsewhere.refuse_begun(path, seen)
+        if fresh or args.dry_run:
+            stack.enter_context(running_elsewhere.alone(path))
         if args.dry_run:
             rundir.freeze(config, facts, argv)
         else:
