@@ -167,7 +167,7 @@ def test_of_two_commands_for_one_point_at_the_same_moment_one_is_refused(hires, 
     ends = together(words, words)
     assert sorted(code for code, _ in ends) == [0, 1], ends
     [told] = [err for code, err in ends if code]
-    assert "was begun meanwhile, by another command, as attempt a0" in told
+    assert "was begun meanwhile, job 7 has it as attempt a0" in told
     assert len((tmp_path / "submitted").read_text().splitlines()) == 1
     assert [path.name for path in only_run().glob("a*")] == ["a0"]
 

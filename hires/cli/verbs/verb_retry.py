@@ -190,10 +190,11 @@ def _run_here(runs: Sequence[_Repeat]) -> int:
         for _ in range(repeat.attempts):
             number += 1
             try:
-                with campaign.starting([repeat.path.parent]), alone(repeat.path):
+                with campaign.starting([repeat.path.parent]):
                     refuse_begun(repeat.path, seen)
-                    rundir.refreeze(repeat.path, repeat.config)
-                    run = rundir.start_attempt(repeat.path, None)
+                    with alone(repeat.path):
+                        rundir.refreeze(repeat.path, repeat.config)
+                        run = rundir.start_attempt(repeat.path, None)
                 seen, state = run.attempt, repeat.state
                 progress = f"{number} of {total}: {run.name}, attempt {run.attempt}"
                 print(f"{progress}; it was {state.state}{repeats(state)}", file=sys.stderr)

@@ -98,13 +98,15 @@ def refuse_begun(run: Path, seen: int | None) -> None:
         seen: the latest attempt that it had; None: it had none.
 
     Raises:
-        RunError: names the attempt.
+        RunError: names the attempt, and its job if it has one.
     """
     last = file_names.last_number(run)
     if last != seen:
+        job = None if last is None else Attempt(run, last).job_name
+        by = "by another command, as" if job is None else f"job {job} has it as"
         raise RunError(
-            f"{run.name} was begun meanwhile, by another command, as attempt a{last}; `hires "
-            f"status {run.parent.name}` watches it"
+            f"{run.name} was begun meanwhile, {by} attempt a{last}; `hires status "
+            f"{run.parent.name}` watches it"
         )
 
 
