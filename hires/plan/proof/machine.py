@@ -106,7 +106,7 @@ class Rendezvous(Walk):
 
 
 @dataclass
-class Box:
+class Mailbox:
     """The messages from one tile to another that nobody has read; the first meets the first."""
 
     written: deque[Event] = field(default_factory=deque)
@@ -134,7 +134,7 @@ class Mailboxes(Rendezvous):
 
     def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
         super().__init__(programs, members)
-        self.boxes: dict[tuple[int, int, int], Box] = {}  # by (source, target, lane)
+        self.boxes: dict[tuple[int, int, int], Mailbox] = {}  # by (source, target, lane)
         self.halted: set[int] = set()
 
     def way(self, event: Event) -> Hashable:
@@ -147,7 +147,7 @@ class Mailboxes(Rendezvous):
             return super().post(rank, event)
         sending = event.kind == "send"
         source, target = (rank, event.peer) if sending else (event.peer, rank)
-        box = self.boxes.setdefault((source, target, event.lane), Box())
+        box = self.boxes.setdefault((source, target, event.lane), Mailbox())
         if sending and len(box.written) == SLOTS:
             return 0
         here = box.written if sending else box.expected
@@ -161,7 +161,7 @@ class Mailboxes(Rendezvous):
         """Reads the message that a rank waits for; one that is not the next stops the rank."""
         if not event.mail:
             return super().take(rank, event)
-        box = self.boxes.setdefault((event.peer, rank, event.lane), Box())
+        box = self.boxes.setdefault((event.peer, rank, event.lane), Mailbox())
         tags = [receive.tag for receive in box.expected][: len(box.written)]
         if event.tag not in tags or rank in self.halted:
             return False
