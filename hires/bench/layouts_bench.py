@@ -98,7 +98,7 @@ def _races(rows: list[Contestant]) -> Iterator[tuple[list[Contestant], int]]:
 def peaks(row: Contestant, timeout_s: float) -> list[dict[str, int]] | None:
     """Returns measured and predicted bytes of each rank of a row; None if it is no layout of hires.
 
-    Rows that share a process cannot be told apart by its size, so each layout runs three steps in
+    The peak of a shared process is not that of one row, so each layout runs three steps in
     fresh processes, measured and predicted as ``hires run`` does it.
 
     Raises:

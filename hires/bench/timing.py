@@ -35,7 +35,7 @@ class Runner:
         torch.set_num_threads(self.threads)
 
     def step(self) -> Tensor | None:
-        """Runs one step, which is timed; returns what this rank knows of its result."""
+        """Runs one step, which is timed; returns this rank's part of the result."""
         raise NotImplementedError
 
     def tidy(self) -> None:

@@ -173,7 +173,7 @@ def max_all(number: int, patient: bool = False) -> int:
 def broadcast_text(text: str) -> str:
     """Returns rank 0's text on every rank of the world."""
     what, data = "a broadcast of rank 0", text.encode()
-    # As tensors, not as pickled objects: whoever reaches the port must not run code here.
+    # As tensors, not as pickled objects: a stranger at the port must not be able to run code.
     size = torch.tensor([len(data)])
     guard(lambda: transport.carrier.broadcast(size, 0), what)
     letters = torch.zeros(int(size), dtype=torch.uint8)

@@ -105,7 +105,7 @@ def _images(folder: Path) -> tuple[list[str], int]:
 
     images, num_ignored = [], 0
     for parent, folders, files in os.walk(folder, onerror=refuse):
-        folders[:] = sorted(filter(_visible, folders))  # the order in which os.walk goes on
+        folders[:] = sorted(filter(_visible, folders))  # os.walk visits them in this order
         for name in sorted(filter(_visible, files)):
             if suffix_of(name) in FORMATS:
                 images.append(f"{parent}/{name}")

@@ -61,7 +61,7 @@ def real(default: float, *, above_zero: bool = False, unit: str = "") -> Any:
     """Returns a field that takes finite numbers of at least 0, or only those above 0."""
 
     def check(key: str, value: float) -> None:
-        # No comparison with nan is true, so what is good is asked for, not what is wrong.
+        # Every comparison with nan is false, so the check is for valid values, not for wrong ones.
         if not (0 < value < math.inf if above_zero else 0 <= value < math.inf):
             least = f"above 0{unit}" if above_zero else f"0{unit} or more"
             raise ConfigError(f"{key}={value} must be {least}, and finite")

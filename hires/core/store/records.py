@@ -199,7 +199,7 @@ def _begin_of(lines: Sequence[Values]) -> Values | None:
 
 
 def _steps_before(own: Attempt, lines: Sequence[Values]) -> tuple[list[Values], int]:
-    """Returns the step lines of earlier attempts that this one goes on from, and the first step.
+    """Returns the step lines of the earlier attempts that this one continues, and its first step.
 
     Steps before the first one are another run's, whose checkpoint this run began with.
     """
