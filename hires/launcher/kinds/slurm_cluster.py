@@ -18,7 +18,6 @@ from hires.launcher.slurm import job_arrays, job_script, sbatch, scheduler
 from hires.launcher.slurm.dependency import dependency
 from hires.launcher.slurm.orphan_jobs import orphan_jobs, repair
 from hires.launcher.slurm.slurm_checks import cluster_checks, slurm_checks
-from hires.launcher.status.run_state import RunState
 
 
 @LAUNCHERS.register("slurm")
@@ -33,6 +32,7 @@ class SlurmLauncher(Launcher):
     cancel = staticmethod(scheduler.cancel)
     orphan_jobs = staticmethod(orphan_jobs)
     repair = staticmethod(repair)
+    avoided_nodes = staticmethod(scheduler.avoided_nodes)
     checks = staticmethod(slurm_checks)
     node_checks = staticmethod(cluster_checks)
 
@@ -79,21 +79,13 @@ class SlurmLauncher(Launcher):
         """Returns that the node of a job does not see the run folder, if its exit code says so."""
         code = launch_file.NO_FOLDER
         try:
-            if f" ExitCode={code}:" not in scheduler.ask(
-                "scontrol", "--oneliner", "show", "job", job
-            ):
-                return None
+            codes = [shown.get("ExitCode", "") for shown in scheduler.show("job", job)]
         except RunError:
+            return None
+        if not any(text.startswith(f"{code}:") for text in codes):
             return None
         return (
             f"job {job} ended with exit code {code}: its node does not see {run.path}, or cannot "
             f"write {file_names.JOB_LOG} there; keep results= on a file system that all nodes "
             f"mount at the same place"
         )
-
-    def avoided_nodes(self, states: Sequence[RunState], configs: Sequence[RunConfig]) -> list[str]:
-        """Returns the nodes that failed under runs."""
-        partitions = {config.partition for config in configs}
-        partition = partitions.pop() if len(partitions) == 1 else None
-        num_nodes = max(config.launcher.nodes for config in configs)
-        return scheduler.failed_nodes(states, num_nodes, partition)

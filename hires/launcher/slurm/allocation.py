@@ -1,8 +1,12 @@
-"""Reads which nodes Slurm gave to this job, and places the ranks on them.
+"""Reads what Slurm gave to this job, places the ranks on its nodes, and finds out why it ends.
 
 It runs inside the job, in the supervisor. Every rank is started by an ``srun`` of its own that
 names its node, or all by one command of an MPI; the ranks of a node share all that the job has
 there.
+
+Clusters differ in how they end a job early. Some send SIGUSR2 some time before, as ``--signal``
+asks; many send SIGTERM, as ``scancel`` does too, and SIGKILL soon afterwards. The fields that Slurm
+shows of the job and its nodes at that moment tell a preemption from a user's ``scancel``.
 """
 
 from __future__ import annotations
@@ -17,9 +21,23 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import mpi_dialects
 from hires.core.store import launch_file
-from hires.launcher.ranks.places import LOOPBACK, RankPlace, RankPlaces, loopback, meeting
+from hires.launcher.ranks.places import (
+    LOOPBACK,
+    Preemption,
+    RankPlace,
+    RankPlaces,
+    loopback,
+    meeting,
+)
 from hires.launcher.slurm import scheduler
 
+PATIENCE_S = 3.0
+"""How long Slurm may take to answer after SIGTERM: soon it sends SIGKILL."""
+_EARLY_S = 75
+"""Slurm may send a signal by as much earlier than ``--signal`` says."""
+_END_S = 5
+"""Kept for the supervisor's own end."""
+_GONE_NODE = ("DOWN", "FAIL", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN")
 FIRST_PORT, NUM_PORTS = 10000, 20000
 """Ports of jobs: above the system's own, below those that Linux gives to clients."""
 _SRUN = (
@@ -66,8 +84,15 @@ class Allocation:
             packed: whether other runs share the job, so that its number is that of no run.
 
         Raises:
-            RunError: the nodes cannot reach this one.
+            RunError: the nodes cannot reach this one, or lack one of ``cluster.modules``.
         """
+        module = os.environ.get(launch_file.REFUSED)
+        if module is not None:
+            raise RunError(
+                f"`module load {module}` failed on {socket.gethostname()}: job.log (of an array "
+                f"that in its folder) shows why; see `module avail` there, and change "
+                f"cluster.modules"
+            )
         node, other = self.nodes[0], self.nodes[min(1, len(self.nodes) - 1)]
         if config.interface is None and len({node.host for node in self.nodes}) == 1:
             address, interface = LOOPBACK, loopback()
@@ -75,7 +100,8 @@ class Allocation:
             name = f"{other.name} ({other.address})"
             address, interface = meeting(config, f"node {node.name}", name, other.address)
         # This process runs where rank 0 does, so any port that is free here will do.
-        first = 0 if packed else job_port(self.job)
+        # That of a job differs from those of other jobs on a node.
+        first = 0 if packed else FIRST_PORT + int(self.job) % NUM_PORTS
         ports = (config.launcher.port,) if config.launcher.port else (first, 0, 0)
         shares = list(zip(self.nodes, spread(num_ranks, len(self.nodes)), strict=False))
         one_command = config.mpi != "srun" or config.srun_mpi != "none"
@@ -92,20 +118,48 @@ class Allocation:
             starter = mpi_dialects.starter(config, hosts, in_slurm=True)
         return RankPlaces(ranks, ports, address, interface, relayed=True, starter=starter)
 
+    def after_sigusr2(self, signal_s: int) -> Preemption:
+        """Returns why Slurm sent SIGUSR2, ``launcher.signal_s`` before the end of the job.
 
-def refuse_without_module() -> None:
-    """Refuses to start ranks in a job that lacks one of ``cluster.modules``.
+        That is its time limit if little time is left, else a preemption.
+        """
+        left_s = _seconds_left(self.name)
+        if left_s is not None and left_s <= signal_s + _EARLY_S:
+            reason, cause = "timeout", f"the time limit of job {self.name} came near"
+        else:
+            reason, cause = "preempted", f"job {self.name} was preempted (SIGUSR2)"
+            left_s = signal_s
+        return Preemption(reason, cause, patience_s=max(left_s - _END_S, _END_S))
 
-    Raises:
-        RunError: names the module.
-    """
-    name = os.environ.get(launch_file.REFUSED)
-    if name is not None:
-        raise RunError(
-            f"`module load {name}` failed on {socket.gethostname()}: job.log (of an array "
-            f"that in its folder) shows why; see `module avail` there, and change "
-            f"cluster.modules"
-        )
+    def after_sigterm(self) -> Preemption | None:
+        """Returns why Slurm ends the job; None: it shows no other than a user's scancel."""
+        try:
+            [*_, job] = scheduler.show("job", self.name, PATIENCE_S)
+        except (RunError, ValueError):
+            return None
+        requeued = int(job.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        state = job.get("JobState", "")
+        if requeued or state in ("NODE_FAIL", "COMPLETING"):
+            try:
+                nodes = scheduler.show("node", ",".join(n.name for n in self.nodes), PATIENCE_S)
+            except RunError:
+                nodes = []
+            gone = [
+                node["NodeName"]
+                for node in nodes
+                if any(word in node.get("State", "") for word in _GONE_NODE)
+            ]
+            if gone or state == "NODE_FAIL":
+                where = f"{' and '.join(gone) or 'a node'} went down"
+                return Preemption(
+                    "node", f"job {self.name} lost its nodes: {where}", requeued=requeued
+                )
+        if requeued or state == "PREEMPTED" or job.get("PreemptTime", "") not in scheduler.NOTHING:
+            cause = f"job {self.name} was preempted at once (SIGTERM)"
+            return Preemption("preempted", cause, requeued=requeued)
+        if state == "TIMEOUT":
+            return Preemption("timeout", f"the time limit of job {self.name} was reached")
+        return None
 
 
 def cores(job: Allocation) -> list[int]:
@@ -114,15 +168,6 @@ def cores(job: Allocation) -> list[int]:
     groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     counts = [int(count) for count, times in groups for _ in range(int(times or 1))]
     return counts if len(counts) == len(job.nodes) else [0] * len(job.nodes)
-
-
-def job_port(job: str) -> int:
-    """Returns the port at which the ranks of a job meet: jobs that share a node have others.
-
-    >>> job_port("7"), job_port("20007")
-    (10007, 10007)
-    """
-    return FIRST_PORT + int(job) % NUM_PORTS
 
 
 def current() -> Allocation:
@@ -137,12 +182,27 @@ def current() -> Allocation:
         raise RunError("this is no Slurm job; submit the run with `sbatch job.sbatch`")
     index = environ.get("SLURM_ARRAY_TASK_ID")
     array = (environ["SLURM_ARRAY_JOB_ID"], int(index)) if index else None
-    text = scheduler.ask("scontrol", "show", "node", names, "--oneliner")
     nodes = tuple(
-        JobNode(name, facts.get("NodeHostName", name), facts.get("NodeAddr", name))
-        for facts in map(scheduler.fields, text.splitlines())
-        if (name := facts.get("NodeName"))
+        JobNode(name, node.get("NodeHostName", name), node.get("NodeAddr", name))
+        for node in scheduler.show("node", names)
+        if (name := node.get("NodeName"))
     )
     if not nodes:
-        raise RunError(f"scontrol does not know the nodes {names}: {text.strip() or 'no answer'}")
+        raise RunError(f"scontrol names none of the nodes {names}")
     return Allocation(job, array, nodes)
+
+
+def _seconds_left(job: str) -> int | None:
+    """Returns how long a job may still run; None if there is no limit, or Slurm does not answer."""
+    try:
+        text = scheduler.ask("squeue", "--noheader", f"--jobs={job}", "--format=%L").strip()
+    except RunError:
+        return None
+    days, _, clock = text.rpartition("-")
+    left_s = 0
+    try:
+        for part in clock.split(":"):  # seconds stand last, whatever stands before them
+            left_s = 60 * left_s + int(part)
+        return left_s + 86400 * int(days or 0)
+    except ValueError:  # UNLIMITED, INVALID
+        return None

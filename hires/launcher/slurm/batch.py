@@ -35,7 +35,7 @@ from hires.launcher.end_reasons import restarts
 from hires.launcher.interface import CANCELLED, Outcome
 from hires.launcher.local.local_launcher import launch, leave, say
 from hires.launcher.ranks.places import Preemption
-from hires.launcher.slurm import allocation, preemption, scheduler
+from hires.launcher.slurm import allocation, scheduler
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.slurm.job_attempts import JobRun, is_restarted
 from hires.launcher.slurm.job_packing import PackedRun, PackedRuns
@@ -171,7 +171,6 @@ class JobAttempt:
     def _launch(self) -> Outcome:
         progress = RunProgress(self.world, self.config.batch, self.config.steps)
         try:
-            allocation.refuse_without_module()
             self._refuse_other_code()
             places = self.job.places(self.world, self.config, packed=self._packed)
         except RunError as error:
@@ -205,11 +204,10 @@ class JobAttempt:
                 return
 
     def _preemption(self) -> Preemption:
-        signal_s = self.config.launcher.signal_s
-        return self._with_sequel(preemption.after_sigusr2(self.job.name, signal_s))
+        return self._with_sequel(self.job.after_sigusr2(self.config.launcher.signal_s))
 
     def _termination(self) -> Preemption | None:
-        why = preemption.after_sigterm(self.job)
+        why = self.job.after_sigterm()
         return None if why is None else self._with_sequel(why)
 
     def _with_sequel(self, why: Preemption) -> Preemption:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_numbers
 from hires.launcher import commands
-from hires.launcher.commands import last_line
 from hires.launcher.interface import (
     ENDED,
     GONE,
@@ -40,36 +39,44 @@ _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE
 _BAD_NODE = ("down", "drain", "fail", "error", "unknown", "reboot", "maint")
 """How Slurm's words for nodes that run nothing begin; an asterisk behind one means no answer."""
 _TIMEOUT_S = 30.0
-_AT_ONCE = 8000
-"""Numbers of jobs on one command line, a word of which Linux lets have 128 KiB."""
 _SINGLE = 32
 """Most jobs and arrays that ``scontrol`` is queried about, one by one."""
-_RANGES = 500
-"""Ranges of tasks in one word for scancel."""
-_MISSING = ("Invalid job id", "not found")
+_UNLISTED = ("Invalid job id", "not found")
 """Slurm's words for a job that it does not list, as a task that was cancelled while it waited."""
 
 
+class UnlistedError(RunError):
+    """Slurm does not list the job."""
+
+
 def ask(*command: str, most_s: float | None = None) -> str:
-    """Returns what one of Slurm's tools prints.
+    """Returns what one of Slurm's tools prints, with dates and lists in one form.
 
     Args:
         command: its words.
         most_s: how long it may take, in seconds; None: half a minute.
 
     Raises:
+        UnlistedError: Slurm does not list the job that the command names.
         RunError: it failed, is not installed, or does not answer.
     """
-    done = _run(*command, most_s=most_s)
+    environ = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    environ["SLURM_BITSTR_LEN"] = "0"  # or lists of tasks would be cut after 64 characters
+    try:
+        done = commands.run(*command, most_s=most_s or _TIMEOUT_S, environ=environ)
+    except commands.MissingProgramError as error:
+        raise RunError(f"{error}; use a machine of the cluster") from None
     if done.returncode:
-        why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise RunError(f"{command[0]} failed: {why}")
+        why = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        is_unlisted = any(words in done.stdout + done.stderr for words in _UNLISTED)
+        raise (UnlistedError if is_unlisted else RunError)(f"{command[0]} failed: {why}")
     return done.stdout
 
 
-def fields(line: str) -> dict[str, str]:
-    """Returns the values of a line of scontrol, as ``NodeName=n1 State=IDLE``."""
-    return dict(re.findall(r"(\w+)=(\S*)", line))
+def show(kind: str, names: str, most_s: float | None = None) -> list[dict[str, str]]:
+    """Returns the fields of some jobs or nodes, as ``State``; raises as :func:`ask`."""
+    text = ask("scontrol", "show", kind, names, "--oneliner", most_s=most_s)
+    return [dict(re.findall(r"(\w+)=(\S*)", line)) for line in text.splitlines()]
 
 
 def job_states(jobs: Iterable[Job]) -> dict[str, JobStatus]:
@@ -77,123 +84,12 @@ def job_states(jobs: Iterable[Job]) -> dict[str, JobStatus]:
     names: dict[str, list[str]] = {}
     for job in jobs:
         names.setdefault(str(job["job"]), []).append(job_name(job))
-    numbers = list(names)
-    states: dict[str, JobStatus] = {}
-    for first in range(0, len(numbers), _AT_ONCE):
-        some = {number: names[number] for number in numbers[first : first + _AT_ONCE]}
-        states.update(_states_of(some))
-    return states
-
-
-def scripts_of_all() -> Iterator[tuple[str, str]]:
-    """Yields this user's jobs that wait or run, by name, and the script of each.
-
-    A script's path may hold blanks, and one word may stand behind it: each job is yielded with both
-    readings. Nothing comes if squeue does not answer.
-    """
-    try:
-        text = ask("squeue", "--noheader", f"--user={os.getuid()}", "--format=%F|%K|%o")
-    except RunError:
-        return
-    for job, index, command in _rows(text, 3):
-        words = command.split(" ")
-        for name in _names(job, index):
-            # After the script may stand the number of an attempt, or of a task.
-            yield from ((name, " ".join(words[: len(words) - cut])) for cut in (0, 1))
-
-
-def is_unknown(name: str) -> bool:
-    """Whether Slurm answers that it does not list a job, an array or a task."""
-    number, _, index = name.partition("_")
-    try:
-        listed = _squeue([number]) or _sacct([number]) or _scontrol(number)
-    except RunError:
-        return False
-    return name not in listed if index else not listed
-
-
-def cancel(jobs: Iterable[Job]) -> None:
-    """Cancels jobs and tasks of arrays, with as few calls as the command line allows.
-
-    Raises:
-        RunError: Slurm refused, or its tools are not here.
-    """
-    tasks: dict[str, set[int | None]] = {}
-    for job in jobs:
-        tasks.setdefault(str(job["job"]), set()).add(job.get("index"))
-    words = [word for job, indices in tasks.items() for word in _scancel_words(job, indices)]
-    for first in range(0, len(words), _AT_ONCE):
-        some = words[first : first + _AT_ONCE]
-        named = f"job{'s' if len(some) > 1 else ''} {', '.join(some[:3])}"
-        named += f" and {len(some) - 3} more" if len(some) > 3 else ""
-        try:
-            ask("scancel", *some)
-        except RunError as error:
-            raise RunError(f"{named} cannot be cancelled: {error}") from None
-
-
-def failed_nodes(states: Sequence[RunState], num_nodes: int, partition: str | None) -> list[str]:
-    """Returns the nodes that the next attempts of runs should avoid, sorted.
-
-    An attempt whose end has the reason ``node`` ran on nodes that its events name. If Slurm says
-    which of them are down, those are avoided; else all of them, as long as enough others are left.
-
-    Args:
-        states: how the runs ended.
-        num_nodes: most nodes that one of them needs.
-        partition: of the nodes; None: any.
-    """
-    suspects = {node for state in states for node in _suspect_nodes(state)}
-    if not suspects:
-        return []
-    only = [f"--partition={partition}"] if partition else []
-    try:
-        lines = ask("sinfo", "--noheader", "--Node", "--format=%N %T", *only).splitlines()
-    except RunError:
-        lines = []
-    words = {node: word.strip() for node, _, word in (line.partition(" ") for line in lines)}
-    bad = {node for node, word in words.items() if word.startswith(_BAD_NODE) or word[-1:] == "*"}
-    others = words.keys() - suspects - bad
-    bad &= suspects
-    return sorted(suspects if not bad and len(others) >= num_nodes else bad)
-
-
-def _suspect_nodes(state: RunState) -> Iterator[str]:
-    """Yields the nodes of a run's attempts that ended because a node failed."""
-    for number in attempt_numbers(state.path) if state.path is not None else ():
-        attempt = Attempt(str(state.path), number)
-        is_latest = number == state.attempt and state.reason == "node"
-        if is_latest or attempt.exit.get("reason") == "node":
-            for line in attempt.events:
-                if line.get("event") == "rank_started" and line.get("node"):
-                    yield str(line["node"])
-
-
-def _scancel_words(job: str, indices: set[int | None]) -> Iterator[str]:
-    """Yields a job, or some tasks of an array as ``123_[0-4,7]``."""
-    if None in indices:
-        yield job
-        return
-    ranges: list[list[int]] = []
-    for index in sorted(index for index in indices if index is not None):
-        if ranges and index == ranges[-1][1] + 1:
-            ranges[-1][1] = index
-        else:
-            ranges.append([index, index])
-    texts = [str(a) if a == b else f"{a}-{b}" for a, b in ranges]
-    for first in range(0, len(texts), _RANGES):
-        text = ",".join(texts[first : first + _RANGES])
-        yield f"{job}_{text}" if text.isdecimal() else f"{job}_[{text}]"
-
-
-def _states_of(names: dict[str, list[str]]) -> dict[str, JobStatus]:
-    """Returns the states of jobs and tasks, whose names are given by their numbers."""
 
     def missing() -> list[str]:
         return [number for number, some in names.items() if any(n not in listed for n in some)]
 
     try:
-        listed = _squeue(list(names))
+        listed = _squeue(list(names)) if names else {}
     except RunError as error:
         unknown = JobStatus(UNKNOWN, str(error))
         return {name: unknown for some in names.values() for name in some}
@@ -214,11 +110,99 @@ def _states_of(names: dict[str, list[str]]) -> dict[str, JobStatus]:
     return states
 
 
+def is_unknown(name: str) -> bool:
+    """Whether Slurm answers that it does not list a job, an array or a task."""
+    number, _, index = name.partition("_")
+    try:
+        listed = _squeue([number]) or _sacct([number]) or _scontrol(number)
+    except RunError:
+        return False
+    return name not in listed if index else not listed
+
+
+def scripts_of_all() -> Iterator[tuple[str, str]]:
+    """Yields this user's jobs that wait or run, by name, and the script of each.
+
+    A script's path may hold blanks, and one word may stand behind it: each job is yielded with both
+    readings. Nothing comes if squeue does not answer.
+    """
+    try:
+        text = ask("squeue", "--noheader", f"--user={os.getuid()}", "--format=%F|%K|%o")
+    except RunError:
+        return
+    for job, index, command in _rows(text, 3):
+        words = command.split(" ")
+        for name in _names(job, index):
+            # After the script may stand the number of an attempt, or of a task.
+            yield from ((name, " ".join(words[: len(words) - cut])) for cut in (0, 1))
+
+
+def cancel(jobs: Iterable[Job]) -> None:
+    """Cancels jobs and tasks of arrays in one call; a RunError says why Slurm does not."""
+    tasks: dict[str, set[int | None]] = {}
+    for job in jobs:
+        tasks.setdefault(str(job["job"]), set()).add(job.get("index"))
+    words = []
+    for number, indices in tasks.items():
+        ranges: list[list[int]] = []
+        for index in sorted(index for index in indices if index is not None):
+            if ranges and index == ranges[-1][1] + 1:
+                ranges[-1][1] = index
+            else:
+                ranges.append([index, index])
+        text = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+        text = f"{number}_{text}" if text.isdecimal() else f"{number}_[{text}]"
+        words.append(number if None in indices else text)
+    named = f"job{'s' if len(words) > 1 else ''} {', '.join(words[:3])}"
+    named += f" and {len(words) - 3} more" if len(words) > 3 else ""
+    try:
+        ask("scancel", *words)
+    except RunError as error:
+        raise RunError(f"{named} cannot be cancelled: {error}") from None
+
+
+def avoided_nodes(states: Sequence[RunState], configs: Sequence[RunConfig]) -> list[str]:
+    """Returns the nodes that the next attempts of runs should avoid, sorted.
+
+    An attempt whose end has the reason ``node`` ran on nodes that its events name. If Slurm says
+    which of them are down, those are avoided; else all of them, as long as enough others are left.
+
+    Args:
+        states: how the runs ended.
+        configs: of the runs; if they name one partition, only its nodes count.
+    """
+    suspects: set[str] = set()
+    for state in states:
+        for number in attempt_numbers(state.path) if state.path is not None else ():
+            attempt = Attempt(str(state.path), number)
+            is_latest = number == state.attempt and state.reason == "node"
+            if is_latest or attempt.exit.get("reason") == "node":
+                starts = (e for e in attempt.events if e.get("event") == "rank_started")
+                suspects.update(str(event["node"]) for event in starts if event.get("node"))
+    if not suspects:
+        return []
+    partitions = {config.partition for config in configs}
+    only = [f"--partition={name}" for name in partitions if name and len(partitions) == 1]
+    try:
+        lines = ask("sinfo", "--noheader", "--Node", "--format=%N %T", *only).splitlines()
+    except RunError:
+        lines = []
+    words = {node: word.strip() for node, _, word in (line.partition(" ") for line in lines)}
+    bad = {node for node, word in words.items() if word.startswith(_BAD_NODE) or word[-1:] == "*"}
+    are_enough = len(words.keys() - suspects - bad) >= max(c.launcher.nodes for c in configs)
+    bad &= suspects
+    return sorted(suspects if not bad and are_enough else bad)
+
+
 def _squeue(numbers: Sequence[str]) -> dict[str, JobStatus]:
     wanted = ("--states=all", f"--jobs={','.join(numbers)}", "--format=%F|%K|%T|%S|%r")
+    try:
+        text = ask("squeue", "--noheader", *wanted)
+    except UnlistedError:
+        return {}
     return {
         name: _status(state, reason, start)
-        for job, index, state, start, reason in _rows(_list("squeue", "--noheader", *wanted), 5)
+        for job, index, state, start, reason in _rows(text, 5)
         for name in _names(job, index)
     }
 
@@ -237,12 +221,15 @@ def _sacct(numbers: Sequence[str]) -> dict[str, JobStatus]:
 
 
 def _scontrol(number: str) -> dict[str, JobStatus]:
-    states: dict[str, JobStatus] = {}
-    for facts in map(fields, _list("scontrol", "--oneliner", "show", "job", number).splitlines()):
-        reason, start = facts.get("Reason", ""), facts.get("StartTime", "")
-        status = _status(facts.get("JobState", ""), reason, start)
-        states.update(dict.fromkeys(_names(number, facts.get("ArrayTaskId", "")), status))
-    return states
+    try:
+        jobs = show("job", number)
+    except UnlistedError:
+        return {}
+    return {
+        name: _status(*(job.get(key, "") for key in ("JobState", "Reason", "StartTime")))
+        for job in jobs
+        for name in _names(number, job.get("ArrayTaskId", ""))
+    }
 
 
 def _names(job: str, index: str) -> Iterator[str]:
@@ -270,33 +257,6 @@ def _status(state: str, reason: str, start: str) -> JobStatus:
     return JobStatus(ENDED, word) if word else JobStatus(UNKNOWN, f"no state in {state!r}")
 
 
-def _run(*command: str, most_s: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs one of Slurm's tools, whatever its exit code, with dates and lists in one form."""
-    environ = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
-    environ["SLURM_BITSTR_LEN"] = "0"  # or lists of tasks would be cut after 64 characters
-    try:
-        return commands.run(*command, most_s=most_s or _TIMEOUT_S, environ=environ)
-    except commands.MissingProgramError as error:
-        raise RunError(f"{error}; use a machine of the cluster") from None
-
-
-def _list(*command: str) -> str:
-    """Returns the jobs that a tool lists; nothing of those that it does not have.
-
-    Raises:
-        RunError: it does not answer.
-    """
-    done = _run(*command)
-    if done.returncode and not any(words in done.stdout + done.stderr for words in _MISSING):
-        raise RunError(_complaint(done))
-    return done.stdout
-
-
 def _rows(text: str, count: int) -> list[list[str]]:
     rows = (line.strip().split("|", count - 1) for line in text.splitlines())
     return [row for row in rows if len(row) == count]
-
-
-def _complaint(done: subprocess.CompletedProcess[str]) -> str:
-    """Returns the last line of a tool's errors, or else its exit code."""
-    return last_line(done.stderr or done.stdout, f"exit code {done.returncode}")

@@ -216,7 +216,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config, world = records.read_config(folder), int(records.read_plan(folder)["world"])
         try:
-            allocation.refuse_without_module()
             places = allocation.current().places(world, config)
         except RunError as error:
             leave(folder, 0, "failed", str(error))

@@ -13,7 +13,6 @@ from hires.core.config.launcher_config import ClusterConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.store import attempts, records, rundir
 from hires.launcher.interface import launcher_named
-from hires.launcher.kinds import slurm_cluster
 from hires.launcher.status import state
 from hires.launcher.status.run_state import RunState
 from tests.cli.conftest import SMALL
@@ -243,15 +242,15 @@ def test_nodes_that_failed_are_excluded(hires, runs, cluster, nodes, excluded):
     assert (f"not on {excluded}, where" in answer.err) == (excluded is not None)
 
 
-def test_nodes_are_looked_up_in_the_partition_of_the_site(monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(
-        slurm_cluster.scheduler, "failed_nodes", lambda *words: asked.append(words) or []
-    )
-    config = RunConfig(cluster=ClusterConfig(partition="scav"))
-    state = RunState(tmp_path, "r", "c", "failed")
-    assert launcher_named("slurm").avoided_nodes([state], [config]) == []
-    assert asked == [([state], 1, "scav")]
+def test_nodes_are_looked_up_in_the_partition_of_the_site(hires, runs, cluster, tmp_path):
+    submitted(runs["failed"])
+    records.event(runs["failed"], 0, "rank_started", rank=0, node="node2")
+    tell = '#!/bin/sh\ncase "$*" in *--partition=scav*) echo node2 down ;; esac\n'
+    (tmp_path / "commands" / "sinfo").write_text(tell)
+    state = RunState(runs["failed"], "r", "c", "failed", "node", attempt=0)
+    for partition, avoided in (("scav", ["node2"]), ("other", [])):
+        config = RunConfig(cluster=ClusterConfig(partition=partition))
+        assert launcher_named("slurm").avoided_nodes([state], [config]) == avoided
 
 
 def test_help_has_examples(hires, capsys):

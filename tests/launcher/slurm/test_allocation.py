@@ -10,7 +10,7 @@ from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.launcher.ranks import places as rank_places
-from hires.launcher.slurm import allocation, preemption, scheduler
+from hires.launcher.slurm import allocation, scheduler
 from hires.launcher.slurm.allocation import Allocation, JobNode
 
 HERE = (JobNode("n1", "a", "10.0.0.1"), JobNode("n2", "b", "10.0.0.2"))
@@ -88,7 +88,7 @@ def test_named_interface_decides_the_address(monkeypatch):
 
 def test_nodes_are_read_from_slurm(monkeypatch):
     lines = "NodeName=n1 Arch=x NodeAddr=10.0.0.1 NodeHostName=a OS=Linux 6 #1\nNodeName=n2 Arch=x"
-    monkeypatch.setattr(scheduler, "ask", lambda *command: f"{lines}\n")
+    monkeypatch.setattr(scheduler, "ask", lambda *command, most_s=None: f"{lines}\n")
     environ = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]"}
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -124,7 +124,7 @@ def test_process_outside_of_a_job_is_told_so(monkeypatch):
 )
 def test_little_time_left_means_a_time_limit(monkeypatch, left, reason, patience_s):
     monkeypatch.setattr(scheduler, "ask", lambda *command: f"{left}\n")
-    making = preemption.after_sigusr2("5", 120)
+    making = Allocation("5", None, HERE).after_sigusr2(120)
     assert (making.reason, making.patience_s) == (reason, patience_s)
 
 

@@ -138,7 +138,8 @@ def test_job_that_slurm_says_nothing_about_may_still_have_its_run(fake_world, cl
     note_job(run.attempt_dir, "6", None)
     (cluster / "squeue").write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
     assert batch.main([str(run.path), "0"]) == 1
-    assert "job 6 may have it as attempt a0, and no controller" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "job 6 may have it as attempt a0, and squeue failed: no controller" in said
 
 
 def test_element_of_an_array_is_noted_with_its_index(fake_world, cluster, monkeypatch):

@@ -16,7 +16,6 @@ from hires.core.store.attempts import Attempt
 from hires.launcher import interface
 from hires.launcher.interface import JobStatus
 from hires.launcher.ranks.places import Preemption, here
-from hires.launcher.slurm import preemption
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_attempts import JobRun
 from hires.launcher.slurm.job_script import note_job
@@ -65,7 +64,7 @@ DOWN = ("NodeName=n1 State=MIXED", "NodeName=n2 State=DOWN*+NOT_RESPONDING Reaso
 )
 def test_what_slurm_says_tells_who_ended_the_job(scontrol, job, nodes, reason, queued):
     scontrol(f"JobId=7 {job}", *nodes)
-    found = preemption.after_sigterm(JOB)
+    found = JOB.after_sigterm()
     assert (found and found.reason) == reason
     assert (found is not None and found.requeued) == queued
     if reason == "node" and nodes is DOWN:
@@ -75,14 +74,14 @@ def test_what_slurm_says_tells_who_ended_the_job(scontrol, job, nodes, reason, q
 def test_earlier_starts_of_the_same_job_are_no_sign(scontrol, monkeypatch):
     scontrol("JobId=7 JobState=RUNNING Restarts=2 PreemptTime=None", *UP)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert preemption.after_sigterm(JOB) is None
+    assert JOB.after_sigterm() is None
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert preemption.after_sigterm(JOB) is not None
+    assert JOB.after_sigterm() is not None
 
 
 def test_slurm_that_does_not_answer_leaves_the_run_cancelled(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert preemption.after_sigterm(JOB) is None
+    assert JOB.after_sigterm() is None
 
 
 MAKING = Preemption("preempted", "job 7 had to make way", "it is queued again")

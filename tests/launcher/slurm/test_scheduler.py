@@ -79,7 +79,7 @@ def test_without_accounts_scontrol_is_asked(slurm):
     slurm("sacct", err="Slurm accounting storage is disabled\n", code=1)
     slurm("scontrol", "JobId=12 JobName=x JobState=NODE_FAIL Reason=None StartTime=Unknown\n")
     assert job_states(JOBS[:1])["12"] == JobStatus("ended", "NODE_FAIL")
-    assert slurm.words("scontrol") == ["--oneliner", "show", "job", "12"]
+    assert slurm.words("scontrol") == ["show", "job", "12", "--oneliner"]
 
 
 # An element of an array that was cancelled while it waited is "not found" where accounts are off.
@@ -96,7 +96,8 @@ def test_job_that_nobody_knows_is_gone(slurm, words):
 def test_controller_that_does_not_answer_is_no_answer(slurm):
     why = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     slurm("squeue", err=f"{why}\n", code=1)
-    assert job_states(JOBS) == {"12": JobStatus("unknown", why), "13_4": JobStatus("unknown", why)}
+    unknown = JobStatus("unknown", f"squeue failed: {why}")
+    assert job_states(JOBS) == {"12": unknown, "13_4": unknown}
 
 
 def test_missing_tools_are_no_answer(monkeypatch, tmp_path):
@@ -143,7 +144,7 @@ def test_element_that_neither_squeue_nor_the_accounts_list_is_asked_for_by_its_a
         "9_4": JobStatus("ended", "CANCELLED"),
         "9_6": JobStatus("gone"),
     }
-    assert slurm.words("scontrol") == ["--oneliner", "show", "job", "9"]
+    assert slurm.words("scontrol") == ["show", "job", "9", "--oneliner"]
 
 
 def test_many_elements_are_cancelled_in_one_call(slurm):
