@@ -76,7 +76,8 @@ def run_rank(run_dir: Path, world: World, verify: bool) -> int:
             raise RunError(f"the plan is for {plan.world} ranks, but WORLD_SIZE={world.size}")
         torch.set_num_threads(config.launcher.threads)
         meter = PeakMeter(config)
-        comm.start(world, timeout_s + TRANSPORT_GRACE_S, config.comm.shared_memory)
+        used = config.comm
+        comm.start(world, timeout_s + TRANSPORT_GRACE_S, used.shared_memory, used.backend)
         code = 0
         if verify:
             engine = build_rank(config, plan, world.rank, 1)

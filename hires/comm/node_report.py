@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hires.comm import runtime, wire
+from hires import comm
 from hires.core import log as logs
 from hires.core.errors import HiresError
 from hires.core.ranks import network
@@ -47,11 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         records.require_seen(folder)
         write_atomically(folder / f"facts-rank{world.rank:04d}.json", json.dumps(facts(folder)))
-        wire.start(world, records.read_config(folder).comm.timeout_s)
+        comm.start(world, records.read_config(folder).comm.timeout_s)
         report = meet(folder, world)
         write_atomically(folder / f"met-rank{world.rank:04d}.json", json.dumps(report))
-        runtime.barrier()
-        wire.shutdown()
+        comm.barrier()
+        comm.shutdown()
     except HiresError as error:
         log.error("%s", error)
         return error.exit_code
@@ -98,7 +98,7 @@ def _ahead_s() -> float:
     # By how much this rank's clock is ahead of rank 0's, give or take a message.
     ahead = []
     for _ in range(_REPEATS):
-        runtime.barrier()
+        comm.barrier()
         now = time.time()
         first = torch.tensor([now], dtype=torch.float64)
         dist.broadcast(first, 0)
@@ -108,10 +108,10 @@ def _ahead_s() -> float:
 
 def _unseen(folder: Path, world: World) -> list[int]:
     # The ranks whose file, written now, is not visible here.
-    token = runtime.broadcast_text(secrets.token_hex(8))
+    token = comm.broadcast_text(secrets.token_hex(8))
     files = [folder / f"word-rank{rank:04d}" for rank in range(world.size)]
     write_atomically(files[world.rank], token)
-    runtime.barrier()
+    comm.barrier()
 
     def is_seen(file: Path) -> bool:
         try:
@@ -132,7 +132,7 @@ def _sum_s(world: World, ones: torch.Tensor, group: Any = None) -> float | None:
     times, right = [], True
     for _ in range(_REPEATS):
         given = ones.clone()
-        runtime.barrier()
+        comm.barrier()
         began_s = time.perf_counter()
         dist.all_reduce(given, group=group)
         right = right and bool((given == world.size).all())  # waits for the device, too
@@ -143,7 +143,7 @@ def _sum_s(world: World, ones: torch.Tensor, group: Any = None) -> float | None:
 def _nccl(world: World) -> dict[str, Any] | None:
     # How long NCCL takes for the same sum, or why it fails; None without GPUs.
     has = torch.cuda.is_available() and dist.is_nccl_available()
-    if runtime.max_all(int(not has)):
+    if comm.max_all(int(not has)):
         return None
     device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
     try:

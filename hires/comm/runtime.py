@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm import shared
+from hires.comm.membership import Group, guard, patient_group, transport, waiting
 from hires.comm.rehearsal import SilentMemory
 from hires.comm.shared import SharedMemory
-from hires.comm.wire import Group, guard, patient_group, transport, waiting
 from hires.core.ranks.timeline import COLLECTIVE, HALO
 from hires.plan.groups import ALONE_BYTES
 
@@ -34,12 +34,19 @@ class Handle:
     tag: int = -1
     ranks: tuple[int, ...] = ()  # all members of a collective
 
-    def wait(self) -> None:
-        """Returns when the operation is complete; CommError: the other side died, or is late."""
-        if self.finish is not None:
-            begin_s = time.perf_counter()
-            waiting(self.finish, self.what, self.peer, self.tag, self.ranks)
-            _note(self.group, HALO, begin_s, self.what)
+    def wait(self, kind: str = HALO) -> Any:
+        """Returns what ``finish`` does; CommError: the other side died, or is late.
+
+        ``kind``: what the timeline calls the wait.
+        """
+        if self.finish is None:
+            return None
+        begin_s = time.perf_counter()
+        result = waiting(self.finish, self.what, self.peer, self.tag, self.ranks)
+        recorder = self.group.recorder if self.group is not None else None
+        if recorder is not None and recorder.action:
+            recorder.note(kind, begin_s, self.what)
+        return result
 
 
 def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
@@ -52,13 +59,12 @@ def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
         group: ranks in lockstep, which both sides name alike: small messages between them go
             through shared memory where there is some, in order and without a tag.
     """
-    memory = _memory_for(tensor, group)
-    what = f"a send to rank {peer}"
+    memory, what = _memory_for(tensor, group), f"a send to rank {peer}"
     if group is not None and memory is not None:
         index = group.ranks.index(peer)
         waiting(lambda: memory.send(_nhwc(tensor), index), what, peer, tag)
         return Handle(None, what)
-    work = guard(lambda: transport.carrier.isend(_nhwc(tensor).contiguous(), peer, tag=tag), what)
+    work = guard(lambda: transport.backend.isend(_nhwc(tensor).contiguous(), peer, tag=tag), what)
     return Handle(work.wait, what, group, peer, tag)
 
 
@@ -67,32 +73,25 @@ def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
 
     The arguments are those of :func:`isend` on the other side.
     """
-    buffer = _nhwc(tensor)
-    what = f"a receive from rank {peer}"
-    memory = _memory_for(tensor, group)
+    memory, what, buffer = _memory_for(tensor, group), f"a receive from rank {peer}", _nhwc(tensor)
     if group is not None and memory is not None:
-        receive = memory.expect(buffer, group.ranks.index(peer))
-        return Handle(receive, what, group, peer, tag)
-    assert buffer.is_contiguous(), "a receive needs a dense buffer"
-    work = guard(lambda: transport.carrier.irecv(buffer, peer, tag=tag), what)
-    return Handle(work.wait, what, group, peer, tag)
+        finish = memory.expect(buffer, group.ranks.index(peer))
+    else:
+        assert buffer.is_contiguous(), "a receive needs a dense buffer"
+        finish = guard(lambda: transport.backend.irecv(buffer, peer, tag=tag), what).wait
+    return Handle(finish, what, group, peer, tag)
 
 
-def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle | None:
-    """Sums a dense tensor over a group, in place; without ``wait`` a handle comes back."""
+def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle:
+    """Sums a dense tensor over a group, in place; without ``wait`` it may still be under way."""
+    what, among = f"an all-reduce among ranks {group.ranks}", group.process_group
     if group.size == 1:
-        return None
-    what = f"an all-reduce among ranks {group.ranks}"
-    work = guard(
-        lambda: transport.carrier.all_reduce(tensor, group=group.process_group, async_op=True), what
-    )
-    handle = Handle(work.wait, what, ranks=tuple(group.ranks))
-    if not wait:
-        return handle
-    begin_s = time.perf_counter()
-    handle.wait()
-    _note(group, COLLECTIVE, begin_s, "all-reduce")
-    return None
+        return Handle(None, what)
+    work = guard(lambda: transport.backend.all_reduce(tensor, group=among, async_op=True), what)
+    handle = Handle(work.wait, what, group if wait else None, ranks=tuple(group.ranks))
+    if wait:
+        handle.wait(COLLECTIVE)
+    return handle
 
 
 def all_reduce_coalesced(tensors: list[Tensor], group: Group) -> None:
@@ -121,16 +120,14 @@ def all_reduce_coalesced(tensors: list[Tensor], group: Group) -> None:
                 for tensor, part in zip(small, parts, strict=True):
                     tensor.view(-1).copy_(part)
             for handle in handles:
-                if handle is not None:
-                    handle.wait()
+                handle.wait()
 
 
 def all_gather(tensor: Tensor, group: Group) -> Tensor:
     """Returns the tensors of all ranks of a group, stacked in the order of its ranks."""
-    begin_s = time.perf_counter()
+    gather = functools.partial(_gather, tensor, group)
     what = f"an all-gather among ranks {group.ranks}"
-    gathered: Tensor = waiting(lambda: _gather(tensor, group), what, ranks=tuple(group.ranks))
-    _note(group, COLLECTIVE, begin_s, "all-gather")
+    gathered: Tensor = Handle(gather, what, group, ranks=tuple(group.ranks)).wait(COLLECTIVE)
     return gathered
 
 
@@ -141,7 +138,7 @@ def _gather(tensor: Tensor, group: Group) -> Tensor:
     gathered = tensor.new_empty((group.size, *tensor.shape))
     if group.size > 1 and not small:
         parts = list(gathered.unbind(0))
-        transport.carrier.all_gather(parts, tensor.contiguous(), group=group.process_group)
+        transport.backend.all_gather(parts, tensor.contiguous(), group=group.process_group)
         return gathered
     gathered[group.index] = tensor
     others = [(i, rank) for i, rank in enumerate(group.ranks) if i != group.index]
@@ -155,7 +152,7 @@ def _gather(tensor: Tensor, group: Group) -> Tensor:
 
 def barrier() -> None:
     """Waits for all ranks of the world."""
-    waiting(transport.carrier.barrier, "a barrier of all ranks")
+    waiting(transport.backend.barrier, "a barrier of all ranks")
 
 
 def max_all(number: int, patient: bool = False) -> int:
@@ -165,37 +162,15 @@ def max_all(number: int, patient: bool = False) -> int:
     """
     largest = torch.tensor([number])
     group = patient_group() if patient else None
-    reduce = functools.partial(transport.carrier.all_reduce, largest, dist.ReduceOp.MAX, group)
+    reduce = functools.partial(transport.backend.all_reduce, largest, dist.ReduceOp.MAX, group)
     waiting(reduce, "an agreement of all ranks")
     return int(largest)
 
 
-def broadcast_text(text: str) -> str:
-    """Returns rank 0's text on every rank of the world."""
-    what, data = "a broadcast of rank 0", text.encode()
-    # As tensors, not as pickled objects: a stranger at the port must not be able to run code.
-    size = torch.tensor([len(data)])
-    guard(lambda: transport.carrier.broadcast(size, 0), what)
-    letters = torch.zeros(int(size), dtype=torch.uint8)
-    if transport.carrier.get_rank() == 0:
-        letters = torch.tensor(list(data), dtype=torch.uint8)
-    if len(letters):
-        guard(lambda: transport.carrier.broadcast(letters, 0), what)
-    return bytes(letters.tolist()).decode()
-
-
-def _note(group: Group | None, kind: str, begin_s: float, what: str) -> None:
-    recorder = group.recorder if group is not None else None
-    if recorder is not None and recorder.action:
-        recorder.note(kind, begin_s, what)
-
-
 def _memory_for(tensor: Tensor, group: Group | None) -> SharedMemory | SilentMemory | None:
     # A function of size and group only, so that both sides choose alike.
-    if group is None or group.shared is None:
-        return None
-    fits = tensor.nbytes <= group.shared.mail_bytes
-    return group.shared if fits else None
+    memory = group.shared if group is not None else None
+    return memory if memory is not None and tensor.nbytes <= memory.mail_bytes else None
 
 
 def _nhwc(tensor: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hires.comm.attach import PeerMemory
 from hires.core.errors import CommError
 from hires.core.ranks import mailbox_limits as limits
 from hires.core.ranks.mailbox_limits import LINE, SLOTS
@@ -118,6 +119,11 @@ class SharedMemory:
             self._read[source, self._index] = number
 
         return receive
+
+    def peers(self) -> PeerMemory | None:
+        """Returns the members' own memory; None where they may not read each other's."""
+        peers = PeerMemory(self.gather, self._index)
+        return peers if peers.works else None
 
     def _slot(self, source: int, target: int, number: int, like: Tensor) -> Tensor:
         return (

@@ -4,7 +4,7 @@ The objects of a run are built for one rank at a time, and run one step:
 
     executor, stages, gradient sums, optimiser      the classes of a run, from config and plan
       |- tensors    FakeTensorMode                  shapes and no memory
-      |- messages   comm.rehearsal.SilentWire       complete at once, keep their tensors alive
+      |- messages   comm.rehearsal.SilentBackend       complete at once, keep their tensors alive
       '- storages   LiveBytes                       counted until the last tensor on them is gone
 
     bytes |            .--F2--.
@@ -160,7 +160,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._part[key] = "activations", size
         self.now["activations"] += size
-        # Also while a message is under way: SilentWire's handles keep its tensor.
+        # Also while a message is under way: SilentBackend's handles keep its tensor.
         weakref.finalize(storage, self._forget, key).atexit = False
         self._update_peak(0)
 

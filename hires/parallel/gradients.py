@@ -114,7 +114,7 @@ class GradientSync:
             self.of_direction.append(self.by_group[group])
         # Sums by group and tag: complete in this backward pass, and begun in this step.
         self._ready: set[tuple[int, int]] = set()
-        self._under_way: dict[tuple[int, int], Handle | None] = {}
+        self._under_way: dict[tuple[int, int], Handle] = {}
 
     @torch.no_grad()
     def begin_step(self) -> None:
@@ -157,9 +157,7 @@ class GradientSync:
 
     def finish(self, event: Event) -> None:
         """Waits for a sum that was begun."""
-        handle = self._under_way.pop((event.peer, event.tag))
-        assert handle is not None
-        handle.wait()
+        self._under_way.pop((event.peer, event.tag)).wait()
 
     @torch.no_grad()
     def add_up(self, event: Event) -> None:

@@ -6,20 +6,20 @@ import os
 
 import pytest
 
-from hires.comm import wire
+from hires.comm import comm_backends
 from hires.core.ranks.world import World
 
 
 @pytest.fixture(autouse=True)
 def _routes(monkeypatch):
-    monkeypatch.setattr(wire, "interface_towards", {"10.0.0.1": "eth7"}.get)
+    monkeypatch.setattr(comm_backends, "interface_towards", {"10.0.0.1": "eth7"}.get)
     # Set before it is taken away: so what a test makes the code set is taken away afterwards.
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
 
 
 def chosen(local_size: int, address: str = "10.0.0.1") -> str | None:
-    wire._choose_interface(World(0, 4, 0, local_size, address, 29500, 0))
+    comm_backends._choose_interface(World(0, 4, 0, local_size, address, 29500, 0))
     return os.environ.get("GLOO_SOCKET_IFNAME")
 
 

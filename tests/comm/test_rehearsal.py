@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from hires import comm
-from hires.comm import runtime, wire
+from hires.comm import membership, runtime
 
 
 def test_collectives_and_messages_have_the_shapes_of_a_real_world():
     received = []
-    with comm.rehearsal(1, shared_memory=False) as wire:
-        wire.on_receive = lambda tensor: received.append(tuple(tensor.shape))
+    with comm.rehearsal(1, shared_memory=False) as silent:
+        silent.on_receive = lambda tensor: received.append(tuple(tensor.shape))
         made = comm.make_groups([[0, 1, 2], [0, 2], [1]])
         assert sorted(made) == [0, 2]
         assert made[0].index == 1
@@ -28,7 +28,7 @@ def test_collectives_and_messages_have_the_shapes_of_a_real_world():
 
 
 def test_shared_memory_is_counted_by_what_is_touched():
-    with comm.rehearsal(0, shared_memory=True) as wire:
+    with comm.rehearsal(0, shared_memory=True) as silent:
         group = comm.make_groups([[0, 1]], 1)[0]
         if group.shared is None:
             pytest.skip("this machine has no shared memory for messages")
@@ -37,10 +37,10 @@ def test_shared_memory_is_counted_by_what_is_touched():
         comm.isend(torch.zeros(10), 1, 0, group)
         comm.irecv(torch.zeros(10), 1, 0, group).wait()
     # Everything has two places; of a gather both ranks' are read.
-    assert wire.shared_bytes() == 2 * (2 * 16 * 4) + 2 * 40 + 2 * 40
+    assert silent.shared_bytes() == 2 * (2 * 16 * 4) + 2 * 40 + 2 * 40
 
 
-def test_wire_is_the_real_one_afterwards_even_after_an_error():
+def test_backend_is_the_real_one_afterwards_even_after_an_error():
     with pytest.raises(ValueError, match="boom"), comm.rehearsal(0, shared_memory=False):
         raise ValueError("boom")
-    assert wire.transport.carrier is torch.distributed
+    assert membership.transport.backend is torch.distributed

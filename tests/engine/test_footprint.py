@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hires.comm import wire
+from hires.comm import membership
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.store.records import read_record
 from hires.core.store.rundir import create
@@ -113,7 +113,7 @@ def test_images_read_ahead_are_buffers(single):
 
 
 def test_nothing_is_left_behind(single):
-    assert wire.transport.carrier is torch.distributed
+    assert membership.transport.backend is torch.distributed
     assert torch.zeros(1).sum().item() == 0  # a real tensor again
 
 

@@ -1,7 +1,7 @@
-"""Joins and leaves the world, makes its groups, and holds the transport of all messages.
+"""Joins and leaves the world, makes its groups, and holds the backend of all messages.
 
-The transport is ``torch.distributed``, or in a rehearsal one that sends nothing. A failure names
-the operation and the other side. Ranks are always ranks of the world, never positions in a group.
+A failure names the operation and the other side. Ranks are always ranks of the world, never
+positions in a group.
 """
 
 from __future__ import annotations
@@ -20,17 +20,14 @@ import torch.distributed as dist
 
 from hires.comm import shared
 from hires.comm.attach import PeerMemory
-from hires.comm.rehearsal import SilentMemory, SilentWire
+from hires.comm.comm_backends import BACKENDS
+from hires.comm.rehearsal import SilentBackend, SilentMemory
 from hires.comm.shared import SharedMemory
 from hires.core.errors import CommError
 from hires.core.ranks.heartbeat import Activity
-from hires.core.ranks.network import interface_towards
 from hires.core.ranks.timeline import Recorder
 from hires.core.ranks.world import World
 
-_INTERFACE = "GLOO_SOCKET_IFNAME"
-
-_PATH_BYTES = 4096  # the longest path of Linux
 PATIENCE_S = 3600.0
 """Longest wait for a rank that reads or writes a large file."""
 GATHER_TAG = 2**31 - 1024
@@ -41,7 +38,7 @@ GATHER_TAG = 2**31 - 1024
 class Transport:
     """The transport of this rank."""
 
-    carrier: Any = dist  # torch.distributed, or in a rehearsal what sends nothing
+    backend: Any = dist  # has the functions of torch.distributed
     one_machine: bool = False  # all ranks are here, and may exchange small messages in memory
     timeout_s: float = 0.0  # longest wait for another rank
 
@@ -58,7 +55,7 @@ class Group:
 
     ranks: list[int]
     index: int  # position of this rank among them
-    process_group: Any  # the transport's own handle; None for a group of one
+    process_group: Any  # the backend's own handle; None for a group of one
     tag: int  # of its direct gathers
     shared: SharedMemory | SilentMemory | None = None
     """Memory for small messages, where all its ranks are on this machine."""
@@ -73,51 +70,47 @@ class Group:
         return len(self.ranks)
 
 
-def start(world: World, timeout_s: float, shared_memory: bool = True) -> None:
+def start(
+    world: World, timeout_s: float, shared_memory: bool = True, backend: str = "gloo"
+) -> None:
     """Joins the world's rendezvous.
 
     Args:
         world: this rank and where the ranks meet.
         timeout_s: longest wait for another rank, now and later.
         shared_memory: whether small messages of close groups may go through shared memory.
+        backend: what carries the others, a name of :data:`hires.comm.comm_backends.BACKENDS`.
 
     Raises:
         CommError: not all ranks came within ``timeout_s``.
     """
     transport.one_machine = shared_memory and world.local_size == world.size
     transport.timeout_s = timeout_s
-    _choose_interface(world)
-    join = functools.partial(
-        dist.init_process_group,
-        "gloo",
-        init_method=f"tcp://{world.address}:{world.port}",
-        rank=world.rank,
-        world_size=world.size,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
-    waiting(join, f"the rendezvous at {world.address}:{world.port}")
+    join = functools.partial(BACKENDS[backend], world, timeout_s)
+    transport.backend = waiting(join, f"the rendezvous at {world.address}:{world.port}")
 
 
 def shutdown() -> None:
     """Leaves the world."""
     patient_group.cache_clear()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    if transport.backend.is_initialized():
+        transport.backend.destroy_process_group()
 
 
 @contextlib.contextmanager
-def rehearsal(rank: int, shared_memory: bool) -> Iterator[SilentWire]:
+def rehearsal(rank: int, shared_memory: bool) -> Iterator[SilentBackend]:
     """Runs this process as one rank without the other ranks, until the block ends.
 
     Nothing is sent, and receive buffers keep their contents. Allocations, computations and calls
     are those of a real run. ``shared_memory``: the world would exchange small messages through it.
     """
-    assert transport.carrier is dist, "one rehearsal at a time"
-    transport.carrier = SilentWire(rank, shared_memory)
+    real, silent = transport.backend, SilentBackend(rank, shared_memory)
+    assert not isinstance(real, SilentBackend), "one rehearsal at a time"
+    transport.backend = silent
     try:
-        yield transport.carrier
+        yield silent
     finally:
-        transport.carrier = dist
+        transport.backend = real
 
 
 def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group]:
@@ -131,23 +124,19 @@ def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group
     Returns:
         The groups that hold this rank, by their index in ``members``.
     """
-    rank = transport.carrier.get_rank()
+    rank = transport.backend.get_rank()
     made = {}
     for number, ranks in enumerate(members):
         handle = None
         if len(ranks) > 1:  # collective over the world: members and others call it
-            create = functools.partial(transport.carrier.new_group, ranks)
+            create = functools.partial(transport.backend.new_group, ranks)
             handle = waiting(create, f"group {ranks}")
         if rank not in ranks:
             continue
         group = Group(ranks, ranks.index(rank), handle, GATHER_TAG + number % 1024)
         group.shared = memory = _share_memory(group, number < num_close)
         if number >= num_close and memory is not None:
-            if isinstance(memory, SilentMemory):
-                group.peers = memory
-            else:
-                peers = PeerMemory(memory.gather, group.index)
-                group.peers = peers if peers.works else None
+            group.peers = memory.peers()
         made[number] = group
     return made
 
@@ -156,7 +145,23 @@ def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group
 def patient_group() -> Any:
     """Returns the group of all ranks with a timeout long enough for slow disks."""
     patience = datetime.timedelta(seconds=max(transport.timeout_s, PATIENCE_S))
-    return guard(lambda: dist.new_group(timeout=patience), "the group of all ranks")
+    return guard(lambda: transport.backend.new_group(timeout=patience), "the group of all ranks")
+
+
+def broadcast_text(
+    text: str, what: str = "a broadcast of rank 0", source: int = 0, process_group: Any = None
+) -> str:
+    """Returns the text of one rank, ``source``, on every rank of a group or of the world."""
+    backend, data = transport.backend, os.fsencode(text)
+    # As tensors, not as pickled objects: a stranger at the port must not be able to run code.
+    size = torch.tensor([len(data)])
+    waiting(lambda: backend.broadcast(size, source, group=process_group), what)
+    letters = torch.zeros(int(size), dtype=torch.uint8)
+    if backend.get_rank() == source:
+        letters = torch.tensor(list(data), dtype=torch.uint8)
+    if len(letters):
+        waiting(lambda: backend.broadcast(letters, source, group=process_group), what)
+    return os.fsdecode(bytes(letters.tolist()))
 
 
 def waiting(
@@ -171,7 +176,7 @@ def waiting(
 
 
 def guard(call: Callable[[], Any], what: str) -> Any:
-    """Returns the result of a call; a failure of the transport becomes a ``CommError``."""
+    """Returns the result of a call; a failure of the backend becomes a ``CommError``."""
     try:
         return call()
     except CommError as error:
@@ -181,34 +186,21 @@ def guard(call: Callable[[], Any], what: str) -> Any:
         raise CommError(f"{what} failed: {reason[0][:300]}") from error
 
 
-def _choose_interface(world: World) -> None:
-    # The network that leads to the other machines, if there are any: gloo would take the interface
-    # of this host's own name, which is often the loopback.
-    if world.local_size < world.size and _INTERFACE not in os.environ:
-        interface = interface_towards(world.address)
-        if interface is not None:
-            os.environ[_INTERFACE] = interface
-
-
 def _share_memory(group: Group, mail: bool) -> SharedMemory | SilentMemory | None:
     # The group's shared memory, or None for all members alike.
-    if isinstance(transport.carrier, SilentWire):
-        return transport.carrier.share_memory(group.size, mail)
+    backend = transport.backend
+    if isinstance(backend, SilentBackend):
+        return backend.share_memory(group.size, mail)
     if group.size == 1 or not transport.one_machine or not shared.supported():
         return None
     # The first member makes a file, all open it, then its name goes: nothing is left behind even
     # if a rank is killed later. Without a file (no room) they agree on None.
-    what, pg = f"the shared memory of ranks {group.ranks}", group.process_group
     path = shared.create(group.size, mail) if group.index == 0 else None
-    name = torch.zeros(_PATH_BYTES, dtype=torch.uint8)
-    if path is not None:
-        encoded = os.fsencode(path)
-        name[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-    waiting(lambda: dist.broadcast(name, group.ranks[0], group=pg), what)
-    file = Path(os.fsdecode(bytes(name.tolist()).rstrip(b"\0")))
-    if file == Path():
+    what, handle = f"the shared memory of ranks {group.ranks}", group.process_group
+    name = broadcast_text("" if path is None else str(path), what, group.ranks[0], handle)
+    if not name:
         return None
-    memory = SharedMemory(file, group.size, group.index, transport.timeout_s, mail)
-    waiting(lambda: dist.barrier(group=pg), what)
-    file.unlink(missing_ok=True)
+    memory = SharedMemory(Path(name), group.size, group.index, transport.timeout_s, mail)
+    waiting(lambda: backend.barrier(group=handle), what)
+    Path(name).unlink(missing_ok=True)
     return memory

@@ -1,0 +1,45 @@
+"""Lists the backends, which carry messages between ranks: another one is an entry here.
+
+A backend joins the world and returns what carries messages: ``torch.distributed``, or an object
+with those of its functions that :class:`hires.comm.rehearsal.SilentBackend` has.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from hires.core.ranks.network import interface_towards
+from hires.core.ranks.world import World
+from hires.core.registry import Registry
+
+BACKENDS: Registry[Callable[[World, float], Any]] = Registry("backend")
+"""``comm.backend`` -> joins the world; its longest wait for another rank, now and later, in s."""
+
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+@BACKENDS.register("gloo")
+def _gloo(world: World, timeout_s: float) -> Any:
+    _choose_interface(world)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{world.address}:{world.port}",
+        rank=world.rank,
+        world_size=world.size,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+    return dist
+
+
+def _choose_interface(world: World) -> None:
+    # The network that leads to the other machines, if there are any: gloo would take the interface
+    # of this host's own name, which is often the loopback.
+    if world.local_size < world.size and _INTERFACE not in os.environ:
+        interface = interface_towards(world.address)
+        if interface is not None:
+            os.environ[_INTERFACE] = interface
