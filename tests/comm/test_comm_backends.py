@@ -44,7 +44,5 @@ def test_backend_that_cannot_join_names_the_rendezvous():
         raise RuntimeError("no such network")
 
     BACKENDS.register("broken")(broken)
-    with pytest.raises(
-        CommError, match="rendezvous at .* failed: no such network"
-    ):
+    with pytest.raises(CommError, match=r"rendezvous at .* failed: no such network"):
         comm.start(WORLD, 1.0, backend="broken")
