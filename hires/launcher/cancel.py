@@ -1,22 +1,17 @@
 """Cancels runs that another command started: their job, or the process that launched them.
 
-    a job of its own                 request file, scheduler's cancel; a waiting attempt is closed
-    a job shared with other runs     request file only, which the supervisor of the job reads
-    a process of this machine        SIGTERM, as after Ctrl-C; it writes exit.json
-    a process of another machine     refused: only there can it be identified
-
-The process is the one that the attempt names, which must still be the same; no other is signalled.
+a job of its own                 request file, scheduler's cancel; a waiting attempt is closed
+a job shared with other runs     request file only, which the supervisor of the job reads
+a process of this machine        request file, which its supervisor reads
+a process of another machine     refused: only there does it show whether it still runs
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from hires.core.errors import RunError
 from hires.core.store import file_names, provenance
@@ -126,36 +121,19 @@ def _stop_process(attempt: Attempt) -> str:
     launched = attempt.launched
     if not launched:
         return "was not started yet; there is nothing to cancel"
-    pid, host = launched.get("pid"), launched.get("host")
-    if not _signal(launched):
-        if provenance.lives(launched) is None:
-            raise RunError(
-                f"{attempt.run.name} runs as process {pid} on {host}, which cannot be seen from "
-                f"here; use `hires cancel` there"
-            )
-        return f"its process {pid} is gone already"
+    process, lives = f"process {launched.get('pid')}", provenance.lives(launched)
+    if lives is None:
+        raise RunError(
+            f"{attempt.run.name} runs as {process} on {launched.get('host')}, which cannot be seen "
+            f"from here; use `hires cancel` there"
+        )
+    if not lives:
+        return f"its {process} is gone already"
+    write_atomically(attempt.folder / file_names.CANCEL, "")
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         end = Attempt(attempt.run, attempt.number).exit
         if end:
             return f"is {end.get('state')}: {end.get('cause')}"
         time.sleep(_POLL_S)
-    return f"process {pid} was sent SIGTERM, and has not ended within {WAIT_S:g} s"
-
-
-def _signal(launched: dict[str, Any]) -> bool:
-    """Sends SIGTERM to a launcher; returns whether it certainly is that process."""
-    pid = launched.get("pid")
-    if not isinstance(pid, int) or not provenance.is_here(launched):
-        return False
-    with contextlib.suppress(ProcessLookupError):
-        handle = os.pidfd_open(pid)  # from here on the number cannot mean another process
-        try:
-            if provenance.lives(launched):
-                signal.pidfd_send_signal(handle, signal.SIGTERM)
-                return True
-        except PermissionError:
-            raise RunError(f"process {pid} belongs to another user, who must cancel it") from None
-        finally:
-            os.close(handle)
-    return False
+    return f"{process} was asked to end, and has not ended within {WAIT_S:g} s"

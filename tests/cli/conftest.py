@@ -62,6 +62,6 @@ def fake_ranks(monkeypatch: pytest.MonkeyPatch):
     behave({})
     fake = functools.partial(this_machine.launch, module="tests.helpers.fake_rank")
     monkeypatch.setattr(this_machine, "launch", fake)
-    queue = functools.partial(execution.run_all, module="tests.helpers.fake_rank")
-    monkeypatch.setattr(execution, "run_all", queue)
+    queue = functools.partial(execution.LocalQueue, module="tests.helpers.fake_rank")
+    monkeypatch.setattr(execution, "LocalQueue", queue)
     return behave

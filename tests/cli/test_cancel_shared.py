@@ -24,7 +24,7 @@ from hires.cli import main
 from hires.cli.sweep import execution
 from hires.launcher.ranks import spawn
 spawn.MODULES[:] = ["hires.launcher.local.local_launcher", "tests.helpers.fake_rank"]
-execution.run_all = functools.partial(execution.run_all, module="tests.helpers.fake_rank")
+execution.LocalQueue = functools.partial(execution.LocalQueue, module="tests.helpers.fake_rank")
 sys.exit(main.main(sys.argv[1:]))
 """
 

@@ -25,7 +25,7 @@ from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
 from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launcher_of
-from hires.launcher.local.local_queue import Limits, PlannedAttempt, Result, run_all
+from hires.launcher.local.local_queue import Limits, LocalQueue, PlannedAttempt
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
 from hires.report.tables import campaign_rows, campaign_tables, write, write_tables
@@ -122,19 +122,19 @@ def run_sweep(sweep: Sweep) -> int:
     attempts = sweep.attempts()
     if attempts and sweep.has_jobs:
         return _submit(sweep, attempts)
-    result = _run_here(sweep, attempts)
-    for path in dict.fromkeys(end.task.path for end in result.ended if end.state == "done"):
+    queue = _run_here(sweep, attempts)
+    for path in dict.fromkeys(end.task.path for end in queue.ends if end.state == "done"):
         record = read_record(path)
         if record is not None:
             write(path, record)
     tables = campaign_tables(campaign_rows(sweep.folder, recorded))
     write_tables(sweep.folder, tables)
     if options.json:
-        print(json.dumps(as_json(points, result.ended, options.repeat), indent=2))
+        print(json.dumps(as_json(points, queue.ends, options.repeat), indent=2))
     else:
         for table in tables:
             print_table(table.title, table.columns, table.text_rows())
-    return _explain(result, sweep.folder)
+    return _explain(queue, sweep.folder)
 
 
 def _record(sweep: Sweep) -> campaign.Campaign:
@@ -167,7 +167,7 @@ def _record(sweep: Sweep) -> campaign.Campaign:
     return recorded
 
 
-def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> Result:
+def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> LocalQueue:
     """Runs the attempts on this machine, but those of runs that are under way elsewhere."""
     points = {point.folder: point for point in attempts}
     with campaign.starting([sweep.folder]):
@@ -200,7 +200,9 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> Result:
     limits = Limits(options.max_parallel or 1, cores, machine_bytes(), options.budget_gpu_hours)
     with SweepProgress(len(tasks), {path: p.ready for path, p in points.items()}) as progress:
         stopped = functools.partial(campaign.is_stopped, sweep.folder)
-        return run_all(tasks, limits, progress, cancelled=stopped)
+        queue = LocalQueue(tasks, limits, progress, cancelled=stopped)
+        queue.work()
+    return queue
 
 
 def _submit(sweep: Sweep, attempts: Sequence[SweepPoint]) -> int:
@@ -224,19 +226,19 @@ def _submit(sweep: Sweep, attempts: Sequence[SweepPoint]) -> int:
     return 0 if len(jobs) == len(submitted) else RunError.exit_code
 
 
-def _explain(result: Result, folder: Path) -> int:
+def _explain(queue: LocalQueue, folder: Path) -> int:
     """Prints how the attempts ended; returns 130 after Ctrl-C, 1 if a point failed, else 0."""
-    bad = [end for end in result.ended if end.state != "done"]
-    total = len(result.ended) + len(result.pending)
+    bad = [end for end in queue.ends if end.state != "done"]
+    total = len(queue.ends) + len(queue.waiting)
     if total:
-        done = f"{len(result.ended) - len(bad)} of {total} attempts done"
+        done = f"{len(queue.ends) - len(bad)} of {total} attempts done"
         print(f"{done}; tables and campaign.json: {folder}", file=sys.stderr)
     for end in bad:
         print(f"hires: {end.task.path.name} {end.state}: {end.cause}", file=sys.stderr)
-    if result.pending:
-        verb = "are" if len(result.pending) > 1 else "is"
-        pending = f"{plural(len(result.pending), 'attempt')} {verb} pending ({result.why})"
+    if queue.waiting:
+        verb = "are" if len(queue.waiting) > 1 else "is"
+        pending = f"{plural(len(queue.waiting), 'attempt')} {verb} pending ({queue.stopped})"
         print(f"{pending}; the same command goes on", file=sys.stderr)
-    if result.interrupted:
+    if queue.interrupts.received:
         return CANCELLED
     return RunError.exit_code if bad else 0

@@ -17,7 +17,7 @@ from hires.launcher.status.state import states
 _POLL_S = 0.1
 PARSER = Parser(
     "cancel",
-    "Stop runs: the launcher is signalled as by Ctrl-C, Slurm's jobs are cancelled.",
+    "Stop runs: their ranks end as after Ctrl-C, Slurm's jobs are cancelled.",
     (
         "hires cancel 0123abcd           one run, by the beginning of its hash",
         "hires cancel mycampaign         all runs of a campaign that wait or run, and its sweep",

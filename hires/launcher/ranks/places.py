@@ -74,6 +74,8 @@ class RankPlaces:
     termination: Callable[[], Preemption | None] = lambda: None
     """Called when SIGTERM arrives, here or at a rank; None: a user ended the run, not a scheduler
     that needs the machine."""
+    is_cancelled: Callable[[], bool] = lambda: False
+    """Called now and then: whether an earlier attempt has a request to cancel, meant for this."""
 
 
 def here(num_ranks: int, port: int) -> RankPlaces:

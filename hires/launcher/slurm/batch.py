@@ -126,8 +126,10 @@ def _run_packed(runs: Sequence[JobRun], job: Allocation, module: str) -> int:
         except HiresError as error:  # it does not stop the others
             say(str(error))
             failed = error.exit_code
-    code = PackedRuns(job, packed, module).run()
-    left = [one for one in packed if not one.over and one.run.is_open]
+    queue = PackedRuns(job, packed, module)
+    code = queue.run()
+    left = [one.run for one in packed if one not in queue.refused]
+    left = [run for run in left if run.is_open and not run.is_cancelled]
     if code != CANCELLED and left:
         say(f"job {job.name} is queued again: {len(left)} of its runs go on")
         scheduler.ask("scontrol", "requeue", job.name)
@@ -177,7 +179,10 @@ class JobAttempt:
             leave(self.path, self.number, "failed", str(error))
             raise
         places = dataclasses.replace(
-            places, preemption=self._preemption, termination=self._termination
+            places,
+            preemption=self._preemption,
+            termination=self._termination,
+            is_cancelled=lambda: self._job_run.is_cancelled,
         )
         return launch(self.path, self.number, on_line=progress.printer(say), places=places)
 

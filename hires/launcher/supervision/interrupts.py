@@ -21,6 +21,8 @@ class Interrupts:
         self.count = 0
         self.requests = 0
         """How often SIGUSR2 came; it is not in ``count``."""
+        self.received: list[signal.Signals] = []
+        """All in order, SIGUSR2 at most once: what is to be passed on."""
         self.name = ""
         """The first signal, as it is shown."""
         self.number = signal.SIGINT
@@ -41,6 +43,7 @@ class Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGUSR2:
             self.requests += 1
+            self.received += [signal.SIGUSR2] if self.requests == 1 else []
         else:
             shown = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             self.count_signal(signal.Signals(number), shown)
@@ -49,4 +52,5 @@ class Interrupts:
         """Counts a signal that ends a run; ``name``: as it is shown."""
         self.name = self.name or name
         self.number = number
+        self.received.append(number)
         self.count += 1

@@ -10,6 +10,7 @@ signal or a hang ends all ranks. "Stop" below is SIGTERM to every rank, and SIGK
            │            PREEMPTED within patience_s ─ stop ───────────▶ failed, preempted | timeout
            ├─ a rank fails ─ wait SETTLE_S for other reports ─ stop ───▶ failed, first cause ¹
            ├─ no progress in comm.timeout_s ─ SIGUSR1, hang.txt ─ stop ▶ failed, hang
+           ├─ a request file of ``hires cancel`` appears ─ stop ───────▶ cancelled
            └─ exit.json appears: another start closed this attempt ─ stop ▶ that end
 
 ¹ Schedulers end jobs by plain SIGTERM, too: ``places.termination()`` says whether this one did, and
@@ -112,8 +113,8 @@ class Supervisor:
                 return self._preempted(self.job.places.preemption())
             if self.interrupts.requests:
                 return self._preempt()
-            if (closed := self._closed_by_another()) is not None:
-                return closed
+            if (asked := self._stopped_by_a_file()) is not None:
+                return asked
             if self._watchdog.look({rank.rank for rank in self.ranks if rank.code is not None}):
                 return self._hang()
             time.sleep(POLL_S)
@@ -156,17 +157,20 @@ class Supervisor:
         cause = f"{preemption.cause}{done}; {preemption.then}"
         return Outcome("failed", cause, reason=preemption.reason)
 
-    def _closed_by_another(self) -> Outcome | None:
-        """Stops all ranks if another process has written the end of this attempt.
+    def _stopped_by_a_file(self) -> Outcome | None:
+        """Stops all ranks if another process wrote the attempt's end or a request to cancel it.
 
         Slurm gives up a node that does not answer and starts its job again elsewhere, though all
         ranks of the node may still run: two attempts at once would be in each other's way.
         """
-        now_s = time.monotonic()
-        if not self._looks_for_exit or now_s - self._looked_s < watchdog.LOOK_S:
+        now_s, attempt = time.monotonic(), Attempt(self.job.run_dir, self.job.attempt)
+        if now_s - self._looked_s < watchdog.LOOK_S:
             return None
         self._looked_s = now_s
-        end = Attempt(self.job.run_dir, self.job.attempt).exit
+        if attempt.is_cancelled or self.job.places.is_cancelled():
+            self.interrupts.count_signal(signal.SIGTERM, "hires cancel")
+            return self._cancel()
+        end = attempt.exit if self._looks_for_exit else None
         if not end:
             return None
         self._stop("another process has ended this attempt")

@@ -60,7 +60,7 @@ def running(tmp_path, monkeypatch):
 def test_run_is_stopped_as_by_ctrl_c(hires, running, name):
     answer = hires("cancel", name or running.name)
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out == f"{running.name}: is cancelled: stopped by SIGTERM\n"
+    assert answer.out == f"{running.name}: is cancelled: stopped by hires cancel\n"
     assert json.loads((running / "a0" / "exit.json").read_text())["state"] == "cancelled"
     assert "cancelled" in hires("status").out
 

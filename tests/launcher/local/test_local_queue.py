@@ -9,7 +9,7 @@ import pytest
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.store import attempts, records, rundir
-from hires.launcher.local.local_queue import Limits, PlannedAttempt, run_all
+from hires.launcher.local.local_queue import Limits, LocalQueue, PlannedAttempt
 from tests.helpers.run_folders import begin
 from tests.launcher.conftest import ROOT, alive
 
@@ -24,7 +24,7 @@ class Watcher:
         self.most = 0
         self.order: list[str] = []
         self.lines = 0
-        self.out: list[str] = []
+        self.out: list[tuple] = []
 
     def started(self, task, attempt):
         assert task.path.name not in self.running
@@ -36,7 +36,7 @@ class Watcher:
         self.lines += 1
 
     def left(self, task, why):
-        self.out.append(task.path.name)
+        self.out.append((task, why))
 
     def ended(self, end):
         if end.attempt is not None:
@@ -65,7 +65,8 @@ def behave(monkeypatch, *behaviours):
 
 
 def run(tasks, watcher=None, **limits):
-    result = run_all(tasks, Limits(**{"cores": 4, **limits}), watcher or Watcher(), "fake_rank")
+    queue = LocalQueue(tasks, Limits(**{"cores": 4, **limits}), watcher or Watcher(), "fake_rank")
+    queue.work()
     events = [
         event
         for task in tasks
@@ -76,18 +77,18 @@ def run(tasks, watcher=None, **limits):
         event["pid"] for event in events if event["event"] in ("rank_started", "launch_started")
     ]
     assert not alive(pid for pid in pids if pid != os.getpid())
-    return result
+    return queue
 
 
 def states(result):
-    return [(end.attempt, end.state) for end in result.ended]
+    return [(end.attempt, end.state) for end in result.ends]
 
 
 def test_all_run_in_order_and_are_recorded(make):
     tasks, watcher = [make(seed) for seed in (3, 1, 2)], Watcher()
     result = run(tasks, watcher)
     assert states(result) == [(0, "done")] * 3
-    assert (result.pending, result.interrupted) == ([], False)
+    assert (result.waiting, result.interrupts.received) == ([], [])
     assert watcher.order == ["seed=3", "seed=1", "seed=2"]
     assert watcher.most == 1
     assert watcher.lines == 3 * 6
@@ -112,7 +113,7 @@ def test_failed_one_does_not_stop_the_others(make, monkeypatch):
     behave(monkeypatch, f"picky {tasks[1].path.name}")
     result = run(tasks)
     assert states(result) == [(0, "done"), (0, "failed"), (0, "done")]
-    assert "exited with code 1" in result.ended[1].cause
+    assert "exited with code 1" in result.ends[1].cause
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_failed_one_does_not_stop_the_others(make, monkeypatch):
 def test_as_many_run_at_once_as_cores_and_memory_allow(make, facts, limits, most):
     watcher = Watcher()
     result = run([make(seed, **facts) for seed in range(3)], watcher, **limits)
-    assert [end.state for end in result.ended] == ["done"] * 3
+    assert [end.state for end in result.ends] == ["done"] * 3
     assert watcher.most == most
 
 
@@ -149,9 +150,9 @@ def test_interrupt_stops_what_runs_and_leaves_the_rest_pending(make, monkeypatch
     tasks = [make(seed) for seed in range(3)]
     result = run(tasks)
     assert states(result) == [(0, "cancelled")]
-    assert result.interrupted
-    assert result.why == "stopped by Ctrl-C"
-    assert result.pending == tasks[1:]
+    assert result.interrupts.received
+    assert result.stopped == "stopped by Ctrl-C"
+    assert result.waiting == tasks[1:]
     assert not list(tasks[1].path.glob("a*"))
     behave(monkeypatch, "ok")
     assert states(run(tasks)) == [(1, "done"), (0, "done"), (0, "done")]
@@ -161,8 +162,8 @@ def test_nothing_starts_once_the_budget_is_used_up(make):
     tasks = [make(seed) for seed in range(3)]
     result = run(tasks, rank_hours=1e-9)
     assert states(result) == [(0, "done")]
-    assert result.pending == tasks[1:]
-    assert "budget of 1e-09 rank hours is used up" in result.why
+    assert result.waiting == tasks[1:]
+    assert "budget of 1e-09 rank hours is used up" in result.stopped
 
 
 def test_run_that_is_under_way_elsewhere_is_left_to_that(make, monkeypatch):
@@ -170,10 +171,11 @@ def test_run_that_is_under_way_elsewhere_is_left_to_that(make, monkeypatch):
     tasks = [make(seed) for seed in range(2)]
     begin(tasks[0].path, host="another", boot="1", space="pid:[1]", pid=7)
     watcher = Watcher()
-    result = run_all(tasks, Limits(), watcher, "fake_rank")
-    assert states(result) == [(0, "done")]
-    [(task, why)] = result.left
-    assert (task, watcher.out) == (tasks[0], [tasks[0].path.name])
+    queue = LocalQueue(tasks, Limits(), watcher, "fake_rank")
+    queue.work()
+    assert states(queue) == [(0, "done")]
+    [(task, why)] = watcher.out
+    assert task == tasks[0]
     assert "process 7 on another runs attempt a0" in why
     assert not (tasks[0].path / "a1").exists()
 
@@ -181,26 +183,27 @@ def test_run_that_is_under_way_elsewhere_is_left_to_that(make, monkeypatch):
 def test_attempt_that_another_command_is_just_starting_is_left_to_it(make):
     task = make(0)
     attempts.next_attempt(task.path)
-    result = run([task])
-    assert (states(result), len(result.left)) == ([], 1)
-    assert "a0 was just made" in result.left[0][1]
+    watcher = Watcher()
+    assert states(run([task], watcher)) == []
+    [(_, why)] = watcher.out
+    assert "a0 was just made" in why
 
 
 def test_run_that_another_command_completed_since_it_was_planned_is_not_made_twice(make):
     tasks = [make(seed) for seed in range(2)]
     assert states(run(tasks[1:])) == [(0, "done")]
-    result = run(tasks)
-    assert states(result) == [(0, "done")]
-    assert result.left == [(tasks[1], "completed by another command meanwhile")]
+    watcher = Watcher()
+    assert states(run(tasks, watcher)) == [(0, "done")]
+    assert watcher.out == [(tasks[1], "completed by another command meanwhile")]
     assert not (tasks[1].path / "a1").exists()
 
 
 def test_repeat_that_another_command_made_counts_once(make):
     task = make(0)
     assert states(run([task])) == [(0, "done")]
-    result = run([task] * 3)
-    assert states(result) == [(1, "done"), (2, "done")]
-    assert len(result.left) == 1
+    watcher = Watcher()
+    assert states(run([task] * 3, watcher)) == [(1, "done"), (2, "done")]
+    assert len(watcher.out) == 1
 
 
 def test_pending_run_starts_by_hand(make, capsys, monkeypatch):

@@ -209,13 +209,13 @@ def test_run_alone_in_its_element_that_cannot_log_has_failed(submitted, cluster)
     assert "Traceback" not in out
 
 
-def test_supervisor_that_is_killed_leaves_a_failed_run_and_no_node_is_blamed(submitted, cluster):
+def test_supervisor_that_is_killed_leaves_a_lost_run_and_no_node_is_blamed(submitted, cluster):
     runs = submitted(2, pack=2)
     code, out = finished(runs[0].parent / "arrays" / "0", "orphan")
-    assert (code, sorted(ends(runs))) == (1, [["done"], ["launch"]]), out
-    [killed] = [run for run in runs if ends([run]) == [["launch"]]]
+    assert (code, sorted(ends(runs))) == (1, [["done"], ["lost"]]), out
+    [killed] = [run for run in runs if ends([run]) == [["lost"]]]
     cause = json.loads((killed / "a0" / "exit.json").read_text())["cause"]
-    assert cause == "its supervisor was killed by SIGKILL, and left no exit.json"
+    assert cause == "its launcher was killed by SIGKILL"
     assert not (cluster / "words").exists()
 
 

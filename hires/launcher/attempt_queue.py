@@ -1,0 +1,188 @@
+"""Runs frozen runs side by side on what they share, each attempt under a launcher of its own.
+
+    waiting ──fits──▶ running ──its launcher exits──▶ ended: exit.json, written here if need be
+                         ▲
+       Ctrl-C, SIGTERM, SIGUSR2: sent on to every launcher once; nothing more starts
+
+The launchers are processes, so a run that fails, or whose launcher is killed, does not stop the
+others. The queues of a sweep (:mod:`hires.launcher.local.local_queue`) and of a Slurm job
+(:mod:`hires.launcher.slurm.job_packing`) add what starts and what follows an end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from hires.core.errors import RunError
+from hires.core.store import provenance
+from hires.core.store.attempts import Attempt
+from hires.core.store.files import cannot_write
+from hires.core.store.run_index import write_exit
+from hires.launcher.local.local_launcher import leave
+from hires.launcher.ranks import spawn
+from hires.launcher.ranks.rank_group import last_lines
+from hires.launcher.supervision.interrupts import Interrupts
+
+POLL_S = 0.1
+"""How often the processes are polled; it costs nothing that a measurement would show."""
+_DIE_S = 1.0
+"""What kills a launcher may kill this process, too: within so long, before it blames anyone."""
+_END_S = 10.0
+"""How long a launcher may take to stop its ranks when this process ends with an error."""
+
+
+class QueuedRun(Protocol):
+    """A run that waits for its turn."""
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+
+    @property
+    def needs(self) -> Sequence[float]:
+        """How much it needs of each resource, in the order of the queue's ``rooms``."""
+
+
+Task = TypeVar("Task", bound=QueuedRun)
+
+
+@dataclass
+class Running(Generic[Task]):
+    """An attempt under way."""
+
+    task: Task
+    attempt: int
+    process: spawn.Child
+    log: Path
+    """What its launcher prints."""
+    started: str = field(default_factory=provenance.now)
+    began_s: float = field(default_factory=time.monotonic)
+    signals: int = 0
+    """How many signals were passed on to it."""
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.began_s
+
+
+class AttemptQueue(ABC, Generic[Task]):
+    """Runs that wait and run, and share some resources."""
+
+    def __init__(self, tasks: Sequence[Task], rooms: Sequence[float]) -> None:
+        """Takes the runs in the order of their start, and how much there is of each resource."""
+        self.waiting = list(tasks)
+        self.running: list[Running[Task]] = []
+        self.stopped: str | None = None
+        """Why nothing more starts, in words."""
+        self.interrupts = Interrupts()
+        self._rooms = rooms
+
+    @abstractmethod
+    def begin(self, task: Task) -> None:
+        """Makes an attempt and calls :meth:`launch`, or says why there is none."""
+
+    @abstractmethod
+    def ended(self, run: Running[Task], code: int, state: str, cause: str | None) -> None:
+        """Takes in how an attempt ended, with the exit code of its launcher."""
+
+    def look(self, run: Running[Task]) -> None:
+        """Is called with every attempt at every poll."""
+
+    def stop_reason(self) -> str | None:
+        """Returns why nothing more may start; None: the next may."""
+        if self.interrupts.received:
+            return f"stopped by {self.interrupts.name or 'SIGUSR2'}"
+        return None
+
+    def work(self) -> None:
+        """Runs all unless something stops it; no process is left then.
+
+        Call it from a thread that lives until it returns: what it starts ends with that thread.
+        """
+        with self.interrupts:
+            try:
+                while self.running or (self.waiting and self.stopped is None):
+                    for run in list(self.running):
+                        code = run.process.poll()
+                        self.look(run)
+                        if code is not None:
+                            self.running.remove(run)
+                            self.ended(run, code, *_end_of(run, code))
+                    self.stopped = self.stop_reason()
+                    for run in self.running:  # a second Ctrl-C makes it hurry
+                        for number in self.interrupts.received[run.signals :]:
+                            run.process.send_signal(number)
+                            run.signals += 1
+                    for task in list(self.waiting):
+                        if self.stopped is None and self._fits(task):
+                            self.waiting.remove(task)
+                            self.begin(task)
+                    if self.running:
+                        time.sleep(POLL_S)
+            finally:  # whatever went wrong here
+                for run in self.running:
+                    run.process.send_signal(signal.SIGTERM)
+                for run in self.running:
+                    try:
+                        run.process.wait(_END_S)
+                    except subprocess.TimeoutExpired:
+                        run.process.kill()
+                        run.process.wait()
+
+    def launch(self, task: Task, attempt: int, words: Sequence[str], log: Path) -> None:
+        """Starts ``python -m words``, the launcher of an attempt, which Ctrl-C does not reach.
+
+        Raises:
+            RunError: it cannot be started; that is the end of the attempt.
+        """
+        try:
+            with log.open("ab") as output:
+                process = spawn.start(
+                    [sys.executable, "-m", *words],
+                    spawn.helper_environment(),
+                    stdout=output.fileno(),
+                    stderr=output.fileno(),
+                    death_signal=signal.SIGTERM,
+                    heir=True,
+                )
+        except (OSError, subprocess.SubprocessError) as error:
+            why = f"its launcher could not be started: {cannot_write(log, error)}"
+            leave(task.path, attempt, "failed", why)
+            raise RunError(why) from error
+        self.running.append(Running(task, attempt, process, log))
+
+    def _fits(self, task: Task) -> bool:
+        """Whether a run has room beside those that run now; one alone always has."""
+        beside = [run.task for run in self.running]
+        needs = zip(*(one.needs for one in [task, *beside]), strict=True)
+        return not beside or (
+            all(one.path != task.path for one in beside)  # no run twice at once
+            and all(sum(some) <= room for some, room in zip(needs, self._rooms, strict=True))
+        )
+
+
+def _end_of(run: Running[Task], code: int) -> tuple[str, str | None]:
+    """Returns state and cause, as the launcher wrote them or as they look if it could not."""
+    if end := Attempt(run.task.path, run.attempt).exit:
+        return end["state"], end.get("cause")
+    if run.signals:
+        state, cause = "cancelled", "stopped before its ranks were started"
+    elif code < 0:
+        time.sleep(_DIE_S)
+        state, cause = "lost", f"its launcher was killed by {signal.Signals(-code).name}"
+    else:
+        lines = last_lines(run.log)[-1:]
+        state, cause = "failed", ": ".join([f"its launcher exited with code {code}", *lines])
+    with contextlib.suppress(RunError):  # on a full disk the end is still shown on screen
+        write_exit(run.task.path, run.attempt, state, cause, {}, started=run.started)
+    return state, cause
