@@ -77,6 +77,11 @@ class Event(NamedTuple):
     samples between stages and tiles in a halo; without pixels where all of them travel."""
 
     @property
+    def words(self) -> str:
+        """What a finding calls it."""
+        return self.what or f"message {self.tag}"
+
+    @property
     def value(self) -> str:
         """The value that travels."""
         return self.part.value

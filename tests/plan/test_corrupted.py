@@ -8,8 +8,7 @@ from hires.plan.event import Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from hires.plan.proof.machine import run_machine
-from hires.plan.proof.prove import verify
+from hires.plan.proof.prove import run_machine, verify
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 Programs = list[list[Event]]

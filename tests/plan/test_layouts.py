@@ -16,7 +16,7 @@ from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import events
-from hires.plan.proof.machine import run_machine
+from hires.plan.proof.prove import run_machine
 from tests.helpers.damage import prove
 from tests.helpers.small_plans import LAYOUTS, config_of, forked, plan_of
 

@@ -12,15 +12,8 @@ from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import Event
 from hires.plan.program import AHEAD, JOINED
 from hires.plan.proof import machine
-from hires.plan.proof.machine import (
-    MAILBOXES,
-    RENDEZVOUS,
-    SEPARATE,
-    STREAMS,
-    Rendezvous,
-    run_machine,
-)
-from hires.plan.proof.walk import Proof
+from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, Proof, Rendezvous
+from hires.plan.proof.prove import run_machine
 from tests.helpers.damage import WAYS, Damage, at_once, damage, valid_programs
 from tests.helpers.random_plans import random_plan
 from tests.helpers.threaded import Outcome, Programs, execute

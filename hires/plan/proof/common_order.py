@@ -43,8 +43,7 @@ from typing import Any
 
 from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import ALONE, MEETINGS, POSTS, Event
-from hires.plan.proof.machine import MAILBOXES, OTHER, RENDEZVOUS, SEPARATE
-from hires.plan.proof.walk import WORLD, Proof
+from hires.plan.proof.machine import MAILBOXES, OTHER, RENDEZVOUS, SEPARATE, WORLD, Proof
 
 SEMANTICS = (RENDEZVOUS, MAILBOXES, SEPARATE)
 """Under these a common order is a proof. Pair streams have no lanes."""

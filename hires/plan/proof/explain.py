@@ -2,145 +2,187 @@
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Hashable, Iterable
 
 from hires.plan.event import MEETINGS, POSTS, Event
-from hires.plan.proof.walk import Coming, Waiter, Walk, spoken
+from hires.plan.proof.machine import OTHER, Rendezvous, Waiter
 
 GATHERED = (*MEETINGS, "wait_issued")
 """Events that end when all members of a group have come."""
 
 
-def explain(walk: Walk) -> list[str]:
-    """Returns what keeps ranks from their end, and which messages have one side only.
+class Explanation:
+    """What keeps ranks from their end, and which messages have one side only.
 
     Args:
-        walk: a walk that has got as far as it gets.
+        machine: one that has got as far as it gets.
     """
-    stuck, coming = walk.proof.stuck, Coming(walk)
-    path, is_cycle = _follow(walk, coming, [Waiter(rank) for rank in stuck])
-    chain = "; ".join(
-        walk.sentence(waiter) if waiter.peer is not None else _rank_sentence(walk, waiter.rank)
-        for waiter in path
-    )
-    problems = [f"deadlock: {chain}"] if is_cycle else []
-    if stuck or walk.num_open:
-        problems += _one_sided(walk)
-    for source, target, receive in walk.unused():
-        if not coming.has("wait_recv", target, source, receive.tag):
-            text = f"rank {target} never waits for {spoken(receive)} from rank {source}"
-            problems.append(text)
-    for (group, _), present in walk.meeting.items():
-        rank, event = next(iter(present.items()))
-        missing = [
-            member
-            for member in walk.members[group]
-            if member not in present and not coming.meets(member, group)
-        ]
-        if missing:
-            absent = f"rank {_listed(missing)} of its group never does"
-            problems.append(f"rank {rank} calls {spoken(event)}, but {absent}")
-    if stuck and not problems and not walk.proof.problems:
-        problems.append(f"no end: {chain}")
-    return problems
 
+    def __init__(self, machine: Rendezvous) -> None:
+        self.machine = machine
+        # The events that stuck ranks have not passed, by (kind, rank, peer or group), in order.
+        self.coming: dict[tuple[str, int, int], list[Event]] = {}
+        for rank in machine.proof.stuck:
+            for event in machine.programs[rank][machine.at[rank] :]:
+                self.coming.setdefault((event.kind, rank, event.peer), []).append(event)
 
-def _follow(walk: Walk, coming: Coming, starts: list[Waiter]) -> tuple[list[Waiter], bool]:
-    """Returns waiters that each wait for the next, and whether the last waits for the first.
+    def problems(self) -> list[str]:
+        """Returns a sentence for each thing that is wrong."""
+        machine, stuck = self.machine, self.machine.proof.stuck
+        path, is_circle = self._followed()
+        chain = "; ".join(map(self._sentence, path))
+        problems = [f"deadlock: {chain}"] if is_circle else []
+        if stuck or machine.num_open:
+            problems += self._one_sided()
+        for source, target, receive in machine.unused():
+            waits = self.coming.get(("wait_recv", target, source), ())
+            if all(wait.tag != receive.tag for wait in waits):
+                text = f"rank {target} never waits for {receive.words} from rank {source}"
+                problems.append(text)
+        for (group, _), present in machine.meeting.items():
+            rank, event = next(iter(present.items()))
+            members = machine.members[group]
+            if absent := [m for m in members if m not in present and not self._meets(m, group)]:
+                missing = f"rank {_listed(absent)} of its group never does"
+                problems.append(f"rank {rank} calls {event.words}, but {missing}")
+        if stuck and not problems and not machine.proof.problems:
+            problems.append(f"no end: {chain}")
+        return problems
 
-    Every waiter needs all that it waits for, so any circle is a deadlock. The first way is returned
-    if there is none.
-    """
-    seen: set[Waiter] = set()
-    first: list[Waiter] = []
-    for start in starts:
-        path: list[Waiter] = []
-        on_path: dict[Waiter, int] = {}
-        todo: list[tuple[Waiter, int]] = [(start, 0)]
+    def _followed(self) -> tuple[list[Waiter], bool]:
+        """Returns waiters that each wait for the next, and whether the last waits for the first.
+
+        Every waiter needs all that it waits for, so any circle is a deadlock. Without one it is
+        the way from the first waiter.
+        """
+        stuck = [Waiter(rank) for rank in self.machine.proof.stuck]
+        blockers: dict[Waiter, list[Waiter]] = {}
+        todo = stuck[::-1]
         while todo:
-            waiter, depth = todo.pop()
-            if not first and depth < len(path):
-                first = list(path)
-            for left in path[depth:]:
-                del on_path[left]
-            del path[depth:]
-            if waiter in on_path:
-                return path[on_path[waiter] :], True
-            if waiter not in seen:
-                seen.add(waiter)
-                on_path[waiter] = depth
-                path.append(waiter)
-                blockers = reversed(_blockers(walk, coming, waiter))
-                todo += [(other, depth + 1) for other in blockers]
-        first = first or path
-    return first, False
+            waiter = todo.pop()
+            if waiter not in blockers:
+                blockers[waiter] = self._blockers(waiter)
+                todo += reversed(blockers[waiter])
+        try:
+            graphlib.TopologicalSorter(blockers).prepare()
+        except graphlib.CycleError as error:
+            circle: list[Waiter] = error.args[1][:0:-1]  # its first one stands at both ends
+            first = circle.index(min(circle, key=lambda one: (one.rank, one.peer is not None)))
+            return circle[first:] + circle[:first], True
+        path = stuck[:1]
+        while path and blockers[path[-1]]:
+            path.append(blockers[path[-1]][0])
+        return path, False
 
+    def _blockers(self, waiter: Waiter) -> list[Waiter]:
+        """Returns what holds a waiter up and cannot go on itself."""
+        machine, rank = self.machine, waiter.rank
+        if waiter.peer is not None:
+            return self._stream_blockers(waiter)
+        event = machine.next_of(rank)
+        assert event is not None
+        if event.kind in GATHERED:
+            absent = machine.absent(rank, event)
+            return [Waiter(other) for other in absent if self._meets(other, event.peer)]
+        if self._is_too_early(rank, event):
+            receives = self.coming.get(("recv", rank, event.peer), ())
+            return [waiter] if any(receive.tag == event.tag for receive in receives) else []
+        posts, kind, needed = [event], "recv", "send"
+        if event.kind == "send":  # to a mailbox that is full
+            kind, needed = "send", "wait_recv"
+        elif event.kind != "wait_recv":
+            posts, kind, needed = machine.unmet(rank, event), "send", "recv"
+        if machine.grouped:
+            return [machine.stream_of(rank, post.peer, post, kind) for post in posts]
+        # A stream of one tag waits for nothing but the messages that the rank waits for.
+        comes = [self._comes(needed, post.peer, rank, post) for post in posts]
+        return [
+            Waiter(post.peer)
+            for post, is_coming in zip(posts, comes, strict=True)
+            if is_coming and rank not in machine.halted
+        ]
 
-def _blockers(walk: Walk, coming: Coming, waiter: Waiter) -> list[Waiter]:
-    """Returns what holds a waiter up and cannot go on itself."""
-    event = walk.next_of(waiter.rank) if waiter.peer is None else None
-    if event is not None and event.kind in GATHERED:
-        absent = walk.absent(waiter.rank, event)
-        return [Waiter(rank) for rank in absent if coming.meets(rank, event.peer)]
-    if event is not None and _is_too_early(walk, waiter.rank, event):
-        return [waiter] if coming.has("recv", waiter.rank, event.peer, event.tag) else []
-    return walk.blockers(waiter, coming)
+    def _stream_blockers(self, stream: Waiter) -> list[Waiter]:
+        machine, rank = self.machine, stream.rank
+        holders = []
+        for post in machine.open_posts(stream):
+            # The other side stands on its stream behind another unit, or was not posted yet.
+            kind = OTHER[post.kind]
+            facing = machine.stream_of(post.peer, rank, post, kind)
+            behind = [*machine.streams.get(facing, ())][1:]
+            if any(other.kind == kind for unit in behind for other in unit.posts):
+                holders.append(facing)
+            elif self._comes(kind, post.peer, rank, post):
+                holders.append(Waiter(post.peer))
+        return holders
 
+    def _comes(self, kind: str, rank: int, peer: int, message: Event) -> bool:
+        """Whether a stuck rank would come to such an event for a message, if it went on."""
+        way = self.machine.way
+        return any(way(one) == way(message) for one in self.coming.get((kind, rank, peer), ()))
 
-def _is_too_early(walk: Walk, rank: int, event: Event) -> bool:
-    """Whether a rank waits for a message that it has not begun to receive."""
-    if event.kind != "wait_recv":
-        return False
-    own = (e for e in walk.programs[rank][: walk.at[rank]] if e[1:3] == event[1:3])
-    return sum((e.kind == "recv") - (e.kind == "wait_recv") for e in own) <= 0
+    def _meets(self, rank: int, group: int) -> bool:
+        """Whether a stuck rank would come to a collective of a group, or begin a sum."""
+        return any((kind, rank, group) in self.coming for kind in (*MEETINGS, "issue"))
 
+    def _is_too_early(self, rank: int, event: Event) -> bool:
+        """Whether a rank waits for a message that it has not begun to receive."""
+        past = self.machine.programs[rank][: self.machine.at[rank]]
+        own = [other.kind for other in past if other[1:3] == event[1:3]]
+        return event.kind == "wait_recv" and own.count("recv") <= own.count("wait_recv")
 
-def _rank_sentence(walk: Walk, rank: int) -> str:
-    event = walk.next_of(rank)
-    assert event is not None
-    if event.kind in GATHERED:
-        absent = walk.absent(rank, event)
-        if not absent:
-            return f"rank {rank} waits for {spoken(event)}, which it has not begun"
-        return f"rank {rank} waits for rank {_listed(absent)} to join {spoken(event)}"
-    if event.kind == "wait_recv":
-        early = _is_too_early(walk, rank, event)
-        tail = ", which it has not begun to receive" if early else ""
-        return f"rank {rank} waits for {spoken(event)} from rank {event.peer}{tail}"
-    if event.kind == "send":
-        room = f"to make room for {spoken(event)}"
-        return f"rank {rank} waits for rank {event.peer} to read older messages, {room}"
-    unmet = walk.unmet(rank, event)
-    others = _listed(dict.fromkeys(target for _, target, _ in unmet))
-    messages = " and ".join(spoken(walk.open_sends[rank][channel][0]) for channel in unmet)
-    return f"rank {rank} waits for rank {others} to receive {messages}"
+    def _sentence(self, waiter: Waiter) -> str:
+        machine, rank = self.machine, waiter.rank
+        if waiter.peer is not None:
+            post = machine.open_posts(waiter)[0]
+            verb = f"send {post.words} to" if post.kind == "send" else f"receive {post.words} from"
+            return f"the stream of rank {rank} must first {verb} rank {waiter.peer}"
+        event = machine.next_of(rank)
+        assert event is not None
+        waits = f"rank {rank} waits for"
+        if event.kind in GATHERED:
+            absent = machine.absent(rank, event)
+            if not absent:
+                return f"{waits} {event.words}, which it has not begun"
+            return f"{waits} rank {_listed(absent)} to join {event.words}"
+        if event.kind == "wait_recv":
+            early = self._is_too_early(rank, event)
+            tail = ", which it has not begun to receive" if early else ""
+            return f"{waits} {event.words} from rank {event.peer}{tail}"
+        if event.kind == "send":
+            room = f"to make room for {event.words}"
+            return f"{waits} rank {event.peer} to read older messages, {room}"
+        sends = machine.unmet(rank, event)
+        others = _listed(dict.fromkeys(send.peer for send in sends))
+        return f"{waits} rank {others} to receive {' and '.join(send.words for send in sends)}"
 
+    def _one_sided(self) -> list[str]:
+        """Returns the messages that one side posts more often than the other in its whole program.
 
-def _one_sided(walk: Walk) -> list[str]:
-    """Returns the messages that one side posts more often than the other in its whole program.
-
-    Of several the first that the other side does not name at all is the one that is named.
-    """
-    sides: dict[tuple[int, int, Hashable], tuple[list[Event], list[Event]]] = {}
-    for rank, program in enumerate(walk.programs):
-        for event in program:
-            if event.kind in POSTS:
-                sending = event.kind == "send"
-                ends = (rank, event.peer) if sending else (event.peer, rank)
-                sides.setdefault((*ends, walk.way(event)), ([], []))[not sending].append(event)
-    problems = []
-    for (source, target, _), (sends, receives) in sides.items():
-        more, fewer = (sends, receives) if len(sends) > len(receives) else (receives, sends)
-        if len(more) == len(fewer):
-            continue
-        named = {event.what for event in fewer}
-        event = next((event for event in more if event.what not in named), more[len(fewer)])
-        if more is sends:
-            text = f"rank {source} sends {spoken(event)} to rank {target}, which never receives it"
-        else:
-            text = f"rank {target} expects {spoken(event)} from rank {source}, which never sends it"
-        problems.append(text)
-    return problems
+        Of several the first that the other side does not name at all is the one that is named.
+        """
+        sides: dict[tuple[int, int, Hashable], tuple[list[Event], list[Event]]] = {}
+        for rank, program in enumerate(self.machine.programs):
+            for event in program:
+                if event.kind in POSTS:
+                    sending = event.kind == "send"
+                    ends = (rank, event.peer) if sending else (event.peer, rank)
+                    way = self.machine.way(event)
+                    sides.setdefault((*ends, way), ([], []))[not sending].append(event)
+        problems = []
+        for (source, target, _), (sends, receives) in sides.items():
+            more, fewer = (sends, receives) if len(sends) > len(receives) else (receives, sends)
+            if len(more) == len(fewer):
+                continue
+            named = {event.what for event in fewer}
+            event = next((event for event in more if event.what not in named), more[len(fewer)])
+            problems.append(
+                f"rank {source} sends {event.words} to rank {target}, which never receives it"
+                if more is sends
+                else f"rank {target} expects {event.words} from rank {source}, which never sends it"
+            )
+        return problems
 
 
 def _listed(ranks: Iterable[int]) -> str:

@@ -4,38 +4,29 @@ No receive is a wildcard and no rank looks at a clock, so the machine has one ou
 over the programs decides. The semantics say what begins when:
 
 * ``rendezvous`` (gloo, mpi): the least possible buffering. A send ends when its receive is posted;
-  messages with one tag between two ranks keep their order, others pass each other. A posted
-  operation holds up nothing but its own wait.
+  messages with one tag between two ranks keep their order, others pass each other.
 * ``mailboxes`` (gloo on one machine): the same, but halos that are not too large go through memory
-  (``Event.mail``). Such a send needs no receive, and holds its rank up while two older ones to the
-  same tile lie unread. They are read where they are waited for, in the order of sending, whatever
-  their tag: another order ends the run. Which of them go there depends on their size, so the
-  machine decides as the transport does: ways that are safe alone could block each other.
-* ``pair streams`` (nccl, one communicator for every two ranks): each rank has one stream for each
-  peer, and what is posted there runs in the order of posting. A send or receive occupies the stream
-  until both sides run it, so what is posted behind it cannot begin. There are no tags: the first
-  send that runs meets the first receive that runs. Sends and receives of one group call progress
-  together, and the stream is free when all of them are done; a call that concerns several peers is
-  one unit on each of their streams. A wait ends when the unit of its operation is done.
-* ``separate streams`` (nccl, several communicators for every two ranks): the same, but messages of
-  different kinds do not stand in each other's way: halos and what travels between stages, in either
-  direction of the pipeline (``Event.lane``), and the two ways between the ranks.
+  (``Event.mail``). Which of them do depends on their size, so the machine decides as the transport
+  does: ways that are safe alone could block each other.
+* ``pair streams`` (nccl, one communicator for every two ranks): what a rank posts for a peer runs
+  in the order of posting. A send or receive occupies the stream until both sides run it. There are
+  no tags: the first send that runs meets the first receive that runs. Sends and receives of one
+  group call progress together; a call that concerns several peers is one unit on each of their
+  streams. A wait ends when the unit of its operation is done.
+* ``separate streams`` (nccl, several communicators for every two ranks): the same, but halos and
+  what travels between stages, in either direction of the pipeline (``Event.lane``), and the two
+  ways between the ranks do not stand in each other's way.
 
 Pair streams need an order of posting on which both sides agree, and a pipeline has none that comes
 by itself. A receive posted ahead stands before the send that the other side needs first. Receives
 that share a call with the sends before them (``program.JOINED``) block each other where a value
-skips a stage under 1f1b. Two directions of tiles send halos and stages' values between the same
-ranks, in orders that differ. On separate streams the order of a plan's sends is that of its
-receives, so posting ahead is as safe as under ``rendezvous``: that is what a backend of this kind
-has to use.
+skips a stage under 1f1b. On separate streams the order of a plan's sends is that of its receives,
+so posting ahead is as safe as under ``rendezvous``: a backend of this kind has to use them.
 
-Everywhere, a collective begins when all members have come to it, and a rank does not go on before
-it is done: what the engine does next needs its result. That is the worst case for nccl too, where
-only the device would wait; more waiting can add deadlocks, never hide one.
-
-What is assumed of nccl: all communicators exist before the first step (making one waits for the
-other side); kernels of different communicators run side by side on one device; and nothing is
-buffered, although small messages may be, which again is the worst case.
+A collective begins when all members have come to it, and a rank does not go on before it is done:
+the worst case for nccl too, where only the device would wait. What else is assumed of nccl: all
+communicators exist before the first step; kernels of different communicators run side by side on
+one device; and nothing is buffered. More waiting can add deadlocks, never hide one.
 
 Source:
     NCCL user guide, "Point-to-point communication" (calls within a group progress independently,
@@ -45,78 +36,291 @@ Source:
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hires.core.ranks.mailbox_limits import SLOTS
-from hires.plan.event import Event
-from hires.plan.proof.explain import explain
-from hires.plan.proof.walk import Channel, Coming, Proof, Waiter, Walk, spoken
+from hires.plan.event import ALONE, MEETINGS, POSTS, Event
 
 RENDEZVOUS, MAILBOXES = "rendezvous", "mailboxes"
 STREAMS, SEPARATE = "pair streams", "separate streams"
 
-Direction = tuple[str, int, int, Hashable]
-"""(``send`` or ``recv``, source, target, way)."""
+Channel = tuple[int, int, int]
+"""(source, target, tag), or (source, target, lane) where lanes are mailboxes."""
+Meeting = tuple[int, int]
+"""(group, number): the collectives of a group, counted as each member comes to them."""
 
+WORLD = -1
+"""The group of all ranks."""
 OTHER = {"send": "recv", "recv": "send"}
 
 
-class Rendezvous(Walk):
-    """Messages with one tag between two ranks meet in order; others pass each other."""
+@dataclass
+class Proof:
+    """What the abstract machine found."""
 
-    def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
-        super().__init__(programs, members)
-        self.sends: dict[Channel, deque[Event]] = {}  # posted, without a receive
-        self.receives: dict[Channel, deque[Event]] = {}  # posted, without a send
+    num_messages: int = 0
+    num_collectives: int = 0
+    problems: list[str] = field(default_factory=list)
+    stuck: list[int] = field(default_factory=list)
+    """Ranks that never reach their end."""
 
-    def way(self, event: Event) -> Hashable:
-        """Returns the tag."""
-        return event.tag
 
-    def post(self, rank: int, event: Event) -> int:
-        """Posts a send or receive, and matches it if the other side is posted."""
-        sending = event.kind == "send"
-        channel = (rank, event.peer, event.tag) if sending else (event.peer, rank, event.tag)
-        here, there = (self.sends, self.receives) if sending else (self.receives, self.sends)
-        if sending:
-            self.open_send(channel, event)
-        if not there.get(channel):
-            here.setdefault(channel, deque()).append(event)
-            return 1
-        other = there[channel].popleft()
-        send, receive = (event, other) if sending else (other, event)
-        source, target, _ = channel
-        self.match(source, target, send, receive)
-        self.deliver(source, target, receive)
-        self.end_send(channel)
-        return 1
+class Waiter(NamedTuple):
+    """A rank that cannot go on, or one of its streams for the messages with a peer."""
 
-    def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
-        """Returns the stuck ranks that would come to what a rank waits for, if they went on."""
-        rank = waiter.rank
-        event = self.next_of(rank)
-        assert event is not None
-        if event.kind == "wait_recv":
-            comes = coming.has("send", event.peer, rank, event.tag)
-            return [Waiter(event.peer)] if comes else []
-        unmet = self.unmet(rank, event)
-        return [Waiter(other) for _, other, tag in unmet if coming.has("recv", other, rank, tag)]
+    rank: int
+    peer: int | None = None
+    """None: the rank itself."""
+    stream: Hashable = None
+    """Which of its streams for this peer."""
 
 
 @dataclass
-class Mailbox:
-    """The messages from one tile to another that nobody has read; the first meets the first."""
+class Unit:
+    """The posts of one call on one stream: they begin and end together."""
 
-    written: deque[Event] = field(default_factory=deque)
-    expected: deque[Event] = field(default_factory=deque)
-    """Receives that were posted and not waited for."""
+    posts: list[Event]
+    num_open: int
+    """Posts that have not met their other side."""
 
-    @property
-    def num_met(self) -> int:
-        """Messages that are written and expected."""
-        return min(len(self.written), len(self.expected))
+
+class Rendezvous:
+    """All ranks' positions in their programs, and the messages between them.
+
+    The first unit of a stream runs. It ends when both sides of all its posts run; here each tag has
+    a stream of its own each way, so a post holds up none but those of its tag:
+
+        rank 0    [send a, tag 1]  [send b, tag 1]    a meets a, then b meets b
+                  [send c, tag 2]                     waits, and holds up nothing
+        rank 1    [recv a, tag 1]  [recv b, tag 1]
+
+    The collectives of a group meet in the order in which each member comes to them. A member that
+    has issued a sum goes on, so it may be several meetings ahead of the others:
+
+        rank 0   issue a   issue b   wait a ...      meeting 0: both have come, complete
+        rank 1   issue a   (computes)                meeting 1: rank 1 is absent
+    """
+
+    grouped = False
+    """Whether the posts of one call are one unit on each of their streams."""
+
+    def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
+        self.programs = programs
+        self.members = dict(enumerate(dict.fromkeys(ranks) for ranks in members))
+        self.members[WORLD] = dict.fromkeys(range(len(programs)))
+        self.at = [0] * len(programs)
+        self.ready = deque(range(len(programs)))
+        self.streams: dict[Waiter, deque[Unit]] = defaultdict(deque)  # the first unit runs
+        # By (kind, source, target, way): posts of running units that have not met their other side.
+        self.running: dict[Hashable, deque[Event]] = defaultdict(deque)
+        self.arrived: dict[Channel, deque[Event]] = defaultdict(deque)  # not waited for yet
+        self.open_sends: list[dict[Channel, deque[Event]]] = [{} for _ in programs]
+        self.num_open = 0  # posts that have not met their other side
+        self.meeting: dict[Meeting, dict[int, Event]] = {}
+        self.calls: Counter[tuple[int, int]] = Counter()  # by (rank, group): meetings it came to
+        # By (rank, group, tag): meetings of sums that it has not waited for.
+        self.issued: dict[tuple[int, int, int], deque[Meeting]] = defaultdict(deque)
+        self.halted: set[int] = set()  # ranks that an error of their own stops
+        self.proof = Proof()
+
+    def run(self) -> None:
+        """Advances every rank as far as it gets, waking those that wait for what happened."""
+        while self.ready:
+            rank = self.ready.popleft()
+            while (event := self.next_of(rank)) is not None and self._step(rank, event):
+                pass
+        self.proof.stuck = [r for r in range(len(self.programs)) if self.next_of(r) is not None]
+
+    def next_of(self, rank: int) -> Event | None:
+        """Returns what a rank does next, or None at its end."""
+        program, at = self.programs[rank], self.at[rank]
+        return program[at] if at < len(program) else None
+
+    def way(self, event: Event) -> Hashable:
+        """Returns what messages between two ranks share that keep their order."""
+        return event.tag
+
+    def stream_of(self, rank: int, peer: int, event: Event, kind: str) -> Waiter:
+        """Returns the stream on which a rank sends or receives the message of an event."""
+        return Waiter(rank, peer, (kind, self.way(event)))
+
+    def post(self, rank: int, event: Event) -> int:
+        """Puts a send or receive, or its whole call, on its streams.
+
+        Returns:
+            How many events of the rank that takes; 0 where the rank cannot go on yet.
+        """
+        program, first = self.programs[rank], self.at[rank]
+        end = first + 1
+        while self.grouped and event.call and program[end : end + 1]:
+            if program[end].call != event.call:
+                break
+            end += 1
+        units: dict[Waiter, list[Event]] = {}
+        for post in program[first:end]:
+            units.setdefault(self.stream_of(rank, post.peer, post, post.kind), []).append(post)
+            if post.kind == "send":
+                channel = rank, post.peer, post.tag
+                self.open_sends[rank].setdefault(channel, deque()).append(post)
+        for stream, posts in units.items():
+            self.streams[stream].append(Unit(posts, len(posts)))
+            if len(self.streams[stream]) == 1:
+                self._begin(stream)
+        return end - first
+
+    def end_send(self, channel: Channel) -> None:
+        """Ends the oldest send of a channel; its rank may wait for it."""
+        sends = self.open_sends[channel[0]]
+        sends[channel].popleft()
+        if not sends[channel]:
+            del sends[channel]
+        self.ready.append(channel[0])
+
+    def take(self, rank: int, event: Event) -> bool:
+        """Takes the message that a rank waits for; returns whether it was there."""
+        arrived = self.arrived[event.peer, rank, event.tag]
+        return bool(arrived and arrived.popleft())
+
+    def match(self, source: int, target: int, send: Event, receive: Event) -> None:
+        """Counts a message whose sides have met, and compares what both say of it."""
+        self.proof.num_messages += 1
+        self.num_open -= 2
+        if send[2:6] != receive[2:6]:
+            self.proof.problems.append(
+                f"rank {source} sends {send.words} as {list(send.shape)} {send.dtype} where rank "
+                f"{target} expects {receive.words} as {list(receive.shape)} {receive.dtype}"
+            )
+
+    def unused(self) -> Iterator[tuple[int, int, Event]]:
+        """Yields (source, target, receive) of messages that have come and lie there."""
+        for (source, target, _), receives in self.arrived.items():
+            for receive in itertools.islice(receives, 1):
+                yield source, target, receive
+
+    def unmet(self, rank: int, event: Event) -> list[Event]:
+        """Returns the sends that an event waits for, the oldest of each channel."""
+        channel = rank, event.peer, event.tag
+        sends = self.open_sends[rank].items()
+        return [posts[0] for key, posts in sends if event.kind == "wait_sends" or key == channel]
+
+    def absent(self, rank: int, event: Event) -> list[int]:
+        """Returns the members of a group that have not come to what holds a rank up.
+
+        That is a collective, or the oldest sum that it issued; none if it has issued no such sum.
+        """
+        meeting = event.peer, self.calls[rank, event.peer]
+        if event.kind == "wait_issued":
+            begun = self.issued[rank, event.peer, event.tag]
+            if not begun:
+                return []
+            meeting = begun[0]
+        present = self.meeting.get(meeting, {})
+        return [member for member in self.members[event.peer] if member not in present]
+
+    def open_posts(self, stream: Waiter) -> list[Event]:
+        """Returns the posts of the running unit of a stream that have not met their other side."""
+        return [
+            post
+            for post in self.streams[stream][0].posts
+            if any(post is other for other in self.running[self._ends(stream.rank, post)])
+        ]
+
+    def _ends(self, rank: int, post: Event, kind: str = "") -> Hashable:
+        """Returns what a post shares with others that may meet the same posts of other kind."""
+        ends = (rank, post.peer) if post.kind == "send" else (post.peer, rank)
+        return kind or post.kind, *ends, self.way(post)
+
+    def _begin(self, first: Waiter) -> None:
+        """Begins the first unit of a stream, and every one that can begin because of that."""
+        begun = deque([first])
+        while begun:
+            here = begun.popleft()
+            rank = here.rank
+            for post in self.streams[here][0].posts:
+                kind = OTHER[post.kind]
+                opposite = self.running[self._ends(rank, post, kind)]
+                if not opposite:
+                    self.running[self._ends(rank, post)].append(post)
+                    continue
+                other = opposite.popleft()
+                if post.kind == "send":
+                    self.match(rank, post.peer, post, other)
+                else:
+                    self.match(post.peer, rank, other, post)
+                facing = self.stream_of(post.peer, rank, post, kind)
+                begun.extend(side for side in (here, facing) if self._met(side))
+
+    def _met(self, key: Waiter) -> bool:
+        """Counts one post of the running unit as met; returns whether the next unit begins."""
+        stream, rank = self.streams[key], key.rank
+        stream[0].num_open -= 1
+        if stream[0].num_open:
+            return False
+        for post in stream.popleft().posts:
+            if post.kind == "send":
+                self.end_send((rank, post.peer, post.tag))
+            else:
+                self.arrived[post.peer, rank, post.tag].append(post)
+                self.ready.append(rank)
+        return bool(stream)
+
+    def _step(self, rank: int, event: Event) -> bool:
+        """Executes one event; returns whether the rank may go on."""
+        kind, steps = event.kind, 1
+        if kind in MEETINGS or kind == "issue":
+            return self._meet(rank, event)
+        if kind in POSTS:
+            steps = self.post(rank, event)
+            self.num_open += steps
+        elif kind == "wait_recv":
+            steps = self.take(rank, event)
+        elif kind == "wait_issued":
+            begun = self.issued[rank, event.peer, event.tag]
+            steps = len(begun) > 0 and begun[0] not in self.meeting
+            if steps:
+                begun.popleft()
+        elif kind not in ALONE:
+            steps = not self.unmet(rank, event)
+        self.at[rank] += steps
+        return bool(steps)
+
+    def _meet(self, rank: int, event: Event) -> bool:
+        """Brings a rank to a collective, which happens when all members have come.
+
+        Returns whether the rank may go on: one that has only issued a sum need not wait.
+        """
+        members = self.members.get(event.peer, {})
+        if rank not in members:
+            text = f"rank {rank} is no member of the group {list(members)} of {event.words}"
+            self.proof.problems.append(text)
+            self.at[rank] += 1
+            return True
+        meeting = event.peer, self.calls[rank, event.peer]
+        present = self.meeting.setdefault(meeting, {})
+        present[rank] = event
+        if event.kind == "issue":
+            self.calls[rank, event.peer] += 1
+            self.issued[rank, event.peer, event.tag].append(meeting)
+            self.at[rank] += 1
+        if len(present) < len(members):
+            return event.kind == "issue"
+        del self.meeting[meeting]
+        first_rank, first = next(iter(present.items()))
+        for member, own in present.items():
+            if own != first:
+                self.proof.problems.append(
+                    f"rank {first_rank} calls {first.words} {list(first.shape)} where rank "
+                    f"{member} of the same group calls {own.words} {list(own.shape)}"
+                )
+            if own.kind != "issue":
+                self.calls[member, event.peer] += 1
+                self.at[member] += 1
+        self.proof.num_collectives += event.kind in ("collective", "issue")
+        self.ready.extend(member for member in present if member != rank)
+        return True
 
 
 class Mailboxes(Rendezvous):
@@ -134,8 +338,10 @@ class Mailboxes(Rendezvous):
 
     def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
         super().__init__(programs, members)
-        self.boxes: dict[tuple[int, int, int], Mailbox] = {}  # by (source, target, lane)
-        self.halted: set[int] = set()
+        # By (source, target, lane): messages that nobody has read, and receives that were posted
+        # and not waited for. The first meets the first.
+        self.written: dict[Channel, deque[Event]] = defaultdict(deque)
+        self.expected: dict[Channel, deque[Event]] = defaultdict(deque)
 
     def way(self, event: Event) -> Hashable:
         """Returns the mailbox, or the tag of what goes over the network."""
@@ -147,13 +353,16 @@ class Mailboxes(Rendezvous):
             return super().post(rank, event)
         sending = event.kind == "send"
         source, target = (rank, event.peer) if sending else (event.peer, rank)
-        box = self.boxes.setdefault((source, target, event.lane), Mailbox())
-        if sending and len(box.written) == SLOTS:
+        box = source, target, event.lane
+        if sending and len(self.written[box]) == SLOTS:
             return 0
-        here = box.written if sending else box.expected
+        here, there = self.written[box], self.expected[box]
+        if not sending:
+            here, there = there, here
         here.append(event)
-        if len(here) <= box.num_met:
-            self.match(source, target, box.written[len(here) - 1], box.expected[len(here) - 1])
+        if len(here) <= len(there):
+            other = there[len(here) - 1]
+            self.match(source, target, *((event, other) if sending else (other, event)))
             self.ready.append(target)
         return 1
 
@@ -161,202 +370,67 @@ class Mailboxes(Rendezvous):
         """Reads the message that a rank waits for; one that is not the next stops the rank."""
         if not event.mail:
             return super().take(rank, event)
-        box = self.boxes.setdefault((event.peer, rank, event.lane), Mailbox())
-        tags = [receive.tag for receive in box.expected][: len(box.written)]
-        if event.tag not in tags or rank in self.halted:
+        box = event.peer, rank, event.lane
+        met = [*zip(self.written[box], self.expected[box], strict=False)]
+        if rank in self.halted or not any(receive.tag == event.tag for _, receive in met):
             return False
-        if tags[0] != event.tag:
+        if met[0][1].tag != event.tag:
             self.halted.add(rank)
             self.proof.problems.append(
-                f"rank {rank} waits for {spoken(event)} from rank {event.peer} before "
-                f"{spoken(box.expected[0])}, which lies first in its mailbox"
+                f"rank {rank} waits for {event.words} from rank {event.peer} before "
+                f"{met[0][1].words}, which lies first in its mailbox"
             )
             return False
-        box.written.popleft()
-        box.expected.popleft()
+        self.written[box].popleft()
+        self.expected[box].popleft()
         self.ready.append(event.peer)
         return True
 
     def unused(self) -> Iterator[tuple[int, int, Event]]:
         """Yields messages that were received and never read, too."""
         yield from super().unused()
-        for (source, target, _), box in self.boxes.items():
-            for receive in itertools.islice(box.expected, box.num_met):
-                yield source, target, receive
-
-    def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
-        """Returns the rank that would write or read what a rank waits for, if it went on."""
-        event = self.next_of(waiter.rank)
-        assert event is not None
-        if not event.mail or event.kind == "wait_send":
-            return super().blockers(waiter, coming)
-        kind = "wait_recv" if event.kind == "send" else "send"
-        others = coming.events(kind, event.peer, waiter.rank)
-        comes = any(self.way(other) == self.way(event) for other in others)
-        return [Waiter(event.peer)] if comes and waiter.rank not in self.halted else []
+        for box, receives in self.expected.items():
+            for _, receive in zip(self.written[box], receives, strict=False):
+                yield box[0], box[1], receive
 
 
-@dataclass
-class Unit:
-    """The part of a group call that concerns one peer: it begins and ends as a whole."""
+class SeparateStreams(Rendezvous):
+    """Each rank has a stream for each peer, kind of message and way: communicators of their own.
 
-    posts: list[Event]
-    num_open: int
-    """Posts that have not met their other side."""
+    A post holds up those behind it, whatever their tags:
 
-
-class Streams(Walk):
-    """Each rank has a stream for each peer: the two share one communicator.
-
-    The first unit of a stream runs. It ends when both sides of all its posts run:
-
-        rank 0, peer 1    [send a]  [recv b]         a meets a: both streams go on,
-        rank 1, peer 0    [recv a]  [send b]         then b meets b
-        rank 1, peer 0    [send b]  [recv a]         neither first unit meets its other side
+        rank 0, peer 1    [send a]  [send b, send c]     a meets a; then b and c meet, and both
+        rank 1, peer 0    [recv a]  [recv b]  [recv c]   sends end together
     """
 
-    apart = False
-    """Whether messages of different lanes and both ways between two ranks have their own stream."""
-
-    def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
-        super().__init__(programs, members)
-        self.streams: dict[Waiter, deque[Unit]] = {}  # the first unit runs
-        self.running: dict[Direction, deque[Event]] = {}  # begun, not met yet
+    grouped = True
 
     def way(self, event: Event) -> Hashable:
-        """Returns which of the communicators of two ranks carries a message."""
-        return event.lane if self.apart else 0
-
-    def post(self, rank: int, event: Event) -> int:
-        """Puts a group call, from its first event on, on its streams."""
-        program, first = self.programs[rank], self.at[rank]
-        end = first + 1
-        while event.call and end < len(program) and program[end].call == event.call:
-            end += 1
-        units: dict[Waiter, list[Event]] = {}
-        for post in program[first:end]:
-            units.setdefault(self._stream(rank, post.peer, post, post.kind), []).append(post)
-            if post.kind == "send":
-                self.open_send((rank, post.peer, post.tag), post)
-        for key, posts in units.items():
-            stream = self.streams.setdefault(key, deque())
-            stream.append(Unit(posts, len(posts)))
-            if len(stream) == 1:
-                self._begin(key)
-        return end - first
-
-    def _stream(self, rank: int, peer: int, event: Event, kind: str) -> Waiter:
-        """Returns on which of a rank's streams for a peer the send or receive of a message runs."""
-        return Waiter(rank, peer, 1 + 2 * event.lane + (kind == "recv") if self.apart else 0)
-
-    def _direction(self, post: Event, rank: int) -> Direction:
-        """Returns what meets what: posts of opposite kinds that are equal in the rest."""
-        source, target = (rank, post.peer) if post.kind == "send" else (post.peer, rank)
-        return post.kind, source, target, self.way(post)
-
-    def _begin(self, first: Waiter) -> None:
-        """Begins the first unit of a stream, and every one that can begin because of that."""
-        begun = deque([first])
-        while begun:
-            here = begun.popleft()
-            for post in self.streams[here][0].posts:
-                kind, source, target, way = direction = self._direction(post, here.rank)
-                opposite = self.running.get((OTHER[kind], source, target, way))
-                if not opposite:
-                    self.running.setdefault(direction, deque()).append(post)
-                    continue
-                other = opposite.popleft()
-                send, receive = (post, other) if kind == "send" else (other, post)
-                self.match(source, target, send, receive)
-                facing = self._stream(post.peer, here.rank, post, OTHER[kind])
-                begun.extend(side for side in (here, facing) if self._met(side))
-
-    def _met(self, key: Waiter) -> bool:
-        """Counts one post of the running unit as met; returns whether the next unit begins."""
-        stream = self.streams[key]
-        unit = stream[0]
-        unit.num_open -= 1
-        if unit.num_open:
-            return False
-        for post in unit.posts:
-            if post.kind == "send":
-                self.end_send((key.rank, post.peer, post.tag))
-            else:
-                self.deliver(post.peer, key.rank, post)
-        stream.popleft()
-        return bool(stream)
-
-    def _open_posts(self, waiter: Waiter) -> list[Event]:
-        """Returns the posts of the running unit of a stream that have not met their other side."""
-        return [
-            post
-            for post in self.streams[waiter][0].posts
-            for running in [self.running.get(self._direction(post, waiter.rank), ())]
-            if any(post is other for other in running)
-        ]
-
-    def blockers(self, waiter: Waiter, coming: Coming) -> list[Waiter]:
-        """Returns what a rank, or the running unit of a stream, waits for."""
-        rank = waiter.rank
-        if waiter.peer is None:
-            event = self.next_of(rank)
-            assert event is not None
-            if event.kind == "wait_recv":
-                return [self._stream(rank, event.peer, event, "recv")]
-            sends = (self.open_sends[rank][channel][0] for channel in self.unmet(rank, event))
-            return [self._stream(rank, post.peer, post, "send") for post in sends]
-        holders = []
-        for post in self._open_posts(waiter):
-            # The other side stands on its stream behind another unit, or was not posted yet.
-            kind = OTHER[post.kind]
-            facing = self._stream(post.peer, rank, post, kind)
-            behind = itertools.islice(self.streams.get(facing, ()), 1, None)
-            if any(other.kind == kind for unit in behind for other in unit.posts):
-                holders.append(facing)
-            elif coming.events(kind, facing.rank, rank):
-                holders.append(Waiter(facing.rank))
-        return holders
-
-    def sentence(self, waiter: Waiter) -> str:
-        """Describes what a stream waits for."""
-        post = self._open_posts(waiter)[0]
-        verb, way = ("send", "to") if post.kind == "send" else ("receive", "from")
-        return (
-            f"the stream of rank {waiter.rank} must first {verb} {spoken(post)} {way} rank "
-            f"{waiter.peer}"
-        )
+        """Returns the communicator of two ranks that carries a message."""
+        return event.lane
 
 
-class SeparateStreams(Streams):
-    """Each rank has many streams for each peer: one for each kind of message, each way."""
+class PairStreams(SeparateStreams):
+    """Each rank has one stream for each peer: the two share one communicator.
 
-    apart = True
+    rank 0, peer 1    [send a]  [recv b]         a meets a: both streams go on,
+    rank 1, peer 0    [recv a]  [send b]         then b meets b
+    rank 1, peer 0    [send b]  [recv a]         neither first unit meets its other side
+    """
+
+    def way(self, event: Event) -> Hashable:
+        """Returns the same for all messages."""
+        return 0
+
+    def stream_of(self, rank: int, peer: int, event: Event, kind: str) -> Waiter:
+        """Returns the stream of a rank for a peer."""
+        return Waiter(rank, peer)
 
 
-MACHINES: dict[str, type[Walk]] = {
+MACHINES: dict[str, type[Rendezvous]] = {
     RENDEZVOUS: Rendezvous,
     MAILBOXES: Mailboxes,
-    STREAMS: Streams,
     SEPARATE: SeparateStreams,
+    STREAMS: PairStreams,
 }
 """By the name of the semantics."""
-
-
-def run_machine(
-    programs: list[list[Event]], members: list[list[int]], semantics: str = RENDEZVOUS
-) -> Proof:
-    """Runs one list of events per rank; takes time in proportion to their number.
-
-    Args:
-        programs: what each rank does, in order.
-        members: the ranks of each group.
-        semantics: ``RENDEZVOUS``, ``MAILBOXES``, ``STREAMS`` or ``SEPARATE``.
-
-    Returns:
-        The proof; ``problems`` is empty if every rank reaches its end with every message received,
-        else it names the mismatches, or the ranks that wait for each other.
-    """
-    machine = MACHINES[semantics](programs, members)
-    machine.run()
-    machine.proof.problems += explain(machine)
-    return machine.proof

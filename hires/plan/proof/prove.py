@@ -17,8 +17,8 @@ from hires.plan.plan import Finding, Plan
 from hires.plan.program import AHEAD, JOINED, events
 from hires.plan.proof.common_order import SEMANTICS as ORDERED
 from hires.plan.proof.common_order import prove_in_order
-from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, run_machine
-from hires.plan.proof.walk import Proof
+from hires.plan.proof.explain import Explanation
+from hires.plan.proof.machine import MACHINES, MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, Proof
 from hires.plan.rank_kinds import translated_kinds
 
 BACKENDS = {"gloo": (RENDEZVOUS, MAILBOXES), "mpi": (RENDEZVOUS,), "nccl": (SEPARATE,)}
@@ -108,6 +108,26 @@ def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdi
         collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
         messages = proof.num_messages * plan.num_replicas
         yield Verdict(semantics, order, proof, messages, collectives, took)
+
+
+def run_machine(
+    programs: list[list[Event]], members: list[list[int]], semantics: str = RENDEZVOUS
+) -> Proof:
+    """Runs one list of events per rank; takes time in proportion to their number.
+
+    Args:
+        programs: what each rank does, in order.
+        members: the ranks of each group.
+        semantics: ``RENDEZVOUS``, ``MAILBOXES``, ``STREAMS`` or ``SEPARATE``.
+
+    Returns:
+        The proof; ``problems`` is empty if every rank reaches its end with every message received,
+        else it names the mismatches, or the ranks that wait for each other.
+    """
+    machine = MACHINES[semantics](programs, members)
+    machine.run()
+    machine.proof.problems += Explanation(machine).problems()
+    return machine.proof
 
 
 def verify(plan: Plan) -> list[Finding]:

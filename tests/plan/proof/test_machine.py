@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hires.plan.event import Event
-from hires.plan.proof.machine import run_machine
+from hires.plan.proof.prove import run_machine
 
 
 def send(peer: int, what: str, tag: int = 0, shape: tuple[int, ...] = (4,)) -> Event:
