@@ -171,8 +171,6 @@ def _write_reference(args: Any, words: Sequence[str]) -> int:
 
 def _print(comparison: Comparison) -> None:
     """Prints the points of every metric, what they come to together, and what else differs."""
-    from hires.report.compare.comparison import sentence
-
     a, b = comparison.names
     settings = comparison.settings
     print(f"A: {a}\nB: {b}")
@@ -197,7 +195,7 @@ def _print(comparison: Comparison) -> None:
         print_table(f"{metric.name}: {metric.what}; {better} is better", columns, rows)
         if len(rows) > 1:
             mean = " (geometric mean of B/A)" if result.ratio else ""
-            print(f"overall {metric.name}: {sentence(result)}{mean}\n")
+            print(f"overall {metric.name}: {result.sentence()}{mean}\n")
     differences = [*comparison.config, *comparison.origin]
     if differences:
         columns = [Column("what", "key"), Column("a", "A"), Column("b", "B")]
@@ -207,12 +205,12 @@ def _print(comparison: Comparison) -> None:
 
 
 def _row(metric: Metric, result: PointVerdict) -> list[str]:
-    values = [None if v is None else metric.shown(v) for v in (result.a, result.b)]
+    values = [metric.shown(value) for value in (result.a, result.b)]
     interval = change = "-"
     if result.ratio is not None:
         change = f"{100 * (result.ratio - 1):+.1f}"
-    if result.low is not None and result.high is not None:
-        interval = f"{100 * (result.low - 1):+.1f} to {100 * (result.high - 1):+.1f}"
+    if result.interval is not None:
+        interval = " to ".join(f"{100 * (end - 1):+.1f}" for end in result.interval)
     return [
         result.point,
         result.verdict if result.status != "worse" else f"{result.verdict} (worse)",

@@ -14,16 +14,7 @@ from hires.report.compare.differences import Difference, config_differences, ori
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import ComparedPoint, pair, points
 from hires.report.compare.references import Reference, best
-from hires.report.compare.verdicts import (
-    DECIDED,
-    UNDECIDED,
-    UNKNOWN,
-    WORSE,
-    PointVerdict,
-    Settings,
-    judge,
-    overall,
-)
+from hires.report.compare.verdicts import DECIDED, WORSE, PointVerdict, Settings, judge, overall
 from hires.report.load.plain_values import dicts, listed
 from hires.report.load.runs import Run
 from hires.report.templates import rendered
@@ -71,6 +62,11 @@ class Comparison:
         """Whether anything is known to be better, worse or the same."""
         return any(verdict.status in DECIDED for verdict in self.verdicts)
 
+    def add(self, metric: Metric, verdicts: list[PointVerdict]) -> None:
+        """Adds the verdicts of one metric, and the one on all points together."""
+        self.results += verdicts
+        self.overall.append(overall(metric, verdicts, self.settings))
+
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
         settings = self.settings
@@ -98,28 +94,24 @@ def compare_runs(
     Raises:
         ConfigError: they share no point.
     """
-    pairing = pair(a, b)
-    if not pairing.points:
+    pairs = pair(a, b)
+    shared = [both for both in pairs if both[1].runs and both[2].runs]
+    if not shared:
         raise ConfigError(
             f"{names[0]} and {names[1]} share no point: their configs differ in keys that have "
             f"several values on a side; name runs or campaigns that differ in one thing"
         )
     comparison = Comparison(names, settings)
     for metric in metrics:
-        verdicts = [judge(label, metric, old, new, settings) for label, old, new in pairing.points]
-        comparison.results += verdicts
-        comparison.overall.append(overall(metric, verdicts, settings))
+        comparison.add(metric, [judge(label, metric, x, y, settings) for label, x, y in shared])
     comparison.config = config_differences(a, b)
     comparison.origin = origin_differences(a, b)
-    for side, labels in zip(names, (pairing.only_a, pairing.only_b), strict=True):
+    only_a = [label for label, _, theirs in pairs if not theirs.runs]
+    only_b = [label for label, ours, _ in pairs if not ours.runs]
+    for side, labels in zip(names, (only_a, only_b), strict=True):
         if labels:
             comparison.notes.append(f"only in {side}: {listed(labels, _MAX_LABELS, '; ')}")
-    compared = [point for _, *both in pairing.points for point in both]
-    comparison.notes += [
-        *_about_attempts(comparison, compared),
-        *_about_repeats(comparison),
-        *_about_files([*a, *b]),
-    ]
+    _add_notes(comparison, [point for _, *both in shared for point in both], [*a, *b])
     return comparison
 
 
@@ -129,12 +121,8 @@ def compare_references(
 ) -> Comparison:  # fmt: skip
     """Returns how runs compare with references, each with its own tolerance.
 
-    Args:
-        names: of the references and of the runs.
-        references: what the numbers should be.
-        runs: what was measured.
-        metrics: which ones; None: all that the references have.
-        settings: seed and draws.
+    ``names`` are of the references and of the runs; without ``metrics`` all are compared that the
+    references have.
 
     Raises:
         ConfigError: no reference fits any run.
@@ -153,8 +141,7 @@ def compare_references(
                 own = replace(settings, tolerance=fit.tolerance)
                 verdicts.append(judge(label, metric, fit.value, point, own))
         if verdicts:
-            comparison.results += verdicts
-            comparison.overall.append(overall(metric, verdicts, settings))
+            comparison.add(metric, verdicts)
     if not comparison.results:
         raise ConfigError(
             f"no reference of {names[0]} fits a run of {names[1]}: cluster, point and metric must; "
@@ -162,8 +149,7 @@ def compare_references(
         )
     if without:
         comparison.notes.append(f"no reference for {listed(without, _MAX_LABELS, '; ')}")
-    comparison.notes += _about_attempts(comparison, [point for _, point in measured])
-    comparison.notes += _about_files(runs)
+    _add_notes(comparison, [point for _, point in measured], runs)
     return comparison
 
 
@@ -179,37 +165,10 @@ def write_junit(path: Path, comparison: Comparison) -> None:
 def junit_text(comparison: Comparison) -> str:
     """Returns a comparison as XML: a worse point is a failure, an unknown one is skipped."""
     names, settings, verdicts = comparison.names, comparison.settings, comparison.verdicts
-    skipped = (UNKNOWN, UNDECIDED)
-    counts = {
-        "name": _xml_text(f"hires compare {names[0]} {names[1]}"),
-        "tests": len(verdicts),
-        "failures": sum(verdict.status == WORSE for verdict in verdicts),
-        "skipped": sum(verdict.status in skipped for verdict in verdicts),
-        "errors": 0,
-    }
-    facts = [("A", names[0]), ("B", names[1])]
+    facts = list(zip("AB", names, strict=True))
     facts += [(key, str(getattr(settings, key))) for key in ("seed", "resamples", "confidence")]
     facts += [(d.what, f"{d.a} -> {d.b}") for d in [*comparison.config, *comparison.origin]]
-    return rendered(
-        "junit.xml",
-        counts=counts,
-        facts=[(_xml_text(name), _xml_text(value)) for name, value in facts],
-        cases=[(v, _xml_text(v.point), _xml_text(sentence(v))) for v in verdicts],
-        skipped=skipped,
-    )
-
-
-def sentence(verdict: PointVerdict) -> str:
-    """Returns a verdict in one sentence."""
-    if verdict.ratio is None:
-        return f"{verdict.verdict}: {verdict.why}"
-    unit, shown = verdict.metric.unit, verdict.metric.shown
-    change = f"{100 * (verdict.ratio - 1):+.1f} %"
-    if verdict.a is not None and verdict.b is not None:
-        change = f"{shown(verdict.a):.6g} -> {shown(verdict.b):.6g} {unit}, {change}"
-    if verdict.low is not None and verdict.high is not None:
-        change += f" [{100 * (verdict.low - 1):+.1f} %, {100 * (verdict.high - 1):+.1f} %]"
-    return f"{verdict.verdict}: {change}, tolerance {verdict.tolerance}; {verdict.why}"
+    return rendered("junit.xml", names=names, facts=facts, verdicts=verdicts, clean=_xml_text)
 
 
 def _xml_text(value: str) -> str:
@@ -229,9 +188,11 @@ def _nearest(references: Sequence[Reference], measured: Sequence[tuple[str, Comp
     return f"{first}; of the nearest reference {why}" if misfits else first
 
 
-def _about_attempts(comparison: Comparison, compared: Sequence[ComparedPoint]) -> list[str]:
-    """Notes attempts that are left out, and peaks of whole processes: those differ by chance."""
-    notes = []
+def _add_notes(
+    comparison: Comparison, compared: Sequence[ComparedPoint], runs: Sequence[Run]
+) -> None:
+    """Notes what was left out, what chance alone may explain, and which files are damaged."""
+    notes, results = comparison.notes, comparison.results
     left_out = sum(point.num_left_out() for point in compared)
     if left_out:
         notes.append(
@@ -239,41 +200,31 @@ def _about_attempts(comparison: Comparison, compared: Sequence[ComparedPoint]) -
         )
     records = [attempt.record for point in compared for _, attempt in point.attempts()]
     rough = sum(any(e.get("source") == "rss" for e in dicts(r.get("memory"))) for r in records)
-    if rough and any(verdict.metric.name == "memory" for verdict in comparison.results):
+    if rough and any(verdict.metric.name == "memory" for verdict in results):
         notes.append(
             f"the memory of {rough} of {len(records)} attempts is that of whole processes, which "
             f"differs by chance, most for small networks; measure.warmup=2 measures that of a step"
         )
-    return notes
-
-
-def _about_repeats(comparison: Comparison) -> list[str]:
-    """Notes seeds that are left out, too few repeats, and so many points that chance shows."""
-    alone: dict[str, list[str]] = {}
-    for verdict in comparison.results:
+    alone: dict[str, dict[str, None]] = {}
+    for verdict in results:
         if verdict.alone:
-            words = f"seed{'s' if len(verdict.alone) > 1 else ''} {', '.join(verdict.alone)}"
-            alone.setdefault(words, []).append(verdict.point)
-    notes = [
-        f"{words} left out, because only one side has {'them' if ',' in words else 'it'}: "
-        f"{listed(list(dict.fromkeys(labels)), _MAX_LABELS, '; ')}"
-        for words, labels in alone.items()
-    ]
-    if any(1 < min(verdict.repeats) < _FEW for verdict in comparison.results):
+            alone.setdefault(", ".join(verdict.alone), {})[verdict.point] = None
+    for seeds, labels in alone.items():
+        several = "," in seeds
+        notes.append(
+            f"seed{'s' if several else ''} {seeds} left out, because only one side has "
+            f"{'them' if several else 'it'}: {listed(list(labels), _MAX_LABELS, '; ')}"
+        )
+    if any(1 < min(verdict.repeats) < _FEW for verdict in results):
         notes.append(
             f"two repeats say little of their spread; from {_FEW} on intervals are much narrower"
         )
-    judged = sum(verdict.low is not None for verdict in comparison.results)
+    judged = sum(verdict.interval is not None for verdict in results)
     if judged >= _MANY:
-        share = 1 - comparison.settings.confidence
         notes.append(
-            f"of {judged} equal points about {share * judged:.0f} would differ "
-            f"by chance; the tolerance keeps small ones out, repeats keep out more"
+            f"of {judged} equal points about {(1 - comparison.settings.confidence) * judged:.0f} "
+            f"would differ by chance; the tolerance keeps small ones out, repeats keep out more"
         )
-    return notes
-
-
-def _about_files(runs: Sequence[Run]) -> list[str]:
-    notes = list(dict.fromkeys(f"{n.where}: {n.text}" for run in runs for n in run.notes))
-    left = len(notes) - _MAX_NOTES
-    return notes[:_MAX_NOTES] + ([f"and {left} more"] if left > 0 else [])
+    damaged = list(dict.fromkeys(f"{n.where}: {n.text}" for run in runs for n in run.notes))
+    left = len(damaged) - _MAX_NOTES
+    notes += damaged[:_MAX_NOTES] + ([f"and {left} more"] if left > 0 else [])

@@ -32,9 +32,9 @@ class Metric:
     units: Mapping[str, float]
     """Units that references may use, each in base units."""
 
-    def shown(self, value: float) -> float:
+    def shown(self, value: float | None) -> float | None:
         """Returns a number of the base unit in the unit in which it is shown."""
-        return value / self.units[self.unit]
+        return None if value is None else value / self.units[self.unit]
 
 
 def counted_steps(record: Record) -> list[float]:

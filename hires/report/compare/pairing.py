@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from hires.core.store.attempts import Attempt
 from hires.core.store.reading import text
@@ -21,12 +20,12 @@ from hires.report.load.runs import SEED, Run, repeats_of
 _COLUMNS = ("model", "image", "layout", "precision")
 _MAX_LABEL = 160
 """Characters."""
-Key = tuple[tuple[str, str], ...]
+_Key = tuple[tuple[str, str], ...]
 
 
 @dataclass
 class ComparedPoint:
-    """The runs of one config."""
+    """The runs of one config on one side; none if the side lacks it."""
 
     runs: list[Run] = field(default_factory=list)
 
@@ -53,55 +52,42 @@ class ComparedPoint:
         return state, cause or reason
 
 
-class Pairing(NamedTuple):
-    """Points of two sides."""
-
-    points: list[tuple[str, ComparedPoint, ComparedPoint]]
-    """Label, and what is compared."""
-    only_a: list[str]
-    only_b: list[str]
-    """Labels of points that the other side does not have."""
+Pair = tuple[str, ComparedPoint, ComparedPoint]
+"""Label of a point, and its runs on either side."""
 
 
-def pair(a: Sequence[Run], b: Sequence[Run]) -> Pairing:
-    """Returns which points of two sets of runs belong together."""
-    ours, theirs = ([run.identity(SEED) for run in side] for side in (a, b))
+def pair(a: Sequence[Run], b: Sequence[Run]) -> list[Pair]:
+    """Returns the points of two sets of runs, those that only B has last."""
+    configs = [[run.identity(SEED) for run in side] for side in (a, b)]
     about = set()
-    for key in {key for config in [*ours, *theirs] for key in config}:
-        sides = [{config.get(key) for config in side} for side in (ours, theirs)]
-        if len(sides[0]) == len(sides[1]) == 1 and sides[0] != sides[1]:
+    for key in {key for side in configs for config in side for key in config}:
+        ours, theirs = ({config.get(key) for config in side} for side in configs)
+        if len(ours) == len(theirs) == 1 and ours != theirs:
             about.add(key)
-    left: dict[Key, ComparedPoint] = {}
-    right: dict[Key, ComparedPoint] = {}
-    for points, runs, configs in ((left, a, ours), (right, b, theirs)):
-        for run, config in zip(runs, configs, strict=True):
+    points: dict[_Key, tuple[ComparedPoint, ComparedPoint]] = {}
+    for side, runs in enumerate((a, b)):
+        for run, config in zip(runs, configs[side], strict=True):
             point = tuple(sorted((k, v) for k, v in config.items() if k not in about))
-            points.setdefault(point, ComparedPoint()).runs.append(run)
-    labels = _labels(list(dict.fromkeys([*left, *right])), left, right)
-    return Pairing(
-        [(labels[key], left[key], right[key]) for key in left if key in right],
-        [labels[key] for key in left if key not in right],
-        [labels[key] for key in right if key not in left],
-    )
+            points.setdefault(point, (ComparedPoint(), ComparedPoint()))[side].runs.append(run)
+    labels = _labels(points)
+    return [(labels[key], *sides) for key, sides in points.items()]
 
 
 def points(runs: Sequence[Run]) -> list[tuple[str, ComparedPoint]]:
     """Returns the points of one set of runs, each with its label."""
-    return [(label, point) for label, point, _ in pair(runs, runs).points]
+    return [(label, point) for label, point, _ in pair(runs, [])]
 
 
-def _labels(
-    keys: Sequence[Key], left: Mapping[Key, ComparedPoint], right: Mapping[Key, ComparedPoint]
-) -> dict[Key, str]:
+def _labels(points: Mapping[_Key, Sequence[ComparedPoint]]) -> dict[_Key, str]:
     """Labels every point by its columns, and by the keys in which equal labels differ."""
-    same_columns: dict[str, list[Key]] = {}
-    for key in keys:
-        rows = [what(side[key].runs[0]) for side in (left, right) if key in side]
+    same_columns: dict[str, list[_Key]] = {}
+    for key, sides in points.items():
+        rows = [what(side.runs[0]) for side in sides if side.runs]
         # A column with another value on each side is shown as ``fp32->bf16``.
         values = ([str(row.get(column) or "?") for row in rows] for column in _COLUMNS)
         words = " ".join("->".join(dict.fromkeys(sides)) for sides in values)
         same_columns.setdefault(words, []).append(key)
-    labels: dict[Key, str] = {}
+    labels: dict[_Key, str] = {}
     for words, group in same_columns.items():
         configs = [dict(key) for key in group]
         names = dict.fromkeys(name for config in configs for name in config)

@@ -11,7 +11,8 @@ import math
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -82,8 +83,8 @@ class PointVerdict:
     """In the base unit."""
     repeats: tuple[int, int] = (0, 0)
     ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
+    interval: tuple[float, float] | None = None
+    """Of the ratio."""
     tolerance: Tolerance | None = None
     alone: Sequence[str] = ()
     """Seeds that are left out because one side lacks them."""
@@ -96,13 +97,23 @@ class PointVerdict:
             **{key: getattr(self, key) for key in ("point", "status", "verdict", "why")},
             "metric": self.metric.name,
             "unit": self.metric.unit,
-            "a": None if self.a is None else self.metric.shown(self.a),
-            "b": None if self.b is None else self.metric.shown(self.b),
-            "repeats": list(self.repeats),
-            "ratio": self.ratio,
-            "interval": None if self.low is None else [self.low, self.high],
-            "tolerance": None if self.tolerance is None else asdict(self.tolerance),
+            "a": self.metric.shown(self.a),
+            "b": self.metric.shown(self.b),
+            **{key: getattr(self, key) for key in ("repeats", "ratio", "interval")},
+            "tolerance": self.tolerance and vars(self.tolerance),
         }
+
+    def sentence(self) -> str:
+        """Returns the verdict in one sentence."""
+        if self.ratio is None:
+            return f"{self.verdict}: {self.why}"
+        change = f"{100 * (self.ratio - 1):+.1f} %"
+        if self.a is not None and self.b is not None:
+            old, new = (self.metric.shown(value) for value in (self.a, self.b))
+            change = f"{old:.6g} -> {new:.6g} {self.metric.unit}, {change}"
+        if self.interval is not None:
+            change += f" [{', '.join(f'{100 * (end - 1):+.1f} %' for end in self.interval)}]"
+        return f"{self.verdict}: {change}, tolerance {self.tolerance}; {self.why}"
 
 
 def parse_tolerance(words: str) -> Tolerance:
@@ -127,12 +138,7 @@ def judge(
 ) -> PointVerdict:
     """Returns the verdict on a point of B.
 
-    Args:
-        label: of the point.
-        metric: what is compared.
-        a: the point as it was, or what the number should be, in the base unit.
-        b: the point as it is.
-        settings: tolerance and draws.
+    ``a`` is the point as it was, or what the number should be, in the base unit.
     """
     rng = np.random.default_rng([settings.seed, zlib.crc32(f"{metric.name} {label}".encode())])
     old = a.repeats(metric) if isinstance(a, ComparedPoint) else []
@@ -142,11 +148,11 @@ def judge(
         return PointVerdict(label, metric, *unjudged)
     # The numbers shown are those of the runs in the ratio, or the two would contradict each other.
     old, new, alone = paired(old, new)
-    base = old if isinstance(a, ComparedPoint) else a
-    estimate = bootstrap.compare(base, new, rng, settings.resamples)
+    exact = None if isinstance(a, ComparedPoint) else a
+    estimate = bootstrap.compare(exact or old, new, rng, settings.resamples)
     verdict = _decided(label, metric, estimate, settings)
-    first = middle(old) if isinstance(a, ComparedPoint) else a
-    return replace(verdict, a=first, b=middle(new), repeats=(len(old), len(new)), alone=alone)
+    repeats = len(old), len(new)
+    return replace(verdict, a=exact or middle(old), b=middle(new), repeats=repeats, alone=alone)
 
 
 def overall(metric: Metric, points: Sequence[PointVerdict], settings: Settings) -> PointVerdict:
@@ -162,12 +168,9 @@ def overall(metric: Metric, points: Sequence[PointVerdict], settings: Settings) 
             return PointVerdict(OVERALL, metric, WORSE, worse[0].verdict, why)
         return PointVerdict(OVERALL, metric, UNKNOWN, UNKNOWN, "no point could be compared")
     tolerances = [point.tolerance for point in points if point.tolerance is not None]
-    low, high = (
-        sum(ends) / len(tolerances)
-        for ends in zip(*((t.low, t.high) for t in tolerances), strict=True)
-    )
-    settings = replace(settings, tolerance=Tolerance(low, high))
-    verdict = _decided(OVERALL, metric, bootstrap.together(estimates), settings)
+    mean = Tolerance(fmean(t.low for t in tolerances), fmean(t.high for t in tolerances))
+    together = bootstrap.together(estimates)
+    verdict = _decided(OVERALL, metric, together, replace(settings, tolerance=mean))
     if not worse:
         return verdict
     word = verdict.verdict if verdict.status == WORSE else worse[0].verdict
@@ -177,21 +180,20 @@ def overall(metric: Metric, points: Sequence[PointVerdict], settings: Settings) 
 def _decided(label: str, metric: Metric, estimate: Estimate, settings: Settings) -> PointVerdict:
     """Returns the verdict that follows from an estimate."""
     interval = estimate.interval(settings.confidence)
-    low, high = interval or (None, None)
     ratio, tolerance = estimate.ratio, settings.tolerance
+    low, high = interval or (ratio, ratio)
     widest = _MUCH_WIDER * tolerance.width
     status, word, why = SAME, NO_DIFFERENCE, estimate.unit
-    up = ratio > 1 + tolerance.high and (low is None or low > 1)
-    down = ratio < 1 + tolerance.low and (high is None or high < 1)
-    if up or down:
+    up = ratio > 1 + tolerance.high and low > 1
+    if up or (ratio < 1 + tolerance.low and high < 1):
         status = BETTER if up == metric.higher_is_better else WORSE
         word = metric.words[up]
-    elif interval is not None and math.log(interval[1] / interval[0]) > widest:
+    elif math.log(high / low) > widest:
         status = word = UNDECIDED
         why += f": not enough data; about {estimate.repeats_for(widest)} repeats of each would help"
     return PointVerdict(
         label, metric, status, word, why,
-        ratio=ratio, low=low, high=high, tolerance=tolerance, estimate=estimate,
+        ratio=ratio, interval=interval, tolerance=tolerance, estimate=estimate,
     )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def test_memory_and_loss_of_one_run_each_are_judged_by_the_tolerance_alone(tmp_p
     after = compared_run(tmp_path, [steps()], peaks=[110 << 20], losses=[1.8], campaign="after")
     made = compare([before], [after], "memory", "loss")
     assert verdicts(made) == [("more", "worse"), ("lower", "better")]
-    assert made.results[0].low is None
+    assert made.results[0].interval is None
     assert "no interval" in made.results[0].why
 
 

@@ -22,7 +22,7 @@ def test_worse_fails_unknown_is_skipped_and_the_rest_passes(tmp_path):
     tolerance = parse_tolerance("5%")
     worse = PointVerdict("p", METRIC, "worse", "slower", "3 and 3 repeats", 8.0, 7.2, (3, 3), 0.9)
     same = PointVerdict(
-        "q", METRIC, "same", "no difference", "x", 8, 8, (3, 3), 1, 0.99, 1.01, tolerance
+        "q", METRIC, "same", "no difference", "x", 8, 8, (3, 3), 1, (0.99, 1.01), tolerance
     )
     unknown = PointVerdict("r", METRIC, "unknown", "unknown", "A: it recorded none")
     path = tmp_path / "x.xml"
