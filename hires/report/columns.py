@@ -1,9 +1,7 @@
 """Declares the columns that tables, frames, files and pages share, and the table made of them.
 
-A column with ``of`` reads its value from a record. Declared here once, it appears in the table of a
-run (screen, Markdown and CSV), in the frames and their exports, and in the report's table on the
-page and in every format. A record may hold anything: a value of the wrong type is missing, and no
-text contains control characters.
+A column with ``of`` reads its value from a record, in which a value of the wrong type is missing.
+It appears in the tables of a run, in the frames and their exports, and in every form of a report.
 """
 
 from __future__ import annotations
@@ -75,10 +73,8 @@ class Table:
 
     def text_rows(self) -> list[list[str]]:
         """Returns the rows as they are shown."""
-        return [
-            [column.text(cell) for column, cell in zip(self.columns, row, strict=True)]
-            for row in self.rows
-        ]
+        texts = [column.text for column in self.columns]
+        return [[text(c) for text, c in zip(texts, row, strict=True)] for row in self.rows]
 
     def to_csv(self) -> str:
         """Returns the table as CSV: names of columns, then plain values; missing ones are empty."""
@@ -93,11 +89,9 @@ class Table:
         heads = [column.heading for column in self.columns]
         rows = [[cell.replace("|", "\\|") for cell in row] for row in self.text_rows()]
         widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
-        rule = [
-            "-" * (width - 1) + (":" if column.numeric else "-")
-            for column, width in zip(self.columns, widths, strict=True)
-        ]
         sides = "".join("r" if column.numeric else "l" for column in self.columns)
+        ends = sides.translate({ord("r"): ":", ord("l"): "-"})
+        rule = ["-" * (width - 1) + end for width, end in zip(widths, ends, strict=True)]
         cells = [(*row, "") for row in (heads, rule, *rows)]  # the last one ends each line in |
         lines = aligned(cells, f"{sides}l", " | ")
         return f"## {self.title}\n\n" + "".join(f"| {line}\n" for line in lines)
@@ -121,6 +115,11 @@ def values(columns: Iterable[Column], record: Row) -> Row:
     return {column.key: column.of(record) for column in columns if column.of is not None}
 
 
+def texts(**titles: str) -> tuple[Column, ...]:
+    """Returns columns of text by their names."""
+    return tuple(Column(key, title) for key, title in titles.items())
+
+
 def memory_rows(record: Row) -> list[Row]:
     """Returns one row a rank: its place in the layout, and its memory in bytes."""
     rows = [values(MEMORY, entry) for entry in dicts(record.get("memory"))]
@@ -138,17 +137,21 @@ def _count(*path: str) -> Callable[[Row], Cell]:
     return lambda record: count(dig(record, *path))
 
 
-def _place(key: str) -> Callable[[Row], Cell]:
-    """Reads a rank's stage or tile, down and up, as ``0 / 1``, ``0,1`` or ``none / 1``."""
+def _text(key: str) -> Callable[[Row], Cell]:
+    return lambda record: text(record.get(key))
 
-    def place(entry: Row) -> Cell:
-        places = entry.get(key)
-        places = places if isinstance(places, list) else [places]
-        if all(place is None for place in places) or len(places) > 2:
-            return None
-        return " / ".join(NOWHERE if p is None else value_text(p).strip("[]") for p in places)
 
-    return place
+def _image(record: Row) -> Cell:
+    image = record.get("image")
+    return "x".join(value_text(n) for n in image) if isinstance(image, list) else None
+
+
+def _place(value: Any) -> Cell:
+    """Returns a rank's stage or tile, down and up, as ``0 / 1``, ``0,1`` or ``none / 1``."""
+    places = value if isinstance(value, list) else [value]
+    if all(place is None for place in places) or len(places) > 2:
+        return None
+    return " / ".join(NOWHERE if p is None else value_text(p).strip("[]") for p in places)
 
 
 def _error_percent(entry: Row) -> Cell:
@@ -166,10 +169,10 @@ RUN = Column("run", "run")
 ATTEMPT = Column("attempt", "attempt", digits=0)
 RANKS = Column("ranks", "ranks", digits=0)
 POINT = (
-    Column("model", "model"),
-    Column("image", "image"),
-    Column("layout", "layout"),
-    Column("precision", "precision"),
+    Column("model", "model", of=_text("model")),
+    Column("image", "image", of=_image),
+    Column("layout", "layout", of=_text("layout")),
+    Column("precision", "precision", of=_text("precision")),
 )
 _PARTS = ("median", "p10", "p90")
 RATES = tuple(
@@ -183,11 +186,18 @@ STEP_TIMES = tuple(
 SAMPLES = Column("samples", "samples", digits=0, of=_count("throughput", "samples"))
 SPEED = (*RATES, *STEP_TIMES, SAMPLES)
 """The throughput of a run or attempt."""
+THROUGHPUT = (
+    *POINT,
+    Column("world", "ranks", digits=0, of=_count("world")),
+    Column("images_per_step", "images/step", digits=0, of=_count("images_per_step")),
+    *SPEED,
+)
+"""What was measured in a record, and how fast it was."""
 MEMORY = (
     Column("rank", "rank", digits=0, of=_count("rank")),
     Column("replica", "replica", digits=0, of=_count("replica")),
-    Column("stage", "stage", of=_place("stage")),
-    Column("tile", "tile", of=_place("tile")),
+    Column("stage", "stage", of=lambda entry: _place(entry.get("stage"))),
+    Column("tile", "tile", of=lambda entry: _place(entry.get("tile"))),
     _mib("peak_bytes", "peak"),
     _mib("predicted_bytes", "predicted"),
     Column("error_percent", "error", "%", digits=1, of=_error_percent),

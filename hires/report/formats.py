@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from hires.core.errors import ConfigError
 from hires.core.store.files import make_folder, write_atomically
 from hires.report.columns import Column, Table
 from hires.report.frames import Frames
 from hires.report.summaries import cells
+from hires.report.templates import rendered
 
 FORMATS = ("csv", "md", "tex", "parquet")
 FRAMES = (
@@ -20,37 +20,33 @@ FRAMES = (
     "configs",
 )  # fmt: skip
 """Frames that ``hires export`` writes, by their names in :class:`Frames`."""
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-}
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': r"\textquotedbl{}",
+    }
+)
 _FORMULA = re.compile(r"[=+@\t]|-(?!$|(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?%?$| / [\d,]+$| / -$)")
 """How a text begins that a spreadsheet computes; a number below 0 is no formula, nor are places,
 as ``- / 1,0``."""
 OPTION = "--out DIR"
+_MARKS = {
+    "block_start_string": "<%", "block_end_string": "%>",
+    "variable_start_string": "<<", "variable_end_string": ">>",
+}  # fmt: skip
+"""Of a template for LaTeX, which needs Jinja's own braces."""
 
 
 def encoded(table: Table, form: str) -> bytes:
-    """Returns a table as a file.
-
-    Raises:
-        ConfigError: the format needs a library that is not installed.
-    """
-    if form != "parquet":
+    """Returns a table as a file."""
+    if form in _TEXTS:
         return _TEXTS[form](table).encode()
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "--format parquet needs pyarrow, which is not installed; pip install pyarrow, or "
-            "choose csv"
-        ) from None
     data = io.BytesIO()
     table.frame.to_parquet(data, index=False)
     return data.getvalue()
@@ -88,37 +84,26 @@ def latex_text(table: Table) -> str:
     """Returns a table for LaTeX: booktabs rules, numbers flush right, everything escaped.
 
     It is as wide as the text, however many columns it has, which ``DataFrame.to_latex`` cannot do.
-    The reproduce lines, too long for a page, follow the table as comments.
+    The reproduce lines, its last column and too long for a page, follow the table as comments.
     """
-    shown = [i for i, column in enumerate(table.columns) if column.key != "reproduce"]
-    columns = [table.columns[i] for i in shown]
-    keys = [column.key for column in table.columns]
-    run, again = keys.index("run"), keys.index("reproduce")
-    return "\n".join(
-        [
-            "% needs \\usepackage{booktabs} and \\usepackage{graphicx}",
-            r"\begin{table}",
-            r"  \centering",
-            f"  \\caption{{{latex(table.title)}. {latex(table.caption)}}}",
-            f"  \\label{{tab:{table.name}}}",
-            r"  \resizebox{\linewidth}{!}{%",
-            f"  \\begin{{tabular}}{{{''.join('r' if c.numeric else 'l' for c in columns)}}}",
-            r"  \toprule",
-            f"  {' & '.join(latex(column.heading) for column in columns)} \\\\",
-            r"  \midrule",
-            *(f"  {' & '.join(latex(row[i]) for i in shown)} \\\\" for row in table.text_rows()),
-            r"  \bottomrule",
-            r"  \end{tabular}}",
-            r"\end{table}",
-            *dict.fromkeys(f"% {row[run] or '-'}: {row[again] or '-'}" for row in table.rows),
-            "",
-        ]
-    )
+    *shown, _ = table.columns
+    rows = [[column.heading for column in shown], *(row[:-1] for row in table.text_rows())]
+    heads, *lines = [" & ".join(map(latex, row)) for row in rows]
+    run = [column.key for column in shown].index("run")
+    values = {
+        "name": table.name,
+        "caption": latex(f"{table.title}. {table.caption}"),
+        "sides": "".join("r" if column.numeric else "l" for column in shown),
+        "heads": heads,
+        "rows": lines,
+        "again": dict.fromkeys(f"{row[run] or '-'}: {row[-1] or '-'}" for row in table.rows),
+    }
+    return rendered("table.tex", values, autoescape=False, **_MARKS)
 
 
 def latex(text: str) -> str:
     """Returns a text that LaTeX sets as it is."""
-    return "".join(_LATEX.get(character, character) for character in text)
+    return text.translate(_LATEX)
 
 
 def _no_markup(text: str) -> str:

@@ -87,32 +87,32 @@ def render(
     campaigns = ", ".join(dict.fromkeys(run.campaign for run in frames.run_list[:1000])) or "hires"
     notes = frames.all_notes()
     layouts = {*map(str, frames.runs["layout"].dropna()), *(card.layout for card in cards)}
-    return rendered(
-        "page.html",
-        title=(title or f"Report of {campaigns}")[:200],
-        made=provenance.now()[:16].replace("T", " "),
-        version=hires.__version__,
-        script=Markup(script),
-        style=Markup(css),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        setting=frames.setting,
-        origins=origins(frames),
-        counts=counts(frames),
-        headline=headline(frames),
-        swatches={name: figures.page_colour(name) for name in layouts},
-        figures=[plot for plot in plots if plot.figure is not None],
+    values = {
+        "title": (title or f"Report of {campaigns}")[:200],
+        "made": provenance.now()[:16].replace("T", " "),
+        "version": hires.__version__,
+        "script": Markup(script),
+        "style": Markup(css),
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "setting": frames.setting,
+        "origins": origins(frames),
+        "counts": counts(frames),
+        "headline": headline(frames),
+        "swatches": {name: figures.page_colour(name) for name in layouts},
+        "figures": [plot for plot in plots if plot.figure is not None],
         # matplotlib has escaped the texts of a drawing.
-        svg=lambda plot: Markup(figures.inline(figures.text_of(plot), plot.name)),
-        missing=figures.missing(plots),
-        tables=tables,
-        max_rows=MAX_ROWS,
-        cards=cards,
+        "svg": lambda plot: Markup(figures.inline(figures.text_of(plot), plot.name)),
+        "missing": figures.missing(plots),
+        "tables": tables,
+        "max_rows": MAX_ROWS,
+        "cards": cards,
         # Tables of one campaign name a run without it.
-        card_of={key: c for c in cards for key in ((c.run.campaign, c.run.name), c.run.name)},
-        num_cards=len(frames.run_list),
-        notes=notes[:MAX_NOTES],
-        num_notes=len(notes),
-    )
+        "card_of": {key: c for c in cards for key in ((c.run.campaign, c.run.name), c.run.name)},
+        "num_cards": len(frames.run_list),
+        "notes": notes[:MAX_NOTES],
+        "num_notes": len(notes),
+    }
+    return rendered("page.html", values)
 
 
 def origins(frames: Frames) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Declares the tables of a report: the frame, columns and caption of each.
 
-To add a column: here, or in ``report/columns.py`` if it is read from a record; the page and every
-format follow. To add a table: one more entry of ``_TABLES``.
+To add a column: here, or in ``report/columns.py`` if it is read from a record. To add a table: one
+more entry of ``_TABLES``. The page and every format follow.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hires.report.columns import (
     Cell,
     Column,
     Table,
+    texts,
 )
 from hires.report.frames import Frames, plain_cells, plain_rows
 from hires.report.load.measured_points import efficiency, single_speeds
@@ -82,13 +83,8 @@ _TABLES = (
         "throughput",
         "Throughput",
         (
-            *POINT,
-            Column("task", "task"),
-            RANKS,
-            Column("batch", "images/step", digits=0),
-            ATTEMPT,
-            *SPEED,
-            Column("efficiency_percent", "efficiency", "%", digits=1),
+            *(*POINT, *texts(task="task"), RANKS, Column("batch", "images/step", digits=0)),
+            *(ATTEMPT, *SPEED, Column("efficiency_percent", "efficiency", "%", digits=1)),
         ),
         caption="Every complete attempt; a step takes as long as its slowest rank, and p10 and "
         "p90 are of the steps after the warm-up. The headline and the plots have the median "
@@ -108,10 +104,7 @@ _TABLES = (
         "communication",
         "Communication by size class",
         (
-            *POINT,
-            RANKS,
-            Column("kind", "kind"),
-            Column("size_class", "size of a message"),
+            *(*POINT, RANKS, *texts(kind="kind", size_class="size of a message")),
             Column("messages_per_step", "messages/step", digits=0),
             Column("bytes_per_step", "sent per step", "MiB", 1 / MIB, 3),
         ),
@@ -126,8 +119,7 @@ _TABLES = (
             *POINT,
             Column("loss_first", "first loss", digits=4),
             Column("loss_last", "last loss", digits=4),
-            Column("loss_finite", "finite"),
-            Column("reference", "beside"),
+            *texts(loss_finite="finite", reference="beside"),
             Column("first_loss_error", "error of first", "%", 100.0, 4),
             Column("last_loss_error", "error of last", "%", 100.0, 4),
             RATES[0],
@@ -141,12 +133,8 @@ _TABLES = (
         "failures",
         "Failures",
         (
-            *POINT,
-            ATTEMPT,
-            Column("ended_as", "ended as"),
-            Column("reason", "reason"),
-            Column("cause", "cause"),
-            Column("state", "run is now"),
+            *(*POINT, ATTEMPT),
+            *texts(ended_as="ended as", reason="reason", cause="cause", state="run is now"),
         ),
         caption="Every attempt that did not complete, with the cause if it is known.",
         missing="Nothing failed.",
@@ -154,11 +142,8 @@ _TABLES = (
     Table(
         "points",
         "Planned and excluded points",
-        (
-            Column("state", "state"),
-            Column("overrides", "overrides"),
-            Column("reason", "why not"),
-            Column("nearest", "nearest that can run"),
+        texts(
+            state="state", overrides="overrides", reason="why not", nearest="nearest that can run"
         ),
         caption="What the sweeps planned. An infeasible point was excluded before anything "
         "started.",

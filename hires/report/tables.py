@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,11 @@ from hires.core.store import file_names, records, rundir
 from hires.core.store.campaign import Campaign
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
-from hires.core.store.reading import text
 from hires.report.columns import (
     ATTEMPT,
     MEMORY,
-    POINT,
     RUN,
-    SPEED,
+    THROUGHPUT,
     Cell,
     Column,
     Table,
@@ -32,63 +30,46 @@ from hires.report.columns import (
     table_of,
     values,
 )
-from hires.report.load.plain_values import count, value_text
 
-_THROUGHPUT = (
-    *POINT,
-    Column("world", "ranks", digits=0, of=lambda record: count(record.get("world"))),
-    Column(
-        "images_per_step", "images/step", digits=0,
-        of=lambda record: count(record.get("images_per_step")),
-    ),
-    *SPEED,
-)  # fmt: skip
 _OVERRIDES = Column("overrides", "overrides")
 _WITH_COLUMN = ("model", "image", "parallel", "precision", "batch")
 """Overrides that have a column in the table of throughput."""
 
 
-@dataclass(frozen=True)
-class AttemptRow:
-    """A complete attempt of a campaign's point."""
-
-    run: str
-    """The hash of its run."""
-    overrides: str
-    """Overrides that not all points share and no column shows."""
-    record: dict[str, Any]
-
-
-def throughput_table(record: dict[str, Any]) -> Table:
-    """Returns one row: images per second and step time of the steps that count."""
-    image = record.get("image")
-    row = {key: text(record.get(key)) for key in ("model", "layout", "precision")}
-    row["image"] = "x".join(value_text(n) for n in image) if isinstance(image, list) else None
-    row |= values(_THROUGHPUT, record)
-    return table_of("throughput", "Throughput", _THROUGHPUT, [row])
-
-
-def memory_table(record: dict[str, Any]) -> Table:
-    """Returns one row per rank: its place in the layout, and its memory in bytes."""
-    return table_of("memory", "Memory", MEMORY, memory_rows(record))
-
-
 def tables(record: dict[str, Any]) -> list[Table]:
-    """Returns all tables of a record."""
-    return [throughput_table(record), memory_table(record)]
+    """Returns the throughput of a record in one row, and its memory with a row a rank."""
+    return [
+        table_of("throughput", "Throughput", THROUGHPUT, [values(THROUGHPUT, record)]),
+        table_of("memory", "Memory", MEMORY, memory_rows(record)),
+    ]
 
 
-def campaign_rows(folder: Path, campaign: Campaign) -> list[AttemptRow]:
-    """Returns the complete attempts of a campaign: as many of each point as it repeats."""
+def campaign_tables(folder: Path, campaign: Campaign) -> list[Table]:
+    """Returns the tables of a campaign: as many complete attempts of each point as it repeats.
+
+    Overrides that not all points share are a column, unless another column shows them.
+    """
     words = [set(point.overrides) for point in campaign.points]
     shared = set.intersection(*words) if words else set()
-    rows = []
+    attempts: list[tuple[dict[Column, Cell], dict[str, Any]]] = []
     for point in campaign.points:
         own = [word for word in point.overrides if word not in shared]
         own = [word for word in own if word.partition("=")[0].lstrip("+") not in _WITH_COLUMN]
+        names: dict[Column, Cell] = {RUN: point.run.rpartition("-")[2], _OVERRIDES: " ".join(own)}
         for record in done_records(folder / point.run, point.repeat):
-            rows.append(AttemptRow(point.run.rpartition("-")[2], " ".join(own), record))
-    return rows
+            attempts.append(({**names, ATTEMPT: record["attempt"]}, record))
+    several = len({names[RUN] for names, _ in attempts}) < len(attempts)
+    extra = [RUN]
+    extra += [_OVERRIDES] if any(names[_OVERRIDES] for names, _ in attempts) else []
+    extra += [ATTEMPT] if several else []
+    joined: dict[str, Table] = {}
+    for names, record in attempts:
+        first = [names[column] for column in extra]
+        for table in tables(record):
+            above = joined[table.name].rows if table.name in joined else ()
+            rows = [*above, *([*first, *cells] for cells in table.rows)]
+            joined[table.name] = replace(table, columns=[*extra, *table.columns], rows=rows)
+    return list(joined.values())
 
 
 def done_records(run: Path, most: int) -> list[dict[str, Any]]:
@@ -101,24 +82,6 @@ def done_records(run: Path, most: int) -> list[dict[str, Any]]:
     readable = [record for record in own if record is not None]
     last = None if readable else _read(run)
     return [last] if last is not None and last.get("state") == "done" else readable
-
-
-def campaign_tables(rows: Sequence[AttemptRow]) -> list[Table]:
-    """Returns the tables of all rows, each with the columns that distinguish the rows."""
-    several = len({row.run for row in rows}) < len(rows)
-    extra = [RUN]
-    extra += [_OVERRIDES] if any(row.overrides for row in rows) else []
-    extra += [ATTEMPT] if several else []
-    joined: dict[str, Table] = {}
-    for row in rows:
-        first: dict[Column, Cell] = {RUN: row.run, _OVERRIDES: row.overrides}
-        first[ATTEMPT] = row.record["attempt"]
-        for table in tables(row.record):
-            columns = [*extra, *table.columns]
-            above = joined[table.name].rows if table.name in joined else ()
-            cells = [[*(first[column] for column in extra), *own] for own in table.rows]
-            joined[table.name] = Table(table.name, table.title, columns, [*above, *cells])
-    return list(joined.values())
 
 
 def write(run_dir: StrPath, record: dict[str, Any]) -> list[Path]:

@@ -43,8 +43,7 @@ def make(tmp_path):
 
 
 def tables(folder, *points):
-    rows = run_tables.campaign_rows(folder, Campaign("c", points=list(points)))
-    return run_tables.campaign_tables(rows)
+    return run_tables.campaign_tables(folder, Campaign("c", points=list(points)))
 
 
 def test_rows_of_all_points_below_each_other(make, tmp_path):

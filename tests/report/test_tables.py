@@ -37,7 +37,7 @@ def record():
 
 
 def test_throughput_markdown_has_units_and_is_aligned(record):
-    title, _, heads, rule, row = tables.throughput_table(record).to_markdown().splitlines()
+    title, _, heads, rule, row = tables.tables(record)[0].to_markdown().splitlines()
     assert title == "## Throughput"
     assert len(heads) == len(rule) == len(row)
     assert heads.startswith("| model    | image | layout | precision | ranks | images/step |")
@@ -53,7 +53,7 @@ def cells(line):
 
 
 def test_memory_markdown_is_in_mib_and_dashes_what_is_unknown(record):
-    lines = tables.memory_table(record).to_markdown().splitlines()
+    lines = tables.tables(record)[1].to_markdown().splitlines()
     assert cells(lines[2])[4:8] == ["peak [MiB]", "predicted [MiB]", "error [%]", "measured by"]
     known = ["1536.0", "1024.0", "-33.3", "rss", "3.0", "2.0", "-"]
     assert cells(lines[4]) == ["0", "0", "0", "0,1", *known]
@@ -67,10 +67,10 @@ def test_place_in_both_directions_is_one_cell():
 
 
 def test_csv_has_plain_numbers(record):
-    row = next(csv.DictReader(io.StringIO(tables.throughput_table(record).to_csv())))
+    row = next(csv.DictReader(io.StringIO(tables.tables(record)[0].to_csv())))
     assert row["img_per_s_median"] == "12.3456"
     assert row["image"] == "75x61"
-    rows = list(csv.DictReader(io.StringIO(tables.memory_table(record).to_csv())))
+    rows = list(csv.DictReader(io.StringIO(tables.tables(record)[1].to_csv())))
     assert rows[0]["peak_bytes"] == str(3 << 29)
     assert rows[0]["tile"] == "0,1"
     assert rows[1]["peak_bytes"] == ""
@@ -78,12 +78,12 @@ def test_csv_has_plain_numbers(record):
 
 def test_run_without_samples_has_dashes(record):
     record["throughput"] = {"img_per_s": None, "step_s": None, "samples": 0}
-    assert tables.throughput_table(record).text_rows()[0][6:] == ["-"] * 6 + ["0"]
+    assert tables.tables(record)[0].text_rows()[0][6:] == ["-"] * 6 + ["0"]
 
 
 def test_bar_in_a_cell_does_not_end_it(record):
     record["layout"] = "a|b"
-    assert "| a\\|b " in tables.throughput_table(record).to_markdown()
+    assert "| a\\|b " in tables.tables(record)[0].to_markdown()
 
 
 def test_write_makes_four_files(record, tmp_path):

@@ -28,7 +28,7 @@ from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launch
 from hires.launcher.local.local_queue import Limits, LocalQueue, PlannedAttempt
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
-from hires.report.tables import campaign_rows, campaign_tables, write, write_tables
+from hires.report.tables import campaign_tables, write, write_tables
 
 
 @dataclass
@@ -127,7 +127,7 @@ def run_sweep(sweep: Sweep) -> int:
         record = read_record(path)
         if record is not None:
             write(path, record)
-    tables = campaign_tables(campaign_rows(sweep.folder, recorded))
+    tables = campaign_tables(sweep.folder, recorded)
     write_tables(sweep.folder, tables)
     if options.json:
         print(json.dumps(as_json(points, queue.ends, options.repeat), indent=2))

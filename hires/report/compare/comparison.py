@@ -168,7 +168,8 @@ def junit_text(comparison: Comparison) -> str:
     facts = list(zip("AB", names, strict=True))
     facts += [(key, str(getattr(settings, key))) for key in ("seed", "resamples", "confidence")]
     facts += [(d.what, f"{d.a} -> {d.b}") for d in [*comparison.config, *comparison.origin]]
-    return rendered("junit.xml", names=names, facts=facts, verdicts=verdicts, clean=_xml_text)
+    values = {"names": names, "facts": facts, "verdicts": verdicts, "clean": _xml_text}
+    return rendered("junit.xml", values)
 
 
 def _xml_text(value: str) -> str:

@@ -8,7 +8,7 @@ import yaml
 from hires.cli.screens import screen
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.report.columns import Column
-from hires.report.tables import memory_table
+from hires.report.tables import tables
 
 COLUMNS = (Column("model", "model"), Column("rate", "median", "img/s", digits=2))
 
@@ -36,7 +36,7 @@ def test_memory_of_four_ranks_fits_a_terminal_of_80_columns(capsys, monkeypatch)
     names = ("peak_bytes", "predicted_bytes", "params_bytes", "grads_bytes", "optimizer_bytes")
     sizes = dict.fromkeys(names, 10**10)
     place = {"replica": 0, "stage": [1], "tile": [[1, 0]], "source": "device"}
-    memory = memory_table({"memory": [{"rank": rank, **place, **sizes} for rank in range(4)]})
+    memory = tables({"memory": [{"rank": rank, **place, **sizes} for rank in range(4)]})[1]
     screen.print_table(memory.title, memory.columns, memory.text_rows())
     text = capsys.readouterr().out
     assert max(len(line) for line in text.splitlines()) <= 80
