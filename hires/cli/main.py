@@ -101,6 +101,6 @@ def _dispatch(words: list[str]) -> int:
         raise ConfigError(f"{verb!r} is an override and a verb comes first: hires run {verb}")
     if verb.startswith("-"):
         raise ConfigError(f"unknown option {verb}; a verb comes first: {', '.join(VERBS)}")
-    from hires.cli.compose.choices import offer  # --help does without
+    from hires.core.registry import offer  # --help does without
 
     raise ConfigError(f"unknown verb {verb!r}; {offer(verb, VERBS)}")

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hires.cli.compose.choices import EXPERIMENTS, config_keys, experiments, groups, nearest, offer
+from hires.cli.compose.choices import EXPERIMENTS, config_keys, experiments, groups
 from hires.core.errors import ConfigError
+from hires.core.registry import nearest, offer
 from hires.core.store import file_names
 
 CONF = "HIRES_CONF"

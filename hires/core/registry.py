@@ -1,9 +1,9 @@
-"""Registers implementations under the names that a config may use."""
+"""Registers implementations under the names that a config may use, and answers to a typo."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from hires.core.errors import ConfigError
@@ -35,8 +35,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         """Returns the item of that name; raises ConfigError, which offers the nearest names."""
         if name not in self._items:
-            near = difflib.get_close_matches(name, self._items, 3, 0.5) or list(self)
-            raise ConfigError(f"unknown {self.kind} {name!r}; choose one of {', '.join(near)}")
+            raise ConfigError(f"unknown {self.kind} {name!r}; {offer(name, self)}")
         return self._items[name]
 
     def __contains__(self, name: object) -> bool:
@@ -46,3 +45,34 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         """Yields the names in order of registration."""
         return iter(self._items)
+
+
+def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Returns up to ``count`` known words that look like ``word``, the most similar first.
+
+    Upper and lower case are the same, and so are ``-`` and ``_``.
+    """
+
+    def shape(name: str) -> str:
+        return name.lower().replace("-", "_")
+
+    def likeness(hit: str) -> float:
+        return difflib.SequenceMatcher(None, hit, shape(word)).ratio()
+
+    by_shape = {shape(name): name for name in known}
+    hits = difflib.get_close_matches(shape(word), list(by_shape), n=count, cutoff=0.6)
+    best = likeness(hits[0]) if hits else 0.0
+    return [by_shape[hit] for hit in hits if likeness(hit) > best - 0.12]
+
+
+def offer(word: str, known: Iterable[str]) -> str:
+    """Returns the end of a sentence: what was meant, or else every choice there is.
+
+    >>> offer("paralel", ["parallel", "model"])
+    'did you mean parallel?'
+    >>> offer("xyz", ["a", "b"])
+    'choose one of a, b'
+    """
+    names = list(known)
+    hits = nearest(word, names)
+    return f"did you mean {' or '.join(hits)}?" if hits else f"choose one of {', '.join(names)}"

@@ -125,7 +125,7 @@ def test_launcher_with_jobs_needs_a_script_that_starts_a_run_by_hand():
 
 
 def test_unknown_launcher_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="unknown launcher 'slrum'; choose one of slurm"):
+    with pytest.raises(ConfigError, match="unknown launcher 'slrum'; did you mean slurm"):
         launcher_of(RunConfig(launcher=LauncherConfig(name="slrum")))
 
 

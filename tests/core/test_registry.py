@@ -38,7 +38,7 @@ def test_name_that_may_be_missing(shapes):
 
 
 def test_misspelt_name_is_answered_with_the_nearest(shapes):
-    with pytest.raises(ConfigError, match=r"^unknown shape 'sqare'; choose one of square$"):
+    with pytest.raises(ConfigError, match=r"^unknown shape 'sqare'; did you mean square\?$"):
         shapes["sqare"]
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import functools
-import importlib.util
+import importlib
 import inspect
 import itertools
 import re
 import textwrap
 import typing
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -89,20 +87,9 @@ class ConfigKey:
 
 
 def conf_dir() -> Path:
-    """Returns the folder that holds ``config.yaml`` and the groups.
-
-    It is ``hires.conf`` where hires is installed, and ``conf`` beside the package in a checkout.
-    """
-    spec = importlib.util.find_spec("hires.conf")
-    places = list(spec.submodule_search_locations or []) if spec else []
-    places.append(str(Path(__file__).resolve().parents[2] / "conf"))
-    for place in places:
-        if (Path(place) / "config.yaml").is_file():
-            return Path(place).resolve()
-    raise ConfigError(
-        f"the config files of hires are missing (looked in {', '.join(places)}); "
-        f"install hires again"
-    )
+    """Returns the folder that holds ``config.yaml`` and the groups."""
+    [folder] = importlib.import_module("hires.conf").__path__
+    return Path(folder).resolve()
 
 
 def groups(extra: Path | None = None) -> Groups:
@@ -130,43 +117,6 @@ def summary(path: Path) -> str:
 def config_keys() -> dict[str, ConfigKey]:
     """Returns every key that a run has, by its dotted name, in the order of their declaration."""
     return {key.name: key for key in _keys_of(RunConfig, "")}
-
-
-@functools.cache
-def keys() -> dict[str, Any]:
-    """Returns every key that a run has, dotted, with its declared type."""
-    return {name: key.hint for name, key in config_keys().items()}
-
-
-def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Returns up to ``count`` known words that look like ``word``, the most similar first.
-
-    Upper and lower case are the same, and so are ``-`` and ``_``.
-    """
-
-    def shape(name: str) -> str:
-        return name.lower().replace("-", "_")
-
-    def likeness(hit: str) -> float:
-        return difflib.SequenceMatcher(None, hit, shape(word)).ratio()
-
-    by_shape = {shape(name): name for name in known}
-    hits = difflib.get_close_matches(shape(word), list(by_shape), n=count, cutoff=0.6)
-    best = likeness(hits[0]) if hits else 0.0
-    return [by_shape[hit] for hit in hits if likeness(hit) > best - 0.12]
-
-
-def offer(word: str, known: Iterable[str]) -> str:
-    """Returns the end of a sentence: what was meant, or else every choice there is.
-
-    >>> offer("paralel", ["parallel", "model"])
-    'did you mean parallel?'
-    >>> offer("xyz", ["a", "b"])
-    'choose one of a, b'
-    """
-    names = list(known)
-    hits = nearest(word, names)
-    return f"did you mean {' or '.join(hits)}?" if hits else f"choose one of {', '.join(names)}"
 
 
 def _files(extra: Path | None, group: str) -> list[Path]:

@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
-from hires.cli.compose.choices import nearest
 from hires.core.errors import ConfigError
+from hires.core.registry import nearest
 
 CONSTANTS = {"true": True, "false": False, "null": None}
 _ARITHMETIC: dict[type[ast.AST], Callable[..., Any]] = {

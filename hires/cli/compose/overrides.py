@@ -8,24 +8,18 @@ why it fails and what would work.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.choices import (
-    ALIASES,
-    EXPERIMENTS,
-    Groups,
-    conf_dir,
-    keys,
-    nearest,
-    offer,
-)
+from hires.cli.compose.choices import ALIASES, EXPERIMENTS, Groups, conf_dir, config_keys
 from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
+from hires.core.registry import nearest, offer
 
 _ASSIGNMENT = re.compile(r"^(?P<sign>\+{0,2})(?P<key>[A-Za-z_][\w./-]*)=(?P<value>.*)$", re.DOTALL)
-_FREE = ("model.args", "cluster.options", "cluster.environment")
+_FREE = ("model.args.", "cluster.options.", "cluster.environment.")
 """Keys below which users choose the names: of their own network or cluster."""
 
 
@@ -51,6 +45,12 @@ def checked(words: list[str], groups: Groups) -> list[str]:
             good.append(usable)
     check.done()
     return good
+
+
+def is_key(word: str) -> bool:
+    """Whether a word, as :func:`checked` returns it, sets a key, and chooses or deletes nothing."""
+    key = word.lstrip("+").partition("=")[0]
+    return key in config_keys() or key.startswith(_FREE)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -84,9 +84,10 @@ def _checked_word(word: str, before: str, groups: Groups) -> str:
         _check_choice(key, value, groups[key])
     else:
         _check_key(key, groups)
-    word, hint = f"{match['sign']}{key}={value}", keys().get(key)
+    word = f"{match['sign']}{key}={value}"
+    type_words = (config_keys()[key].type or "") if key in config_keys() else ""
     override = parsed(word)
-    if override is None and hint in (str, str | None):
+    if override is None and type_words == "text":
         from hydra.core.override_parser.types import Quote, QuotedString
 
         return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
@@ -95,7 +96,8 @@ def _checked_word(word: str, before: str, groups: Groups) -> str:
             f"{word!r} cannot be read; write key=value, with quotes around a value that holds "
             f"spaces or brackets that are not a list"
         )
-    if override.is_sweep_override() and ("list" in str(hint) or key in ("image", "parallel.tiles")):
+    takes_list = type_words.startswith("a list") or key in ("image", "parallel.tiles")
+    if override.is_sweep_override() and takes_list:
         raise ConfigError(
             f"{key}={value} needs brackets; write '{key}=[{value}]', or run one after the other "
             f"with `hires sweep`"
@@ -105,26 +107,23 @@ def _checked_word(word: str, before: str, groups: Groups) -> str:
             f"{key}={value} names several values and one run takes one; `hires sweep` runs all of "
             f"them; put the value in quotes if the comma belongs to it"
         )
-    if _is_free(key) or key in _FREE:
+    if f"{key}.".startswith(_FREE):
         return f"++{key}={value}"
     # Every key has a default, so a + has nothing to add, except a group of --config-dir.
-    return f"{key}={value}" if key in keys() or (conf_dir() / key).is_dir() else f"+{key}={value}"
-
-
-def _is_free(key: str) -> bool:
-    return key.startswith(tuple(f"{free}." for free in _FREE))
+    has_default = key in config_keys() or (conf_dir() / key).is_dir()
+    return f"{key}={value}" if has_default else f"+{key}={value}"
 
 
 def _check_key(key: str, groups: Groups) -> None:
-    known = keys()
-    if key in known or key in groups or _is_free(key):
+    known = config_keys()
+    if key in known or key in groups or key.startswith(_FREE):
         return
     if key == EXPERIMENTS:
         raise ConfigError(f"{key}=NAME is a stored sweep; start it with hires sweep {key}=NAME")
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside and "." not in key:
-        text = f"{key} is not one value but several keys; set one of {', '.join(inside)}"
-        raise ConfigError(text)
+        every = ", ".join(inside)
+        raise ConfigError(f"{key} is not one value but several keys; set one of {every}")
     for word, (ours, what) in ALIASES.items():
         if word.partition("=")[0] == key:
             name = ours.partition("=")[0]
@@ -175,7 +174,7 @@ def _no_override(word: str, before: str, groups: Groups) -> str:
     for group, choices in groups.items():
         if word in choices:
             return f"{word!r} is not an override; did you mean {group}={word}?"
-    if word in keys() or word in groups:
+    if word in config_keys() or word in groups:
         return f"{word!r} has no value; write {word}=VALUE"
     return f"{word!r} is not an override; write key=value, as batch=8 (see `hires list keys`)"
 
@@ -190,13 +189,8 @@ def _refuse_torn_brackets(words: list[str]) -> None:
         return sum(value.count(c) for c in "[{(") - sum(value.count(c) for c in "]})")
 
     for start, word in enumerate(words):
-        if "=" not in word or depth(word) <= 0:
-            continue
-        whole = word
-        for more in words[start + 1 :]:
-            whole += more
-            if depth(whole) == 0:
-                break
-        if depth(whole) == 0:
-            raise ConfigError(f"{word!r} ends inside a bracket; leave the spaces out: '{whole}'")
-        raise ConfigError(f"{word!r} has a bracket that is not closed; lists are written as [2,2]")
+        if "=" in word and depth(word) > 0:
+            joined = itertools.accumulate(words[start:])
+            whole = next((text for text in joined if depth(text) == 0), None)
+            remedy = f"leave the spaces out: '{whole}'" if whole else "lists are written as [2,2]"
+            raise ConfigError(f"{word!r} has a bracket that is not closed; {remedy}")

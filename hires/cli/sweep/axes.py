@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.choices import EXPERIMENTS, Groups, experiments, offer
+from hires.cli.compose.choices import EXPERIMENTS, Groups, experiments
 from hires.cli.compose.compose_config import read_mapping
 from hires.cli.compose.overrides import checked, parsed
 from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
+from hires.core.registry import offer
 
 MOST_POINTS = 100_000
 """A sweep of more points is taken for a mistake."""

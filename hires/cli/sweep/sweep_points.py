@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.choices import keys
+from hires.cli.compose.choices import config_keys
 from hires.cli.compose.compose_config import Composer, labelled
 from hires.cli.compose.expression import Expression
 from hires.cli.planning import PackedPlan, Planner, with_classes
@@ -112,7 +112,7 @@ class Where(Expression):
     def __init__(self, text: str, groups: Iterable[str]) -> None:
         """Takes the expression and the groups of the config."""
         self._groups = set(groups)
-        super().__init__(text, {*keys(), *self._groups, *_DERIVED, "model.args."})
+        super().__init__(text, {*config_keys(), *self._groups, *_DERIVED, "model.args."})
 
     def keeps(self, config: RunConfig, choices: dict[str, str]) -> bool:
         """Returns whether the expression is true of a point, given its choice of every group."""
@@ -148,16 +148,12 @@ def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) 
     for place in itertools.product(*(range(len(axis.steps)) for axis in axes)):
         steps = (axis.steps[at] for axis, at in zip(axes, place, strict=True))
         point = SweepPoint(place, list(itertools.chain.from_iterable(steps)))
-        values = composer.values(point.words)
+        values, choices = composer.composed(point.words)
         try:
             point.config = labelled(values)
         except ConfigError as error:  # values that make no sense together
             point.reason = str(error)
-        if (
-            where is None
-            or point.config is None
-            or where.keeps(point.config, composer.choices(point.words))
-        ):
+        if where is None or point.config is None or where.keeps(point.config, choices):
             points.listed.append(point)
         else:
             points.left_out += 1

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.choices import groups, keys, offer
+from hires.cli.compose.choices import config_keys, groups
 from hires.cli.compose.expression import Expression
 from hires.cli.screens.screen import plural, print_notes, print_table
 from hires.core.errors import ConfigError
+from hires.core.registry import offer
 from hires.core.store.reading import Note
 from hires.core.units import MIB
 from hires.launcher.status.run_selection import select
@@ -94,8 +95,8 @@ def list_runs(args: Any) -> int:
     """Prints runs as a table, CSV or JSON; returns 0."""
     if args.csv and args.json:
         raise ConfigError("--csv and --json exclude each other; choose one")
-    named = {group for group in groups() if f"{group}.name" in keys()}
-    names = {*keys(), *named, *METRICS, *RUN_COLUMNS}
+    named = {group for group in groups() if f"{group}.name" in config_keys()}
+    names = {*config_keys(), *named, *METRICS, *RUN_COLUMNS}
     where = None
     if args.where is not None:
         where = Expression(args.where, {*names, "model.args."}, gaps=True)

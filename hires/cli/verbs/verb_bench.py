@@ -11,9 +11,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hires.cli.compose.choices import offer
 from hires.cli.options import Parser, option
 from hires.core.errors import ConfigError
+from hires.core.registry import offer
 
 BENCHMARKS = {
     "layouts": "tiles, pipeline and replicas beside one process and torch's own",

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hires.cli.compose.choices import offer
 from hires.cli.main import VERBS, module_of
 from hires.cli.options import Parser, option, overrides
 from hires.core.errors import ConfigError
+from hires.core.registry import offer
 
 _SCRIPTS = {
     "bash": r"""_hires() {

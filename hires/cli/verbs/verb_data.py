@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from hires.cli.compose.choices import offer
 from hires.cli.options import JSON, Parser, flag, option
 from hires.core.errors import ConfigError
+from hires.core.registry import offer
 
 
 def _size(text: str) -> list[int]:

@@ -17,12 +17,12 @@ from hires.cli.compose.choices import (
     config_keys,
     experiments,
     groups,
-    offer,
     summary,
 )
 from hires.cli.main import VERBS, module_of
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, campaign_names, flag, option
 from hires.core.errors import ConfigError
+from hires.core.registry import offer
 from hires.core.text_table import aligned
 from hires.report.compare.metrics import METRICS
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import yaml
 
-from hires.cli.compose.choices import keys, offer
+from hires.cli.compose.choices import config_keys
 from hires.cli.options import Parser, chosen, named_runs, option
 from hires.cli.start_run import explain, submit, wait_for
 from hires.cli.verbs.verb_status import count, repeats
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.registry import offer
 from hires.core.store import attempts, campaign, records, rundir
 from hires.core.store.file_names import last_number
 from hires.core.store.naming import COSMETIC, identity, plain
@@ -135,7 +136,7 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
     values = plain(config)
     for change in changes:
         key, equals, text = change.partition("=")
-        if not equals or key not in keys():
+        if not equals or key not in config_keys():
             raise ConfigError(f"--set {change}: there is no key {key!r}; {offer(key, FREE)}")
         if key in _PLACES:
             raise ConfigError(

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hires.cli.compose.choices import groups
 from hires.cli.compose.compose_config import Composer
 from hires.cli.options import (
     AFTER,
@@ -98,10 +97,10 @@ def main(words: Sequence[str]) -> int:
         for one in (value if isinstance(value, list) else [value])
     ]
     options = PARSER.read([*defaults, *words])
-    choices = groups(extra)
-    where = None if options.where is None else Where(options.where, choices)
-    axes = axes_of([*stored.words, *typed], options.zip or [], choices)
-    points = compose_all(axes, Composer(args.config_dir), where)
+    composer = Composer(args.config_dir)
+    where = None if options.where is None else Where(options.where, composer.groups)
+    axes = axes_of([*stored.words, *typed], options.zip or [], composer.groups)
+    points = compose_all(axes, composer, where)
     if not points.listed:
         raise ConfigError(f"--where {options.where!r} keeps none of {points.left_out} points")
     if args.cfg:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hires.cli.compose.choices import nearest, offer
+from hires.core.registry import nearest, offer
 
 
 def test_case_and_dashes_do_not_matter():

@@ -59,9 +59,9 @@ def test_values_of_one_word(word, values):
 )
 def test_one_odd_text_is_one_value_that_comes_back_unchanged(text):
     [[word]] = points(f"data.path={text}")
-    from hires.cli.compose.compose_config import composed
+    from hires.cli.compose.compose_config import Composer
 
-    assert composed([word])["data"]["path"].endswith(text)
+    assert Composer().composed([word])[0]["data"]["path"].endswith(text)
 
 
 def test_odd_texts_with_a_comma_need_quotes():

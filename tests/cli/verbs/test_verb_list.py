@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hires.cli.compose.choices import ALIASES, conf_dir, config_keys, groups, keys
+from hires.cli.compose.choices import ALIASES, conf_dir, config_keys, groups
 from hires.cli.main import VERBS
 
 
@@ -58,7 +58,7 @@ def test_reference_pages_hold_every_verb_with_its_options_and_every_key(hires):
     assert all(f"## hires {verb}" in verbs for verb in VERBS)
     assert "| `--max-parallel N` | points that run at once" in verbs
     keys_page = hires("list", "keys", "--markdown").out
-    assert all(f"| `{key}` |" in keys_page for key in keys())
+    assert all(f"| `{key}` |" in keys_page for key in config_keys())
     assert "| `parallel.halo.overlap` | `auto` | `auto`, `on`, `off` | Whether" in keys_page
     assert hires("list", "operators", "--markdown").out.startswith("# Operators")
     assert hires("list", "models", "--markdown").code == 2
@@ -78,7 +78,7 @@ def test_words_of_the_thesis_point_at_keys_that_exist(hires):
     text = hires("list", "aliases").out
     for word, (key, _) in ALIASES.items():
         assert word in text
-        assert key.split("=")[0] in keys()
+        assert key.split("=")[0] in config_keys()
 
 
 def test_config_dir_is_listed_too(hires, tmp_path):
