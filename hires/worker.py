@@ -22,6 +22,7 @@ from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.ranks import heartbeat
 from hires.core.ranks.world import World, bind, from_environment
 from hires.core.store import file_names, records
+from hires.core.store.files import append_line
 from hires.engine.build import RankEngine, build_rank
 from hires.engine.checkpoint import Saver, choose_begin, restore
 from hires.engine.memory_meter import PeakMeter
@@ -100,7 +101,7 @@ def run_attempt(
     _log_place(engine)
     restore(begin, engine, config)
     if begin.checkpoint is not None and world.rank == 0:
-        records.append(metrics, begin.line(run_dir))
+        append_line(metrics, begin.line(run_dir))
     saver = Saver(run_dir, world.attempt, config, engine, begin.step)
     done = run_steps(engine, config, metrics, meter, saver)
     comm.barrier()
@@ -110,7 +111,7 @@ def run_attempt(
             records.event(run_dir, world.attempt, "made_way", step=done)
         return PREEMPTED
     if world.rank == 0:
-        records.append(metrics, {"kind": "done", "rank": 0})
+        append_line(metrics, {"kind": "done", "rank": 0})
         records.finish(run_dir, world.attempt, "done")
     return 0
 

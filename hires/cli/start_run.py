@@ -11,7 +11,8 @@ from pathlib import Path
 from hires.cli.screens.progress import StepProgress
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.store import campaign, file_names, records
+from hires.core.store import campaign, file_names
+from hires.core.store.reading import read_lines
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import FrozenRun, Outcome, SubmitOptions, Submitted, launcher_of
 from hires.launcher.status import running_elsewhere
@@ -81,7 +82,7 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
     The folder is named only if it is to be kept.
     """
     if keep:
-        for event in records.read_lines(run.attempt_dir / file_names.EVENTS):
+        for event in read_lines(run.attempt_dir / file_names.EVENTS):
             if event.get("event") == "checkpoint_failed":
                 text = f"no checkpoint of step {event['step']}: {event['text']}"
                 print(f"warning: {text}", file=sys.stderr)

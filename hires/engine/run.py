@@ -23,7 +23,7 @@ from types import FrameType
 from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, LossError
-from hires.core.store import records
+from hires.core.store.files import append_line
 from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
 from hires.engine.memory_meter import PeakMeter
@@ -84,7 +84,7 @@ def run_steps(
     accept_preemption()
 
     def note(kind: str, **values: object) -> None:
-        records.append(metrics, {"kind": kind, "rank": rank, **values})
+        append_line(metrics, {"kind": kind, "rank": rank, **values})
 
     note("ready", rss_import_bytes=meter.rss_import, **engine.byte_counts())
     with _timeline(engine, metrics.parent):

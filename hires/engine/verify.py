@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from hires.comm import barrier
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ParityError
-from hires.core.store import file_names, records
-from hires.core.store.files import write_atomically
+from hires.core.store import file_names
+from hires.core.store.files import append_line, write_atomically
+from hires.core.store.reading import read_lines
 from hires.engine.build import RankEngine, whole_model
 from hires.engine.loader import whole_microbatches
 from hires.parallel.loss import plain_loss
@@ -49,7 +50,7 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
     reference: Tensors = torch.load(reference_file, weights_only=True, mmap=True)
     errors = _compare(held, reference, engine)
     compared = {"rank": rank, "errors": errors, "names": list(held)}
-    records.append(attempt / file_names.VERIFY_LINES, compared)
+    append_line(attempt / file_names.VERIFY_LINES, compared)
     barrier()
     if rank == 0:
         reference_file.unlink()
@@ -57,7 +58,7 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
         params = engine.context.plan.graph.params
         kinds = ("output/", "loss/")
         wanted = [n for n in reference if n.startswith(kinds) or n.partition("/")[2] in params]
-        answer = summary(records.read_lines(attempt / file_names.VERIFY_LINES), wanted)
+        answer = summary(read_lines(attempt / file_names.VERIFY_LINES), wanted)
         write_atomically(attempt / file_names.VERIFY, json.dumps(answer))
     engine.loader.close()
     if rank == 0 and not answer["ok"]:

@@ -28,7 +28,8 @@ from typing import Any, ClassVar, NamedTuple
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.registry import Registry
-from hires.core.store import file_names, provenance, rundir
+from hires.core.store import file_names, provenance
+from hires.core.store.attempts import next_attempt
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.core.store.rundir import RunDir
@@ -232,7 +233,7 @@ class Launcher(ABC):
                 continue
             try:
                 self.write_scripts(run.path, run.config, run.ranks, options.argv)
-                fresh = rundir.start_attempt(run.path, run.argv)
+                fresh = RunDir(run.path, next_attempt(run.path, run.argv))
                 yield Submitted(run.path, self.submit(fresh, run.config, options.after), None)
             except HiresError as error:
                 yield Submitted(run.path, None, str(error))

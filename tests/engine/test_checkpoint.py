@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from hires.core.errors import PREEMPTED
 from hires.core.store import checkpoints, file_names, records
+from hires.core.store.reading import read_lines
 from tests.helpers.saved import (
     STEPS,
     attempt,
@@ -148,7 +149,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(harm, tmp_path):
     assert min(step for step, _ in losses(run, 1)) == 4
     ours, theirs = losses(run, 1), losses(whole, 0)
     assert ours == {key: loss for key, loss in theirs.items() if key[0] >= 4}
-    events = records.read_lines(file_names.attempt_dir(run, 1) / "events.jsonl")
+    events = read_lines(file_names.attempt_dir(run, 1) / "events.jsonl")
     told = [event["text"] for event in events if event["event"] == "checkpoint_damaged"]
     assert told
     assert all("step000005" in text for text in told)

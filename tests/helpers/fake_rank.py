@@ -24,6 +24,8 @@ from pathlib import Path
 
 from hires.core.ranks import world
 from hires.core.store import file_names, records
+from hires.core.store.files import append_line
+from hires.core.store.reading import read_lines
 
 
 def main() -> None:
@@ -39,15 +41,15 @@ def ok(here, run_dir, argument, steps=None):
     metrics = file_names.attempt_dir(run_dir, here.attempt) / "metrics.jsonl"
     config = records.read_config(run_dir)
     sizes = {"params_bytes": 100 << 20, "grads_bytes": 90 << 20, "optimizer_bytes": 80 << 20}
-    records.append(metrics, {"kind": "ready", "rank": here.rank, "rss_import_bytes": 1, **sizes})
+    append_line(metrics, {"kind": "ready", "rank": here.rank, "rss_import_bytes": 1, **sizes})
     for step in range(config.steps if steps is None else steps):
         line = {"kind": "step", "rank": here.rank, "step": step, "data_s": 0.0}
         line |= {"step_s": 0.5 + here.rank / 4, "loss": 2.0 - step if here.rank else None}
-        records.append(metrics, line)
+        append_line(metrics, line)
     line = {"kind": "memory", "rank": here.rank, "peak_bytes": 1 << 30, "source": "rss", **sizes}
-    records.append(metrics, line)
+    append_line(metrics, line)
     if here.rank == 0:
-        records.append(metrics, {"kind": "done", "rank": 0})
+        append_line(metrics, {"kind": "done", "rank": 0})
         records.finish(run_dir, here.attempt, "done") if not sys.argv[2:] else None
 
 
@@ -126,7 +128,7 @@ def lost(here, run_dir, argument):
 
 
 def port(here, run_dir, argument):
-    events = records.read_lines(run_dir / "a0/events.jsonl")
+    events = read_lines(run_dir / "a0/events.jsonl")
     if [e["event"] for e in events].count("launch_started") <= int(argument):
         raise OSError("The server socket has failed to listen: EADDRINUSE")
     ok(here, run_dir, argument)

@@ -15,6 +15,7 @@ from hires import comm, worker
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.world import World
 from hires.core.store import attempts, file_names, records, rundir
+from hires.core.store.reading import read_lines
 from hires.engine import checkpoint, run, tensorfile
 from hires.engine.memory_meter import PeakMeter
 from hires.parallel.executor import Executor, StepResult
@@ -110,7 +111,7 @@ def losses(path: Path, *attempts: int) -> dict[tuple[int, int], float | None]:
     """Returns the loss by (step, rank) that some attempts noted; no step may be noted twice."""
     found: dict[tuple[int, int], float | None] = {}
     for number in attempts:
-        for line in records.read_lines(file_names.attempt_dir(path, number) / "metrics.jsonl"):
+        for line in read_lines(file_names.attempt_dir(path, number) / "metrics.jsonl"):
             if line["kind"] == "step":
                 assert (line["step"], line["rank"]) not in found
                 found[line["step"], line["rank"]] = line["loss"]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
-from hires.core.store import records, rundir
+from hires.core.store import rundir
+from hires.core.store.reading import read_lines
 from hires.launcher.local import local_launcher
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +57,7 @@ def rank_pids(run):
 
 def events(run, name):
     """Returns the events of one kind."""
-    lines = records.read_lines(run.attempt_dir / "events.jsonl")
+    lines = read_lines(run.attempt_dir / "events.jsonl")
     return [line for line in lines if line["event"] == name]
 
 

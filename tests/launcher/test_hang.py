@@ -24,6 +24,7 @@ from hires.core.config.run_config import (
     TaskConfig,
 )
 from hires.core.store import records, rundir
+from hires.core.store.reading import read_lines
 from hires.core.store.rundir import RunDir
 from hires.launcher.local import local_launcher
 from hires.launcher.supervision import watchdog
@@ -72,7 +73,7 @@ def stop_rank_1(run: RunDir) -> None:
     def stop():
         while not any(
             line["kind"] == "step" and line["step"] > 2
-            for line in records.read_lines(run.attempt_dir / "metrics.jsonl")
+            for line in read_lines(run.attempt_dir / "metrics.jsonl")
         ):
             time.sleep(0.05)
         [pid] = [line["pid"] for line in events(run, "rank_started") if line["rank"] == 1]

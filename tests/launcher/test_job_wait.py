@@ -10,6 +10,7 @@ import pytest
 
 from hires.core.errors import RunError
 from hires.core.store import attempts, file_names, records
+from hires.core.store.files import append_line
 from hires.launcher import job_wait
 from hires.launcher.interface import launcher_named
 from hires.launcher.job_wait import JobWait
@@ -70,7 +71,7 @@ def later(what) -> None:
 def test_exit_of_the_attempt_is_the_end(run, squeue):
     squeue(RUNNING)
     lines: list[dict[str, object]] = []
-    records.append(run.attempt_dir / "metrics.jsonl", {"kind": "step", "rank": 0})
+    append_line(run.attempt_dir / "metrics.jsonl", {"kind": "step", "rank": 0})
     later(lambda: end(run, 0, "failed"))
     outcome = JobWait(launcher_named("slurm"), run, "7", lines.append).wait()
     assert (outcome.state, outcome.cause, outcome.exit_codes) == ("failed", "it is failed", {0: 1})
@@ -85,7 +86,7 @@ def test_job_that_starts_again_is_followed_into_its_next_attempt(run, squeue, re
 
     def go_on() -> None:
         note_job(file_names.attempt_dir(run, attempts.next_attempt(run)), "7", None)
-        records.append(Path(run) / "a1" / "metrics.jsonl", {"kind": "begin"})
+        append_line(Path(run) / "a1" / "metrics.jsonl", {"kind": "begin"})
         end(run, 1, "done")
 
     later(go_on)

@@ -221,7 +221,7 @@ def test_submission_is_noted_in_the_attempt(tmp_path, path):
         "index": None,
         "submitted": "",
     }
-    assert Attempt.at(run / "a0").job_name == "41"
+    assert Attempt(run, 0).job_name == "41"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_banner_of_a_site_hides_no_job(tmp_path, path, answer):
     run = submitted(tmp_path)
     command(path, "sbatch", f"printf '{answer}'")
     assert job_script.submit(run, 0) == "41"
-    assert Attempt.at(run / "a0").job_name == "41"
+    assert Attempt(run, 0).job_name == "41"
 
 
 def test_answer_without_a_job_is_shown(tmp_path, path):
@@ -325,6 +325,7 @@ def test_machine_without_slurm_is_told_so(tmp_path, monkeypatch):
 
 
 def test_element_of_an_array_is_named_as_slurm_does(tmp_path):
-    note_job(tmp_path, "12", 4)
-    assert Attempt.at(tmp_path).job_name == "12_4"
-    assert Attempt.at(tmp_path / "none").job_name is None
+    (tmp_path / "a0").mkdir()
+    note_job(tmp_path / "a0", "12", 4)
+    assert Attempt(tmp_path, 0).job_name == "12_4"
+    assert Attempt(tmp_path, 1).job_name is None

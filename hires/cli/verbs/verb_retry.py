@@ -195,7 +195,7 @@ def _run_here(runs: Sequence[_Repeat]) -> int:
                     refuse_begun(repeat.path, seen)
                     with alone(repeat.path):
                         rundir.refreeze(repeat.path, repeat.config)
-                        run = rundir.start_attempt(repeat.path, None)
+                        run = rundir.RunDir(repeat.path, attempts.next_attempt(repeat.path))
                 seen, state = run.attempt, repeat.state
                 progress = f"{number} of {total}: {run.name}, attempt {run.attempt}"
                 print(f"{progress}; it was {state.state}{repeats(state)}", file=sys.stderr)
@@ -205,7 +205,7 @@ def _run_here(runs: Sequence[_Repeat]) -> int:
                 code = RunError.exit_code
                 continue
             explain(outcome, run)
-            print(f"{run.name}: {outcome.state}")
+            print(f"{repeat.path.name}: {outcome.state}")
             code = code or outcome.exit_code
             if outcome.exit_code == CANCELLED:
                 return CANCELLED

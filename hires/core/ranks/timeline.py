@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -139,7 +138,7 @@ class Recorder:
             ]
             line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": begin_s}
             line |= {"dropped": step.dropped, "spans": spans}
-            append_line(Path(folder) / FILE, json.dumps(line))
+            append_line(Path(folder) / FILE, line)
 
 
 def read(folder: StrPath, notes: Notes = None) -> list[StepSpans]:

@@ -5,6 +5,7 @@ An exclusive mkdir takes the number. ``env.json`` holds what is known before the
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from hires.core.store.file_names import StrPath, attempt_dir, last_number
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.core.store.reading import Note, Notes, Values
 
+_WRONG_VALUE = "a value is missing or of another type"
 _FIRST_BYTES = 2**13
 """The event that begins a launch is among the first so many bytes of ``events.jsonl``."""
 
@@ -49,50 +51,33 @@ class Attempt:
         self.run = Path(run)
         self.number = number
         self.folder = attempt_dir(run, number)
-        self.notes = [] if notes is None else notes
-        self._report: Notes = None if strict else self.notes
+        self.notes: Notes = None if strict else notes if notes is not None else []
         self.__dict__.update(held or {})  # cached_property looks here first
-
-    @classmethod
-    def at(cls, folder: Path) -> Attempt:
-        """Returns the attempt in a folder."""
-        number = folder.name.removeprefix("a")
-        attempt = cls(folder.parent, int(number) if number.isdecimal() else -1)
-        attempt.folder = folder
-        return attempt
 
     @cached_property
     def exit(self) -> Values:
         """``exit.json``, how it ended: ``state``, ``reason`` and ``cause`` are text or missing."""
         end = self._read(file_names.EXIT)
-        texts = [end.get(key, "") or "" for key in ("reason", "cause")]
-        plain = all(isinstance(value, str) for value in [*texts, end.get("state")])
-        return self._only_if(plain, end, file_names.EXIT)
+        texts = [end.get("state"), end.get("reason") or "", end.get("cause") or ""]
+        if not end or all(isinstance(value, str) for value in texts):
+            return end
+        return reading.damaged(self.folder / file_names.EXIT, _WRONG_VALUE, self.notes)
 
     @cached_property
     def job(self) -> Values:
         """``job.json``: number, index and share of the scheduler's job that runs it."""
-        job = self._read(file_names.JOB)
-        index, pack = job.get("index"), job.get("pack", 1)
-        whole = (index is None or type(index) is int) and type(pack) is int
-        number = re.fullmatch(r"[0-9]+", str(job.get("job")))
-        # Its first form did not name the launcher: there was one with jobs.
-        job = {"launcher": "slurm", **job} if job else job
-        return self._only_if(whole and number is not None, job, file_names.JOB)
+        return job_in(self.folder, self.notes)
 
     @property
     def job_name(self) -> str | None:
         """The name of its job, ``123``, or ``123_4`` in an array; None if it is no job."""
-        if not self.job:
-            return None
-        index = self.job.get("index")
-        return str(self.job["job"]) if index is None else f"{self.job['job']}_{index}"
+        job, index = self.job.get("job"), self.job.get("index")
+        return f"{job}_{index}" if index is not None else job and str(job)
 
     @property
     def id(self) -> str | None:
-        """What no other attempt shares, even of the same number; None if it is old."""
-        value = self.env.get("id")
-        return None if value is None else str(value)
+        """What no other attempt shares, even of the same number."""
+        return self.env.get("id")
 
     @cached_property
     def env(self) -> Values:
@@ -108,21 +93,19 @@ class Attempt:
     def launched(self) -> Values:
         """The event of the process that started its ranks; empty if they were not started."""
         path = self.folder / file_names.EVENTS
-        missing = self._report is None and not os.path.lexists(path)
-        head = None if missing else reading.read_bytes(path, self._report, first=_FIRST_BYTES)
-        whole = (head or b"").rpartition(b"\n")[0]
-        starts = [e for e in reading.parse_lines(whole) if e.get("event") == "launch_started"]
+        whole = (reading.read_bytes(path, self.notes, first=_FIRST_BYTES) or b"").rpartition(b"\n")
+        starts = [e for e in reading.parse_lines(whole[0]) if e.get("event") == "launch_started"]
         return starts[-1] if starts else {}  # a start whose port was taken was repeated
 
     @property
     def events(self) -> list[Values]:
         """The lines of ``events.jsonl`` up to now."""
-        return list(reading.read_lines(self.folder / file_names.EVENTS, self._report))
+        return reading.read_lines(self.folder / file_names.EVENTS, self.notes)
 
     @property
     def metrics(self) -> list[Values]:
         """The lines of ``metrics.jsonl`` up to now."""
-        return list(reading.read_lines(self.folder / file_names.METRICS, self._report))
+        return reading.read_lines(self.folder / file_names.METRICS, self.notes)
 
     @property
     def has_ended(self) -> bool:
@@ -142,19 +125,20 @@ class Attempt:
         return tuple(f"{self.folder.name}/{name}" for name in names)
 
     def _read(self, name: str) -> Values:
-        path = self.folder / name
-        if self._report is None and not os.path.lexists(path):
-            return {}
-        return reading.read_json(path, self._report)
+        return reading.read_json(self.folder / name, self.notes)
 
-    def _only_if(self, plain: bool, values: Values, name: str) -> Values:
-        """Returns the values if they are what every such file holds; else none, and a note."""
-        if values and not plain:
-            why = "damaged: a value is missing or of another type"
-            if self._report is None:
-                raise RunError(f"{self.folder / name} is {why}")
-            self._report.append(reading.note(self.folder / name, why))
-        return values if plain else {}
+
+def job_in(folder: Path, notes: Notes) -> Values:
+    """Returns the job in the folder of an attempt or array; empty if there is none, or damaged."""
+    path = folder / file_names.JOB
+    # The first form of the file did not name the launcher: there was one with jobs.
+    job = {"launcher": "slurm", "index": None, "pack": 1, **reading.read_json(path, notes)}
+    if "job" not in job:
+        return {}
+    numbers = isinstance(job["index"], int | None) and isinstance(job["pack"], int)
+    if numbers and re.fullmatch(r"[0-9]+", str(job["job"])):
+        return job
+    return reading.damaged(path, _WRONG_VALUE, notes)
 
 
 def latest(run: StrPath) -> Attempt | None:
@@ -166,8 +150,8 @@ def latest(run: StrPath) -> Attempt | None:
 def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
     """Makes the folder of a new attempt of a run, ``env.json`` included, and returns its number.
 
-    ``argv`` is the command line as typed; without one this is an attempt by hand, which the command
-    of the first attempt reproduces.
+    ``argv`` is the command line as typed, which makes this run alone; None: the command of the
+    first attempt reproduces it. The caller makes sure that the run is not under way.
 
     Raises:
         RunError: the folder cannot be written.
@@ -175,14 +159,13 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
     path = Path(path)
     reproduce = reproduce_line_of(path) if argv is None else launch_file.reproduce_line(argv)
     last = last_number(path)
-    number = 0 if last is None else last + 1
-    while True:
+    for number in itertools.count(0 if last is None else last + 1):
         folder = attempt_dir(path, number)
         try:
             folder.mkdir()
             break
         except FileExistsError:  # another process took this number
-            number += 1
+            continue
         except OSError as error:
             raise cannot_write(folder, error) from error
     try:

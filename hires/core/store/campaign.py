@@ -104,9 +104,7 @@ def starting(folders: Iterable[Path]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for folder in sorted(set(folders)):  # in one order, so that no two wait for each other
             what = f"a submission to campaign {folder.name!r}"
-            stack.enter_context(
-                files.wait_for_lock(folder / file_names.SUBMIT_LOCK, what, PATIENCE_S)
-            )
+            stack.enter_context(files.lock(folder / file_names.SUBMIT_LOCK, what, PATIENCE_S))
         yield
 
 
@@ -194,7 +192,7 @@ def read_array(folder: Path, task: int | None = None) -> list[list[ArrayEntry]]:
     """
     path = folder / file_names.POINTS
     try:
-        lines = (reading.read_bytes(path) or b"").splitlines()
+        lines = (reading.read_bytes(path, needed=True) or b"").splitlines()
         return [
             [build(ArrayEntry, entry) for entry in json.loads(line)] if task in (None, k) else []
             for k, line in enumerate(lines)

@@ -31,7 +31,7 @@ from pathlib import Path
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import provenance
 from hires.core.store.file_names import StrPath
-from hires.core.store.reading import Note, Values, parse_lines, read_bytes
+from hires.core.store.reading import Note, Values, read_json
 
 OPTION = "results=FOLDER"
 """The option that chooses where runs are kept."""
@@ -81,26 +81,30 @@ def write_atomically(
         raise cannot_write(path, error, option) from error
 
 
-def append_line(path: StrPath, line: str) -> None:
-    """Appends a line with one ``write``, so that lines never mix; raises RunError if it cannot."""
-    data = line.encode() + b"\n"
+def append_line(path: StrPath, values: Values) -> None:
+    """Appends one JSON object as a line, many processes at once; raises RunError if it cannot."""
+    # A loss may be NaN: these files are read by Python. One write, so that lines never mix.
+    data = json.dumps(values).encode() + b"\n"
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
+            # A writer that died in the middle of a line, or a full disk, left no line break.
+            size = os.fstat(fd).st_size
+            if size > 0 and os.pread(fd, 1, size - 1) != b"\n":
+                data = b"\n" + data
             written = os.write(fd, data)
         finally:
             os.close(fd)
+        if written < len(data):  # a second write could land behind another process's line
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise cannot_write(path, error) from error
-    if written < len(data):  # a second write could land behind another process's line
-        raise cannot_write(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 def make_folder(path: StrPath, option: str = OPTION) -> None:
     """Makes a folder and its parents, if they are not there yet.
 
-    Raises:
-        RunError: it cannot be made. With an ``option`` of its own: ConfigError.
+    Errors are those of :func:`write_atomically`.
     """
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -142,10 +146,13 @@ class HeldError(RunError):
 
 
 @contextlib.contextmanager
-def lock(path: Path, what: str) -> Iterator[str | None]:
+def lock(path: Path, what: str, patience_s: float = 0.0) -> Iterator[str | None]:
     """Holds a lock until the end; yields a note if it was taken over from a dead process.
 
-    ``what`` only one process may do is named in the error, as ``the sweep of campaign 'sizes'``.
+    Args:
+        path: the lock file.
+        what: only one process may do, for the error: ``the sweep of campaign 'sizes'``.
+        patience_s: how long another process that holds it is waited for.
 
     Raises:
         HeldError: another process holds it, which is named.
@@ -153,33 +160,20 @@ def lock(path: Path, what: str) -> Iterator[str | None]:
     """
     make_folder(path.parent)
     mine = {**provenance.myself(), "time": provenance.now()}
-    note = _take(path, mine, what)
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            note = _take(path, mine, what)
+            break
+        except HeldError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_POLL_S)
     try:
         yield note
     finally:
         if _holder(path) == mine:
             path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def wait_for_lock(path: Path, what: str, patience_s: float) -> Iterator[None]:
-    """Holds a lock as :func:`lock`, and waits for its present holder; for what takes moments only.
-
-    Raises:
-        HeldError: another process held it for ``patience_s`` seconds, which is named.
-        RunError: it cannot be written.
-    """
-    until = time.monotonic() + patience_s
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(lock(path, what))
-                break
-            except HeldError:
-                if time.monotonic() >= until:
-                    raise
-            time.sleep(_POLL_S)
-        yield
 
 
 def is_locked(path: Path) -> bool:
@@ -228,8 +222,7 @@ def _take(path: Path, mine: Values, what: str) -> str | None:
 def _holder(path: Path) -> Values | None:
     """Returns the process that a lock file names; None if it is gone, process 0 if damaged."""
     notes: list[Note] = []
-    data = read_bytes(path, notes)
-    if data is None and not notes:
+    holder = read_json(path, notes)
+    if not holder and not notes:
         return None
-    holder = next(parse_lines(data or b""), {})
     return holder if isinstance(holder.get("pid"), int) else {"pid": 0, "host": "an unknown host"}

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +23,7 @@ from unicodedata import category
 
 import yaml
 
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import RunError
 from hires.core.store.file_names import MAX_BYTES, MIB, StrPath
 
 log = logging.getLogger(__name__)
@@ -51,75 +51,43 @@ Notes = list[Note] | None
 
 
 def read_json(path: StrPath, notes: Notes = None, *, needed: bool = False) -> Values:
-    """Returns the object in a JSON file; an empty one if it cannot be used.
+    """Returns the object in a JSON file; an empty one if it is missing or cannot be used.
 
-    A missing file is worth a note only if it is ``needed``; without ``notes`` it always raises.
+    A missing file counts as one that cannot be used only if it is ``needed``.
 
     Raises:
         RunError: the file cannot be used and ``notes`` is None.
     """
-    data = read_bytes(path, notes, needed=needed)
-    if data is None:
-        return {}
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        return _damaged(path, str(error), notes)
-    if not isinstance(value, dict):
-        return _damaged(path, "it holds no object", notes)
-    return value
+    return _read(path, json.loads, notes, needed)
 
 
 def read_yaml(path: StrPath, notes: Notes = None) -> Values:
-    """Returns the mapping in a YAML file; an empty one if it cannot be used.
-
-    Raises:
-        RunError: the file cannot be used and ``notes`` is None.
-        ConfigError: it holds something else than keys, and ``notes`` is None.
-    """
-    data = read_bytes(path, notes, needed=True)
-    if data is None:
-        return {}
-    try:
-        value = yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
-        return _damaged(path, str(error), notes)
-    # Values in all, each alias counted in full.
-    stack, left = [value], MAX_NODES
-    while stack and left > 0:
-        inner = stack.pop()
-        if isinstance(inner, (dict, list)):
-            left -= len(inner)
-            stack += inner.values() if isinstance(inner, dict) else inner
-    if left <= 0:
-        return _damaged(path, f"its aliases stand for more than {MAX_NODES} values", notes)
-    if notes is None and not isinstance(value, dict):
-        raise ConfigError(f"{path} was edited, or is of another hires: it must hold keys")
-    return value if isinstance(value, dict) else _damaged(path, "it holds no keys", notes)
+    """Returns the keys of a YAML file, which is needed; else as :func:`read_json`."""
+    return _read(path, _parse_yaml, notes, needed=True)
 
 
-def read_lines(path: StrPath, notes: Notes = None) -> Iterator[Values]:
-    """Yields the objects of a JSON-lines file, without lines that were only half written.
+def read_lines(path: StrPath, notes: Notes = None) -> list[Values]:
+    """Returns the objects of a JSON-lines file, none if it is missing.
 
-    A file that is not there holds none. Torn lines are counted in one note; without ``notes`` each
-    is a warning in the log.
+    Lines that were only half written are counted in one note, or in a warning of the log.
 
     Raises:
         RunError: the file cannot be read and ``notes`` is None.
     """
-    if notes is None and not os.path.lexists(path):
-        return
-    data = read_bytes(path, notes) or b""
     torn: list[int] = []
-    yield from parse_lines(data, torn)
-    if torn and notes is not None:
-        notes.append(note(path, f"{len(torn)} torn line{'s' if len(torn) > 1 else ''} left out"))
-    for number in torn if notes is None else ():
-        log.warning("%s line %d is torn and skipped", path, number)
+    lines = parse_lines(read_bytes(path, notes) or b"", torn)
+    if torn:
+        left_out = note(path, f"{len(torn)} torn line{'s' if len(torn) > 1 else ''} left out")
+        if notes is None:
+            log.warning("%s: %s", left_out.where, left_out.text)
+        else:
+            notes.append(left_out)
+    return lines
 
 
-def parse_lines(data: bytes, torn: list[int] | None = None) -> Iterator[Values]:
-    """Yields the objects of some JSON lines; numbers of torn lines, from 1, go to ``torn``."""
+def parse_lines(data: bytes, torn: list[int] | None = None) -> list[Values]:
+    """Returns the objects of some JSON lines; numbers of torn lines, from 1, go to ``torn``."""
+    lines = []
     for number, text_of_line in enumerate(data.split(b"\n"), start=1):
         if not text_of_line.strip():
             continue
@@ -128,20 +96,19 @@ def parse_lines(data: bytes, torn: list[int] | None = None) -> Iterator[Values]:
         except (ValueError, RecursionError):
             line = None
         if isinstance(line, dict):
-            yield line
+            lines.append(line)
         elif torn is not None:
             torn.append(number)
+    return lines
 
 
 def read_bytes(
     path: StrPath, notes: Notes = None, *, needed: bool = False, first: int | None = None
 ) -> bytes | None:
-    """Returns what a regular file holds; None if it is missing, too large or no regular file.
+    """Returns what a regular file holds; None if it is missing or cannot be used.
 
     With ``first``, so many bytes from its beginning are enough, and a large file is no problem.
-
-    Raises:
-        RunError: the file cannot be used and ``notes`` is None.
+    Errors are those of :func:`read_json`.
     """
     limit = MAX_BYTES.get(Path(path).name, MIB)
     try:
@@ -151,7 +118,7 @@ def read_bytes(
                 return file.read(limit if first is None else first)
         why = f"{num_bytes / MIB:.1f} MiB, more than the {limit // MIB} MiB that are read"
     except FileNotFoundError as error:
-        if notes is not None and not needed:
+        if not needed:
             return None
         why = error.strerror or str(error)
     except (OSError, ValueError) as error:  # ValueError: a path that holds a null byte
@@ -193,12 +160,37 @@ def note(path: StrPath, why: str) -> Note:
     return Note(text(where, 200) or "?", text(why, 300) or "?")
 
 
-def _damaged(path: StrPath, why: str, notes: Notes) -> Values:
-    """Notes that a file makes no sense, or raises; returns the empty value."""
+def damaged(path: StrPath, why: str, notes: Notes) -> Values:
+    """Returns the empty value of a damaged file, and notes why or raises a RunError."""
     if notes is None:
         raise RunError(f"{path} is damaged ({why}); run the experiment again")
     notes.append(note(path, f"damaged: {why}"))
     return {}
+
+
+def _read(path: StrPath, parse: Callable[[bytes], Any], notes: Notes, needed: bool) -> Values:
+    data = read_bytes(path, notes, needed=needed)
+    if data is None:
+        return {}
+    try:
+        value = parse(data)
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        return damaged(path, str(error), notes)
+    return value if isinstance(value, dict) else damaged(path, "it holds no keys", notes)
+
+
+def _parse_yaml(data: bytes) -> Any:
+    value = yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    # Values in all, each alias counted in full.
+    stack, left = [value], MAX_NODES
+    while stack and left > 0:
+        inner = stack.pop()
+        if isinstance(inner, (dict, list)):
+            left -= len(inner)
+            stack += inner.values() if isinstance(inner, dict) else inner
+    if left <= 0:
+        raise ValueError(f"its aliases stand for more than {MAX_NODES} values")
+    return value
 
 
 def _visible(character: str) -> str:

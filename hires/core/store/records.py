@@ -41,11 +41,6 @@ def require_seen(run_dir: StrPath) -> None:
         )
 
 
-def append(path: StrPath, line: Values) -> None:
-    """Appends one JSON object as one line, many processes at once; raises RunError if it cannot."""
-    append_line(path, json.dumps(line))  # a loss may be NaN: these files are read by Python
-
-
 def event(run_dir: StrPath, attempt: int, name: str, **fields: Any) -> None:
     """Appends an event with its time to the attempt's ``events.jsonl``.
 
@@ -53,12 +48,7 @@ def event(run_dir: StrPath, attempt: int, name: str, **fields: Any) -> None:
     before it ends: the launcher separates causes from consequences by it.
     """
     line = {"time": provenance.now(), "event": name, **fields}
-    append(attempt_dir(run_dir, attempt) / file_names.EVENTS, line)
-
-
-def read_lines(path: StrPath) -> list[Values]:
-    """Returns the whole lines of a JSON-lines file, none if it is not there."""
-    return list(reading.read_lines(path))
+    append_line(attempt_dir(run_dir, attempt) / file_names.EVENTS, line)
 
 
 def read_config(run_dir: StrPath) -> RunConfig:
@@ -78,7 +68,7 @@ def read_config(run_dir: StrPath) -> RunConfig:
 
 def read_plan(run_dir: StrPath) -> Values:
     """Returns the frozen plan of a run folder; raises RunError if it cannot be read."""
-    return reading.read_json(Path(run_dir) / file_names.PLAN)
+    return reading.read_json(Path(run_dir) / file_names.PLAN, needed=True)
 
 
 def read_record(folder: StrPath) -> Values | None:
@@ -88,12 +78,10 @@ def read_record(folder: StrPath) -> Values | None:
         RunError: it cannot be read, or another version of hires wrote it.
     """
     path = Path(folder) / file_names.RECORD
-    if not path.exists():
-        return None
     record = reading.read_json(path)
     if record.get("schema", SCHEMA) != SCHEMA:
         raise RunError(f"{path}: {other_schema(record)}")
-    return record
+    return record or None
 
 
 def other_schema(record: Values) -> str:
@@ -207,7 +195,7 @@ def _steps_before(own: Attempt, lines: Sequence[Values]) -> tuple[list[Values], 
     begin, attempt = _begin_of(lines), own.number
     while begin is not None and begin["attempt"] is not None and begin["attempt"] < attempt:
         attempt = begin["attempt"]
-        before = read_lines(attempt_dir(own.run, attempt) / file_names.METRICS)
+        before = Attempt(own.run, attempt, strict=True).metrics
         steps += [s for s in before if s.get("kind") == "step" and s["step"] < begin["step"]]
         begin = _begin_of(before)
     return steps, begin["step"] if begin else 0

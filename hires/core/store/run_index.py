@@ -1,8 +1,8 @@
 """Writes how attempts ended: ``exit.json`` of each, and its line in ``results/index.jsonl``.
 
-    append (end of an attempt)   lock | torn end? add a line break | one write | unlock
-    replace (hires index)        mark the size; read all folders; lock | keep lines that were
-                                 appended behind the mark | rename the new file | unlock
+    append (end of an attempt)   lock | one write | unlock
+    replace (hires index)        read all folders; lock | keep the lines of attempts that ended
+                                 meanwhile | rename the new file | unlock
 
 The index makes lists of thousands of runs quick and holds no truth: a line that is missing or torn
 costs time and no result.
@@ -13,14 +13,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, provenance, records
+from hires.core.store import file_names, provenance, reading, records
 from hires.core.store.attempts import Attempt
-from hires.core.store.files import cannot_write, write_atomically
+from hires.core.store.files import append_line, cannot_write, write_atomically
 from hires.core.store.naming import plain
 from hires.core.store.reading import Values, as_dict
 
@@ -141,65 +140,32 @@ def append(results: Path, line: Values) -> None:
     Raises:
         RunError: it cannot be written, or the lock is held for longer than ``PATIENCE_S``.
     """
-    path = results / FILE
-    data = json.dumps(line).encode() + b"\n"
-    try:
-        with _locked(results):
-            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                # A writer that died in the middle of a line, or a full disk, left no line break.
-                size = os.fstat(fd).st_size
-                if size > 0 and os.pread(fd, 1, size - 1) != b"\n":
-                    data = b"\n" + data
-                written = os.write(fd, data)
-            finally:
-                os.close(fd)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    if written < len(data):
-        raise RunError(f"{path} holds a part of a line only: is the disk full? `hires index` mends")
+    with _locked(results):
+        append_line(results / FILE, line)
 
 
-IndexMark = tuple[int, int]
-"""How far an index was written at some moment: its inode and its bytes."""
-
-
-def mark(results: Path) -> IndexMark:
-    """Returns how far the index is written now; :func:`replace` keeps what is added later."""
-    try:
-        facts = (results / FILE).stat()
-    except OSError:
-        return 0, 0
-    return facts.st_ino, facts.st_size
-
-
-def replace(results: Path, lines: Iterable[Values], since: IndexMark) -> None:
+def replace(results: Path, lines: Iterable[Values]) -> None:
     """Writes the index anew; readers see the old one or the new one.
 
-    ``since`` was taken before the folders were read: lines that were added later are kept.
+    Of the present lines those stay whose attempt is none of the ``lines`` and has ended: it did so
+    while the folders were read.
 
     Raises:
         RunError: it cannot be written.
     """
-    path = results / FILE
-    whole = {_key(line): json.dumps(line) for line in lines}
-    try:
-        with _locked(results):
-            added = b""
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                if os.fstat(file.fileno()).st_ino == since[0]:
-                    file.seek(since[1])  # else the file is another: all of its lines are new
-                added = file.read()
-            for text in added.decode(errors="replace").split("\n"):
-                with contextlib.suppress(ValueError, AttributeError, RecursionError):  # torn
-                    whole.setdefault(_key(json.loads(text)), text)
-            write_atomically(path, "".join(f"{text}\n" for text in whole.values()))
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    whole = {_key(line): line for line in lines}
+    with _locked(results):
+        for line in reading.read_lines(results / FILE, []):
+            campaign, run, attempt = key = _key(line)
+            if key not in whole and Attempt(results / campaign / run, attempt).exit:
+                whole[key] = line
+        text = "".join(json.dumps(line) + "\n" for line in whole.values())
+        write_atomically(results / FILE, text)
 
 
-def _key(line: Values) -> str:
-    return json.dumps([line.get("campaign"), line.get("run"), line.get("attempt")])
+def _key(line: Values) -> tuple[str, str, int]:
+    attempt = line.get("attempt")
+    return str(line.get("campaign")), str(line.get("run")), attempt if type(attempt) is int else -1
 
 
 @contextlib.contextmanager
@@ -207,10 +173,10 @@ def _locked(results: Path) -> Iterator[None]:
     """Lets one process at a time write; the system frees the lock of a process that dies."""
     import filelock  # 30 ms, which only the end of an attempt pays
 
-    results.stat()  # filelock would make a folder that is missing
     # A file of its own: the index itself is replaced, and then a lock on it protects nothing.
     lock = filelock.UnixFileLock(results / file_names.INDEX_LOCK)
     try:
+        results.stat()  # filelock would make a folder that is missing
         with lock.acquire(PATIENCE_S, poll_interval=_POLL_S):
             yield
     except filelock.Timeout:
@@ -218,3 +184,5 @@ def _locked(results: Path) -> Iterator[None]:
             f"{results / FILE} is locked by another process for more than {PATIENCE_S:g} s; run "
             f"`hires index` when that is gone"
         ) from None
+    except OSError as error:
+        raise cannot_write(results / FILE, error) from error

@@ -43,7 +43,7 @@ class RunDir:
     """The folder, absolute."""
     attempt: int
     """The attempt to launch, or of a complete run that of its record."""
-    complete: bool
+    complete: bool = False
     """Whether the run was complete already, so that nothing needs to be started."""
 
     def __fspath__(self) -> str:
@@ -71,9 +71,9 @@ def create(config: RunConfig, plan: Values, argv: Sequence[str], *, again: bool 
     The caller makes sure that the run is not under way.
 
     Args:
-        config: the resolved config; it is frozen as ``config.yaml``.
-        plan: the verified plan as plain values; it is frozen as ``plan.json``.
-        argv: the command line as typed, for the record: ``["hires", "run", ...]``.
+        config: the resolved config, for ``config.yaml``.
+        plan: the verified plan as plain values, for ``plan.json``.
+        argv: the command line as typed: ``["hires", "run", ...]``.
         again: whether a complete run gets another attempt.
 
     Raises:
@@ -83,13 +83,13 @@ def create(config: RunConfig, plan: Values, argv: Sequence[str], *, again: bool 
     path = run_path(config)
     files = _frozen_files(config, plan, argv)
     if _build(path, files, argv):
-        return RunDir(path, 0, complete=False)
+        return RunDir(path, 0)
     _check_same_config(path, config)
     done = done_attempt(path)
     if done is not None and not again:
         return RunDir(path, done, complete=True)
     _refresh(path, files)
-    return RunDir(path, next_attempt(path, argv), complete=False)
+    return RunDir(path, next_attempt(path, argv))
 
 
 def freeze(config: RunConfig, plan: Values, argv: Sequence[str]) -> Path:
@@ -115,18 +115,6 @@ def refreeze(path: StrPath, config: RunConfig) -> None:
     """Freezes a config that differs in cosmetic keys only; raises RunError if it cannot."""
     _check_same_config(Path(path), config)
     _refresh(Path(path), {file_names.CONFIG: _config_text(config)})
-
-
-def start_attempt(path: StrPath, argv: Sequence[str] | None) -> RunDir:
-    """Returns a frozen run with a fresh attempt; the caller makes sure it is not under way.
-
-    ``argv`` makes this run alone; None: the command line of the first attempt holds.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
-    path = Path(path).absolute()
-    return RunDir(path, next_attempt(path, argv), complete=False)
 
 
 def done_attempts(path: StrPath) -> list[int]:

@@ -137,7 +137,7 @@ def _lost_its_port(job: Launch, end: Outcome) -> bool:
 def _write_end(job: Launch, end: Outcome, started: str) -> Outcome:
     """Writes how an attempt ended; returns the end, failed if it is not whole or not written."""
     record: dict[str, Any] | None = None
-    if end.state == "failed" and Attempt.at(job.folder).is_cancelled:
+    if end.state == "failed" and Attempt(job.run_dir, job.attempt).is_cancelled:
         end = replace(end, state="cancelled", cause=f"cancelled; {end.cause}", reason=None)
     try:
         if not job.args:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from hires.core.errors import RunError
 from hires.core.store import file_names, rundir
+from hires.core.store.attempts import next_attempt
 from hires.launcher.attempt_queue import AttemptQueue, Running
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import MetricsTail
@@ -135,7 +136,7 @@ class LocalQueue(AttemptQueue[PlannedAttempt]):
                     self._done[task.path] += 1
                     self._watcher.left(task, "completed by another command meanwhile")
                     return
-                run = rundir.start_attempt(task.path, task.argv)
+                run = rundir.RunDir(task.path, next_attempt(task.path, task.argv))
                 words = [_LAUNCHER, str(run.path), str(run.attempt), *self._module]
                 log = run.attempt_dir / file_names.LOGS / file_names.LAUNCHER_LOG
                 self.launch(task, run.attempt, words, log)

@@ -179,7 +179,7 @@ def read(attempt: Path, patience_s: float = 0.0) -> dict[str, Any]:
     while not path.exists() and time.monotonic() < until:
         time.sleep(_POLL_S)
     try:
-        return read_json(path)
+        return read_json(path, needed=True)
     except RunError as error:
         raise RunError(f"{error}; start the run with `hires run` or its launch.sh") from None
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, rundir
-from hires.core.store.attempts import Attempt
+from hires.core.store import file_names
+from hires.core.store.attempts import Attempt, next_attempt
 from hires.core.store.campaign import ArrayEntry
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted
@@ -93,7 +93,7 @@ def _submit(tasks: Tasks, options: SubmitOptions, before: str | None) -> list[Su
     submitted = []
     for run in (run for some in tasks for run in some):
         try:
-            attempts[run.path] = rundir.start_attempt(run.path, run.argv).attempt
+            attempts[run.path] = next_attempt(run.path, run.argv)
         except RunError as error:
             submitted.append(Submitted(run.path, None, str(error)))
     tasks = [[run for run in some if run.path in attempts] for some in tasks]

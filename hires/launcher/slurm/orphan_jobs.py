@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hires.core.errors import RunError
 from hires.core.store import file_names
-from hires.core.store.attempts import Attempt, latest
+from hires.core.store.attempts import Attempt, job_in, latest
 from hires.core.store.campaign import read_array
 from hires.launcher.slurm import job_arrays, scheduler
 from hires.launcher.slurm.job_script import note_job
@@ -71,7 +71,7 @@ def repair(campaign: Path) -> Iterator[str]:
         RunError: an attempt cannot be written to.
     """
     for array in _arrays(campaign):
-        job = Attempt.at(array).job
+        job = job_in(array, [])
         if not job:
             if (array / file_names.JOB).exists():
                 yield f"{array / file_names.JOB} is damaged: the job of its runs is unknown"
@@ -83,11 +83,10 @@ def repair(campaign: Path) -> Iterator[str]:
             continue
         for index, entries in enumerate(tasks):
             for entry in entries:
-                folder = file_names.attempt_dir(campaign / entry.run, entry.attempt)
-                is_noted = any((folder / n).exists() for n in (file_names.JOB, file_names.EXIT))
-                is_same = entry.id is not None and Attempt.at(folder).id == entry.id
-                if is_same and not is_noted:
-                    note_job(folder, str(job["job"]), index, len(entries))
+                attempt = Attempt(campaign / entry.run, entry.attempt)
+                is_noted = attempt.has_ended or (attempt.folder / file_names.JOB).exists()
+                if entry.id is not None and entry.id == attempt.id and not is_noted:
+                    note_job(attempt.folder, str(job["job"]), index, len(entries))
 
 
 def _arrays(campaign: Path) -> list[Path]:

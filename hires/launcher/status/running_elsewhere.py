@@ -46,7 +46,7 @@ def alone(run: Path, job: str | None = None, submitted: int | None = None) -> It
     if not run.is_dir():  # a lock would make the folder, and no run is whole without its files
         yield
         return
-    with files.wait_for_lock(run / file_names.BEGIN_LOCK, f"the start of {run.name}", _PATIENCE_S):
+    with files.lock(run / file_names.BEGIN_LOCK, f"the start of {run.name}", _PATIENCE_S):
         for why in holders([run], job, submitted).values():
             by = "" if job is None else f" by job {job}"
             raise UnderWayError(f"{run.name} is not begun{by}: {why}")

@@ -262,7 +262,6 @@ def rebuild_index(results: Path, paths: Sequence[Path]) -> tuple[int, list[Note]
     Raises:
         RunError: it cannot be written.
     """
-    since = run_index.mark(results)
     lines: list[Values] = []
     notes: list[Note] = []
     for path in paths:
@@ -275,7 +274,7 @@ def rebuild_index(results: Path, paths: Sequence[Path]) -> tuple[int, list[Note]
                 end = attempt.exit
                 lines.append(run_index.entry(path, attempt.number, run.config, record, end))
         notes += run.notes
-    run_index.replace(results, lines, since)
+    run_index.replace(results, lines)
     return len(lines), notes
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.store import provenance, records
+from hires.core.store import provenance
+from hires.core.store.reading import read_lines
 from hires.launcher.status import state
 from tests.helpers.run_folders import begin, done, make_run, submitted
 
@@ -27,7 +28,7 @@ local.launch(sys.argv[1], 0, module="tests.helpers.fake_rank")
 
 
 def events(run: Path) -> list[dict]:
-    return records.read_lines(run / "a0" / "events.jsonl")
+    return read_lines(run / "a0" / "events.jsonl")
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from hires.core.errors import RunError
 from hires.core.ranks import heartbeat
 from hires.core.ranks.heartbeat import Activity
 from hires.core.ranks.timeline import COLLECTIVE, FORWARD, Recorder
-from hires.core.store import records
+from hires.core.store.reading import read_lines
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.timeout(60)
@@ -36,7 +36,7 @@ def until(condition, pause_s: float = 0.02) -> None:
 
 
 def stuck(run: Path) -> list[dict]:
-    return [e for e in records.read_lines(run / "a0/events.jsonl") if e["event"] == "rank_stuck"]
+    return [e for e in read_lines(run / "a0/events.jsonl") if e["event"] == "rank_stuck"]
 
 
 def test_heart_beats_while_the_block_runs(run, monkeypatch):

@@ -102,7 +102,7 @@ def test_what_is_held_is_not_read(run):
 def test_job_of_before_there_were_several_launchers_is_one_of_slurm(run):
     (run / "a0").mkdir(parents=True, exist_ok=True)
     (run / "a0" / "job.json").write_text('{"job": "12", "index": null}')
-    assert Attempt(run, 0).job == {"launcher": "slurm", "job": "12", "index": None}
+    assert Attempt(run, 0).job == {"launcher": "slurm", "job": "12", "index": None, "pack": 1}
 
 
 def test_the_last_start_counts(run):

@@ -97,7 +97,7 @@ def test_path_without_checkpoints_is_refused(tmp_path, there):
     [
         (lambda p: (p / checkpoints.MANIFEST).unlink(), "No such file"),
         (lambda p: (p / checkpoints.MANIFEST).write_text("{"), "Expecting property name"),
-        (lambda p: (p / checkpoints.MANIFEST).write_text("[]"), "it holds no object"),
+        (lambda p: (p / checkpoints.MANIFEST).write_text("[]"), "it holds no keys"),
         (lambda p: (p / checkpoints.MANIFEST).write_text('{"schema": 1}'), "makes no sense"),
         (lambda p: (p / checkpoints.MANIFEST).write_text('{"schema": 99}'), "has schema 99"),
         (lambda p: (p / "stage00.safetensors").unlink(), "stage00.safetensors is missing"),

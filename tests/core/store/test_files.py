@@ -142,4 +142,4 @@ def test_lock_is_waited_for_until_its_holder_is_done(tmp_path, holder):
 
 
 def waited(folder: Path, patience_s: float):
-    return files.wait_for_lock(folder / "lock", "the test", patience_s)
+    return files.lock(folder / "lock", "the test", patience_s)

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import RunError
 from hires.core.store import attempts, file_names, files, records, rundir
+from hires.core.store.files import append_line
+from hires.core.store.reading import read_lines
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,7 +34,7 @@ def run(tmp_path):
 
 def tell(run, *lines):
     for line in lines:
-        records.append(run.attempt_dir / "metrics.jsonl", line)
+        append_line(run.attempt_dir / "metrics.jsonl", line)
 
 
 def step(rank, number, step_s, loss=None):
@@ -71,7 +73,7 @@ def tell_attempt(run, number, lines):
     if number:
         assert attempts.next_attempt(run.path) == number
     for line in lines:
-        records.append(file_names.attempt_dir(run.path, number) / "metrics.jsonl", line)
+        append_line(file_names.attempt_dir(run.path, number) / "metrics.jsonl", line)
 
 
 def steps(first, end, step_s=1.0):
@@ -206,16 +208,16 @@ def test_loss_is_the_mean_over_replicas(run):
 def test_lines_before_a_torn_one_are_read(tmp_path_factory, cut, texts):
     path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
     for text in texts:
-        records.append(path, {"text": text})
+        append_line(path, {"text": text})
     data = path.read_bytes()[:cut]
     path.write_bytes(data)
-    read = records.read_lines(path)
+    read = read_lines(path)
     assert read == [{"text": text} for text in texts[: len(read)]]
     assert data.count(b"\n") <= len(read) <= data.count(b"\n") + 1
 
 
 def test_file_that_is_not_there_holds_no_lines(tmp_path):
-    assert records.read_lines(tmp_path / "none.jsonl") == []
+    assert read_lines(tmp_path / "none.jsonl") == []
 
 
 def test_lines_of_many_writers_do_not_mix(tmp_path):
@@ -224,14 +226,14 @@ def test_lines_of_many_writers_do_not_mix(tmp_path):
 
     def write(rank):
         for number in range(50):
-            records.append(path, {"rank": rank, "number": number, "filler": filler})
+            append_line(path, {"rank": rank, "number": number, "filler": filler})
 
     threads = [threading.Thread(target=write, args=(rank,)) for rank in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    lines = records.read_lines(path)
+    lines = read_lines(path)
     assert {(line["rank"], line["number"]) for line in lines} == {
         (rank, number) for rank in range(8) for number in range(50)
     }
@@ -241,7 +243,7 @@ def test_lines_of_many_writers_do_not_mix(tmp_path):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
 def test_append_to_a_full_disk_is_explained():
     with pytest.raises(RunError, match="cannot write /dev/full: No space left on device; free"):
-        records.append("/dev/full", {"step": 1})
+        append_line("/dev/full", {"step": 1})
 
 
 def test_half_written_line_is_an_error(tmp_path, monkeypatch):
@@ -249,7 +251,7 @@ def test_half_written_line_is_an_error(tmp_path, monkeypatch):
     real = os.write
     monkeypatch.setattr(files.os, "write", lambda fd, data: real(fd, data[:5]))
     with pytest.raises(RunError, match="No space left"):
-        records.append(tmp_path / "metrics.jsonl", {"step": 1})
+        append_line(tmp_path / "metrics.jsonl", {"step": 1})
 
 
 def test_atomic_write_keeps_the_old_text_when_it_fails(tmp_path, monkeypatch):
@@ -273,7 +275,7 @@ def test_damaged_config_is_named(run):
     with pytest.raises(RunError, match=r"config\.yaml is damaged"):
         records.read_config(run)
     (run.path / "config.yaml").write_text("- 1")
-    with pytest.raises(ConfigError, match="must hold keys"):
+    with pytest.raises(RunError, match="it holds no keys"):
         records.read_config(run)
 
 

@@ -22,6 +22,9 @@ from hires.core.store import run_index as index
 who = sys.argv[2]
 for n in range(50):
     line = {"schema": 1, "campaign": "c", "run": who, "attempt": n, "text": "x" * 3000}
+    folder = Path(sys.argv[1]) / "c" / who / f"a{n}"
+    folder.mkdir(parents=True)
+    (folder / "exit.json").write_text('{"state": "done"}')
     index.append(Path(sys.argv[1]), line)
 """
 _REBUILD = """
@@ -30,13 +33,12 @@ from pathlib import Path
 from hires.core.store import run_index as index
 results = Path(sys.argv[1])
 for n in range(20):
-    since = index.mark(results)
     try:
         lines = [json.loads(line) for line in (results / index.FILE).read_text().splitlines()]
     except FileNotFoundError:
         lines = []
     time.sleep(0.01)
-    index.replace(results, lines, since)
+    index.replace(results, lines)
 """
 _HOLD = """
 import fcntl, os, sys, time
@@ -78,7 +80,7 @@ def test_rebuilding_meanwhile_loses_no_line(tmp_path):
     assert codes([*writers, *builders]) == [0] * 4
     found = {(line["run"], line["attempt"]) for line in lines(tmp_path)}
     assert found == {(who, n) for who in "ab" for n in range(50)}
-    assert {path.name for path in tmp_path.iterdir()} == {run_index.FILE, ".index.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {run_index.FILE, ".index.lock", "c"}
 
 
 def test_line_behind_a_torn_one_is_whole(tmp_path):
@@ -90,16 +92,18 @@ def test_line_behind_a_torn_one_is_whole(tmp_path):
     assert text == ['{"run": "a"}', '{"run": "to', '{"run": "b"}']
 
 
-def test_what_came_after_the_folders_were_read_is_kept(tmp_path):
-    run_index.append(tmp_path, {"run": "old"})
-    since = run_index.mark(tmp_path)
-    run_index.append(tmp_path, {"run": "late"})
-    run_index.replace(tmp_path, [{"run": "read"}], since)
-    assert lines(tmp_path) == [{"run": "read"}, {"run": "late"}]
-    run_index.replace(
-        tmp_path, [{"run": "late", "n": 1}], since
-    )  # another has replaced it meanwhile
-    assert lines(tmp_path) == [{"run": "late", "n": 1}, {"run": "read"}]
+def test_attempts_that_ended_after_the_folders_were_read_keep_their_lines(tmp_path):
+    def line(run, **more):
+        return {"campaign": "c", "run": run, "attempt": 0, **more}
+
+    (tmp_path / "c" / "late" / "a0").mkdir(parents=True)
+    (tmp_path / "c" / "late" / "a0" / "exit.json").write_text('{"state": "done"}')
+    for run in ("gone", "late"):
+        run_index.append(tmp_path, line(run))
+    run_index.replace(tmp_path, [line("read")])
+    assert lines(tmp_path) == [line("read"), line("late")]
+    run_index.replace(tmp_path, [line("late", n=1)])
+    assert lines(tmp_path) == [line("late", n=1)]
 
 
 def test_lock_of_a_process_that_was_stopped_is_not_waited_for_long(tmp_path, monkeypatch):

@@ -102,7 +102,8 @@ def test_frozen_run_is_pending_until_its_first_attempt(config):
     newer = {**PLAN, "verdict": "deadlock-free, 3 messages"}
     assert rundir.freeze(config, newer, ARGV) == path
     assert records.read_plan(path) == newer
-    run = rundir.start_attempt(path, ARGV)
+    assert attempts.next_attempt(path, ARGV) == 0
+    run = rundir.open_run(path)
     assert (run.path, run.attempt, run.complete) == (path, 0, False)
     assert json.loads((run.attempt_dir / "env.json").read_text())["reproduce"] == (
         "hires run parallel=sp"
@@ -121,7 +122,13 @@ def test_done_attempts_are_those_that_ended_well(config):
 
 def test_find_by_path_name_campaign_and_hash(config):
     run = rundir.create(config, PLAN, ARGV)
-    for name in (str(run.path), run.name, f"default/{run.name}", run.name[-8:], run.name[-8:-3]):
+    for name in (
+        str(run.path),
+        run.name,
+        f"default/{run.name}",
+        run.name[-8:],
+        run.name[-8:-3],
+    ):
         assert rundir.open_run(rundir.locate(name, config.results)) == run
     with pytest.raises(ConfigError, match="there is no run 'nothing'"):
         rundir.locate("nothing", config.results)

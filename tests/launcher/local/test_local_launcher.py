@@ -12,6 +12,7 @@ import pytest
 
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import provenance, records
+from hires.core.store.files import append_line
 from hires.launcher.local import __main__ as by_hand
 from hires.launcher.local import local_launcher
 from hires.launcher.supervision import supervisor
@@ -130,7 +131,7 @@ def test_rank_without_all_its_steps_means_failed(fake_world, launch):
 
 def test_rank_that_fails_after_the_record_was_written_means_failed(fake_world, launch):
     run = fake_world("ok", "exit 4")
-    records.append(run.attempt_dir / "metrics.jsonl", {"kind": "done", "rank": 0})
+    append_line(run.attempt_dir / "metrics.jsonl", {"kind": "done", "rank": 0})
     assert launch(run).state == "failed"
     assert records.read_record(run)["state"] == "failed"
 

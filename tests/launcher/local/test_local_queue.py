@@ -9,6 +9,7 @@ import pytest
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.store import attempts, records, rundir
+from hires.core.store.reading import read_lines
 from hires.launcher.local.local_queue import Limits, LocalQueue, PlannedAttempt
 from tests.helpers.run_folders import begin
 from tests.launcher.conftest import ROOT, alive
@@ -71,7 +72,7 @@ def run(tasks, watcher=None, **limits):
         event
         for task in tasks
         for folder in task.path.glob("a*")
-        for event in records.read_lines(folder / "events.jsonl")
+        for event in read_lines(folder / "events.jsonl")
     ]
     pids = [
         event["pid"] for event in events if event["event"] in ("rank_started", "launch_started")

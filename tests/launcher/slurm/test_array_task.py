@@ -17,6 +17,7 @@ import pytest
 from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
 from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.attempts import Attempt
+from hires.core.store.reading import read_lines
 from hires.launcher.interface import FrozenRun, SubmitOptions
 from hires.launcher.slurm import job_arrays
 from hires.launcher.slurm.allocation import Allocation, JobNode
@@ -134,7 +135,7 @@ def test_element_makes_the_attempts_of_its_run_one_after_the_other(submitted, cl
     folder = runs[0].parent / "arrays" / "0"
     assert finished(folder)[0] == 0
     assert ends(runs) == [["done"] * 3]
-    assert [Attempt.at(runs[0] / f"a{n}").job_name for n in range(3)] == ["7_0"] * 3
+    assert [Attempt(runs[0], n).job_name for n in range(3)] == ["7_0"] * 3
     found = [json.loads((runs[0] / f"a{n}" / "exit.json").read_text()) for n in range(3)]
     assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(found))
     assert finished(folder, SLURM_RESTART_COUNT="1")[0] == 0
@@ -169,7 +170,7 @@ def test_runs_side_by_side_meet_at_ports_of_their_own(submitted, cluster):
         wait_for_ranks(runs)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
-    lines = [line for run in runs for line in records.read_lines(run / "a0" / "events.jsonl")]
+    lines = [line for run in runs for line in read_lines(run / "a0" / "events.jsonl")]
     found = [line["port"] for line in lines if line["event"] == "launch_started"]
     assert len(set(found)) == len(found) == 2
 
@@ -240,7 +241,7 @@ def test_pack_that_makes_way_saves_what_runs_and_goes_on_with_the_rest(submitted
     code, out = finished(folder, SLURM_RESTART_COUNT="1")
     assert code == 0, out
     assert ends(runs) == [["timeout", "done"], ["timeout", "done"], ["done"]]
-    assert [Attempt.at(run / "a0").job_name for run in runs] == ["7_0"] * 3
+    assert [Attempt(run, 0).job_name for run in runs] == ["7_0"] * 3
     assert json.loads((runs[0] / "a1" / "job.json").read_text())["pack"] == 3
     assert finished(folder, SLURM_RESTART_COUNT="2")[0] == 0
     assert (cluster / "words").read_text() == "requeue 7_0\n"

@@ -89,7 +89,7 @@ def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cl
         records.event(run, 0, "launch_started")
     assert batch.main([str(run.path), *words]) == 0
     assert exit_of(run, 1)["state"] == "done"
-    assert Attempt.at(run.path / "a1").job_name == "7"
+    assert Attempt(run.path, 1).job_name == "7"
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
@@ -102,7 +102,7 @@ def test_job_by_hand_does_not_begin_what_another_job_has(fake_world, cluster, ca
     told = f"is not begun by job 7: job 6_3 has it as attempt a0 ({state.lower()})"
     assert told in capfd.readouterr().out
     assert file_names.attempt_numbers(run.path) == [0]
-    assert Attempt.at(run.attempt_dir).job_name == "6_3"
+    assert Attempt(run, run.attempt).job_name == "6_3"
     (cluster / "left").write_text("6|3|COMPLETED|N/A|None\n")
     assert batch.main([str(run.path), *words]) == 0
 
@@ -147,7 +147,7 @@ def test_element_of_an_array_is_noted_with_its_index(fake_world, cluster, monkey
     job = Allocation("9", ("8", 3), JOB.nodes)
     monkeypatch.setattr(allocation, "current", lambda: job)
     batch.main([str(run.path), "0"])
-    assert Attempt.at(run.attempt_dir).job_name == "8_3"
+    assert Attempt(run, run.attempt).job_name == "8_3"
 
 
 def test_start_of_a_run_that_is_complete_does_nothing(fake_world, cluster, monkeypatch):

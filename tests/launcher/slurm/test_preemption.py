@@ -161,7 +161,7 @@ def test_silent_attempt_is_ended_by_the_next_start_of_its_job(fake_world, monkey
     left = json.loads((run.attempt_dir / "exit.json").read_text())
     assert (left["state"], left["reason"]) == ("failed", "node")
     assert "left no exit.json" in left["cause"]
-    assert Attempt.at(run.path / "a1").job_name == "7"
+    assert Attempt(run.path, 1).job_name == "7"
 
 
 def test_attempt_of_another_job_is_not_ended(fake_world, monkeypatch):

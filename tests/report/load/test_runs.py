@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -87,5 +88,7 @@ def test_attempt_since_then_sends_to_the_folder(results, paths):
 def test_runs_that_are_gone_are_not_listed(results, paths):
     rebuild_index(results, paths)
     assert len(runs_of(results, paths[:1])[0]) == 1
+    for path in paths[1:]:
+        shutil.rmtree(path)
     assert rebuild_index(results, paths[:1])[0] == 2
     assert len((results / run_index.FILE).read_text().splitlines()) == 2
