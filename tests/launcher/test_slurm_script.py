@@ -15,7 +15,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import launch_file
 from hires.core.store.attempts import Attempt
-from hires.launcher.slurm import job_script, sbatch
+from hires.launcher.slurm import job_script
 from hires.launcher.slurm.job_script import note_job
 
 ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r#SBATCH --x \"&"
@@ -212,7 +212,7 @@ def submitted(tmp_path: Path, **keys) -> Path:
 def test_submission_is_noted_in_the_attempt(tmp_path, path):
     run = submitted(tmp_path)
     command(path, "sbatch", f'printf "%s|" "$@" > {tmp_path}/words; echo "41;cluster"')
-    assert job_script.submit(run, 0) == "41"
+    assert job_script.submit_attempt(run, 0) == "41"
     assert (tmp_path / "words").read_text() == f"--parsable|{run}/job.sbatch|0|"
     job = json.loads((run / "a0" / "job.json").read_text())
     assert {**job, "submitted": ""} == {
@@ -236,7 +236,7 @@ def test_submission_is_noted_in_the_attempt(tmp_path, path):
 def test_banner_of_a_site_hides_no_job(tmp_path, path, answer):
     run = submitted(tmp_path)
     command(path, "sbatch", f"printf '{answer}'")
-    assert job_script.submit(run, 0) == "41"
+    assert job_script.submit_attempt(run, 0) == "41"
     assert Attempt(run, 0).job_name == "41"
 
 
@@ -244,7 +244,7 @@ def test_answer_without_a_job_is_shown(tmp_path, path):
     run = submitted(tmp_path)
     command(path, "sbatch", "echo 'the moon is full'")
     with pytest.raises(RunError, match="names no number; it said: the moon is full"):
-        job_script.submit(run, 0)
+        job_script.submit_attempt(run, 0)
 
 
 def test_nodes_that_the_site_excludes_stay_excluded_when_others_are(tmp_path):
@@ -260,8 +260,8 @@ def test_nodes_that_the_site_excludes_stay_excluded_when_others_are(tmp_path):
 def test_job_waits_for_what_the_site_wants_and_for_more():
     cluster = ClusterConfig(options={"dependency": "singleton"})
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
-    assert sbatch.after(config, None) == []
-    assert sbatch.after(config, "afterok:3", None) == ["--dependency=singleton,afterok:3"]
+    assert job_script.after(config, None) == []
+    assert job_script.after(config, "afterok:3", None) == ["--dependency=singleton,afterok:3"]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_refusal_shows_the_line_and_what_would_do(tmp_path, path, message, line,
     command(path, "sbatch", f"echo 'sbatch: error: {message}' >&2; exit 1")
     command(path, "sinfo", "printf 'long (up)\\nclosed (inact)\\nlong (up)\\n'")
     with pytest.raises(ConfigError) as caught:
-        job_script.submit(run, 0)
+        job_script.submit_attempt(run, 0)
     text = str(caught.value)
     number = (run / "job.sbatch").read_text().splitlines().index(f"#SBATCH {line}") + 1
     assert text.startswith(f"sbatch refused the job: {message}; ")
@@ -299,28 +299,28 @@ def test_refusal_shows_what_the_site_asks_for_and_a_check_has_no_layout(tmp_path
     ).write()
     message = "sbatch: error: Requested node configuration is not available"
     command(path, "sbatch", f"echo '{message}' >&2; exit 1")
-    with pytest.raises(sbatch.RefusedError) as caught:
-        job_script.submit(run, 0)
+    with pytest.raises(job_script.RefusedError) as caught:
+        job_script.submit_attempt(run, 0)
     assert "job.sbatch is: #SBATCH --exclude=n2" in caught.value.why
     assert "comment" not in caught.value.why
     keys = "cluster.options.exclude, launcher.nodes"
     remedy = f"change {keys}, launcher.threads or the layout's ranks"
     assert str(caught.value) == f"{caught.value.why}; {remedy}"
-    assert caught.value.remedy(besides=sbatch.RANKS) == f"change {keys} or launcher.threads"
+    assert caught.value.remedy(besides=job_script.RANKS) == f"change {keys} or launcher.threads"
 
 
 def test_refusal_for_another_reason_names_the_script(tmp_path, path):
     run = submitted(tmp_path)
     command(path, "sbatch", "echo 'sbatch: error: the moon is full' >&2; exit 1")
     with pytest.raises(RunError, match=r"the moon is full; see .*job\.sbatch"):
-        job_script.submit(run, 0)
+        job_script.submit_attempt(run, 0)
 
 
 def test_machine_without_slurm_is_told_so(tmp_path, monkeypatch):
     run = submitted(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RunError, match="no sbatch here"):
-        job_script.submit(run, 0)
+        job_script.submit_attempt(run, 0)
     assert not list((run / "a0").iterdir())
 
 

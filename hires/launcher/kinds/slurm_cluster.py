@@ -14,9 +14,8 @@ from hires.core.store.rundir import RunDir
 from hires.launcher.interface import LAUNCHERS, Launcher, OnLine, Outcome
 from hires.launcher.job_wait import JobWait
 from hires.launcher.local.local_launcher import leave
-from hires.launcher.slurm import job_arrays, job_script, sbatch, scheduler
+from hires.launcher.slurm import job_arrays, job_script, scheduler
 from hires.launcher.slurm.dependency import dependency
-from hires.launcher.slurm.orphan_jobs import orphan_jobs, repair
 from hires.launcher.slurm.slurm_checks import cluster_checks, slurm_checks
 
 
@@ -30,8 +29,8 @@ class SlurmLauncher(Launcher):
     submit_many = staticmethod(job_arrays.submit_all)
     job_states = staticmethod(scheduler.job_states)
     cancel = staticmethod(scheduler.cancel)
-    orphan_jobs = staticmethod(orphan_jobs)
-    repair = staticmethod(repair)
+    orphan_jobs = staticmethod(job_arrays.orphan_jobs)
+    repair = staticmethod(job_arrays.repair)
     avoided_nodes = staticmethod(scheduler.avoided_nodes)
     checks = staticmethod(slurm_checks)
     node_checks = staticmethod(cluster_checks)
@@ -49,7 +48,7 @@ class SlurmLauncher(Launcher):
             argv = ["hires", "run"]
             path = job_script.JobScript(Path(folder), config, num_ranks, argv).write()
             try:
-                return sbatch.start_estimate(path)
+                return job_script.start_estimate(path)
             except ConfigError:
                 raise
             except RunError as error:
@@ -58,7 +57,8 @@ class SlurmLauncher(Launcher):
     def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> str:
         """Submits ``job.sbatch`` for an attempt and returns the job's number."""
         try:
-            return job_script.submit(run.path, run.attempt, sbatch.after(config, after))
+            options = job_script.after(config, after)
+            return job_script.submit_attempt(run.path, run.attempt, options)
         except (ConfigError, RunError) as error:
             leave(run.path, run.attempt, "failed", str(error))
             raise

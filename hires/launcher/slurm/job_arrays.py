@@ -1,35 +1,38 @@
-"""Submits many frozen runs as few Slurm job arrays.
+"""Submits many frozen runs as few Slurm job arrays, and finds jobs whose submission was cut short.
 
 Runs that want the same of Slurm become the tasks of one array, as long as the cluster allows. An
 array has a folder below its campaign, ``arrays/0``, with ``job.sbatch``, which may be submitted by
 hand too, and ``points.jsonl``: line k names the runs that task k starts, and their attempts.
+
+sbatch may die, or stop waiting, after the controller has taken the job; the attempt then has an
+``exit.json`` that says it failed, or none if the command was killed. Without the job's number the
+run would be submitted twice. Such a job is found in the queue by the script that it runs, which
+lies in the folder of the run, or of a job array.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names
-from hires.core.store.attempts import Attempt, next_attempt
-from hires.core.store.campaign import ArrayEntry
+from hires.core.store.attempts import Attempt, job_in, latest, next_attempt
+from hires.core.store.campaign import ArrayEntry, read_array
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted
 from hires.launcher.local.local_launcher import leave
-from hires.launcher.slurm import job_script, sbatch, scheduler
+from hires.launcher.slurm import job_script, scheduler
 from hires.launcher.slurm.job_script import note_job
 
 FOLDER = "arrays"
 """Folder of all arrays, below that of their campaign."""
-MAX_SIZE = 1001
+MAX_SIZE = "1001"
 """Tasks of an array where Slurm does not say how many it allows: its own default."""
-Tasks = list[list[FrozenRun]]
-"""The runs of each task of an array."""
 
 
 def submit_all(
@@ -43,7 +46,11 @@ def submit_all(
                              array 1: 2
                              array 2: 1
     """
-    arrays = split(runs, max_size())
+    try:  # the largest index is one less
+        most = max(1, int(scheduler.config().get("MaxArraySize", MAX_SIZE)))
+    except RunError:  # if Slurm is not here at all, sbatch will say so
+        most = int(MAX_SIZE)
+    arrays = split(runs, most)
     lanes = min(options.limit or len(arrays), len(arrays))
     last: list[str | None] = [None] * lanes
     for number, tasks in enumerate(arrays):
@@ -60,7 +67,7 @@ def submit_all(
         yield from submitted
 
 
-def split(runs: Sequence[FrozenRun], most: int) -> list[Tasks]:
+def split(runs: Sequence[FrozenRun], most: int) -> list[list[list[FrozenRun]]]:
     """Returns runs as arrays of at most so many tasks, in the order of their first run."""
     alike: dict[str, list[FrozenRun]] = {}
     for run in runs:
@@ -77,44 +84,39 @@ def split(runs: Sequence[FrozenRun], most: int) -> list[Tasks]:
     return arrays
 
 
-def max_size() -> int:
-    """Returns how many tasks an array may have: the largest index is one less."""
-    try:
-        text = scheduler.ask("scontrol", "show", "config")
-    except RunError:
-        return MAX_SIZE  # if Slurm is not here at all, sbatch will say so
-    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
-    return max(1, int(match[1])) if match else MAX_SIZE
-
-
-def _submit(tasks: Tasks, options: SubmitOptions, before: str | None) -> list[Submitted]:
+def _submit(
+    tasks: Sequence[Sequence[FrozenRun]], options: SubmitOptions, before: str | None
+) -> list[Submitted]:
     """Submits one array, after another one if that is given; returns its runs."""
-    attempts: dict[Path, int] = {}
-    submitted = []
-    for run in (run for some in tasks for run in some):
-        try:
-            attempts[run.path] = next_attempt(run.path, run.argv)
-        except RunError as error:
-            submitted.append(Submitted(run.path, None, str(error)))
-    tasks = [[run for run in some if run.path in attempts] for some in tasks]
-    tasks = [some for some in tasks if some]
-    if not tasks:
+    submitted: list[Submitted] = []
+    begun: list[list[tuple[FrozenRun, Attempt]]] = []
+    for some in tasks:
+        begun.append([])
+        for run in some:
+            try:
+                attempt = Attempt(run.path, next_attempt(run.path, run.argv))
+                begun[-1].append((run, attempt))
+            except RunError as error:
+                submitted.append(Submitted(run.path, None, str(error)))
+    begun = [some for some in begun if some]
+    if not begun:
         return submitted
     try:
-        job = _sbatch(tasks, attempts, options, before)
+        job = _sbatch(begun, options, before)
     except HiresError as error:
-        for path, attempt in attempts.items():
-            leave(path, attempt, "failed", str(error))
-        return submitted + [Submitted(path, None, str(error)) for path in attempts]
-    for index, some in enumerate(tasks):
-        for run in some:
-            note_job(file_names.attempt_dir(run.path, attempts[run.path]), job, index, len(some))
+        for run, attempt in (pair for some in begun for pair in some):
+            leave(run.path, attempt.number, "failed", str(error))
+            submitted.append(Submitted(run.path, None, str(error)))
+        return submitted
+    for index, pairs in enumerate(begun):
+        for run, attempt in pairs:
+            note_job(attempt.folder, job, index, len(pairs))
             submitted.append(Submitted(run.path, f"{job}_{index}", None))
     return submitted
 
 
 def _sbatch(
-    tasks: Tasks, attempts: dict[Path, int], options: SubmitOptions, before: str | None
+    tasks: Sequence[Sequence[tuple[FrozenRun, Attempt]]], options: SubmitOptions, before: str | None
 ) -> str:
     """Writes the folder of an array and submits it; returns its number.
 
@@ -122,32 +124,24 @@ def _sbatch(
         ConfigError: Slurm refuses an option, whose line is shown.
         RunError: the folder cannot be written, or Slurm is not here.
     """
-    largest = max((run for some in tasks for run in some), key=lambda run: run.ranks)
+    largest = max((run for some in tasks for run, _ in some), key=lambda run: run.ranks)
     folder = _new_folder(largest.path.parent / FOLDER)
-    lines = []
+    text = ""
     for some in tasks:
-        numbers = [(run, attempts[run.path]) for run in some]
-        entries = [
-            ArrayEntry(run.path.name, number, Attempt(run.path, number).id, run.attempts)
-            for run, number in numbers
-        ]
-        lines.append(json.dumps([dataclasses.asdict(entry) for entry in entries]) + "\n")
-    write_atomically(folder / file_names.POINTS, "".join(lines))
+        entries = [ArrayEntry(run.path.name, a.number, a.id, run.attempts) for run, a in some]
+        text += json.dumps([dataclasses.asdict(entry) for entry in entries]) + "\n"
+    write_atomically(folder / file_names.POINTS, text)
     shape = job_script.ArrayShape(len(tasks), options.limit, options.exclude, largest.attempts)
     config = largest.config
     script = job_script.JobScript(folder, config, largest.ranks, options.argv, shape).write()
-    words = sbatch.after(config, options.after, before and f"afterany:{before}")
-    job = sbatch.submit(script, words)
+    words = job_script.after(config, options.after, before and f"afterany:{before}")
+    job = job_script.submit(script, words)
     note_job(folder, job, None)
     return job
 
 
 def _new_folder(parent: Path) -> Path:
-    """Makes the folder of the next array and returns it.
-
-    Raises:
-        RunError: it cannot be made.
-    """
+    """Makes the folder of the next array and returns it, or raises a RunError."""
     make_folder(parent)
     number = sum(1 for _ in parent.iterdir())
     while True:
@@ -158,3 +152,69 @@ def _new_folder(parent: Path) -> Path:
             number += 1
         except OSError as error:
             raise cannot_write(parent, error) from error
+
+
+def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
+    """Returns the jobs of runs whose latest attempt was not begun and has no ``job.json``.
+
+    Slurm is only queried if there are such runs with a script; no answer means no job.
+    """
+    waiting = {
+        run: last.number
+        for run in runs
+        if (last := latest(run))
+        and not last.launched
+        and not (last.folder / file_names.JOB).exists()
+    }
+    # By script, and for arrays by the index of the task: the runs that it starts.
+    scripts = {
+        (str(script), ""): [run]
+        for run in waiting
+        if (script := run / file_names.JOB_SCRIPT).exists()
+    }
+    for campaign in {run.parent for run in waiting}:
+        for folder in _arrays(campaign):
+            if (folder / file_names.JOB).exists():
+                continue
+            with contextlib.suppress(RunError):  # repair() reports a damaged list
+                for index, entries in enumerate(read_array(folder)):
+                    scripts[str(folder / file_names.JOB_SCRIPT), str(index)] = [
+                        campaign / entry.run
+                        for entry in entries
+                        if waiting.get(campaign / entry.run) == entry.attempt
+                    ]
+    jobs: dict[Path, str] = {}
+    for name, path in scheduler.scripts_of_all() if any(scripts.values()) else ():
+        for run in scripts.get((path, name.partition("_")[2]), []):
+            jobs.setdefault(run, name)
+    return jobs
+
+
+def repair(campaign: Path) -> Iterator[str]:
+    """Writes ``job.json`` of attempts whose array has one, if its submission was interrupted.
+
+    What is damaged is left as it is, and yielded in words. An attempt that cannot be written to
+    raises a RunError.
+    """
+    for array in _arrays(campaign):
+        job = job_in(array, [])
+        if not job:
+            if (array / file_names.JOB).exists():
+                yield f"{array / file_names.JOB} is damaged: the job of its runs is unknown"
+            continue
+        try:
+            tasks = read_array(array)
+        except RunError as error:
+            yield str(error)
+            continue
+        for index, entries in enumerate(tasks):
+            for entry in entries:
+                attempt = Attempt(campaign / entry.run, entry.attempt)
+                is_noted = attempt.has_ended or (attempt.folder / file_names.JOB).exists()
+                if entry.id is not None and entry.id == attempt.id and not is_noted:
+                    note_job(attempt.folder, str(job["job"]), index, len(entries))
+
+
+def _arrays(campaign: Path) -> list[Path]:
+    lists = (campaign / FOLDER).glob(f"*/{file_names.POINTS}")
+    return sorted(path.parent for path in lists)

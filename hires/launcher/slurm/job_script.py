@@ -1,4 +1,4 @@
-"""Writes and submits the script of a Slurm job, ``job.sbatch`` in the folder of its run.
+"""Writes the script of a Slurm job, ``job.sbatch``, submits it, and explains why sbatch refuses it.
 
 The script can be submitted by hand, too. Its batch step runs one supervisor
 (:mod:`hires.launcher.slurm.batch`) that starts the ranks. Many runs are the tasks of a job array
@@ -12,21 +12,29 @@ function, so the version is pinned and ``tests/launcher/test_slurm_script.py`` r
 from __future__ import annotations
 
 import functools
+import getpass
 import re
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, launch_file
 from hires.core.store.files import write_atomically
-from hires.launcher import interface
-from hires.launcher.slurm import sbatch
+from hires.launcher import commands, interface
+from hires.launcher.slurm import scheduler
 
 BATCH = "hires.launcher.slurm.batch"
+RANKS = "the layout's ranks"
+"""Where the number of ranks of a job comes from; that of a check follows from its nodes alone."""
+_TIMEOUT_S = 120
+_NUMBER = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?")
+"""A line of sbatch that names a job, with ``--parsable`` and without."""
 note_job = functools.partial(interface.note_job, "slurm")
 
 
@@ -56,15 +64,9 @@ class JobScript:
     argv: Sequence[str]
     """The command line as typed."""
     array: ArrayShape | None = None
-    module: str = BATCH
-    """Python module that the job runs on its first node, with the folder and its own arguments."""
 
     def write(self) -> Path:
-        """Writes ``job.sbatch`` into the folder and returns its path.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Writes ``job.sbatch`` into the folder and returns its path, or raises a RunError."""
         path = self.folder / file_names.JOB_SCRIPT
         write_atomically(path, self.text())
         return path
@@ -81,10 +83,9 @@ class JobScript:
             limit = "" if array.limit is None else f"%{array.limit}"
             options["array"] = f"0-{array.count - 1}{limit}"
             if array.exclude:  # nodes that the site excludes stay excluded
-                site = str(options.get("exclude", ""))
-                options["exclude"] = sbatch.joined(site, ",".join(array.exclude))
+                options["exclude"] = _joined(options.get("exclude"), *array.exclude)
         return _make_sbatch_string(
-            command=f'exec {shlex.quote(sys.executable)} -u -m {self.module} "$run_dir" "$@"',
+            command=f'exec {shlex.quote(sys.executable)} -u -m {BATCH} "$run_dir" "$@"',
             folder="/dev",
             # A folder that was renamed may have a name that no line of options can hold.
             job_name=re.sub(r"[^A-Za-z0-9._+-]+", "_", name),
@@ -110,18 +111,186 @@ class JobScript:
         )
 
 
-def submit(run: Path, attempt: int, options: Sequence[str] = ()) -> str:
-    """Submits ``job.sbatch`` for an attempt, writes its ``job.json``, and returns the job's number.
+def submit_attempt(run: Path, attempt: int, options: Sequence[str] = (), *words: str) -> str:
+    """Submits a run's script for an attempt that was not launched yet, and writes ``job.json``.
+
+    Arguments, errors and what comes back are those of :func:`submit`.
+    """
+    job = submit(run / file_names.JOB_SCRIPT, options, str(attempt), *words)
+    note_job(file_names.attempt_dir(run, attempt), job)
+    return job
+
+
+def submit(script: Path, options: Sequence[str] = (), *words: str) -> str:
+    """Submits a script and returns the number of the job or array.
+
+    A site may have put a command of its own in sbatch's place, that greets and advises; only the
+    line that names the job counts.
 
     Args:
-        run: the run folder.
-        attempt: number of an attempt that was not launched yet.
+        script: its path.
         options: more options for sbatch.
+        words: arguments of the script.
 
     Raises:
         ConfigError: Slurm refuses an option, whose line is shown.
+        RunError: Slurm is not here, does not answer, or names no job.
+    """
+    answer = _sbatch("--parsable", *options, str(script), *words, script=script)
+    matches = [_NUMBER.fullmatch(line.strip()) for line in answer.splitlines()]
+    numbers = [match[1] for match in matches if match]
+    if numbers:
+        return str(numbers[-1])
+    text = " ".join(answer.split()) or "nothing"
+    raise RunError(
+        f"sbatch took the job, but names no number; it said: {text}; `squeue --me` shows whether "
+        f"the job is queued, and scancel removes it"
+    )
+
+
+def start_estimate(script: Path) -> str:
+    """Returns when Slurm would start a job, in its own words, without submitting it.
+
+    Raises:
+        ConfigError: Slurm would refuse it.
         RunError: Slurm is not here, or does not answer.
     """
-    job = sbatch.submit(run / file_names.JOB_SCRIPT, options, str(attempt))
-    note_job(file_names.attempt_dir(run, attempt), job)
-    return job
+    lines = _sbatch("--test-only", str(script), script=script).splitlines()
+    estimates = [line for line in lines if " to start at " in line] or lines
+    return " ".join(estimates).removeprefix("sbatch: ").strip()
+
+
+def after(config: RunConfig, *others: str | None) -> list[str]:
+    """Returns sbatch's ``--dependency`` for all that a job has to wait for, as a list of words.
+
+    An option on the command line hides that line of the script, so it repeats the site's.
+
+    Args:
+        config: whose ``cluster.options`` may have a ``dependency``.
+        others: what else it waits for, in sbatch's words; None: nothing.
+    """
+    wanted = [text for text in others if text]
+    site = config.cluster.options.get("dependency")
+    return [f"--dependency={_joined(site, *wanted)}"] if wanted else []
+
+
+def _joined(site: object, *others: str) -> str:
+    """Returns a list of the site and further ones as one list with commas, each entry once.
+
+    >>> _joined("n[1-2,4],n5", "n5", "n6")
+    'n[1-2,4],n5,n6'
+    """
+    texts = (str(site or ""), *others)
+    parts = (part for text in texts for part in re.split(r",(?![^[]*\])", text) if part)
+    return ",".join(dict.fromkeys(parts))
+
+
+def _sbatch(*words: str, script: Path) -> str:
+    """Returns what sbatch prints; of a refusal, the reason and the line that caused it."""
+    try:
+        done = commands.run("sbatch", *words, most_s=_TIMEOUT_S)
+    except commands.MissingProgramError:
+        raise RunError(
+            "there is no sbatch here: start it on a machine of a Slurm cluster, or use "
+            "launcher=local; --dry-run writes the script all the same"
+        ) from None
+    if done.returncode != 0:
+        raise _refusal(done.stderr or done.stdout, script)
+    return done.stderr + done.stdout  # of two lines that name a job the last one counts
+
+
+class RefusedError(ConfigError):
+    """sbatch refuses a job because of an option of its script."""
+
+    def __init__(self, why: str, keys: Sequence[str], advice: str) -> None:
+        """Takes why, and the keys to change, or else what to do."""
+        self.why, self._keys, self._advice = why, keys, advice
+        super().__init__(f"{why}; {self.remedy()}")
+
+    def remedy(self, besides: str | None = None) -> str:
+        """Returns what would help, without a key that this job does not have."""
+        if not self._keys:
+            return self._advice
+        *others, last = (key for key in self._keys if key != besides)
+        return f"change {', '.join(others)} or {last}" if others else f"change {last}"
+
+
+class _Cause(NamedTuple):
+    """What a message of sbatch means."""
+
+    words: str
+    """Words of the message; this and the next are regular expressions."""
+    options: str
+    """Options of the script that may be wrong."""
+    keys: tuple[str, ...] = ()
+    """Keys of the config that these options follow from."""
+    advice: str = ""
+    """What to do if there are no such keys."""
+    choices: tuple[str, ...] = ()
+    """The command that lists what ``launcher.OPTION`` may be."""
+
+
+_OF_SITE = "exclude|nodelist|nodefile|constraint|gres|gpus[a-z-]*|mem[a-z-]*|reservation"
+"""Options of ``cluster.options`` that leave fewer nodes to choose from."""
+_SIZES = ("launcher.nodes", "launcher.threads", RANKS)
+_CAUSES = (
+    _Cause(
+        "dependency",
+        "after",
+        advice="change --after: give the number of a job that Slurm knows, or a campaign",
+    ),
+    _Cause(
+        "node name",
+        "exclude",
+        advice="a node of that list does not exist (any more): change cluster.options.exclude, or "
+        "if it is not from there run the points with `hires sweep`",
+    ),
+    _Cause(
+        "account",
+        "account",
+        choices=("sacctmgr", "-nP", "show", "associations", "users={user}", "format=Account"),
+    ),
+    _Cause("qos", "qos", ("launcher.qos",)),
+    _Cause("array", "array", advice="change --max-parallel, or sweep fewer points at once"),
+    _Cause("partition", "partition", choices=("sinfo", "--noheader", "--format=%R (%a)")),
+    _Cause("time limit|--time|deadline", "time", ("launcher.minutes",)),
+    _Cause("signal", "signal", ("launcher.signal_s",)),
+    _Cause(
+        "cpu count|processors|cpus-per-task|--ntasks",
+        "cpus-per-task|ntasks|ntasks-per-node",
+        _SIZES[1:],
+    ),
+    _Cause(
+        "node count|node configuration|--nodes",
+        f"nodes|ntasks-per-node|cpus-per-task|{_OF_SITE}",
+        _SIZES,
+    ),
+)
+"""The first whose words occur counts."""
+
+
+def _refusal(message: str, script: Path) -> ConfigError | RunError:
+    why = "; ".join(line.removeprefix("sbatch: error: ") for line in message.splitlines() if line)
+    cause = next((one for one in _CAUSES if re.search(one.words, message, re.I)), None)
+    if cause is None:
+        return RunError(f"sbatch refused the job: {why or 'it gave no reason'}; see {script}")
+    text, of_site, advice = f"sbatch refused the job: {why}", [], cause.advice
+    pattern = re.compile(rf"#SBATCH --({cause.options})(=|$)")
+    for number, line in enumerate(script.read_text(encoding="utf-8").splitlines(), start=1):
+        match = pattern.match(line)
+        if match is not None:
+            text += f"; line {number} of {script} is: {line}"
+            if cause.keys and re.fullmatch(_OF_SITE, match[1]):
+                of_site.append(f"cluster.options.{match[1]}")
+    if cause.choices:
+        key = f"launcher.{cause.options}"
+        try:
+            user = getpass.getuser()
+            answer = scheduler.ask(*(word.format(user=user) for word in cause.choices))
+        except RunError:
+            advice = f"choose another {key}"
+        else:
+            names = (line.strip().removesuffix(" (up)") for line in answer.splitlines())
+            offered = ", ".join(dict.fromkeys(name for name in names if name))
+            advice = f"{key} may be one of {offered}" if offered else f"leave {key} out"
+    return RefusedError(text, (*of_site, *cause.keys), advice)

@@ -79,6 +79,12 @@ def show(kind: str, names: str, most_s: float | None = None) -> list[dict[str, s
     return [dict(re.findall(r"(\w+)=(\S*)", line)) for line in text.splitlines()]
 
 
+def config() -> dict[str, str]:
+    """Returns the values of Slurm's own config, as ``ClusterName``; raises as :func:`ask`."""
+    lines = ask("scontrol", "show", "config").splitlines()
+    return {k.strip(): v.strip() for k, _, v in (line.partition("=") for line in lines)}
+
+
 def job_states(jobs: Iterable[Job]) -> dict[str, JobStatus]:
     """Returns the state of each job, by its name."""
     names: dict[str, list[str]] = {}

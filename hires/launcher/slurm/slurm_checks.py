@@ -32,7 +32,7 @@ from hires.core.store.naming import plain
 from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, node_checks
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus
 from hires.launcher.local.local_launcher import launch, leave
-from hires.launcher.slurm import allocation, job_script, sbatch, scheduler
+from hires.launcher.slurm import allocation, job_script, scheduler
 from hires.launcher.supervision.interrupts import Interrupts
 
 MODULE = "hires.launcher.slurm.slurm_checks"
@@ -127,8 +127,8 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
         except HiresError as error:
             shutil.rmtree(folder, ignore_errors=True)
             why, remedy = str(error), "fix the cause that Slurm names"
-            if isinstance(error, sbatch.RefusedError):
-                why, remedy = error.why, error.remedy(besides=sbatch.RANKS)
+            if isinstance(error, job_script.RefusedError):
+                why, remedy = error.why, error.remedy(besides=job_script.RANKS)
             return [Check("job", FAILED, why, remedy, "job")]
         sys.stderr.write(f"job {job} checks {launcher.nodes} nodes\n")
         given_up: str | None = "interrupted"
@@ -150,8 +150,8 @@ def _submit(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
     make_folder(folder / "a0" / file_names.LOGS)
     write_atomically(folder / file_names.CONFIG, yaml.safe_dump(plain(config), allow_unicode=False))
     write_atomically(folder / file_names.PLAN, json.dumps({"world": nodes}))
-    job_script.JobScript(folder, config, nodes, argv, module=MODULE).write()
-    return job_script.submit(folder, 0)
+    job_script.JobScript(folder, config, nodes, argv).write()
+    return job_script.submit_attempt(folder, 0)
 
 
 def _wait(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -> str | None:
