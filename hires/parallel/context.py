@@ -12,7 +12,7 @@ from hires.parallel.cursor import Cursor
 from hires.plan.graph import Rect
 from hires.plan.groups import tile_group
 from hires.plan.layout import Box, held_by
-from hires.plan.plan import Plan
+from hires.plan.plan import Plan, Stage, derived
 from hires.plan.tiling import own_rect, split
 
 
@@ -67,6 +67,9 @@ class Context:
 
     def held(self, value: str) -> Box:
         """Returns the part of a value that this slot holds."""
-        key = "held", self.stage.index, value
-        boxes = self.plan.remember(key, lambda: held_by(self.plan.graph, self.stage, value))
-        return boxes[self.tile]
+        return _held_by(self.plan, self.stage, value)[self.tile]
+
+
+@derived
+def _held_by(plan: Plan, stage: Stage, value: str) -> list[Box]:
+    return held_by(plan.graph, stage, value)

@@ -132,24 +132,29 @@ class Graph:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
-        nodes = [fields_of(node) for node in self.nodes]
-        params = {name: fields_of(param) for name, param in self.params.items()}
-        return {**fields_of(self), "nodes": nodes, "params": params}
+        return plain(self)  # type: ignore[no-any-return]
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Graph:
         """Returns the graph that :meth:`to_dict` described."""
-        return Graph(
-            nodes=[Node(**node) for node in values["nodes"]],
-            output=values["output"],
-            input_shape=values["input_shape"],
-            params={name: Parameter(**p) for name, p in values["params"].items()},
-        )
+        nodes = [Node(**node) for node in values["nodes"]]
+        params = {name: Parameter(**param) for name, param in values["params"].items()}
+        return Graph(**{**values, "nodes": nodes, "params": params})
 
 
-def fields_of(item: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass, without copies; derived facts are left out."""
-    return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+def plain(item: Any) -> Any:
+    """Returns the fields of a dataclass, and of those in its lists and dicts, as dicts.
+
+    Other lists are not copied: those of thousands of tiles take seconds. Derived facts are left
+    out.
+    """
+    if dataclasses.is_dataclass(item):
+        return {field.name: plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
+    if isinstance(item, dict):
+        return {key: plain(value) for key, value in item.items()}
+    if isinstance(item, list) and item and dataclasses.is_dataclass(item[0]):
+        return [plain(value) for value in item]
+    return item
 
 
 def describe(node: Node) -> str:

@@ -30,7 +30,7 @@ from hires.core.config.run_config import RunConfig
 from hires.plan.event import BYTES
 from hires.plan.halos import ran_back
 from hires.plan.operators.operator_table import updates_statistics
-from hires.plan.plan import Plan
+from hires.plan.plan import Plan, derived
 
 TOGETHER, EARLY, LATE = "together", "early", "late"
 ALONE_BYTES = 2**20
@@ -74,10 +74,10 @@ def held_stages(plan: Plan, rank: int) -> list[int]:
     return sorted({slot.stage for slot in plan.slots_of(rank)})
 
 
+@derived
 def num_holders(plan: Plan, stage: int) -> int:
     """Returns how many ranks hold a stage."""
-    every = range(plan.num_replicas), range(plan.num_directions)
-    return plan.remember(("holders", stage), lambda: len(_members(plan, stage, *every)))
+    return len(_members(plan, stage, range(plan.num_replicas), range(plan.num_directions)))
 
 
 def _members(
@@ -149,29 +149,30 @@ def running_decays(plan: Plan, stage: int) -> dict[str, float]:
 
 def sums_of(plan: Plan, stage: int) -> list[GradientSum]:
     """Returns the messages in which a stage's gradients are summed, in the order of issue."""
+    return _sums(plan, stage, plan.gradients)
 
-    def make() -> list[GradientSum]:
-        if not plan.training or num_holders(plan, stage) == 1:
-            return []
-        params, users = plan.graph.params, trained(plan, stage)
-        least = ALONE_BYTES // BYTES[wide_dtype(plan)]
-        # The backward pass makes the last layer's gradients first.
-        large = [name for name in reversed(users) if params[name].num_elements >= least]
-        alone = [] if plan.gradients == TOGETHER else large
-        early = plan.gradients == EARLY and plan.num_directions == 1
-        sums = []
-        for name in alone:
-            # Complete at the first of its nodes: with several, others may precede that one.
-            node = users[name][0] if early and len(users[name]) == 1 else ""
-            sums.append(GradientSum((name,), (), params[name].num_elements, True, node))
-        sums.sort(key=lambda one: not one.node)
-        rest = [name for name in large if name not in alone]
-        rest += [name for name in users if name not in large]
-        several = plan.num_replicas * plan.num_directions > 1
-        statistics = [*running_decays(plan, stage)] if several else []
-        elements = sum(params[name].num_elements for name in [*rest, *statistics])
-        if elements:
-            sums.append(GradientSum(tuple(rest), tuple(statistics), elements, False))
-        return sums
 
-    return plan.remember(("sums", stage, plan.gradients), make)
+@derived
+def _sums(plan: Plan, stage: int, mode: str) -> list[GradientSum]:
+    if not plan.training or num_holders(plan, stage) == 1:
+        return []
+    params, users = plan.graph.params, trained(plan, stage)
+    least = ALONE_BYTES // BYTES[wide_dtype(plan)]
+    # The backward pass makes the last layer's gradients first.
+    large = [name for name in reversed(users) if params[name].num_elements >= least]
+    alone = [] if mode == TOGETHER else large
+    early = mode == EARLY and plan.num_directions == 1
+    sums = []
+    for name in alone:
+        # Complete at the first of its nodes: with several, others may precede that one.
+        node = users[name][0] if early and len(users[name]) == 1 else ""
+        sums.append(GradientSum((name,), (), params[name].num_elements, True, node))
+    sums.sort(key=lambda one: not one.node)
+    rest = [name for name in large if name not in alone]
+    rest += [name for name in users if name not in large]
+    several = plan.num_replicas * plan.num_directions > 1
+    statistics = [*running_decays(plan, stage)] if several else []
+    elements = sum(params[name].num_elements for name in [*rest, *statistics])
+    if elements:
+        sums.append(GradientSum(tuple(rest), tuple(statistics), elements, False))
+    return sums

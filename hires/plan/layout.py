@@ -11,11 +11,11 @@ import math
 from typing import NamedTuple
 
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.halos import halos_of, ran_back, widen
-from hires.plan.plan import CommOp, Edge, Finding, Stage
+from hires.plan.halos import extents_of, halos_of, ran_back, widen
+from hires.plan.plan import CommOp, Edge, Finding, Plan, Stage, derived
 from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_in
 from hires.plan.search.joins import no_rule
-from hires.plan.tiling import intersect, is_empty, own_rects, regrid_messages, split
+from hires.plan.tiling import area, intersect, is_empty, own_rects, regrid_messages, split
 
 
 class Box(NamedTuple):
@@ -112,6 +112,19 @@ def held_by(graph: Graph, stage: Stage, value: str) -> list[Box]:
         return [Box(0, samples, *pixels)] * stage.num_ranks
     shards = range(stage.shards)
     return [Box(*split(samples, stage.shards, index), *pixels) for index in shards]
+
+
+@derived
+def shares_of(plan: Plan, stage: Stage, value: str) -> list[float]:
+    """Returns the share of a value's numbers that each rank of a stage computes or reads."""
+    shape = plan.graph.shape(value)
+    if not shape or not math.prod(shape):
+        return [1.0] * stage.num_ranks
+    if stage.layout[value] == TILED:
+        pixels = shape[2] * shape[3]
+        rects = extents_of(plan.graph, stage, value)  # more than they own where halos are fused
+        return [area(rect) / pixels for rect in rects]
+    return [(box.n1 - box.n0) / shape[0] for box in held_by(plan.graph, stage, value)]
 
 
 def _rules(

@@ -11,14 +11,15 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from hires.core.errors import PlanError
-from hires.plan.graph import Graph, Node, fields_of
+from hires.plan.graph import Graph, Node, plain
 from hires.plan.schedule import Pipeline, timeline
 
 SCHEMA = 2
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -64,6 +65,8 @@ class CommOp:
     readers: list[str] = field(default_factory=list)
     """``halo``: the nodes that use these pixels, ``node`` first; their gradients travel together,
     when the backward pass comes to the first one."""
+
+    __hash__ = object.__hash__  # by identity, for derived facts
 
 
 @dataclass
@@ -121,6 +124,8 @@ class Stage:
     makes."""
     extents: dict[str, list[list[int]]] = field(default_factory=dict)
     """Value -> [row0, row1, col0, col1] for each tile, where tiles compute more than they own."""
+
+    __hash__ = object.__hash__  # by identity, for derived facts
 
     @property
     def num_tiles(self) -> int:
@@ -202,9 +207,8 @@ class Plan:
         replica, local = divmod(rank, self.ranks_per_replica)
         if direction:
             local = self.ranks_per_replica - 1 - local
-        starts = self.remember("starts", lambda: [stage.first_rank for stage in self.stages])
-        stage = bisect.bisect_right(starts, local) - 1
-        return Slot(replica, direction, stage, local - starts[stage])
+        stage = bisect.bisect_right(_first_ranks(self), local) - 1
+        return Slot(replica, direction, stage, local - self.stages[stage].first_rank)
 
     def slots_of(self, rank: int) -> list[Slot]:
         """Returns the slots that a rank holds, one a direction."""
@@ -246,14 +250,7 @@ class Plan:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a pickle holds: no derived facts, which name objects of this process."""
-        return fields_of(self)
-
-    def remember(self, key: Any, make: Callable[[], T]) -> T:
-        """Returns what was derived from the finished plan before, or makes it now."""
-        held = self.__dict__.setdefault("_derived", {})
-        if key not in held:
-            held[key] = make()
-        return held[key]  # type: ignore[no-any-return]
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def require_ok(self) -> None:
         """Raises PlanError with all errors if there are any."""
@@ -262,10 +259,7 @@ class Plan:
             raise PlanError("; ".join(errors))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values for ``plan.json``, with the slots of every rank.
-
-        Lists are the plan's own: those of thousands of tiles take seconds to copy.
-        """
+        """Returns plain values for ``plan.json``, with the slots of every rank."""
         placement = []
         for rank in range(self.world):
             for slot in self.slots_of(rank):
@@ -286,14 +280,7 @@ class Plan:
             "world": self.world,
             "placement": placement,
             "batch_per_microbatch": self.graph.input_shape[0],
-            **fields_of(self),
-            "graph": self.graph.to_dict(),
-            "stages": [
-                {**fields_of(stage), "comm": [fields_of(op) for op in stage.comm]}
-                for stage in self.stages
-            ],
-            "edges": [fields_of(edge) for edge in self.edges],
-            "findings": [fields_of(finding) for finding in self.findings],
+            **plain(self),
         }
 
     @staticmethod
@@ -318,3 +305,22 @@ class Plan:
         kept["edges"] = [Edge(**item) for item in values["edges"]]
         kept["findings"] = [Finding(**item) for item in values["findings"]]
         return Plan(**kept)
+
+
+def derived(function: Callable[Concatenate[Plan, P], T]) -> Callable[Concatenate[Plan, P], T]:
+    """Returns a function whose results a finished plan keeps, by the other arguments."""
+
+    @functools.wraps(function)
+    def kept(plan: Plan, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        results = plan.__dict__.setdefault("_derived", {})
+        key = function, *args, *kwargs.values()
+        if key not in results:
+            results[key] = function(plan, *args, **kwargs)
+        return results[key]  # type: ignore[no-any-return]
+
+    return kept
+
+
+@derived
+def _first_ranks(plan: Plan) -> list[int]:
+    return [stage.first_rank for stage in plan.stages]

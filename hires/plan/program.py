@@ -31,7 +31,7 @@ from hires.plan.event import BYTES, Event, Part
 from hires.plan.graph import INPUT
 from hires.plan.groups import gradient_group, held_stages, sums_of, tile_group, wide_dtype
 from hires.plan.halos import companions, name_of
-from hires.plan.plan import CommOp, Plan, Stage
+from hires.plan.plan import CommOp, Plan, Stage, derived
 
 AHEAD, JOINED = "ahead", "joined"
 """When the receives of an action are posted."""
@@ -90,16 +90,14 @@ def _wait_for(post: Event) -> Event:
     return Event(f"wait_{kind}", peer, tag, (), "", what, lane, mail, 0, part)
 
 
+@derived
 def _reads(plan: Plan, stage: int) -> bool:
     """Whether the ranks of a stage need images or targets."""
-
-    def make() -> bool:
-        compares = plan.training and stage == len(plan.stages) - 1
-        return compares or any(INPUT in node.inputs for node in plan.nodes(stage))
-
-    return plan.remember(("reads", stage), make)
+    compares = plan.training and stage == len(plan.stages) - 1
+    return compares or any(INPUT in node.inputs for node in plan.nodes(stage))
 
 
+@derived
 def pass_comm(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
     """Returns the communication between the ranks of a stage in a pass, in order.
 
@@ -107,20 +105,16 @@ def pass_comm(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]
         (operation, whether it is its way back). A backward pass of a stage with segments begins
         each of them with its forward operations once more.
     """
-
-    def make() -> list[tuple[CommOp, bool]]:
-        if not back:
-            return [(op, False) for op in stage.comm if op.kind != "share"]
-        bounds = stage.segments or [stage.first, stage.last]
-        ops: list[tuple[CommOp, bool]] = []
-        for first, last in reversed([*itertools.pairwise(bounds)]):
-            own = [op for op in stage.comm if first <= plan.graph.position[op.node] < last]
-            if stage.segments:
-                ops += [(op, False) for op in own if op.kind not in ("share", "loss")]
-            ops += [(op, True) for op in reversed(own) if op.back]
-        return ops
-
-    return plan.remember(("pass comm", stage.index, back), make)
+    if not back:
+        return [(op, False) for op in stage.comm if op.kind != "share"]
+    bounds = stage.segments or [stage.first, stage.last]
+    ops: list[tuple[CommOp, bool]] = []
+    for first, last in reversed([*itertools.pairwise(bounds)]):
+        own = [op for op in stage.comm if first <= plan.graph.position[op.node] < last]
+        if stage.segments:
+            ops += [(op, False) for op in own if op.kind not in ("share", "loss")]
+        ops += [(op, True) for op in reversed(own) if op.back]
+    return ops
 
 
 def _inside(
@@ -141,7 +135,7 @@ def _inside(
     direction, back_pass = plan.direction_of(action), action[0] == "B"
     stage = plan.stages[plan.slot_of(rank, direction).stage]
     position = plan.graph.position
-    with_next = plan.remember(("with", stage.index), lambda: companions(plan.graph, stage))
+    with_next = _companions(plan, stage)
     early = _gradient_events(plan, stage.index, "issue", action) if is_last and back_pass else ()
     sums = deque(event for event in early if event.part.node)
     posted: set[str] = set()
@@ -176,6 +170,11 @@ def _inside(
         for post in (*receives, *sends):
             yield _wait_for(post)
     yield from sums
+
+
+@derived
+def _companions(plan: Plan, stage: Stage) -> dict[str, CommOp]:
+    return companions(plan.graph, stage)
 
 
 def _gradient_events(plan: Plan, stage: int, kind: str, action: str = "") -> Iterator[Event]:
@@ -253,58 +252,46 @@ def halo_messages(
     return sends, receives
 
 
+@derived
 def op_index(plan: Plan, stage: int, op: CommOp) -> int:
     """Returns the position of an operation in the ``comm`` of its stage, by its identity."""
-
-    def make() -> dict[int, int]:
-        return {id(other): index for index, other in enumerate(plan.stages[stage].comm)}
-
-    return plan.remember(("indices", stage), make)[id(op)]
+    return next(index for index, other in enumerate(plan.stages[stage].comm) if other is op)
 
 
+@derived
 def halo_rows(plan: Plan, op: CommOp) -> dict[int, Peers]:
     """Returns by tile the rows of an exchange that concern it; all microbatches share them."""
-
-    def make() -> dict[int, Peers]:
-        n, channels, *_ = plan.graph.shape(op.value)
-        by_tile: dict[int, Peers] = {}
-        for row in op.messages:
-            source, target, r0, r1, c0, c1 = row
-            shape = (n, channels, r1 - r0, c1 - c0)
-            by_tile.setdefault(source, []).append((target, row, shape))
-            by_tile.setdefault(target, []).append((source, row, shape))
-        return by_tile
-
-    return plan.remember(("rows", id(op)), make)
+    n, channels, *_ = plan.graph.shape(op.value)
+    by_tile: dict[int, Peers] = {}
+    for row in op.messages:
+        source, target, r0, r1, c0, c1 = row
+        shape = (n, channels, r1 - r0, c1 - c0)
+        by_tile.setdefault(source, []).append((target, row, shape))
+        by_tile.setdefault(target, []).append((source, row, shape))
+    return by_tile
 
 
+@derived
 def _first_tag(plan: Plan, stage: int) -> int:
     """Returns the first tag of a stage's exchanges; each has four: two directions, two ways."""
-
-    def make() -> int:
-        before = sum(len(other.comm) for other in plan.stages[:stage])
-        return 2 * len(plan.edges) * plan.total_microbatches + 4 * before
-
-    return plan.remember(("tags", stage), make)
+    before = sum(len(other.comm) for other in plan.stages[:stage])
+    return 2 * len(plan.edges) * plan.total_microbatches + 4 * before
 
 
+@derived
 def links(plan: Plan, back: bool) -> Links:
     """Returns which tiles are connected, forward or backward; all microbatches share it."""
-
-    def make() -> Links:
-        found: Links = {(s.index, out): {} for s in plan.stages for out in (False, True)}
-        for index, edge in enumerate(plan.edges):
-            ends = (edge.source, not back), (edge.target, back)
-            # A message concerns the tile at each end, and names the one at the other.
-            peers: tuple[dict[int, Peers], dict[int, Peers]] = ({}, {})
-            for row in edge.back if back else edge.messages:
-                (*tiles, n0, n1), shape = row[:4], edge.shape(plan.graph, row)
-                box = [n0, n1] if edge.whole else row[2:]
-                for end in (0, 1):
-                    peers[end].setdefault(tiles[end], []).append((tiles[1 - end], box, shape))
-            for end, others in ((0, edge.target), (1, edge.source)):
-                for tile, own in peers[end].items():
-                    found[ends[end]].setdefault(tile, []).append((index, others, own))
-        return found
-
-    return plan.remember(("links", back), make)
+    found: Links = {(s.index, out): {} for s in plan.stages for out in (False, True)}
+    for index, edge in enumerate(plan.edges):
+        ends = (edge.source, not back), (edge.target, back)
+        # A message concerns the tile at each end, and names the one at the other.
+        peers: tuple[dict[int, Peers], dict[int, Peers]] = ({}, {})
+        for row in edge.back if back else edge.messages:
+            (*tiles, n0, n1), shape = row[:4], edge.shape(plan.graph, row)
+            box = [n0, n1] if edge.whole else row[2:]
+            for end in (0, 1):
+                peers[end].setdefault(tiles[end], []).append((tiles[1 - end], box, shape))
+        for end, others in ((0, edge.target), (1, edge.source)):
+            for tile, own in peers[end].items():
+                found[ends[end]].setdefault(tile, []).append((index, others, own))
+    return found

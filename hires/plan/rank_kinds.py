@@ -16,10 +16,10 @@ from collections.abc import Hashable
 from typing import Any
 
 from hires.plan.halos import is_list
-from hires.plan.plan import Plan, Stage
+from hires.plan.layout import held_by, shares_of
+from hires.plan.plan import Plan, Stage, derived
 from hires.plan.program import edge_messages, halo_rows, links
-from hires.plan.rules import SHARDED, TILED, WHOLE
-from hires.plan.tiling import own_rect, split, split_all
+from hires.plan.rules import WHOLE
 
 KINDS_PER_STAGE = 4
 """Kinds of tiles up to which each is rehearsed; as many as a grid of 2 x 2 can make."""
@@ -147,16 +147,10 @@ def _size(plan: Plan, rank: int) -> list[int]:
                 flight += 1 if action[0] == "F" else -1
                 most = max(most, flight)
         numbers = sum(map(sum, _halo_sizes(plan, stage)[slot.tile]))
-        for value, layout in stage.layout.items():
-            node = plan.graph.by_name.get(value)
-            shape = (plan.graph.input_shape if node is None else node.shape) or [0]
-            if layout == TILED and len(shape) == 4:
-                r0, r1, c0, c1 = own_rect(shape[2:], stage.tiles, slot.tile)
-                shape = [*shape[:2], r1 - r0, c1 - c0]
-            elif layout == SHARDED:
-                first, last = split(shape[0], stage.shards, slot.tile)
-                shape = [last - first, *shape[1:]]
-            numbers += math.prod(shape)
+        for value in stage.layout:
+            if not is_list(plan.graph, value):
+                share = shares_of(plan, stage, value)[slot.tile]
+                numbers += round(share * math.prod(plan.graph.shape(value)))
         sizes[stage.index] += 3 * stage.params + max(1, most) * numbers
     return sizes
 
@@ -169,41 +163,30 @@ def _work(plan: Plan, rank: int) -> int:
     return total
 
 
-def _lengths(plan: Plan, stage: Stage) -> list[tuple[int, ...]]:
-    """Returns what decides the shapes of all values on each rank: rows and columns, or samples.
-
-    Values of one size are cut alike, so a grid has as many kinds as its rows times its columns.
-    """
-
-    def lengths(dim: int, parts: int) -> list[tuple[int, ...]]:
-        shapes = (plan.graph.shape(v) for v in divided if not is_list(plan.graph, v))
-        cuts = [split_all(size, parts) for size in sorted({shape[dim] for shape in shapes})]
-        return [tuple(last - first for first, last in part) for part in zip(*cuts, strict=True)]
-
-    def make() -> list[tuple[int, ...]]:
-        if stage.num_ranks == 1 or not divided:
-            return [()] * stage.num_ranks
-        if stage.shards > 1:
-            return lengths(0, stage.shards)
-        columns = lengths(3, stage.tiles[1])
-        return [row + column for row in lengths(2, stage.tiles[0]) for column in columns]
-
-    divided = [value for value, layout in stage.layout.items() if layout != WHOLE]
-    return plan.remember(("lengths", stage.index), make)
+@derived
+def _lengths(plan: Plan, stage: Stage) -> list[tuple[Hashable, ...]]:
+    """Returns what decides the shapes of all values on each rank: samples, rows and columns."""
+    sizes: dict[Hashable, str] = {}  # values of one size are cut alike
+    for value, layout in stage.layout.items():
+        if layout != WHOLE and not is_list(plan.graph, value):
+            samples, _, *pixels = plan.graph.shape(value)
+            sizes.setdefault((samples, *pixels), value)
+    lengths = (
+        [(box.n1 - box.n0, box.r1 - box.r0, box.c1 - box.c0) for box in boxes]
+        for boxes in (held_by(plan.graph, stage, value) for value in sizes.values())
+    )
+    return [*zip(*lengths, strict=True)] or [()] * stage.num_ranks
 
 
+@derived
 def _halo_sizes(plan: Plan, stage: Stage) -> list[tuple[tuple[int, ...], ...]]:
     """Returns how many numbers each tile of a stage sends and receives, by exchange."""
-
-    def make() -> list[tuple[tuple[int, ...], ...]]:
-        by_tile: list[list[tuple[int, ...]]] = [[] for _ in range(stage.num_ranks)]
-        for op in stage.comm if stage.num_tiles > 1 else ():
-            rows = halo_rows(plan, op) if op.kind == "halo" else {}
-            for tile, peers in rows.items():
-                # The gradient goes the other way and adds no difference.
-                numbers = [(row[0] == tile, math.prod(shape)) for _, row, shape in peers]
-                for way in (True, False):
-                    by_tile[tile].append(tuple(sorted(n for out, n in numbers if out == way)))
-        return [tuple(sizes) for sizes in by_tile]
-
-    return plan.remember(("halo sizes", stage.index), make)
+    by_tile: list[list[tuple[int, ...]]] = [[] for _ in range(stage.num_ranks)]
+    for op in stage.comm if stage.num_tiles > 1 else ():
+        rows = halo_rows(plan, op) if op.kind == "halo" else {}
+        for tile, peers in rows.items():
+            # The gradient goes the other way and adds no difference.
+            numbers = [(row[0] == tile, math.prod(shape)) for _, row, shape in peers]
+            for way in (True, False):
+                by_tile[tile].append(tuple(sorted(n for out, n in numbers if out == way)))
+    return [tuple(sizes) for sizes in by_tile]

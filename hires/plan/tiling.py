@@ -55,6 +55,11 @@ def own_rects(size: Sequence[int], grid: Sequence[int]) -> list[Rect]:
     return [row + col for row, col in itertools.product(rows, cols)]
 
 
+def area(rect: Rect) -> int:
+    """Returns the pixels of a rectangle."""
+    return max(0, rect[1] - rect[0]) * max(0, rect[3] - rect[2])
+
+
 def is_empty(rect: Rect) -> bool:
     """Whether a rectangle holds no pixel."""
     return rect[1] <= rect[0] or rect[3] <= rect[2]

@@ -27,14 +27,14 @@ from hires.core.ranks.timeline import (
     StepSpans,
 )
 from hires.plan.event import ALONE, BYTES, Event
-from hires.plan.graph import INPUT, Node, Rect
+from hires.plan.graph import Node
 from hires.plan.groups import held_stages
-from hires.plan.halos import BORDER_SHARE, extents_of
-from hires.plan.layout import held_by
+from hires.plan.halos import BORDER_SHARE, extents_of, is_list
+from hires.plan.layout import shares_of
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.plan import CommOp, Plan, Slot, Stage
+from hires.plan.plan import CommOp, Plan, Slot, Stage, derived
 from hires.plan.program import events, pass_comm
-from hires.plan.rules import TILED
+from hires.plan.tiling import area
 
 BACK = 2
 """Operations of a backward pass for one of the forward pass: the gradients of input and weight."""
@@ -59,42 +59,36 @@ class Costs(Protocol):
         """Returns the seconds of a rank's update of its parameters."""
 
 
+@derived
 def steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
     """Returns what a pass of a stage computes, in order; segments run again before their way back.
 
     A backward pass is empty of nodes to which no gradient comes.
     """
-
-    def make() -> list[Step]:
-        nodes = plan.graph.nodes
-        if not back:
-            return [Step(node, False) for node in nodes[stage.first : stage.last]]
-        bounds = stage.segments or [stage.first, stage.last]
-        steps: list[Step] = []
-        for first, last in reversed([*itertools.pairwise(bounds)]):
-            if stage.segments:
-                steps += [Step(node, False) for node in nodes[first:last]]
-            steps += [Step(node, True) for node in reversed(nodes[first:last]) if node.needs_grad]
-        return steps
-
-    return plan.remember(("steps", stage.index, back), make)
+    nodes = plan.graph.nodes
+    if not back:
+        return [Step(node, False) for node in nodes[stage.first : stage.last]]
+    bounds = stage.segments or [stage.first, stage.last]
+    steps: list[Step] = []
+    for first, last in reversed([*itertools.pairwise(bounds)]):
+        if stage.segments:
+            steps += [Step(node, False) for node in nodes[first:last]]
+        steps += [Step(node, True) for node in reversed(nodes[first:last]) if node.needs_grad]
+    return steps
 
 
+@derived
 def pieces_of(plan: Plan, stage: Stage, back: bool) -> list[list[Step]]:
     """Returns the steps of a pass between its collectives; the last ends with the pass."""
-
-    def make() -> list[list[Step]]:
-        ops = (op for op in pass_comm(plan, stage, back) if op[0].kind != "halo")
-        left = deque((op.node, way) for op, way in ops)
-        pieces: list[list[Step]] = [[]]
-        for step in steps_of(plan, stage, back):
-            pieces[-1].append(step)
-            while left and left[0] == (step.node.name, step.back):
-                left.popleft()
-                pieces.append([])
-        return pieces
-
-    return plan.remember(("pieces", stage.index, back), make)
+    ops = (op for op in pass_comm(plan, stage, back) if op[0].kind != "halo")
+    left = deque((op.node, way) for op, way in ops)
+    pieces: list[list[Step]] = [[]]
+    for step in steps_of(plan, stage, back):
+        pieces[-1].append(step)
+        while left and left[0] == (step.node.name, step.back):
+            left.popleft()
+            pieces.append([])
+    return pieces
 
 
 @dataclass
@@ -182,12 +176,7 @@ class Roofline:
         plan = self.plan
         slot = plan.slot_of(rank, plan.direction_of(action))
         stage, back = plan.stages[slot.stage], action[0] == "B"
-
-        def make() -> list[float]:
-            steps = steps_of(plan, stage, back)
-            return [self._step_s(stage, slot.tile, step) for step in steps]
-
-        return plan.remember(("roofline", self.device, stage.index, slot.tile, back), make)
+        return _modelled(plan, self.device, stage, slot.tile, back)
 
     def optimiser_s(self, rank: int) -> float:
         """Returns the seconds in which the memory is read and written for an update."""
@@ -196,19 +185,25 @@ class Roofline:
         numbers = sum(self.plan.stages[index].params for index in held_stages(self.plan, rank))
         return SGD_TOUCHES * numbers * BYTES["float32"] / self.device.bytes_per_s
 
-    def _step_s(self, stage: Stage, tile: int, step: Step) -> float:
-        node, plan, numbers = step.node, self.plan, 0.0
+
+@derived
+def _modelled(plan: Plan, device: Device, stage: Stage, tile: int, back: bool) -> list[float]:
+    seconds = []
+    for step in steps_of(plan, stage, back):
+        node, numbers = step.node, 0.0
         if facts_of(node.kind).view or node.shape is None:
-            return 0.0
+            seconds.append(0.0)
+            continue
         for value in (node.name, *node.inputs):
-            if value == INPUT or plan.graph.by_name[value].shape is not None:
-                share = _shares(plan, stage, value)[tile]
+            if not is_list(plan.graph, value):
+                share = shares_of(plan, stage, value)[tile]
                 numbers += share * math.prod(plan.graph.shape(value))
         numbers += sum(plan.graph.params[name].num_elements for name in node.params)
-        flops = _shares(plan, stage, node.name)[tile] * node.flops
-        bytes_s = numbers * BYTES[plan.dtype] / self.device.bytes_per_s
-        least_s = max(flops / self.device.flops_per_s, bytes_s, self.device.launch_s)
-        return (BACK if step.back else 1) * least_s
+        flops = shares_of(plan, stage, node.name)[tile] * node.flops
+        bytes_s = numbers * BYTES[plan.dtype] / device.bytes_per_s
+        least_s = max(flops / device.flops_per_s, bytes_s, device.launch_s)
+        seconds.append((BACK if step.back else 1) * least_s)
+    return seconds
 
 
 def _divided(steps: list[Step], seconds: float) -> list[float]:
@@ -238,20 +233,6 @@ def _busy_pieces(spans: list[Span]) -> list[float]:
         elif span.kind == HALO:
             pieces[bisect.bisect_right(ends, span.begin_s)] -= span.duration_s
     return [max(0.0, piece) for piece in pieces]
-
-
-def _shares(plan: Plan, stage: Stage, value: str) -> list[float]:
-    def make() -> list[float]:
-        shape = plan.graph.shape(value)
-        if not shape or not math.prod(shape):
-            return [1.0] * stage.num_ranks
-        if stage.layout[value] == TILED:
-            pixels = shape[2] * shape[3]
-            rects = extents_of(plan.graph, stage, value)  # more than they own where halos are fused
-            return [_area(rect) / pixels for rect in rects]
-        return [(box.n1 - box.n0) / shape[0] for box in held_by(plan.graph, stage, value)]
-
-    return plan.remember(("shares", stage.index, value), make)
 
 
 SUMS = ("issue", "wait_issued")
@@ -348,13 +329,9 @@ def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:
     window = facts_of(plan.graph.by_name[op.node].kind).window
     if op.kind != "halo" or plan.halo_overlap == "off" or window is None or not window.strips:
         return 0.0
-    own = _area(extents_of(plan.graph, plan.stages[slot.stage], op.value)[slot.tile])
-    borrowed = sum(_area((m[2], m[3], m[4], m[5])) for m in op.messages if m[1] == slot.tile)
+    own = area(extents_of(plan.graph, plan.stages[slot.stage], op.value)[slot.tile])
+    borrowed = sum(area((m[2], m[3], m[4], m[5])) for m in op.messages if m[1] == slot.tile)
     border = borrowed / own if own else 1.0
     if plan.halo_overlap == "auto" and border > BORDER_SHARE:
         return 0.0
     return max(0.0, 1 - border)
-
-
-def _area(rect: Rect) -> int:
-    return max(0, rect[1] - rect[0]) * max(0, rect[3] - rect[2])
