@@ -57,8 +57,8 @@ def _warm_process(_own_cache: None) -> Iterator[None]:
         return
     variables = {"PYTHONPATH": str(REPOSITORY), **spawn.thread_variables(1)}
     modules = [*spawn.MODULES, "tests.helpers.jobs", "tests.helpers.warm_up:trace_something"]
-    warm = spawn.WarmProcess({**os.environ, **variables}, modules=modules)
-    spawn.use(warm, keep=True)
+    warm = spawn.WarmProcess({**os.environ, **variables}, modules=modules, kept=True)
+    spawn.use(warm)
     yield
     warm.end()
     spawn.use(None)

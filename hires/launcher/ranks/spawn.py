@@ -29,7 +29,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -55,56 +54,19 @@ _LIMITS = [value for name, value in sorted(vars(resource).items()) if name.start
 _SERVER = "from hires.launcher.ranks.warm_process import main; main()"
 
 
-class Adopted:
-    """A child that a warm process forked; the part of :class:`subprocess.Popen` that is used."""
+Child = subprocess.Popen[bytes]
+"""A process that this one started."""
+
+
+class Adopted(Child):
+    """A child that a warm process forked: all of Popen except the start."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
+        self._adopted = pid
+        super().__init__(str(pid))
 
-    def poll(self) -> int | None:
-        """Returns the exit code, negative for a signal; None while the child runs."""
-        return self._reap(os.WNOHANG)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Returns the exit code once the child has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: it still runs after ``timeout`` seconds.
-        """
-        if timeout is not None:
-            deadline, pause_s = time.monotonic() + timeout, 0.0005
-            while self.poll() is None:
-                if time.monotonic() > deadline:
-                    raise subprocess.TimeoutExpired(str(self.pid), timeout)
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, 0.05)
-        code = self._reap(0)
-        assert code is not None
-        return code
-
-    def send_signal(self, number: int) -> None:
-        """Sends a signal, unless the child has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """Ends the child at once."""
-        self.send_signal(signal.SIGKILL)
-
-    def _reap(self, options: int) -> int | None:
-        if self.returncode is None:
-            try:
-                pid, status = os.waitpid(self.pid, options)
-            except ChildProcessError:  # reaped elsewhere; Popen reports 0 then, too
-                pid, status = self.pid, 0
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-
-Child = subprocess.Popen[bytes] | Adopted
-"""A process that this one started."""
+    def _execute_child(self, *_: object) -> None:
+        self.pid, self._child_created = self._adopted, True
 
 
 class WarmProcess:
@@ -115,9 +77,14 @@ class WarmProcess:
         environ: Mapping[str, str],
         channel: socket.socket | None = None,
         modules: Sequence[str] = MODULES,
+        kept: bool = False,
     ) -> None:
-        """Takes the environment under which it imports the modules, and its channel if it runs."""
+        """Takes the environment under which it imports the modules, and its channel if it runs.
+
+        With ``kept`` it outlives :func:`release`.
+        """
         self.environ = dict(environ)
+        self.kept = kept
         self._modules = modules
         self._channel = channel
         self._process: subprocess.Popen[bytes] | None = None
@@ -196,21 +163,17 @@ class WarmProcess:
 
 _current: WarmProcess | None = None
 """What forks the children of this process; there is one for the whole process."""
-_kept = False
 
 
-def use(warm_process: WarmProcess | None, keep: bool = False) -> None:
-    """Forks the children of this process from a warm process from now on; None: they are fresh.
-
-    With ``keep`` it outlives :func:`release`.
-    """
-    global _current, _kept
-    _current, _kept = warm_process, keep
+def use(warm_process: WarmProcess | None) -> None:
+    """Forks the children of this process from a warm process from now on; None: they are fresh."""
+    global _current
+    _current = warm_process
 
 
 def release() -> None:
     """Ends a warm process that was to start the ranks of one run only: its memory is not needed."""
-    if _current is not None and not _kept:
+    if _current is not None and not _current.kept:
         _current.end()
         use(None)
 
@@ -220,14 +183,13 @@ def warm(threads: int = 1, keep: bool = False) -> Iterator[None]:
     """Forks modules that are started within the block from one warm process.
 
     Nothing changes where there is such a process already, or the system is not Linux. Ranks with
-    another number of compute threads are fresh processes. With ``keep`` it outlives
-    :func:`release`.
+    another number of compute threads are fresh processes.
     """
     if _current is not None or not sys.platform.startswith("linux"):
         yield
         return
-    made = WarmProcess({**os.environ, **thread_variables(threads)})
-    use(made, keep)
+    made = WarmProcess({**os.environ, **thread_variables(threads)}, kept=keep)
+    use(made)
     try:
         yield
     finally:
@@ -262,9 +224,9 @@ def start(
     Args:
         command: its words; ``python -m MODULE ...`` is forked from the warm process if one fits.
         environ: its environment.
-        stdout: number of the file that is its standard output.
-        stderr: of that for errors.
-        stdin: of that for input; unset: nothing can be read.
+        stdout: number of the file that is its standard output; ``stderr`` and ``stdin`` likewise.
+        stderr: for errors.
+        stdin: for input; unset: nothing can be read.
         death_signal: what it gets when this process, or the thread that calls this, ends.
         hold: whether SIGUSR2 waits until the child listens; by default it would end the child.
         heir: whether a forked child gets a warm process of its own, for children that it starts.
@@ -303,14 +265,14 @@ def start(
 
 def die_with(
     parent: int, number: signal.Signals = signal.SIGKILL, held: bool = False
-) -> Callable[[], None] | None:
+) -> Callable[[], None]:
     """Returns what a child does before it runs its program: it asks to die with ``parent``.
 
     The kernel sends it the signal ``number`` when the *thread* of the parent ends that started it.
     With ``held`` SIGUSR2 waits until the child listens; by default it would end the child.
     """
     if not sys.platform.startswith("linux"):
-        return None
+        return lambda: None
     prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child must not import
 
     def request() -> None:

@@ -120,7 +120,7 @@ def _serve(channel: socket.socket) -> Request | None:
                 for file in (*files, ours.detach()):
                     os.close(file)
                 os.setsid()
-                _die_with(child, signal.SIGKILL)
+                spawn.die_with(child)()
                 channel = theirs
                 continue
             theirs.close()
@@ -141,7 +141,7 @@ def _become_child(request: Request, files: list[int], heir: spawn.WarmProcess | 
                 if time.monotonic() > deadline:
                     raise ChildProcessError("the kernel did not hand this process over")
                 time.sleep(0.0002)
-            _die_with(request["parent"], signal.Signals(request["death_signal"]))
+            spawn.die_with(request["parent"], signal.Signals(request["death_signal"]))()
             os.setsid()
             for kind, soft, hard in request["limits"]:
                 if resource.getrlimit(kind) != (soft, hard):
@@ -159,13 +159,6 @@ def _become_child(request: Request, files: list[int], heir: spawn.WarmProcess | 
             os._exit(1)
     if not request["hold"]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
-
-
-def _die_with(parent: int, number: signal.Signals) -> None:
-    """Ends this process when its parent ends, which may have happened already."""
-    request = spawn.die_with(parent, number)
-    assert request is not None
-    request()
 
 
 def _resident_file_pages() -> list[tuple[int, int]]:

@@ -94,7 +94,7 @@ def test_forked_child_finds_what_a_fresh_one_finds(child, fresh):
     assert isinstance(forked[0], spawn.Adopted)
     fresh()
     other = child("a", "b c", environ=environ, hold=True)
-    assert isinstance(other[0], subprocess.Popen)
+    assert type(other[0]) is subprocess.Popen
     one, two = facts(*forked), facts(*other)
     for drawn in ("numpy", "random"):
         assert one.pop(drawn) != two.pop(drawn)
@@ -158,7 +158,7 @@ def test_signals_reach_a_child_and_wait_ends_in_time(child):
 @pytest.mark.parametrize("variable", ["MALLOC_ARENA_MAX", "OMP_NUM_THREADS", "LD_LIBRARY_PATH"])
 def test_environment_that_libraries_read_as_they_load_gets_a_fresh_process(child, variable):
     process, path = child(environ={variable: "2"})
-    assert isinstance(process, subprocess.Popen)
+    assert type(process) is subprocess.Popen
     assert facts(process, path)["environ"][variable] == "2"
 
 
@@ -184,10 +184,10 @@ def test_children_go_on_when_their_warm_process_is_killed_and_later_ones_are_fre
         time.sleep(0.1)
         assert process.poll() is None
         late, path = child()
-        assert isinstance(late, subprocess.Popen)
+        assert type(late) is subprocess.Popen
         assert facts(late, path)["loaded"] is False
     finally:
-        spawn.use(before, keep=True)
+        spawn.use(before)
         warm.end()
 
 
@@ -202,9 +202,9 @@ def test_process_that_cannot_import_or_has_a_thread_forks_nothing(child, tmp_pat
         warm = spawn.WarmProcess({**os.environ, **spawn.thread_variables(1)}, modules=modules)
         spawn.use(warm)
         try:
-            assert isinstance(child()[0], subprocess.Popen)
+            assert type(child()[0]) is subprocess.Popen
         finally:
-            spawn.use(before, keep=True)
+            spawn.use(before)
             warm.end()
 
 
