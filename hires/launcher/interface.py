@@ -29,7 +29,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.registry import Registry
 from hires.core.store import file_names, provenance
-from hires.core.store.attempts import next_attempt
+from hires.core.store.attempts import job_name, next_attempt
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.core.store.rundir import RunDir
@@ -59,9 +59,8 @@ class Outcome:
     exit_codes: dict[int, int] = field(default_factory=dict)
     """By rank; negative: the signal that ended it, which may be the launcher's."""
     tail: list[str] = field(default_factory=list)
-    """The last lines of the log of the rank that failed first."""
+    """The last lines of the log of ``failed_rank``, which failed first."""
     failed_rank: int | None = None
-    """That rank."""
     reason: str | None = None
     """The cause in one word, of :data:`END_REASONS`."""
 
@@ -80,18 +79,16 @@ class JobStatus:
     state: str
     """``PENDING``, ``RUNNING``, ``ENDED``, ``GONE`` (no such job) or ``UNKNOWN`` (no answer)."""
     reason: str | None = None
-    """Why the job waits, or how it ended: a key of ``JOB_ENDS`` where one fits; why there is no
-    answer."""
+    """Why it waits, why there is no answer, or how it ended: a key of ``JOB_ENDS`` if one fits."""
     expected: str | None = None
     """When it is expected to start, in the scheduler's words."""
 
 
 @dataclass(frozen=True)
 class FrozenRun:
-    """A run that is to be submitted."""
+    """A run folder that is to be submitted."""
 
     path: Path
-    """The run folder."""
     argv: tuple[str, ...] | None
     """The command line that makes this run alone, for its record; None: as its first attempt."""
     ranks: int
@@ -115,14 +112,11 @@ class SubmitOptions:
 
 
 class Submitted(NamedTuple):
-    """A run, and its job or why there is none."""
+    """A run folder, and the name of its job, as ``123_4``, or why there is none."""
 
     path: Path
-    """The run folder."""
     job: str | None
-    """Name of its job, as ``123_4``; None if it was not submitted."""
     why: str | None
-    """Why it was not."""
 
 
 class Launcher(ABC):
@@ -131,8 +125,8 @@ class Launcher(ABC):
     has_jobs: ClassVar[bool] = True
     """Whether runs are jobs of a scheduler, which go on without the command that started them."""
 
-    cancel_program: ClassVar[str | None] = None
-    """Program of the scheduler that cancels a job by its name, for advice."""
+    cancel_command: ClassVar[str] = "the scheduler's own command"
+    """What cancels the job ``{}`` without ``hires cancel``, for advice."""
 
     # Before a run
 
@@ -170,12 +164,9 @@ class Launcher(ABC):
 
     @abstractmethod
     def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> str | None:
-        """Submits a fresh attempt and returns the name of its job; None if there are no jobs.
+        """Submits a fresh attempt, to wait for ``after`` of :meth:`dependency`.
 
-        Args:
-            run: the run folder with its scripts, and the attempt.
-            config: the frozen config.
-            after: from :meth:`dependency`.
+        Returns the name of its job; None if the launcher has no jobs.
 
         Raises:
             ConfigError: the scheduler refuses the job; ``exit.json`` of the attempt says so, too.
@@ -204,10 +195,7 @@ class Launcher(ABC):
     ) -> RankPlaces:
         """Returns where the ranks of a run start that this process supervises; by default here.
 
-        Args:
-            config: the frozen config.
-            num_ranks: ranks of the world.
-            words: the command that starts all ranks, from launch.sh; empty: that of the config.
+        ``words`` are the command of launch.sh that starts all ranks; empty: that of the config.
 
         Raises:
             RunError: the ranks cannot be started from here.
@@ -222,10 +210,8 @@ class Launcher(ABC):
     ) -> Iterator[Submitted]:
         """Submits runs, each as a job, and yields each; a failed one does not stop the others.
 
-        Args:
-            runs: frozen, with no attempt under way.
-            options: what holds for all of them.
-            stopped: called before every submission; if it returns True, no more are submitted.
+        No run has an attempt under way. ``stopped`` is called before every submission; if it
+        returns True, no more are submitted.
         """
         for run in runs:
             if stopped():
@@ -252,11 +238,6 @@ class Launcher(ABC):
         """Cancels jobs; a RunError says why they cannot be cancelled."""
         raise RunError(f"the launcher {type(self).__name__} has no jobs that could be cancelled")
 
-    def cancel_command(self, job: str) -> str:
-        """Returns what stops a job, by its name, that ``hires cancel`` does not reach."""
-        program = self.cancel_program
-        return "the scheduler's own command" if program is None else f"`{program} {job}`"
-
     def silent_end(self, run: RunDir, job: str) -> str | None:
         """Returns why a job ended without ``exit.json``, if the scheduler says so."""
         return None
@@ -280,12 +261,9 @@ class Launcher(ABC):
         return []
 
     def node_checks(self, config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:
-        """Returns what a small job on the nodes finds, which starts as runs do.
+        """Returns what a small job on the nodes of ``config`` finds, which starts as runs do.
 
-        Args:
-            config: where the job goes.
-            argv: the command line as typed.
-            patience_s: how long the job may wait and take; then it is cancelled.
+        It is cancelled if it has not ended after ``patience_s``.
 
         Raises:
             KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came; the job is cancelled.
@@ -296,43 +274,35 @@ class Launcher(ABC):
 LAUNCHERS: Registry[type[Launcher]] = Registry("launcher")
 
 
+def all_launchers() -> list[Launcher]:
+    """Returns every launcher; each module of ``kinds`` registers its own."""
+    from hires.launcher import kinds
+
+    for module in pkgutil.iter_modules(kinds.__path__, f"{kinds.__name__}."):
+        importlib.import_module(module.name)
+    return [LAUNCHERS[name]() for name in LAUNCHERS]
+
+
+def launcher_named(name: str) -> Launcher:
+    """Returns the launcher of a name; a ConfigError offers the others if there is none."""
+    all_launchers()
+    return LAUNCHERS[name]()
+
+
 def launcher_of(config: RunConfig) -> Launcher:
     """Returns the launcher of a run; a ConfigError offers the others if there is none."""
     return launcher_named(config.launcher.name)
 
 
-def launcher_named(name: str) -> Launcher:
-    """Returns the launcher of a name; a ConfigError offers the others if there is none."""
-    _load()
-    return LAUNCHERS[name]()
-
-
-def all_launchers() -> list[Launcher]:
-    """Returns every launcher."""
-    _load()
-    return [LAUNCHERS[name]() for name in LAUNCHERS]
-
-
-def job_name(job: Job) -> str:
-    """Returns the name of a job, ``123``, or of a task of a job array, ``123_4``."""
-    index = job.get("index")
-    return f"{job['job']}" if index is None else f"{job['job']}_{index}"
-
-
 def note_job(
     launcher: str, attempt: Path, job: str, index: int | None = None, pack: int = 1
 ) -> None:
-    """Writes ``job.json``, the number of an attempt's job.
+    """Writes ``job.json`` into the folder of an attempt whose job ``pack`` runs share.
 
-    Args:
-        launcher: its name.
-        attempt: folder of the attempt.
-        job: number of the job, or of the array.
-        index: of the array's task, if it is one.
-        pack: how many runs share the job.
+    ``job`` is the number of the job or, with the ``index`` of a task, of the job array.
     """
-    values: Job = {"launcher": launcher, "job": job, "index": index}
-    values |= {"submitted": provenance.now()} | ({"pack": pack} if pack > 1 else {})
+    values = {"launcher": launcher, "job": job, "index": index, "submitted": provenance.now()}
+    values |= {"pack": pack} if pack > 1 else {}
     write_atomically(attempt / file_names.JOB, json.dumps(values) + "\n")
 
 
@@ -340,11 +310,12 @@ def job_states(jobs: Iterable[Job]) -> dict[str, JobStatus]:
     """Returns the state of each job, by its name; each launcher is queried once."""
     states: dict[str, JobStatus] = {}
     for name, own in _by_launcher(jobs).items():
-        states |= {job_name(job): JobStatus(UNKNOWN, f"{name} does not say") for job in own}
+        answers, why = {}, f"{name} does not say"
         try:
-            states |= launcher_named(name).job_states(own)
+            answers = launcher_named(name).job_states(own)
         except ConfigError as error:  # a launcher that is not installed here
-            states |= {job_name(job): JobStatus(UNKNOWN, str(error)) for job in own}
+            why = str(error)
+        states |= {job_name(job): JobStatus(UNKNOWN, why) for job in own} | answers
     return states
 
 
@@ -359,11 +330,3 @@ def _by_launcher(jobs: Iterable[Job]) -> dict[str, list[Job]]:
     for job in jobs:
         groups.setdefault(str(job.get("launcher")), []).append(job)
     return groups
-
-
-def _load() -> None:
-    """Imports every module of ``kinds``, each of which registers its launchers."""
-    from hires.launcher import kinds
-
-    for module in pkgutil.iter_modules(kinds.__path__, f"{kinds.__name__}."):
-        importlib.import_module(module.name)

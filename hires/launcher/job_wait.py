@@ -13,14 +13,7 @@ from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.rundir import RunDir
 from hires.launcher.end_reasons import JOB_ENDS, restarts
-from hires.launcher.interface import (
-    ENDED,
-    GONE,
-    UNKNOWN,
-    Launcher,
-    OnLine,
-    Outcome,
-)
+from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus, Launcher, OnLine, Outcome
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.status.run_progress import MetricsTail
 
@@ -39,10 +32,9 @@ class JobWait:
         self, launcher: Launcher, run: RunDir, job: str, on_line: OnLine | None = None
     ) -> None:
         """Takes the launcher, the run with the submitted attempt, and the name of its job."""
-        self.launcher = launcher
-        self.run = run
-        self.job = job
-        self.on_line = on_line
+        self.launcher, self.run, self.job, self.on_line = launcher, run, job, on_line
+        self.status = JobStatus(UNKNOWN)
+        """What the scheduler answered last."""
         self.attempt = run.attempt
         number, _, index = job.partition("_")
         named = {"job": number, "index": int(index) if index.isdecimal() else None}
@@ -53,25 +45,27 @@ class JobWait:
 
     def wait(self) -> Outcome:
         """Returns how the run ended, in the last attempt that the job made."""
-        while True:
-            self._follow()
-            if time.monotonic() - self._queried_s >= QUERY_S:
-                self._queried_s = time.monotonic()
-                [status] = self.launcher.job_states([self._submitted]).values()
-                if status.state in (ENDED, GONE):
-                    self._ends.append(status.reason or "forgotten")
-                elif status.state != UNKNOWN:
-                    self._ends.clear()
-            over = len(self._ends) >= _EQUAL_ANSWERS
-            end = Attempt(self.run, self.attempt).exit
-            if end and (over or not restarts(end.get("reason"))):
-                self._follow()
-                codes = {int(rank): code for rank, code in end.get("exit_codes", {}).items()}
-                cause, reason = end.get("cause"), end.get("reason")
-                return Outcome(end["state"], cause, codes, reason=reason)
-            if over and not end:
-                return self._without_exit(self._ends[-1])
+        while (outcome := self.poll()) is None:
             time.sleep(FILES_S)
+        return outcome
+
+    def poll(self) -> Outcome | None:
+        """Returns how the run ended; None while it goes on."""
+        self._follow()
+        if time.monotonic() - self._queried_s >= QUERY_S:
+            self._queried_s = time.monotonic()
+            [self.status] = self.launcher.job_states([self._submitted]).values()
+            if self.status.state in (ENDED, GONE):
+                self._ends.append(self.status.reason or "forgotten")
+            elif self.status.state != UNKNOWN:
+                self._ends.clear()
+        over = len(self._ends) >= _EQUAL_ANSWERS
+        end = Attempt(self.run, self.attempt).exit
+        if end and (over or not restarts(end.get("reason"))):
+            self._follow()
+            codes = {int(rank): code for rank, code in end.get("exit_codes", {}).items()}
+            return Outcome(end["state"], end.get("cause"), codes, reason=end.get("reason"))
+        return self._without_exit(self._ends[-1]) if over and not end else None
 
     def _follow(self) -> None:
         """Passes new metrics on, and turns to the job's next attempt if there is one."""

@@ -137,7 +137,7 @@ def test_job_of_a_launcher_that_is_not_here_is_unknown():
 
 
 if __name__ == "__main__":
-    from hires.launcher.local import local_launcher
+    from hires.launcher.local import __main__ as by_hand
 
     LAUNCHERS.register("toy")(ToyLauncher)
-    sys.exit(local_launcher.main(sys.argv[1:]))
+    sys.exit(by_hand.main(sys.argv[1:]))

@@ -71,8 +71,7 @@ class Attempt:
     @property
     def job_name(self) -> str | None:
         """The name of its job, ``123``, or ``123_4`` in an array; None if it is no job."""
-        job, index = self.job.get("job"), self.job.get("index")
-        return f"{job}_{index}" if index is not None else job and str(job)
+        return job_name(self.job) if self.job else None
 
     @property
     def id(self) -> str | None:
@@ -139,6 +138,12 @@ def job_in(folder: Path, notes: Notes) -> Values:
     if numbers and re.fullmatch(r"[0-9]+", str(job["job"])):
         return job
     return reading.damaged(path, _WRONG_VALUE, notes)
+
+
+def job_name(job: Mapping[str, Any]) -> str:
+    """Returns the name of a job of ``job.json``, ``123``, or of an array's task, ``123_4``."""
+    index = job.get("index")
+    return str(job["job"]) if index is None else f"{job['job']}_{index}"
 
 
 def latest(run: StrPath) -> Attempt | None:

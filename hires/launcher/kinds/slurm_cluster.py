@@ -23,7 +23,7 @@ from hires.launcher.slurm.slurm_checks import cluster_checks, slurm_checks
 class SlurmLauncher(Launcher):
     """Submits each run as a Slurm job, and many as the tasks of job arrays."""
 
-    cancel_program = "scancel"
+    cancel_command = "`scancel {}`"
 
     dependency = staticmethod(dependency)
     submit_many = staticmethod(job_arrays.submit_all)

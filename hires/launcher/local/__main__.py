@@ -1,12 +1,15 @@
 """Launches a run folder by hand: ``python -m hires.launcher.local RUN_DIR [-- COMMAND]``.
 
 The ``launch.sh`` of every run folder calls it, and may name the command that starts the ranks.
+``... RUN_DIR ATTEMPT [MODULE]`` launches an attempt of the local queue, whose folder exists
+already, maybe with another Python module as its ranks, and prints nothing but errors.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from hires.core import log
 from hires.core.errors import HiresError
@@ -19,24 +22,33 @@ from hires.launcher.status.run_progress import RunProgress
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Launches a run folder by hand, as a new attempt, and returns the exit code."""
+    """Launches an attempt and returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    if len(words) < 1 or words[0] in ("-h", "--help") or words[1:2] not in ([], ["--"]):
+    end = words.index("--") if "--" in words else len(words)
+    (folder, *attempt), command = words[:end] or [""], words[end + 1 :]
+    is_odd = len(attempt) > 2 or (attempt and (command or not attempt[0].isdecimal()))
+    if folder in ("", "-h", "--help") or is_odd:
         say("usage: python -m hires.launcher.local RUN_DIR [-- COMMAND THAT STARTS ALL RANKS]")
-        return 0 if words in (["-h"], ["--help"]) else 2
+        return 0 if folder.startswith("-") else 2
     log.setup()
     try:
-        path = rundir.frozen_folder(words[0])
-        with running_elsewhere.alone(path):
-            attempt = attempts.next_attempt(path)
-        config, world = records.read_config(path), int(records.read_plan(path)["world"])
-        say(f"{path.name}: attempt {attempt}, {world} ranks")
-        places = launcher_of(config).rank_places(config, world, words[2:])
-        progress = RunProgress(world, config.batch, config.steps)
-        outcome = local_launcher.launch(path, attempt, on_line=progress.printer(say), places=places)
+        if attempt:
+            number, module = int(attempt[0]), (attempt[1:] or [local_launcher.RANK])[0]
+            return local_launcher.launch(folder, number, module=module).exit_code
+        return _by_hand(rundir.frozen_folder(folder), command)
     except HiresError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
+
+
+def _by_hand(path: Path, command: Sequence[str]) -> int:
+    with running_elsewhere.alone(path):
+        attempt = attempts.next_attempt(path)
+    config, world = records.read_config(path), int(records.read_plan(path)["world"])
+    say(f"{path.name}: attempt {attempt}, {world} ranks")
+    places = launcher_of(config).rank_places(config, world, command)
+    progress = RunProgress(world, config.batch, config.steps)
+    outcome = local_launcher.launch(path, attempt, on_line=progress.printer(say), places=places)
     for line in outcome.tail:
         sys.stderr.write(f"    {line}\n")
     if outcome.cause:

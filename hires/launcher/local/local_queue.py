@@ -16,7 +16,7 @@ from hires.launcher.attempt_queue import AttemptQueue, Running
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import MetricsTail
 
-_LAUNCHER = "hires.launcher.local.local_launcher"
+_LAUNCHER = "hires.launcher.local"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.store.attempts import Attempt
+from hires.core.store.attempts import Attempt, job_name
 from hires.core.store.file_names import attempt_numbers
 from hires.launcher import commands
 from hires.launcher.interface import (
@@ -28,7 +28,6 @@ from hires.launcher.interface import (
     UNKNOWN,
     Job,
     JobStatus,
-    job_name,
 )
 from hires.launcher.status.run_state import RunState
 

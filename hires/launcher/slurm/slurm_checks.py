@@ -29,8 +29,10 @@ from hires.core.store import file_names, reading, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.naming import plain
+from hires.core.store.rundir import RunDir
 from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, node_checks
-from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus
+from hires.launcher.interface import launcher_named
+from hires.launcher.job_wait import JobWait
 from hires.launcher.local.local_launcher import launch, leave
 from hires.launcher.slurm import allocation, job_script, scheduler
 from hires.launcher.supervision.interrupts import Interrupts
@@ -38,10 +40,7 @@ from hires.launcher.supervision.interrupts import Interrupts
 MODULE = "hires.launcher.slurm.slurm_checks"
 RANK = "hires.comm.node_report"
 LOOK_S = 0.5
-ASK_S = 3.0
 _UP = re.compile(r"^(idle|mix|alloc|comp)", re.IGNORECASE)
-_EMPTY = 2
-"""Queries in a row that must agree that the job has ended."""
 _MINUTES = 10
 _TAIL = 5
 
@@ -156,21 +155,14 @@ def _submit(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
 
 def _wait(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -> str | None:
     """Waits for the end of the job; returns why it is not waited for any longer, or None."""
-    until_s, asked_s, over = time.monotonic() + patience_s, 0.0, 0
-    answer = JobStatus(UNKNOWN)
-    while not Attempt(folder, 0).has_ended:
+    wait = JobWait(launcher_named("slurm"), RunDir(folder, 0), job)
+    until_s = time.monotonic() + patience_s
+    while wait.poll() is None:
         if interrupts.count:
             raise KeyboardInterrupt
-        now_s = time.monotonic()
-        if now_s - asked_s >= ASK_S:
-            asked_s = now_s
-            answer = scheduler.job_states([{"job": job}])[job]
-            over = over + 1 if answer.state in (ENDED, GONE) else 0
-        if over >= _EMPTY:
-            return None
-        if now_s > until_s:
-            reason = f" ({answer.reason})" if answer.reason else ""
-            return f"after {patience_s:g} s it is {answer.state}{reason}; it was cancelled"
+        if time.monotonic() > until_s:
+            reason = f" ({wait.status.reason})" if wait.status.reason else ""
+            return f"after {patience_s:g} s it is {wait.status.state}{reason}; it was cancelled"
         time.sleep(LOOK_S)
     return None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from hires.core.errors import RunError
 from hires.core.ranks.heartbeat import FileClock
 from hires.core.store import file_names, files
-from hires.core.store.attempts import Attempt
+from hires.core.store.attempts import Attempt, job_name
 from hires.launcher import interface
 from hires.launcher.interface import PENDING, RUNNING, UNKNOWN, JobStatus
 from hires.launcher.status.state import age_s, is_alive, may_restart
@@ -69,7 +69,7 @@ def holders(
         run: [Attempt(run, number) for number in file_names.attempt_numbers(run)] for run in runs
     }
     jobs = [a.job for some in every.values() for a in some if a.job and may_restart(a)]
-    statuses = interface.job_states(each for each in jobs if interface.job_name(each) != job)
+    statuses = interface.job_states(each for each in jobs if job_name(each) != job)
     held: dict[Path, str] = {}
     for run, attempts in every.items():
         holder = _job_of(attempts, job, submitted, statuses) or _process_of(attempts, job)
@@ -78,12 +78,12 @@ def holders(
             stop = f"`hires cancel {shlex.quote(str(run))}`"
             if attempt is not attempts[-1] and attempt.job_name is not None:
                 launcher = interface.launcher_named(attempt.job["launcher"])
-                stop = launcher.cancel_command(attempt.job_name)
+                stop = launcher.cancel_command.format(attempt.job_name)
             held[run] = f"{who}; {_ADVICE.format(stop)}"
     for launcher in interface.all_launchers() if job is None else ():
         for run, name in launcher.orphan_jobs([run for run in every if run not in held]).items():
             who = f"job {name} has it, though its submission was not answered in time"
-            held[run] = f"{who}; {_ADVICE.format(launcher.cancel_command(name))}"
+            held[run] = f"{who}; {_ADVICE.format(launcher.cancel_command.format(name))}"
     return held
 
 

@@ -7,40 +7,25 @@ memory: a person, a scheduler or a container can send it, too; so the kernel's o
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hires.launcher.end_reasons import END_REASONS
+from hires.launcher.interface import Outcome
 from hires.launcher.ranks.rank_group import Rank, last_lines
 
 _Event = dict[str, Any]
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-@dataclass(frozen=True)
-class Failure:
-    """The rank that failed first."""
-
-    rank: int
-    cause: str
-    """One paragraph."""
-    tail: list[str]
-    """The last lines of its log."""
-    reason: str | None = None
-    """A word of :data:`END_REASONS`, or None where nothing proves one."""
-
-
 def first_failure(
-    ranks: Sequence[Rank],
-    failed: Iterable[int],
-    events: Iterable[_Event],
-    oom: str | None = None,
-) -> Failure:
-    """Returns the rank that failed first.
+    ranks: Sequence[Rank], failed: Iterable[int], events: Iterable[_Event], oom: str | None = None
+) -> Outcome:
+    """Returns the end of a world as that of the rank that failed first.
 
     Args:
         ranks: all ranks.
@@ -56,7 +41,8 @@ def first_failure(
     first = min(suspects, key=lambda rank: _order(rank, reports.get(rank.rank)))
     tail = last_lines(first.log)
     cause, reason = _explained(first, reports.get(first.rank), tail, oom)
-    return Failure(first.rank, f"rank {first.rank} {cause}", tail, reason)
+    cause = f"rank {first.rank} {cause}"
+    return Outcome("failed", cause, tail=tail, failed_rank=first.rank, reason=reason)
 
 
 def _order(rank: Rank, report: _Event | None) -> tuple[int, float, float]:
@@ -102,43 +88,43 @@ class OomCount:
     """Counts the processes that the kernel has killed for lack of memory since it was made."""
 
     def __init__(self) -> None:
-        counters = (*_counters(), Path("/proc/vmstat"))
-        self._counter = next((file for file in counters if _kills(file) is not None), None)
-        self._before = 0 if self._counter is None else _kills(self._counter)
+        self._counter: Path | None = None
+        self._before = 0
+        for file in (*_counters(), Path("/proc/vmstat")):
+            kills = _kills(file)
+            if kills is not None:
+                self._counter, self._before = file, kills
+                break
 
     def rose(self) -> str | None:
         """Returns where a kill was counted since, in words; None if none was."""
-        before, now = self._before, None if self._counter is None else _kills(self._counter)
-        if before is None or now is None or now <= before:
+        now = None if self._counter is None else _kills(self._counter)
+        if now is None or now <= self._before:
             return None
-        return f"oom_kill in {self._counter} rose from {before} to {now}"
+        return f"oom_kill in {self._counter} rose from {self._before} to {now}"
 
 
 def _counters() -> list[Path]:
     """Returns the files of this process's control groups, of both versions, that may count."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    files = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        inside = path.lstrip("/")
-        if not controllers:
-            files += [_CGROUPS / inside / "memory.events", _CGROUPS / "memory.events"]
-        elif "memory" in controllers.split(","):
-            folder = _CGROUPS / "memory"
-            files += [folder / inside / "memory.oom_control", folder / "memory.oom_control"]
+    files: list[Path] = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                root, name = _CGROUPS, "memory.events"
+            elif "memory" in controllers.split(","):
+                root, name = _CGROUPS / "memory", "memory.oom_control"
+            else:
+                continue
+            files += [root / path.lstrip("/") / name, root / name]
     return files
 
 
 def _kills(file: Path) -> int | None:
     """Returns the number behind ``oom_kill`` in a file; None if it has none."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         for line in file.read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(" ")
             if name == "oom_kill":
                 return int(value)
-    except (OSError, ValueError):
-        return None
     return None

@@ -57,9 +57,7 @@ class Supervisor:
 
     def __init__(self, job: Launch, port: int, interrupts: Interrupts) -> None:
         """Takes the job, the port to meet at, and where interrupts are counted."""
-        self.job = job
-        self.port = port
-        self.interrupts = interrupts
+        self.job, self.port, self.interrupts = job, port, interrupts
         starter = job.places.starter
         self._group: RankGroup = (
             SeparateRanks(job, port) if starter is None else AgentRanks(job, port, starter)
@@ -215,8 +213,7 @@ class Supervisor:
         self._stop("a rank failed", failed=failed)
         first = blame.first_failure(self.ranks, failed, self._events.read(), self._oom.rose())
         self._feed()
-        reason = first.reason or (None if self._metrics.seen else "launch")
-        return Outcome("failed", first.cause, {}, first.tail, first.rank, reason)
+        return replace(first, reason=first.reason or (None if self._metrics.seen else "launch"))
 
     def _stop(self, why: str, **fields: Any) -> None:
         self.job.note("stopping", why=why, **fields)

@@ -37,7 +37,7 @@ def test_lost_neighbour_is_a_consequence_even_if_it_spoke_first(world):
         failed(2, 1.2, "CommError", "lost rank 1"),
     ]
     failure = first_failure(ranks, [0, 1, 2], told)
-    assert (failure.rank, failure.cause) == (1, "rank 1 failed: a.tif is broken")
+    assert (failure.failed_rank, failure.cause) == (1, "rank 1 failed: a.tif is broken")
 
 
 def test_if_all_lost_their_neighbours_the_first_is_named(world):
