@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
-from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.plan.checks import (
@@ -16,17 +14,16 @@ from hires.plan.checks import (
     check_shared,
     check_ties,
 )
-from hires.plan.event import BYTES
 from hires.plan.graph import Graph
-from hires.plan.groups import gradient_mode, num_holders, sums_of
+from hires.plan.groups import gradient_mode
 from hires.plan.layout import edges_of, judge, lay_out
 from hires.plan.partition import add_segments, layer_starts, partition
 from hires.plan.plan import CommOp, Finding, Plan, Stage
-from hires.plan.program import pass_comm
 from hires.plan.proof.prove import verify
 from hires.plan.rules import WHOLE
 from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.search.joins import far_halos, vanishing
+from hires.plan.traffic import totals
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 
@@ -86,51 +83,6 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     plan.findings += verify(plan)
     plan.totals = totals(plan)
     return plan
-
-
-def totals(plan: Plan) -> dict[str, Any]:
-    """Returns messages and bytes of one step of the whole world, in all and by kind.
-
-    A collective of n ranks counts as n messages; an all-reduce of b bytes as 2 (n - 1) b bytes,
-    the least that any algorithm sends. Sums travel in single precision or better.
-    """
-    graph, size = plan.graph, BYTES[plan.dtype]
-    wide = max(size, BYTES["float32"])
-    by_kind: dict[str, dict[str, int]] = {}
-
-    def add(kind: str, messages: int, num_bytes: int, times: int) -> None:
-        entry = by_kind.setdefault(kind, {"messages": 0, "bytes": 0})
-        entry["messages"] += messages * times
-        entry["bytes"] += num_bytes * times
-
-    # Every microbatch passes every stage once each way, so no rank is looked at.
-    for back in (False, True) if plan.training else (False,):
-        for edge in plan.edges:
-            source, target = plan.stages[edge.source], plan.stages[edge.target]
-            kind = "stage" if source.num_ranks == target.num_ranks else "join"
-            rows = edge.back if back else edge.messages
-            numbers = sum(math.prod(edge.shape(graph, row)) for row in rows)
-            if rows:
-                add(kind, len(rows), numbers * size, plan.pieces)
-        for stage in plan.stages:
-            for op, _ in pass_comm(plan, stage, back):
-                if op.kind != "halo":  # every rank hands what it has to all others of the stage
-                    numbers = stage.num_ranks * (stage.num_ranks - 1) * op.elements
-                    add(op.kind, stage.num_ranks, numbers * wide, plan.pieces)
-                elif op.messages:
-                    pixels = sum((r1 - r0) * (c1 - c0) for _, _, r0, r1, c0, c1 in op.messages)
-                    depth = math.prod(graph.shape(op.value)[:2])
-                    add("halo", len(op.messages), pixels * depth * size, plan.pieces)
-    for stage in plan.stages:
-        holders = num_holders(plan, stage.index)
-        for one in sums_of(plan, stage.index):
-            each = int(2 * (holders - 1) / holders * one.elements * wide)
-            add("gradient", holders, holders * each, 1)
-    return {
-        "messages": sum(entry["messages"] for entry in by_kind.values()),
-        "bytes": sum(entry["bytes"] for entry in by_kind.values()),
-        "by_kind": by_kind,
-    }
 
 
 def _stages(config: RunConfig, graph: Graph) -> list[Stage]:

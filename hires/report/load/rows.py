@@ -15,8 +15,9 @@ from hires.core.store import file_names
 from hires.core.store.campaign import Campaign
 from hires.core.store.naming import model_label
 from hires.core.store.reading import Note, text
+from hires.plan import traffic
 from hires.report.columns import MEMORY, RATES, SPEED, Row, keys, memory_rows, values
-from hires.report.load import measured_points, traffic_matrix
+from hires.report.load import measured_points
 from hires.report.load.plain_values import count, dicts, dig, discarded_steps, number, value_text
 from hires.report.load.repeats import attempt_origin
 from hires.report.load.runs import Run
@@ -134,14 +135,14 @@ def traffic_rows(runs: Iterable[Run]) -> Iterator[Row]:
         if key not in counted:  # equal plans are counted once
             plan = run.plan()
             try:
-                counted[key] = traffic_matrix.by_class(plan) if plan else {}
+                counted[key] = traffic.by_class(plan) if plan else {}
             except Exception as error:  # a damaged plan may fail anywhere
                 why = f"cannot be counted: {error!r}"[:200]
                 run.notes.append(Note(f"{run.name}/{file_names.PLAN}", why))
                 counted[key] = {}
         for (kind, size), (messages, num_bytes) in counted[key].items():
             sent = {"messages_per_step": messages, "bytes_per_step": num_bytes}
-            yield {**what(run), "kind": kind, "size_class": traffic_matrix.CLASSES[size], **sent}
+            yield {**what(run), "kind": kind, "size_class": traffic.CLASSES[size], **sent}
 
 
 def failure_rows(run: Run) -> Iterator[Row]:

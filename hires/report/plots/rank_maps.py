@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hires.core.units import MIB, size
+from hires.plan import traffic
 from hires.plan.graph import INPUT
 from hires.plan.plan import Plan
 from hires.plan.tiling import own_rect
-from hires.report.load import traffic_matrix
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, NotDrawnError, PlotData, plot
 
@@ -47,7 +47,7 @@ def grid(data: PlotData) -> Drawing:
 def between_ranks(data: PlotData) -> Drawing:
     """Draws a matrix of bytes for every run with several ranks."""
     matrices = [
-        (drawn, traffic_matrix.matrix(drawn.plan))
+        (drawn, traffic.matrix(drawn.plan))
         for drawn in data.runs
         if drawn.plan is not None and drawn.plan.world > 1
     ]

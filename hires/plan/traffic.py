@@ -1,0 +1,137 @@
+"""Counts the messages of one step: in all, by kind and size, and from rank to rank.
+
+A collective of n ranks counts as n messages; an all-reduce of b bytes as 2 (n - 1) b bytes, the
+least that any algorithm sends. Sums travel in single precision or better.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from hires.core.units import MIB
+from hires.plan.event import BYTES
+from hires.plan.groups import num_holders, sums_of
+from hires.plan.plan import Plan, Stage
+from hires.plan.program import pass_comm
+
+BOUNDS = (1024, 16 * 1024, 256 * 1024, 4 * MIB)
+CLASSES = ("below 1 KiB", "1 to 16 KiB", "16 to 256 KiB", "256 KiB to 4 MiB", "4 MiB and more")
+"""Size classes of messages; the bounds lie between them."""
+
+
+class PassTraffic(NamedTuple):
+    """Messages of one kind that the ranks of one or two stages send in one pass of a microbatch."""
+
+    kind: str
+    """``halo``, ``stage``, ``join``, ``norm``, ``reduce``, ``share`` or ``loss``."""
+    source: Stage
+    target: Stage
+    sends: list[tuple[int, int, int]]
+    """Place of the sender in its stage, that of the receiver, and bytes."""
+    to_all: int = 0
+    """In the place of ``sends``: bytes that every rank sends to every other one."""
+
+
+def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
+    """Yields what every microbatch sends on its way; gradients are summed once a step."""
+    graph, size, wide = plan.graph, BYTES[plan.dtype], _sum_bytes(plan)
+    for back in (False, True) if plan.training else (False,):
+        for edge in plan.edges:
+            makers, readers = plan.stages[edge.source], plan.stages[edge.target]
+            kind = "stage" if makers.num_ranks == readers.num_ranks else "join"
+            rows = edge.back if back else edge.messages
+            sends = [(row[0], row[1], math.prod(edge.shape(graph, row)) * size) for row in rows]
+            if back:  # these name the maker's tile first, too, though the reader sends
+                makers, readers = readers, makers
+                sends = _reversed(sends)
+            yield PassTraffic(kind, makers, readers, sends)
+        for stage in plan.stages:
+            for op, way_back in pass_comm(plan, stage, back):
+                if op.kind != "halo":
+                    yield PassTraffic(op.kind, stage, stage, [], op.elements * wide)
+                    continue
+                row_bytes = math.prod(graph.shape(op.value)[:2]) * size
+                sends = [
+                    (source, target, (r1 - r0) * (c1 - c0) * row_bytes)
+                    for source, target, r0, r1, c0, c1 in op.messages
+                ]
+                yield PassTraffic("halo", stage, stage, _reversed(sends) if way_back else sends)
+
+
+def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
+    """Returns messages and bytes of one step of the whole world, by kind and size class."""
+    messages: Counter[tuple[str, int]] = Counter()
+    total: Counter[tuple[str, int]] = Counter()
+
+    def add(kind: str, size: int, number: int, num_bytes: int) -> None:
+        key = kind, bisect.bisect(BOUNDS, size)
+        messages[key] += number
+        total[key] += num_bytes
+
+    # Every microbatch passes every stage once each way, so no rank is looked at.
+    for one in pass_traffic(plan):
+        for size, number in Counter(num_bytes for *_, num_bytes in one.sends).items():
+            add(one.kind, size, number * plan.pieces, number * size * plan.pieces)
+        if one.to_all:
+            number = one.source.num_ranks * plan.pieces
+            add(one.kind, one.to_all, number, number * (one.source.num_ranks - 1) * one.to_all)
+    for stage in plan.stages:
+        holders = num_holders(plan, stage.index)
+        for one_sum in sums_of(plan, stage.index):
+            size = one_sum.elements * _sum_bytes(plan)
+            add("gradient", size, holders, holders * int(2 * (holders - 1) / holders * size))
+    return {key: (messages[key], total[key]) for key in sorted(messages)}
+
+
+def totals(plan: Plan) -> dict[str, Any]:
+    """Returns messages and bytes of one step of the whole world, in all and by kind."""
+    by_kind: dict[str, dict[str, int]] = {}
+    for (kind, _), (messages, num_bytes) in by_class(plan).items():
+        entry = by_kind.setdefault(kind, {"messages": 0, "bytes": 0})
+        entry["messages"] += messages
+        entry["bytes"] += num_bytes
+    return {
+        "messages": sum(entry["messages"] for entry in by_kind.values()),
+        "bytes": sum(entry["bytes"] for entry in by_kind.values()),
+        "by_kind": by_kind,
+    }
+
+
+def matrix(plan: Plan) -> list[list[float]]:
+    """Returns bytes of one step by source and target rank of the whole world.
+
+    In an all-reduce each rank is taken to send the same to every other.
+    """
+    sent = [[0.0] * plan.world for _ in range(plan.world)]
+    copies = [*itertools.product(range(plan.num_replicas), range(plan.num_directions))]
+
+    def ranks_of(stage: Stage, copy: tuple[int, int]) -> list[int]:
+        return [plan.rank_of(*copy, stage.index, place) for place in range(stage.num_ranks)]
+
+    for one, copy in itertools.product(pass_traffic(plan), copies):
+        passes = len(plan.microbatches_of(copy[1]))
+        sources, targets = ranks_of(one.source, copy), ranks_of(one.target, copy)
+        for source, target, num_bytes in one.sends:
+            sent[sources[source]][targets[target]] += num_bytes * passes
+        for source, target in itertools.permutations(sources, 2) if one.to_all else ():
+            sent[source][target] += one.to_all * passes
+    for stage in plan.stages:
+        holders = {rank for copy in copies for rank in ranks_of(stage, copy)}
+        for one_sum in sums_of(plan, stage.index):
+            share = int(2 * one_sum.elements * _sum_bytes(plan) / len(holders))
+            for source, target in itertools.permutations(holders, 2):
+                sent[source][target] += share
+    return sent
+
+
+def _sum_bytes(plan: Plan) -> int:
+    return max(BYTES[plan.dtype], BYTES["float32"])
+
+
+def _reversed(sends: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    return [(target, source, num_bytes) for source, target, num_bytes in sends]

@@ -1,0 +1,41 @@
+"""Tests of the messages of a plan: in all, by size, and from rank to rank."""
+
+from __future__ import annotations
+
+import bisect
+import random
+
+import pytest
+
+from hires.core.units import MIB
+from hires.plan import traffic
+from tests.helpers.random_plans import random_plan
+from tests.helpers.small_plans import LAYOUTS, plan_of
+
+
+def near(plan):
+    # An all-reduce rounds each rank's share down.
+    total = sum(map(sum, traffic.matrix(plan)))
+    return abs(total - plan.totals["bytes"]) <= 64 * plan.world**2
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("task", ["train", "infer"])
+def test_matrix_holds_the_bytes_of_the_totals(name, task):
+    assert near(plan_of(task, **LAYOUTS[name]))
+
+
+def test_matrix_of_random_plans_holds_the_bytes_of_the_totals():
+    rng = random.Random(5)
+    assert all(near(random_plan(rng)) for _ in range(40))
+
+
+def test_one_rank_says_nothing_and_nobody_writes_to_himself():
+    assert traffic.by_class(plan_of()) == {}
+    found = traffic.matrix(plan_of(**LAYOUTS["sp+gems"]))
+    assert all(row[rank] == 0 for rank, row in enumerate(found))
+
+
+def test_message_of_a_bound_belongs_to_the_class_above():
+    sizes = [0, 1023, 1024, 16 * 1024, 256 * 1024, 4 * MIB - 1, 4 * MIB]
+    assert [bisect.bisect(traffic.BOUNDS, n) for n in sizes] == [0, 0, 1, 2, 3, 3, 4]
