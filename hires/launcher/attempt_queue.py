@@ -6,7 +6,7 @@
 
 The launchers are processes, so a run that fails, or whose launcher is killed, does not stop the
 others. The queues of a sweep (:mod:`hires.launcher.local.local_queue`) and of a Slurm job
-(:mod:`hires.launcher.slurm.job_packing`) add what starts and what follows an end.
+(:mod:`hires.launcher.slurm.batch`) add what starts and what follows an end.
 """
 
 from __future__ import annotations

@@ -6,10 +6,14 @@ Each start makes the next attempt of its run. All state is in the run folder, no
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from hires.core.config.launcher_config import spread
 from hires.core.store import attempts, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, attempt_numbers
@@ -38,6 +42,15 @@ class JobRun:
     """How many complete attempts the job is to make."""
     pack: int = 1
     """How many runs share the job."""
+
+    @cached_property
+    def needs(self) -> Sequence[float]:
+        """Cores that it keeps busy on each node, all if its port is fixed; a RunError: unknown."""
+        config, world = records.read_config(self.path), int(records.read_plan(self.path)["world"])
+        each = math.inf if config.launcher.port else config.launcher.threads
+        nodes = len(self.job.nodes)
+        sizes = spread(world, nodes)
+        return [size * each for size in sizes] + [0] * (nodes - len(sizes))
 
     @property
     def own(self) -> list[Attempt]:
@@ -119,14 +132,10 @@ class JobRun:
         share writes the end of a supervisor that was killed at once, so it is none of these.)
         """
         last = attempts.latest(self.path)
-        if (
-            is_restarted()
-            and last is not None
-            and last.job_name == self.job.name
-            and not last.has_ended
-        ):
-            cause = (
-                f"job {self.job.name} was started again by Slurm, and the supervisor of this "
-                f"attempt left no exit.json: its node went down, or it was killed"
-            )
-            leave(self.path, last.number, "failed", cause, "node")
+        if last is None or last.has_ended or last.job_name != self.job.name or not is_restarted():
+            return
+        cause = (
+            f"job {self.job.name} was started again by Slurm, and the supervisor of this attempt "
+            f"left no exit.json: its node went down, or it was killed"
+        )
+        leave(self.path, last.number, "failed", cause, "node")
