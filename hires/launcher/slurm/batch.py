@@ -42,11 +42,10 @@ from hires.launcher.ranks.places import Preemption
 from hires.launcher.slurm import allocation, scheduler
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.slurm.job_attempts import JobRun, is_restarted
-from hires.launcher.slurm.job_script import BATCH
+from hires.launcher.slurm.job_script import BATCH, CHECKUP
 from hires.launcher.status.run_progress import RunProgress
 from hires.launcher.supervision.interrupts import Interrupts
 
-CHECKUP = "--checkup"
 _CHECKUP_RANK = "hires.comm.node_report"
 
 

@@ -29,7 +29,8 @@ from hires.core.store.files import write_atomically
 from hires.launcher import commands, interface
 from hires.launcher.slurm import scheduler
 
-BATCH = "hires.launcher.slurm.batch"
+BATCH, CHECKUP = "hires.launcher.slurm.batch", "--checkup"
+"""What a job starts, and its option for the ranks of ``hires doctor``."""
 RANKS = "the layout's ranks"
 """Where the number of ranks of a job comes from; that of a check follows from its nodes alone."""
 _TIMEOUT_S = 120

@@ -1,7 +1,7 @@
 """Checks for ``hires doctor``: whether Slurm answers, and what a small job finds on its nodes.
 
 hires doctor    submits a job, waits for it, and judges the files that it leaves
-the job         python -m hires.launcher.slurm.slurm_checks FOLDER, on its first node
+the job         python -m hires.launcher.slurm.batch FOLDER 0 --checkup, on its first node
 each node       one rank of hires.comm.node_report, started exactly as the ranks of a run
 """
 
@@ -21,24 +21,20 @@ from typing import Any
 
 import yaml
 
-from hires.core import log
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import heartbeat
-from hires.core.store import file_names, reading, records
-from hires.core.store.attempts import Attempt
+from hires.core.store import file_names, reading
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.naming import plain
 from hires.core.store.rundir import RunDir
 from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, node_checks
-from hires.launcher.interface import launcher_named
+from hires.launcher.interface import Outcome, launcher_named
 from hires.launcher.job_wait import JobWait
-from hires.launcher.local.local_launcher import launch, leave
-from hires.launcher.slurm import allocation, job_script, scheduler
+from hires.launcher.ranks.rank_group import last_lines
+from hires.launcher.slurm import job_script, scheduler
 from hires.launcher.supervision.interrupts import Interrupts
 
-MODULE = "hires.launcher.slurm.slurm_checks"
-RANK = "hires.comm.node_report"
 LOOK_S = 0.5
 _UP = re.compile(r"^(idle|mix|alloc|comp)", re.IGNORECASE)
 _MINUTES = 10
@@ -59,12 +55,11 @@ def slurm_checks(config: RunConfig) -> list[Check]:
         remedy = "log in to a machine of the cluster, or leave launcher=slurm out"
         return [Check("slurm", FAILED, "there is no sbatch here", remedy)]
     try:
-        lines = scheduler.ask("scontrol", "show", "config").splitlines()
+        facts = scheduler.config()
     except RunError as error:
         text = f"{where}, but it does not answer: {error}"
         remedy = "`scontrol ping` says more; is slurmctld up, is SLURM_CONF that of the cluster?"
         return [Check("slurm", FAILED if is_wanted else WARNING, text, remedy)]
-    facts = {key.strip(): value.strip() for key, _, value in (s.partition("=") for s in lines)}
     summary = f"{facts.get('SLURM_VERSION', 'of some version')}, cluster {facts.get('ClusterName')}"
     summary += f", arrays below {facts.get('MaxArraySize', '?')}"
     return [Check("slurm", OK, summary), _accounting(facts), _nodes(config)]
@@ -130,14 +125,23 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
                 why, remedy = error.why, error.remedy(besides=job_script.RANKS)
             return [Check("job", FAILED, why, remedy, "job")]
         sys.stderr.write(f"job {job} checks {launcher.nodes} nodes\n")
-        given_up: str | None = "interrupted"
+        wait, outcome = JobWait(launcher_named("slurm"), RunDir(folder, 0), job), None
+        until_s = time.monotonic() + patience_s
         try:
-            given_up = _wait(folder, job, patience_s, interrupts)
+            while outcome is None and not interrupts.count and time.monotonic() < until_s:
+                time.sleep(LOOK_S)
+                outcome = wait.poll()
         finally:
-            if given_up is not None:
+            if outcome is None:
                 with contextlib.suppress(HiresError):
                     scheduler.cancel([{"job": job}])
-        checks = _job_checks(folder, config, job, given_up)
+        if interrupts.count:
+            raise KeyboardInterrupt
+        if outcome is None:
+            reason = f" ({wait.status.reason})" if wait.status.reason else ""
+            cause = f"after {patience_s:g} s it is {wait.status.state}{reason}; it was cancelled"
+            outcome = Outcome("cancelled", cause)
+        checks = _job_checks(folder, config, job, outcome)
     if all(check.state != FAILED for check in checks):
         shutil.rmtree(folder, ignore_errors=True)
     return checks
@@ -150,7 +154,7 @@ def _submit(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
     write_atomically(folder / file_names.CONFIG, yaml.safe_dump(plain(config), allow_unicode=False))
     write_atomically(folder / file_names.PLAN, json.dumps({"world": nodes}))
     job_script.JobScript(folder, config, nodes, argv).write()
-    return job_script.submit_attempt(folder, 0)
+    return job_script.submit_attempt(folder, 0, (), job_script.CHECKUP)
 
 
 def _wait(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -> str | None:
@@ -167,26 +171,17 @@ def _wait(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -> 
     return None
 
 
-def _job_checks(folder: Path, config: RunConfig, job: str, given_up: str | None) -> list[Check]:
-    end = Attempt(folder, 0).exit
+def _job_checks(folder: Path, config: RunConfig, job: str, outcome: Outcome) -> list[Check]:
     facts, met = _reports(folder, "facts"), _reports(folder, "met")
-    if end.get("state") == "done":
+    if outcome.state == "done":
         nodes = ", ".join(one["node"] for one in facts) or "no node"
         head = Check("job", OK, f"{job} ran on {nodes}", where="job")
     else:
-        why = given_up or end.get("cause")
-        if not end and given_up is None:
-            why = (
-                f"it left no result in {folder}, as if its node did not see it or could not "
-                f"start {sys.executable}"
-            )
-        logs = sorted((folder / "a0" / file_names.LOGS).glob("rank*.log"))
-        lines: list[str] = []
-        for path in (folder / file_names.JOB_LOG, *logs):
-            with contextlib.suppress(OSError):
-                lines += path.read_text(encoding="utf-8", errors="replace").split("\n")[-_TAIL:]
-        tail = " | ".join(line.strip() for line in lines if line.strip()) or "no output"
-        head = Check("job", FAILED, f"{job}: {why}", f"its files: {folder}; {tail}", "job")
+        logs = [folder / file_names.JOB_LOG, *file_names.rank_logs(folder / "a0").values()]
+        lines = [line.strip() for path in logs for line in last_lines(path, _TAIL)]
+        tail = " | ".join(filter(None, lines)) or "no output"
+        remedy = f"its files: {folder}; {tail}"
+        head = Check("job", FAILED, f"{job}: {outcome.cause}", remedy, "job")
     here_s = heartbeat.file_clock(folder) - time.time()
     return [head, *node_checks(config, facts, met, here_s)]
 
@@ -199,25 +194,3 @@ def _reports(folder: Path, kind: str) -> list[dict[str, Any]]:
         if values:
             reports.append({**values, "rank": int(path.stem[-4:]), "written": path.stat().st_mtime})
     return reports
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the ranks of a check as the job; returns the exit code."""
-    folder = Path((sys.argv[1:] if argv is None else argv)[0])
-    log.setup()
-    try:
-        config, world = records.read_config(folder), int(records.read_plan(folder)["world"])
-        try:
-            places = allocation.current().places(world, config)
-        except RunError as error:
-            leave(folder, 0, "failed", str(error))
-            raise
-        # Any argument says that no steps are measured.
-        return launch(folder, 0, args=("--checkup",), module=RANK, places=places).exit_code
-    except HiresError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
