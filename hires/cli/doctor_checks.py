@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import platform
 import re
 import shutil
 import socket
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable
 from importlib import metadata, util
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
 from hires.cli.compose.choices import conf_dir
@@ -32,17 +34,6 @@ _ROOM_BYTES = 2**30
 """Bytes that are written to measure the speed of a folder."""
 _SLOW_BYTES_PER_S = 20e6
 _SKEW_S = 5.0
-_PACKAGES = (
-    "hydra-core",
-    "omegaconf",
-    "numpy",
-    "pillow",
-    "tifffile",
-    "PyYAML",
-    "rich",
-    "safetensors",
-    "submitit",
-)
 _TORCH = """\
 import json, torch
 cuda, devices = torch.cuda, []
@@ -65,7 +56,6 @@ dist.all_reduce(x)
 dist.destroy_process_group()
 sys.exit(x.item() != 2)
 """
-_MPI4PY = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0].strip())"
 _FAMILIES = (
     ("Open MPI", r"open ?mpi|open-?rte|prte", ("pmix",)),
     ("MVAPICH", r"mvapich", ("pmi2", "pmix")),
@@ -82,10 +72,9 @@ _python = functools.partial(ask, sys.executable, "-c")
 def machine_checks(results: Path, nodes: int) -> list[Check]:
     """Returns the lines about this machine that need no torch."""
     # A Python older than hires supports could not have come this far.
-    version = f"{'.'.join(str(n) for n in sys.version_info[:3])} at {sys.executable}"
     return [
-        Check("python", OK, version),
-        _packages(),
+        Check("python", OK, f"{platform.python_version()} at {sys.executable}"),
+        guarded("packages", _packages),
         guarded("config", lambda: Check("config", OK, str(conf_dir()))),
         _machine(),
         guarded("results", lambda: _results(results)),
@@ -98,7 +87,7 @@ def guarded(name: str, check: Callable[[], Check]) -> Check:
     """Returns the result of a check; one that raises has failed, and the others go on."""
     try:
         return check()
-    except (OSError, ValueError, KeyError, HiresError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, LookupError, ImportError, HiresError, SubprocessError) as error:
         why = f"the check itself failed: {type(error).__name__}: {error}"
         remedy = "fix the cause, install hires again, or report it as a bug"
         return Check(name, FAILED, why, remedy)
@@ -111,11 +100,11 @@ def torch_checks() -> list[Check]:
         return [Check("torch", FAILED, last(text), "pip install torch again, see constraints.txt")]
     facts = json.loads(last(text))
     version = f"{facts['version']}, {facts['threads']} threads in one process"
-    tensorrt = Check("tensorrt", OK, "not here, and not needed")
+    code, text = 0, "not here, and not needed"
     if util.find_spec("tensorrt") is not None:
         code, text = _python("import tensorrt; print(tensorrt.__version__)")
-        remedy = "install it again, or remove it: it is optional" if code else ""
-        tensorrt = Check("tensorrt", WARNING if code else OK, last(text), remedy)
+    remedy = "install it again, or remove it: it is optional"
+    tensorrt = _good("tensorrt", code == 0, last(text), remedy)
     return [Check("torch", OK, version), *_gpus(facts), tensorrt, _gloo()]
 
 
@@ -127,11 +116,11 @@ def mpi_checks() -> list[Check]:
     """
     where = shutil.which("mpirun")
     code, text = ask("mpirun", "--version", most_s=30)
-    launcher = "" if code else (text.strip().splitlines() or [""])[0]
+    launcher = "" if code else text.strip().partition("\n")[0]
     library: str | None = None
     if util.find_spec("mpi4py") is not None:
-        code, text = _python(_MPI4PY)
-        library = "" if code else last(text)
+        code, text = _python("from mpi4py import MPI; print(MPI.Get_library_version())")
+        library = "" if code else text.strip().partition("\n")[0]
     mpirun = "not here; launcher=mpirun needs one, nothing else does"
     if where is not None:
         mpirun = f"{launcher or 'of an unknown kind'} at {where}"
@@ -158,15 +147,21 @@ def plugins(text: str) -> list[str]:
     return sorted({word for word in words if re.fullmatch(r"\w+", word)})
 
 
+def _good(name: str, is_good: bool, text: str, remedy: str) -> Check:
+    """Returns a check that passed, or else warns and names a remedy."""
+    return Check(name, OK, text) if is_good else Check(name, WARNING, text, remedy)
+
+
 def _packages() -> Check:
-    missing = []
-    for name in _PACKAGES:
+    missing, needed = [], [line for line in metadata.requires("hires") or () if ";" not in line]
+    for line in needed:
+        name = re.split(r"[^\w-]", line)[0]
         try:
             metadata.version(name)
         except metadata.PackageNotFoundError:
             missing.append(name)
     if not missing:
-        return Check("packages", OK, f"all {len(_PACKAGES)} are installed")
+        return Check("packages", OK, f"all {len(needed)} are installed")
     return Check("packages", FAILED, f"{', '.join(missing)} missing", "pip install hires again")
 
 
@@ -174,9 +169,8 @@ def _machine() -> Check:
     facts = collect()["hardware"]
     memory = gib(facts["memory"]) if facts["memory"] else "memory unknown"
     text = f"{facts['cores']} cores, {memory}, {facts['cpu']}"
-    if facts["cores"] > 1:
-        return Check("machine", OK, text)
-    return Check("machine", WARNING, text, "ranks share one core: layouts run, but gain no speed")
+    remedy = "ranks share one core: layouts run, but gain no speed"
+    return _good("machine", facts["cores"] > 1, text, remedy)
 
 
 def _results(results: Path) -> Check:
@@ -192,10 +186,8 @@ def _results(results: Path) -> Check:
     text += f", takes {size(rate)}/s"
     if free < _ROOM_BYTES:
         return Check("results", WARNING, text, "free some space, or choose results=FOLDER")
-    if rate < _SLOW_BYTES_PER_S:
-        remedy = "checkpoints take long: save less often (checkpoint.every), or elsewhere"
-        return Check("results", WARNING, text, f"{remedy} (results=)")
-    return Check("results", OK, text)
+    remedy = "checkpoints take long: save less often (checkpoint.every), or elsewhere (results=)"
+    return _good("results", rate >= _SLOW_BYTES_PER_S, text, remedy)
 
 
 def _existing(folder: Path) -> Path:
@@ -209,10 +201,8 @@ def _clock(results: Path) -> Check:
     ahead_s = heartbeat.file_clock(_existing(results)) - time.time()
     text = f"the file system of the results is {abs(ahead_s):.1f} s "
     text += "ahead of this machine" if ahead_s > 0 else "behind this machine"
-    if abs(ahead_s) < _SKEW_S:
-        return Check("clock", OK, text)
     remedy = "set both clocks (chrony, ntpd); hires goes by the file system's own, so runs are fine"
-    return Check("clock", WARNING, text, remedy)
+    return _good("clock", abs(ahead_s) < _SKEW_S, text, remedy)
 
 
 def _address(nodes: int) -> Check:
@@ -229,11 +219,11 @@ def _address(nodes: int) -> Check:
         if nodes == 1:
             return Check("address", OK, f"{text}; ranks on one machine meet at 127.0.0.1")
         return Check("address", FAILED, text, "add it to DNS or to /etc/hosts of all nodes")
-    text = f"{name} is {address}; port {port} is free"
-    if nodes > 1 and network.is_loopback(address):
-        remedy = "let the name lead to the network's address, or set launcher.interface=NAME"
-        return Check("address", WARNING, f"{text}; no other machine reaches that", remedy)
-    return Check("address", OK, text)
+    text, hidden = f"{name} is {address}; port {port} is free", network.is_loopback(address)
+    if nodes == 1 or not hidden:
+        return Check("address", OK, text)
+    remedy = "let the name lead to the network's address, or set launcher.interface=NAME"
+    return Check("address", WARNING, f"{text}; no other machine reaches that", remedy)
 
 
 def _gpus(facts: dict[str, Any]) -> list[Check]:
@@ -244,29 +234,27 @@ def _gpus(facts: dict[str, Any]) -> list[Check]:
         remedy = "fine without a GPU; with one, `nvidia-smi` must list it (driver, permissions)"
         text = f"this torch is for CUDA {facts['cuda']} and finds no GPU"
         return [Check("cuda", WARNING, text, remedy)]
-    checks = [Check("cuda", OK, f"CUDA {facts['cuda']}: {len(devices)} x {devices[0]}")]
-    if facts["nccl"] is None:
-        remedy = "install a torch with NCCL; until then GPUs talk over gloo"
-        checks.append(Check("nccl", WARNING, "this torch has no NCCL", remedy))
-    else:
-        checks.append(Check("nccl", OK, facts["nccl"]))
-    if apart:
-        pairs = f"{len(apart)} of {len(devices) * (len(devices) - 1)} pairs of GPUs"
-        text = f"{pairs} do not, as {' and '.join(map(str, apart[0]))}"
-        remedy = "see `nvidia-smi topo -m`; messages between them go through the host's memory"
-        checks.append(Check("peers", WARNING, text, remedy))
-    elif len(devices) > 1:
+    remedy = "install a torch with NCCL; until then GPUs talk over gloo"
+    nccl = facts["nccl"]
+    checks = [
+        Check("cuda", OK, f"CUDA {facts['cuda']}: {len(devices)} x {devices[0]}"),
+        _good("nccl", nccl is not None, nccl or "this torch has no NCCL", remedy),
+    ]
+    if len(devices) > 1:
         text = f"all {len(devices)} GPUs read each other's memory"
-        checks.append(Check("peers", OK, text))
+        if apart:
+            pairs = f"{len(apart)} of {len(devices) * (len(devices) - 1)} pairs of GPUs"
+            text = f"{pairs} do not, as {' and '.join(map(str, apart[0]))}"
+        remedy = "see `nvidia-smi topo -m`; messages between them go through the host's memory"
+        checks.append(_good("peers", not apart, text, remedy))
     return checks
 
 
 def _gloo() -> Check:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", _GLOO, str(Path(folder) / "meet")]
-        second = subprocess.Popen(
-            [*command, "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        quiet = subprocess.DEVNULL
+        second = subprocess.Popen([*command, "1"], stdout=quiet, stderr=quiet)
         try:
             code, text = ask(*command, "0")
         finally:
@@ -288,11 +276,11 @@ def _mpi4py(library: str | None, launcher: str) -> Check:
     if not library:
         remedy = "load the site's MPI (module load ...), then pip install --no-binary mpi4py mpi4py"
         return Check("mpi4py", WARNING, "it is here and finds no MPI library", remedy)
-    if launcher and family(library) != family(launcher):
-        text = f"it is built for {library}, and mpirun is of {launcher}"
-        remedy = "build mpi4py with that mpirun's mpicc, or put the other mpirun first on PATH"
-        return Check("mpi4py", WARNING, text, remedy)
-    return Check("mpi4py", OK, library)
+    if not launcher or family(library) == family(launcher):
+        return Check("mpi4py", OK, library)
+    text = f"it is built for {library}, and mpirun is of {launcher}"
+    remedy = "build mpi4py with that mpirun's mpicc, or put the other mpirun first on PATH"
+    return Check("mpi4py", WARNING, text, remedy)
 
 
 def _pmi(mpi: str, offered: list[str]) -> Check:

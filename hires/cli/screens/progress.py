@@ -29,52 +29,36 @@ _PLANNING_EVERY_S = 10.0
 
 
 class Bars(contextlib.AbstractContextManager[Any]):
-    """Progress bars of rich, by name, on a terminal; elsewhere none."""
+    """Progress bars of rich, drawn on a terminal only."""
 
-    def __init__(self, stream: TextIO, remaining: bool = False) -> None:
-        """Takes where to draw, and whether to show the remaining time."""
-        self.stream, self.drawn = stream, stream.isatty()
-        self._tasks: dict[str, Any] = {}
-        if self.drawn:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Drawing
+    def __init__(self, stream: TextIO | None = None, remaining: bool = False) -> None:
+        """Takes where to draw (None: standard error), and whether to show the remaining time."""
+        from rich import console, progress
 
-            columns = [TextColumn("{task.description}", markup=False), BarColumn()]
-            columns += [MofNCompleteColumn(), *([TimeRemainingColumn()] if remaining else [])]
-            facts = TextColumn("{task.fields[facts]}", markup=False)
-            self._drawing = Drawing(*columns, facts, console=Console(file=stream))
+        stream = stream or sys.stderr
+        columns = [
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            *([progress.TimeRemainingColumn()] if remaining else []),
+            progress.TextColumn("{task.fields[facts]}", markup=False),
+        ]
+        plain = console.Console(
+            file=stream, markup=False, emoji=False, highlight=False, soft_wrap=True
+        )
+        self.bars = progress.Progress(*columns, console=plain, disable=not stream.isatty())
 
     def __enter__(self) -> Any:
-        if self.drawn:
-            self._drawing.start()
+        self.bars.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.drawn:
-            self._drawing.stop()
-
-    def add(self, name: str, total: int, facts: str = "") -> None:
-        """Adds a bar."""
-        if self.drawn:
-            self._tasks[name] = self._drawing.add_task(name, total=total, facts=facts)
-
-    def show(self, name: str, completed: int, facts: str = "") -> None:
-        """Draws how far a bar is."""
-        if self.drawn:
-            self._drawing.update(self._tasks[name], completed=completed, facts=facts)
-
-    def remove(self, name: str) -> None:
-        """Removes a bar, if there is one of that name."""
-        if name in self._tasks:
-            self._drawing.remove_task(self._tasks.pop(name))
+        if not self.bars.disable:  # bars that are not drawn would leave an empty line
+            self.bars.stop()
 
     def print(self, text: str) -> None:
         """Prints a line, above the bars if there are any."""
-        if self.drawn:
-            self._drawing.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(text, file=self.stream, flush=True)
+        self.bars.console.print(text)
 
 
 class StepProgress(Bars):
@@ -82,9 +66,9 @@ class StepProgress(Bars):
 
     def __init__(self, world: int, batch: int, steps: int, stream: TextIO | None = None) -> None:
         """Takes the number of ranks, images per step, steps, and where to draw."""
-        super().__init__(stream or sys.stderr, remaining=True)
+        super().__init__(stream, remaining=True)
         self.progress = RunProgress(world, batch, steps)
-        self.add("steps", steps, "starting the ranks")
+        self._bar = self.bars.add_task("steps", total=steps, facts="starting the ranks")
         self._began = time.monotonic()
         self._printed_at = 0.0
 
@@ -94,11 +78,12 @@ class StepProgress(Bars):
         if step is None:
             return
         loss = "" if step.loss is None else f"  loss {step.loss:.4g}"
-        self.show("steps", step.index + 1, f"{step.img_per_s:.4g} img/s{loss}")
+        facts = f"{step.img_per_s:.4g} img/s{loss}"
+        self.bars.update(self._bar, completed=step.index + 1, facts=facts)
         now = time.monotonic()
         wait_s = max(_PLAIN_EVERY_S, _PLAIN_SHARE * (now - self._began))
         due = step.index in (0, self.progress.steps - 1) or now - self._printed_at >= wait_s
-        if due and not self.drawn:
+        if due and self.bars.disable:
             self.print(self.progress.text(step))
             self._printed_at = time.monotonic()
 
@@ -126,27 +111,30 @@ class SweepProgress(Bars):
 
     def __init__(self, total: int, configs: Mapping[Path, RunConfig]) -> None:
         """Takes the number of attempts, and the config of every run folder."""
-        super().__init__(sys.stderr)
+        super().__init__()
         self.total = total
         self.count = 0
         self._configs = configs
-        self._steps: dict[Path, RunProgress] = {}
-        self.add("attempts", total)
+        self._running: dict[Path, tuple[Any, RunProgress]] = {}
+        """Run folder -> bar, steps."""
+        self._all = self.bars.add_task("attempts", total=total, facts="")
 
     def started(self, task: PlannedAttempt, attempt: int) -> None:
         """An attempt was started."""
-        config = self._configs[task.path]
-        self._steps[task.path] = RunProgress(task.ranks, config.batch, config.steps)
-        self.add(task.path.name, config.steps, "starting the ranks")
-        if not self.drawn:
-            self.print(f"{task.path.name} a{attempt}: started")
+        config, name = self._configs[task.path], task.path.name
+        bar = self.bars.add_task(name, total=config.steps, facts="starting the ranks")
+        self._running[task.path] = bar, RunProgress(task.ranks, config.batch, config.steps)
+        if self.bars.disable:
+            self.print(f"{name} a{attempt}: started")
 
     def line(self, task: PlannedAttempt, line: dict[str, Any]) -> None:
         """A rank of a running attempt recorded something."""
-        progress = self._steps.get(task.path)
-        step = progress.feed(line) if progress else None
-        if step is not None:
-            self.show(task.path.name, step.index + 1, f"{step.img_per_s:.4g} img/s")
+        if task.path in self._running:
+            bar, progress = self._running[task.path]
+            step = progress.feed(line)
+            if step is not None:
+                facts = f"{step.img_per_s:.4g} img/s"
+                self.bars.update(bar, completed=step.index + 1, facts=facts)
 
     def ended(self, end: Ended) -> None:
         """An attempt ended, or could not be made."""
@@ -173,6 +161,7 @@ class SweepProgress(Bars):
 
     def _count(self, task: PlannedAttempt, text: str) -> None:
         self.count += 1
-        self.remove(task.path.name)
-        self.show("attempts", self.count)
+        if task.path in self._running:
+            self.bars.remove_task(self._running.pop(task.path)[0])
+        self.bars.update(self._all, completed=self.count)
         self.print(f"[{self.count}/{self.total}] {text}")
