@@ -98,10 +98,15 @@ DIRECTIONS: dict[str, int] = {}
 
 
 def named(
-    name: str, directions: int
+    name: str, directions: int, overlapping: bool = False
 ) -> Callable[[Callable[[Pipeline], Schedule]], Callable[[Pipeline], Schedule]]:
-    """Returns a decorator that files a schedule under its name, which the config may then use."""
+    """Returns a decorator that files a schedule under its name, which the config may then use.
+
+    ``overlapping``: both directions run at once, each in the bubbles of the other.
+    """
     DIRECTIONS[name] = directions
+    if overlapping:
+        parallel_config.OVERLAPPING.add(name)
     return SCHEDULES.register(name)
 
 
@@ -166,7 +171,7 @@ def gems(pipeline: Pipeline) -> Schedule:
     return _arranged(pipeline, may_start, rank_first)
 
 
-@named("gems_1f1b", directions=2)
+@named("gems_1f1b", directions=2, overlapping=True)
 def gems_both_ways(pipeline: Pipeline) -> Schedule:
     """Both directions at once, each with as few microbatches in flight as 1F1B: bubbles filled.
 

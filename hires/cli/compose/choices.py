@@ -20,6 +20,7 @@ from typing import Any
 
 import hires.plan.schedule  # noqa: F401 (it fills the choices of parallel.schedule)
 from hires.core.config.run_config import RunConfig
+from hires.core.config.value_checks import type_words
 from hires.core.errors import ConfigError
 
 Groups = dict[str, dict[str, str]]
@@ -43,16 +44,6 @@ ALIASES = {
 }
 """Words of the thesis and its scripts -> (our key, what it says)."""
 
-_TYPES = (  # the first name that stands in the declared type counts
-    ("list[str]", "a list of names, as [a,b]"),
-    ("list", "a list of whole numbers, as [2,2]"),
-    ("dict", "keys and values, as {width:64}"),
-    ("int", "a whole number"),
-    ("float", "a number"),
-    ("bool", "true or false"),
-    ("str", "text"),
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class ConfigKey:
@@ -72,7 +63,7 @@ class ConfigKey:
     @property
     def type(self) -> str | None:
         """The declared type in words; None where several are allowed."""
-        return next((text for name, text in _TYPES if name in str(self.hint)), None)
+        return type_words(self.hint)
 
     @property
     def meaning(self) -> str:

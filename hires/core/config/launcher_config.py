@@ -11,15 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.core.config.value_checks import (
-    SIZE,
-    Checks,
-    Section,
-    check_word,
-    choice,
-    number,
-    word,
-)
+from hires.core.config.value_checks import SIZE, Checks, Section, check_word, choice, number, word
 from hires.core.errors import ConfigError
 from hires.core.units import parse_size
 
@@ -66,13 +58,12 @@ class ClusterConfig(Section, key="cluster"):
     name: str = word(HERE)
     """What the site is called; ``workstation`` is this machine."""
     gpus: int | None = number(None)
-    """GPUs of a node, shared out to its ranks by their number on the node; unset: those that a
-    node shows."""
+    """GPUs of a node, which its ranks take in turn; unset: those that a node shows."""
     cores: int | None = number(None, least=1)
-    """Cores of a node; a job that asks for more is refused. Unset: Slurm checks it."""
+    """Cores of a node; a job that needs more is refused. Unset: Slurm checks it."""
     memory: Any = field(default=None, metadata=SIZE)
-    """Memory of a node for jobs, in bytes or as text such as 240GiB: a layout whose ranks on one
-    node need more is refused. Unset: unknown, except for this machine."""
+    """Memory of a node for jobs, in bytes or as 240GiB: a layout that needs more on one node is
+    refused. Unset: unknown, except for this machine."""
     partition: str | None = word()
     """Partition of its jobs, unless ``launcher.partition`` is set."""
     account: str | None = word()
@@ -91,15 +82,15 @@ class ClusterConfig(Section, key="cluster"):
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of sbatch without their dashes, as ``{gres: "gpu:4", exclusive: true}``."""
 
-    def check_more(self, check: Checks) -> None:
-        """Checks modules, variables and further options one by one."""
+    def _check_more(self, check: Checks) -> None:
         for module in self.modules:
             check(check_word, "cluster.modules", module)
         for name, value in self.environment.items():
             key = f"cluster.environment.{name}"
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
-                problem = "which is no name of a variable"
-                check.problems.append(f"cluster.environment has {name!r}, {problem}")
+                check.problems.append(
+                    f"cluster.environment has {name!r}, which is no name of a variable"
+                )
             elif isinstance(value, (dict, list)) or value is None or "\0" in str(value):
                 check.problems.append(f"{key}={value!r} must be text or a number")
         for name, value in self.options.items():
@@ -143,10 +134,6 @@ def _check_option(name: str, value: Any) -> None:
     check_word(f"cluster.options.{name}", str(value))
 
 
-WITHOUT_JOBS = ("local", "mpirun", "torchrun")
-"""Launchers that start the ranks at once; every other one in ``hires.launcher.interface.LAUNCHERS``
-submits the run to a scheduler."""
-BINDINGS = ("auto", "none")
 YEAR_MINUTES = 365 * 24 * 60
 """Longest time limit of a job; Slurm takes larger numbers for something else, or for no limit."""
 
@@ -156,34 +143,32 @@ class LauncherConfig(Section, key="launcher"):
     """``launcher=NAME``: what starts the ranks."""
 
     name: str = word("local")
-    """``local``: one process per rank on this machine. ``mpirun``: one command of an MPI starts all
-    ranks, on this machine or on ``hosts``. ``torchrun``: torch's own does, on this machine.
-    ``slurm``: one Slurm job, whose ranks are spread evenly over ``nodes``, consecutive ranks
-    together."""
+    """``local``: one process per rank on this machine. ``mpirun``: one command of an MPI, here or
+    on ``hosts``. ``torchrun``: torch's own, on this machine. ``slurm``: one job, whose ranks are
+    spread evenly over ``nodes``, consecutive ranks together."""
     threads: int = number(1, least=1)
     """Compute threads of every rank; a Slurm job requests as many cores per rank."""
     max_ranks: int = number(64, least=1)
     """Most processes on this machine; a larger world is refused."""
-    bind: str = choice("auto", BINDINGS)
-    """``auto``: each rank is bound to an equal share of neighbouring cores, unless there are too
-    few cores for all threads or, on this machine, none is left for the threads that read and send.
-    ``none``: ranks are not bound."""
+    bind: str = choice("auto", ("auto", "none"))
+    """``auto``: each rank is bound to an equal share of neighbouring cores, if they suffice for all
+    threads and, on this machine, one more for reading and sending. ``none``: it is not bound."""
     mpi: str | None = choice(None, MPIS)
-    """``mpirun``, ``slurm``: what starts the ranks: ``openmpi`` (its mpirun), ``mpich``
-    (mpiexec.hydra), ``mvapich`` (mpirun_rsh) or ``srun``. Unset: ``cluster.mpi``, else openmpi, or
-    srun for slurm."""
+    """``mpirun``, ``slurm``: what starts the ranks: mpirun of ``openmpi``, mpiexec.hydra of
+    ``mpich``, mpirun_rsh of ``mvapich``, or ``srun``. Unset: ``cluster.mpi``, else openmpi (slurm:
+    srun)."""
     srun_mpi: str | None = word()
-    """TYPE of ``srun --mpi=TYPE``, which serves an MPI inside the ranks; with any but ``none`` one
-    srun starts all ranks. Unset: ``cluster.srun_mpi``, else none."""
+    """TYPE of ``srun --mpi=TYPE``, for an MPI inside the ranks; one srun starts all of them, unless
+    it is ``none``. Unset: ``cluster.srun_mpi``, else none."""
     mpirun: str | None = word()
     """``mpirun``, ``slurm``: the program, if it goes by another name or lies elsewhere."""
     mpi_options: list[str] = field(default_factory=list)
     """``mpirun``, ``slurm``: further words for it, as ``[--mca,btl_tcp_if_include,ib0]``."""
     hosts: list[str] = field(default_factory=list)
-    """``mpirun``: machines over which the ranks are spread evenly, this one first, which it reaches
-    by ssh without a password; empty: only this one."""
-    port: int = 0
-    """Rendezvous port; 0: a free one is chosen, in a Slurm job one that follows from its number."""
+    """``mpirun``: machines over which the ranks are spread evenly, this one first; it reaches them
+    by ssh without a password. Empty: only this one."""
+    port: int = number(0, most=65535)
+    """Rendezvous port; 0: a free one, or one that follows from the number of the Slurm job."""
     nodes: int = number(1, least=1)
     """``slurm``: nodes of the job."""
     partition: str | None = word()
@@ -192,38 +177,36 @@ class LauncherConfig(Section, key="launcher"):
     """``slurm``: account that is charged; unset: the user's default."""
     qos: str | None = word()
     """``slurm``: quality of service; unset: the cluster's default."""
-    minutes: int = number(60, least=1, most=YEAR_MINUTES, unit=", which is a year")
+    minutes: int = number(60, least=1, most=YEAR_MINUTES)
     """``slurm``: time limit of the job in minutes; with ``pack`` of all its points together."""
     pack: int = number(1, least=1)
-    """``slurm``: points of a sweep that share one job. They run one after the other, and side by
-    side as far as their ranks times ``threads`` fit on the nodes. The job is sized for the largest
-    of them, and points that differ only in their number of ranks may share one."""
+    """``slurm``: points of a sweep that share one job, which is sized for the largest of them. They
+    run side by side as far as their ranks times ``threads`` fit, else one after the other. Points
+    that differ only in their number of ranks may share a job."""
     signal_s: int = number(120, least=10)
-    """``slurm``: seconds before the time limit at which the ranks are signalled to save and stop
-    (SIGUSR2); then the job is queued again and goes on as the run's next attempt. Slurm may signal
-    up to a minute earlier. A preempted job does the same if the cluster leaves it the time."""
+    """``slurm``: seconds before the time limit (or up to a minute more) at which SIGUSR2 makes the
+    ranks save and stop; the job is queued again and goes on as the run's next attempt. So does a
+    preempted job that is left the time."""
     requeues: int = number(3)
     """``slurm``: how often a job that reached its time limit is queued again."""
     other_code: bool = False
     """``slurm``: whether a job may run with another version or commit of hires than planned it."""
     interface: str | None = word()
-    """Network interface over which ranks of several nodes talk, as ``ib0``; unset:
-    ``cluster.interface``, else the one that leads to another node."""
+    """Network interface between ranks of several nodes, as ``ib0``; unset: ``cluster.interface``,
+    else the one that leads to another node."""
 
-    def check_more(self, check: Checks) -> None:
-        """Checks the hosts, the port and the time of the signal."""
+    def _check_more(self, check: Checks) -> None:
         for host in self.hosts:
             # What no command line of an MPI could take for a machine.
             if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
-                problem = "which is no name or address of a machine"
-                check.problems.append(f"launcher.hosts has {host!r}, {problem}")
+                check.problems.append(
+                    f"launcher.hosts has {host!r}, which is no name or address of a machine"
+                )
         if self.hosts and self.name != "mpirun":
             check.problems.append(
                 f"launcher.hosts={','.join(self.hosts)} is for launcher=mpirun, not "
                 f"launcher={self.name}"
             )
-        if not 0 <= self.port <= 65535:
-            check.problems.append(f"launcher.port={self.port} must be 0 (any free port) to 65535")
         if self.signal_s >= 60 * self.minutes > 0:
             check.problems.append(
                 f"launcher.signal_s={self.signal_s} must be less than launcher.minutes="
@@ -233,7 +216,7 @@ class LauncherConfig(Section, key="launcher"):
     @property
     def has_jobs(self) -> bool:
         """Whether a scheduler starts the ranks, in a job on ``nodes`` machines."""
-        return self.name not in WITHOUT_JOBS
+        return self.name not in ("local", "mpirun", "torchrun")
 
     @property
     def num_nodes(self) -> int:

@@ -10,7 +10,9 @@ from hires.core.errors import ConfigError
 from hires.core.registry import Registry
 
 SCHEDULES: Registry[Any] = Registry("parallel.schedule")
-"""Value of ``parallel.schedule`` -> its function; ``hires.plan.schedule`` fills it."""
+"""Value of ``parallel.schedule`` -> its function; ``hires.plan.schedule`` fills both of these."""
+OVERLAPPING: set[str] = set()
+"""Those that run both directions at once: the layout is then a mirrored pipeline, ``pp+gems``."""
 
 
 @dataclass
@@ -18,13 +20,12 @@ class HaloConfig(Section, key="parallel.halo"):
     """``parallel.halo.*``: how tiles borrow the pixels around them."""
 
     fuse: int = number(1, least=1)
-    """Windowed layers that one exchange serves, at most; more borrow wider halos less often, and
-    compute the pixels near a cut on both sides of it."""
+    """Most windowed layers that one exchange serves: with more, halos are wider and fewer, and
+    pixels near a cut are computed on both sides of it."""
     overlap: str = choice("auto", ("auto", "on", "off"))
-    """Whether a convolution computes the interior of its tile while the halo travels, without a
-    copy of the tile: ``on`` (wherever there is an interior), ``auto`` (where the border, which is
-    then computed apart, is small beside it, and halos do not come through shared memory) or
-    ``off`` (the halo comes first)."""
+    """Whether a convolution computes the interior of its tile while the halo travels: ``on``,
+    ``off``, or ``auto`` (where the border is small beside the interior, and halos do not come
+    through shared memory)."""
 
 
 @dataclass
@@ -32,23 +33,21 @@ class ParallelConfig(Section, key="parallel"):
     """``parallel=NAME``: the layout."""
 
     name: str = "single"
-    """The label in tables and folder names. It follows from the keys below unless
-    it is a word of your own."""
+    """Label in tables and folder names; it follows from the other keys unless you choose a word."""
     replicas: int = number(1, least=1)
     """Data-parallel copies of everything; the batch is divided among them."""
     stages: int = number(1, least=1)
     """Contiguous slices of the network, each on ranks of its own."""
     tiles: Any = field(default_factory=lambda: [1, 1])
     """[rows, cols] of the grid that cuts every image in the spatial stages, or one such pair for
-    each of them, as [[2,2],[1,2]]."""
+    each, as [[2,2],[1,2]]."""
     spatial_stages: int = number(0)
-    """The first so many stages are tiled; 0 means as many as ``tiles`` has grids of several
-    tiles."""
+    """The first so many stages are tiled; 0: as many as ``tiles`` has grids of several tiles."""
     local_dp: int = number(1, least=1)
     """Ranks of every stage behind the tiles; they divide the samples of each microbatch."""
     microbatches: int = number(1, least=1)
     """Pieces into which every model pass cuts its share of the batch, one after the other."""
-    directions: int = number(1, least=1)
+    directions: int = number(1, least=1, most=2)
     """2 runs a mirrored copy of the pipeline on the same ranks in the opposite order (GEMS)."""
     pairs: int = number(1, least=1)
     """Model passes per step of each direction; the batch is spread over all of them."""
@@ -59,11 +58,8 @@ class ParallelConfig(Section, key="parallel"):
     """Layers per stage, one number a stage; unset: balanced by estimated FLOPs."""
     halo: HaloConfig = field(default_factory=HaloConfig)
 
-    def check_more(self, check: Checks) -> None:
-        """Checks the tiles, the directions and the balance."""
+    def _check_more(self, check: Checks) -> None:
         check(self._check_tiles)
-        if self.directions > 2:
-            check.problems.append(f"parallel.directions={self.directions} must be 1 or 2")
         balance = self.balance
         if balance is not None and (len(balance) != self.stages or any(b < 1 for b in balance)):
             check.problems.append(
@@ -111,9 +107,7 @@ class ParallelConfig(Section, key="parallel"):
         """
         given = self.name.split("+")
         mirrored = self.directions > 1
-        # Mirrored pipelines differ in their schedule: gems runs one model pass after the
-        # other, gems_1f1b lets both directions fill each other's bubbles.
-        piped = self.schedule == "gems_1f1b" if mirrored else self.microbatches > 1
+        piped = self.schedule in OVERLAPPING if mirrored else self.microbatches > 1
         holds = {
             "sp": any(grid != [1, 1] for grid in self.grids),
             "lp": self.stages > 1 and not piped and (not mirrored or "lp" in given),

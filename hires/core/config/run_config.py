@@ -1,8 +1,7 @@
-"""Declares the keys of a run's config, with every default.
+"""Declares the keys of a run's config, with every default; ``conf/`` holds differences only.
 
-The files under ``conf/`` hold differences only. Values are checked as their fields declare;
-the plan checks what only makes sense together (does the batch divide?). The worker reads a frozen
-``config.yaml`` with :func:`from_dict` and needs neither hydra nor omegaconf.
+Each value is checked as its field declares; the plan checks what only makes sense together. The
+worker reads a frozen ``config.yaml`` with :func:`from_dict`, without hydra and omegaconf.
 """
 
 from __future__ import annotations
@@ -13,13 +12,9 @@ from typing import Any
 
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.value_checks import SIZE, Checks, Section, build, choice, number, real
+from hires.core.config.value_checks import SIZE, Checks, Section, build, choice, number
 from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES, choices_for
-
-PRECISIONS = ("fp32", "bf16", "fp64")
-UPSAMPLES = ("transposed", "bilinear", "nearest")
-FITS = ("resize", "crop", "error")
 
 
 @dataclass
@@ -27,8 +22,8 @@ class ModelConfig(Section, key="model"):
     """``model=NAME``: the network."""
 
     name: str = "resnet"
-    """Family: ``resnet`` (post-activation, 2015), ``preact_resnet`` (9n+2, 2016), ``amoebanet``
-    (AmoebaNet-D), ``unet`` (a class for every pixel), ``edsr`` (super-resolution) or ``custom``."""
+    """Family: ``resnet`` (2015), ``preact_resnet`` (9n+2, 2016), ``amoebanet`` (AmoebaNet-D),
+    ``unet`` (a class for every pixel), ``edsr`` (super-resolution) or ``custom``."""
     depth: int = 50
     """Layers of a ``resnet``: 18, 34, 50, 101 or 152."""
     n: int = number(12, least=1)
@@ -43,17 +38,17 @@ class ModelConfig(Section, key="model"):
     """Residual blocks of an ``edsr``."""
     width: int = number(64, least=1)
     """Channels of a ``unet`` at full size, and of an ``edsr``."""
-    upsample: str = choice("transposed", UPSAMPLES)
-    """Way up of a ``unet``: ``transposed`` (a transposed convolution), ``bilinear`` or ``nearest``
-    (interpolation, then a convolution)."""
+    upsample: str = choice("transposed", ("transposed", "bilinear", "nearest"))
+    """Way up of a ``unet``: a ``transposed`` convolution, or ``bilinear`` or ``nearest``
+    interpolation before a convolution."""
     scale: int = number(2, least=1)
-    """Times larger an ``edsr`` makes the image: 2, 3 or 4. With ``task.loss=l1`` it is also how
-    much smaller than its target the image of any other network is made; 1 leaves it as it is."""
-    res_scale: float = real(1.0, above_zero=True)
+    """How much larger the target of ``task.loss=l1`` is than the image; an ``edsr`` enlarges by
+    2, 3 or 4."""
+    res_scale: float = number(1.0, above=True)
     """Factor by which an ``edsr`` multiplies the output of each residual block before the sum."""
     classes: int | None = number(None, least=1)
-    """Outputs of the classifier, or of a ``unet`` for every pixel; unset: as many as the data has
-    (pairs have the channels of their images)."""
+    """Outputs of the classifier, or for every pixel; unset: as many as the data has (for pairs,
+    the channels of the image)."""
     channels: int = number(3, least=1)
     """Channels of the input image."""
     target: str | None = None
@@ -61,8 +56,7 @@ class ModelConfig(Section, key="model"):
     args: dict[str, Any] = field(default_factory=dict)
     """``custom`` only: keyword arguments of the function."""
 
-    def check_more(self, check: Checks) -> None:
-        """Checks that a network of one's own is named."""
+    def _check_more(self, check: Checks) -> None:
         if self.name == "custom" and (not self.target or self.target.count(":") != 1):
             raise ConfigError(
                 f"model=custom needs model.target=package.module:function, not {self.target!r}"
@@ -75,17 +69,16 @@ class DataConfig(Section, key="data"):
 
     name: str = "synthetic"
     """``synthetic`` (made in memory from the seed), ``folder`` (one sub-folder per class) or
-    ``pairs`` (a folder of images that are made smaller: input and target of super-resolution)."""
+    ``pairs`` (an image and a smaller copy of it, for super-resolution)."""
     path: str | None = None
-    """``folder``: the folder whose sub-folders are the classes. ``pairs``: the folder below which
-    all images are."""
+    """Folder of the images; its sub-folders are the classes of a ``folder``."""
     classes: int = number(10, least=1)
     """``synthetic`` only: number of classes."""
     length: int = number(1024, least=1)
     """``synthetic`` only: number of images."""
-    fit: str = choice("resize", FITS)
-    """What happens to an image of another size than ``image``: ``resize`` (bilinear), ``crop`` (or
-    pad with zeros) about its centre, or ``error``."""
+    fit: str = choice("resize", ("resize", "crop", "error"))
+    """For images of another size than ``image``: ``resize`` (bilinear), ``crop`` (or pad with
+    zeros) about the centre, or ``error``."""
     shuffle: bool = True
     """Whether the order is drawn anew for every epoch, from the seed."""
     prefetch: int = number(2)
@@ -100,16 +93,13 @@ class MemoryConfig(Section, key="memory"):
     """Most that a rank may need, in bytes or as text such as 4GiB or 800MB; unset: all ranks of the
     local launcher together may need what the machine has."""
     checkpoint: str = choice("none", ("none", "stage", "block"))
-    """What is computed again in the backward pass instead of kept: ``none``, ``stage`` (all of a
-    stage) or ``block`` (each block of it). It writes no files: saving a run is ``checkpoint.*``."""
+    """What the backward pass computes again instead of keeping it: ``none``, all of a ``stage``, or
+    each ``block`` of it. It writes no files: saving a run is ``checkpoint.*``."""
 
 
 @dataclass
 class CheckpointConfig(Section, key="checkpoint"):
-    """``checkpoint.*``: when a run is saved to files, and where it goes on.
-
-    ``memory.checkpoint`` is something else: what the backward pass computes again.
-    """
+    """``checkpoint.*``: when a run is saved to files, and where it goes on."""
 
     every: int = number(0)
     """Steps from one saved checkpoint to the next; 0: only when SIGUSR2 requests one. What the
@@ -117,12 +107,10 @@ class CheckpointConfig(Section, key="checkpoint"):
     keep: int = number(2, least=1)
     """Checkpoints of the run that are kept, the latest ones."""
     resume: str = "auto"
-    """Where an attempt begins: ``auto`` (at the run's latest checkpoint, if there is one),
-    ``never`` (at step 0), or the path of a run folder or checkpoint, perhaps of another layout,
-    that stands in as long as the run has no checkpoint of its own."""
+    """Where an attempt begins: at the run's latest checkpoint (``auto``), at step 0 (``never``), or
+    at a run folder or checkpoint, perhaps of another layout, until the run has one of its own."""
 
-    def check_more(self, check: Checks) -> None:
-        """Checks that ``resume`` may be a path."""
+    def _check_more(self, check: Checks) -> None:
         if not self.resume or "\0" in self.resume:
             raise ConfigError(
                 f"checkpoint.resume={self.resume!r} must be auto, never or the path of a run "
@@ -139,7 +127,7 @@ class CheckpointConfig(Section, key="checkpoint"):
 class PrecisionConfig(Section, key="precision"):
     """``precision=NAME``: the arithmetic."""
 
-    name: str = choice("fp32", PRECISIONS)
+    name: str = choice("fp32", ("fp32", "bf16", "fp64"))
     """``fp32``, ``bf16`` (autocast in training, cast in inference) or ``fp64``."""
 
 
@@ -149,12 +137,11 @@ class CommConfig(Section, key="comm"):
 
     backend: str = choice("gloo", ("gloo",))
     """Transport of every message: ``gloo``."""
-    timeout_s: float = real(120.0, above_zero=True, unit=" seconds")
-    """Seconds that a rank may wait for another one, or neither move nor compute, before the run is
-    stopped; ``hang.txt`` of the attempt has the cause."""
+    timeout_s: float = number(120.0, above=True)
+    """Seconds for which a rank may wait for another, or neither move nor compute, until the run is
+    stopped; the attempt's ``hang.txt`` has the cause."""
     shared_memory: bool = True
-    """Whether ranks on one machine exchange small messages through memory that they share, and sum
-    gradients by reading each other's."""
+    """Whether ranks on one machine share memory for small messages and sums of gradients."""
 
 
 @dataclass
@@ -163,15 +150,15 @@ class TaskConfig(Section, key="task"):
 
     name: str = choice("train", ("train", "infer"))
     """``train`` (forward, backward, optimiser step) or ``infer`` (forward only)."""
-    lr: float = real(0.005)
+    lr: float = number(0.005)
     """Learning rate of stochastic gradient descent."""
-    momentum: float = real(0.9)
+    momentum: float = number(0.9)
     """Momentum of stochastic gradient descent."""
-    weight_decay: float = real(1e-4)
+    weight_decay: float = number(1e-4)
     """L2 penalty of stochastic gradient descent, on every parameter."""
     loss: str = choice("auto", ("auto", *LOSSES))
-    """``cross_entropy`` (classes), ``l1`` (images of ``model.scale`` times the size of the input)
-    or ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, ``cross_entropy`` for all else."""
+    """``cross_entropy`` (classes), ``l1`` (images of ``model.scale`` times the input's size) or
+    ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, else ``cross_entropy``."""
 
 
 @dataclass
@@ -212,8 +199,7 @@ class RunConfig(Section):
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
-    def check_more(self, check: Checks) -> None:
-        """Checks the size of the image, the campaign, and keys that decide something together."""
+    def _check_more(self, check: Checks) -> None:
         self.image = check(_image_size, self.image) or [1, 1]
         name = self.campaign
         if not name or name.startswith(".") or "/" in name or "\0" in name:
@@ -288,7 +274,7 @@ class RunConfig(Section):
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
     """Returns the config that plain values describe; raises ConfigError with all that is wrong."""
-    return build(RunConfig, values, "")
+    return build(RunConfig, values)
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

@@ -7,13 +7,23 @@ import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from hires.core.errors import ConfigError
 from hires.core.units import parse_size
 
 T = TypeVar("T")
+
+_TYPES = (  # the first name that stands in the declared type counts
+    ("list[str]", "a list of names, as [a,b]"),
+    ("list", "a list of whole numbers, as [2,2]"),
+    ("dict", "keys and values, as {width:64}"),
+    ("int", "a whole number"),
+    ("float", "a number"),
+    ("bool", "true or false"),
+    ("str", "text"),
+)
 
 
 class Checks:
@@ -24,11 +34,17 @@ class Checks:
 
     def __call__(self, check: Callable[..., T], *args: Any) -> T | None:
         """Returns what a check returns; None if it failed."""
-        try:
+        with self.noting():
             return check(*args)
+        return None
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Keeps the error of its block as a problem."""
+        try:
+            yield
         except ConfigError as error:
             self.problems.append(str(error))
-            return None
 
     def done(self) -> None:
         """Raises ConfigError if some check failed."""
@@ -45,26 +61,19 @@ def choice(default: str | None, choices: Iterable[str]) -> Any:
     return dataclasses.field(default=default, metadata={"choices": choices})
 
 
-def number(default: float | None, least: int = 0, most: int | None = None, unit: str = "") -> Any:
-    """Returns a field that takes numbers from ``least`` to ``most``; ``unit`` follows ``most``."""
-
-    def check(key: str, value: int) -> None:
-        if value < least:
-            raise ConfigError(f"{key}={value} must be at least {least}")
-        if most is not None and value > most:
-            raise ConfigError(f"{key}={value} must be at most {most}{unit}")
-
-    return dataclasses.field(default=default, metadata={"check": check})
-
-
-def real(default: float, *, above_zero: bool = False, unit: str = "") -> Any:
-    """Returns a field that takes finite numbers of at least 0, or only those above 0."""
+def number(
+    default: float | None, least: int = 0, most: int | None = None, *, above: bool = False
+) -> Any:
+    """Returns a field that takes numbers from ``least``, or only ``above`` it, to ``most``."""
 
     def check(key: str, value: float) -> None:
+        finite = ", and finite" if isinstance(value, float) else ""
         # Every comparison with nan is false, so the check is for valid values, not for wrong ones.
-        if not (0 < value < math.inf if above_zero else 0 <= value < math.inf):
-            least = f"above 0{unit}" if above_zero else f"0{unit} or more"
-            raise ConfigError(f"{key}={value} must be {least}, and finite")
+        if not (least < value < math.inf if above else least <= value < math.inf):
+            bound = f"above {least}" if above else f"at least {least}"
+            raise ConfigError(f"{key}={value} must be {bound}{finite}")
+        if most is not None and value > most:
+            raise ConfigError(f"{key}={value} must be at most {most}")
 
     return dataclasses.field(default=default, metadata={"check": check})
 
@@ -89,11 +98,11 @@ class Section:
         check = Checks()
         for field in dataclasses.fields(typing.cast(Any, self)):
             check(self._check_field, field)
-        self.check_more(check)
+        self._check_more(check)
         check.done()
 
-    def check_more(self, check: Checks) -> None:
-        """Runs the checks that concern several fields, or a single one in its own way."""
+    def _check_more(self, check: Checks) -> None:
+        """Checks several fields together, or one in its own way."""
 
     def _check_field(self, field: dataclasses.Field[Any]) -> None:
         value, choices = getattr(self, field.name), tuple(field.metadata.get("choices", ()))
@@ -125,58 +134,45 @@ SIZE = {"check": _check_size}
 """Metadata of a field that takes a size in bytes or as text such as 4GiB."""
 
 
-def build(cls: type[T], values: Any, prefix: str = "") -> T:
-    """Returns an instance of a dataclass, its fields checked one by one.
+def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> T:
+    """Returns an instance of a dataclass or NamedTuple, its fields checked one by one.
 
     Args:
-        cls: the dataclass.
-        values: by the names of its fields; those that are left out keep their defaults.
+        cls: the class.
+        values: by the names of its fields; those that are left out keep their defaults. Those of a
+            NamedTuple may be a list.
         prefix: what stands before the names in messages, as ``parallel.``.
+        usable: leave out what cannot be used: unknown keys, wrong values and entries of lists.
 
     Raises:
-        ConfigError: a key is unknown or a value has the wrong type or makes no sense.
+        ConfigError: a key is unknown, a value has the wrong type or makes no sense, or a field
+            without a default has no value.
     """
+    whole = prefix.rstrip(".") or "the config"
+    names = getattr(cls, "_fields", None)
+    if names and isinstance(values, list):
+        values = dict(zip(names, values, strict=False))
     if not isinstance(values, dict):
-        raise ConfigError(f"{prefix.rstrip('.') or 'the config'} must hold keys, not {values!r}")
+        raise ConfigError(f"{whole} must hold keys, not {values!r}")
     hints = _hints(cls)
     unknown = sorted(str(k) for k in values if k not in hints)
-    if unknown:
+    if unknown and not usable:
         raise ConfigError(
             f"unknown key {prefix}{unknown[0]}; choose one of {', '.join(sorted(hints))}"
         )
     made, check = {}, Checks()
-    for name, value in values.items():
-        num_problems = len(check.problems)
-        checked = check(_typed, hints[name], value, prefix + name, build)
-        if len(check.problems) == num_problems:
-            made[name] = checked
-    # With defaults in the place of what is wrong, the rest is checked too.
-    built = check(functools.partial(cls, **made))
-    check.done()
+    for name in [name for name in values if name in hints]:
+        with check.noting():
+            made[name] = _typed(hints[name], values[name], prefix + name, usable)
+    problems = Checks() if usable else check
+    try:
+        # With defaults in the place of what is wrong, the rest is checked too.
+        built = problems(functools.partial(cls, **made))
+    except TypeError as error:
+        raise ConfigError(f"{whole} is incomplete: {error}") from None
+    problems.done()
     assert built is not None
     return built
-
-
-def build_usable(cls: type[T], values: Any, prefix: str = "") -> T:
-    """Returns an instance of a dataclass or NamedTuple from those values that can be used.
-
-    Unknown keys, wrong values and wrong entries of lists are left out; a NamedTuple may be a list.
-
-    Raises:
-        ConfigError: a field without a default has no value that can be used.
-    """
-    fields = getattr(cls, "_fields", ())
-    if isinstance(values, list) and fields:
-        values = dict(zip(fields, values, strict=False))
-    made, hints = {}, _hints(cls)
-    for name, value in values.items() if isinstance(values, dict) else ():
-        if name in hints:
-            with contextlib.suppress(ConfigError):
-                made[name] = _typed(hints[name], value, prefix + str(name), build_usable)
-    try:
-        return cls(**made)
-    except TypeError as error:
-        raise ConfigError(f"{prefix.rstrip('.') or 'it'} is incomplete: {error}") from None
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -186,8 +182,8 @@ def _hints(cls: type) -> dict[str, Any]:
     return {name: hints[name] for name in names}
 
 
-def _typed(hint: Any, value: Any, key: str, nested: Callable[..., Any]) -> Any:
-    """Returns the value as the type that a field declares; ``nested`` builds dataclasses in it."""
+def _typed(hint: Any, value: Any, key: str, usable: bool) -> Any:
+    """Returns the value as the type that a field declares."""
     if hint is Any:
         return value
     args = typing.get_args(hint)
@@ -197,27 +193,25 @@ def _typed(hint: Any, value: Any, key: str, nested: Callable[..., Any]) -> Any:
         hint = next(a for a in args if a is not type(None))
         args = typing.get_args(hint)
     if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
-        return nested(hint, value, f"{key}.")
+        return build(typing.cast(type, hint), value, f"{key}.", usable)
     origin = typing.get_origin(hint) or hint
     if origin is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     wrong_bool = isinstance(value, bool) and origin is not bool
     if not isinstance(value, origin) or wrong_bool:
-        raise ConfigError(f"{key}={value!r} must be {_type_words(hint)}")
+        raise ConfigError(f"{key}={value!r} must be {type_words(hint)}")
     if origin is not list:
         return value
     items = []
     for index, item in enumerate(value):
         try:
-            items.append(_typed(args[0], item, f"{key}[{index}]", nested))
+            items.append(_typed(args[0], item, f"{key}[{index}]", usable))
         except ConfigError:
-            if nested is build:
+            if not usable:
                 raise
     return items
 
 
-def _type_words(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}
-    if "list[str]" in str(hint):
-        return "a list of names, as [a,b]"
-    return names.get(hint, "a list of whole numbers, as [2,2]" if "list" in str(hint) else "keys")
+def type_words(hint: Any) -> str | None:
+    """Returns a declared type in words; None where several are allowed."""
+    return next((words for name, words in _TYPES if name in str(hint)), None)

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hires.core.config.value_checks import build_usable
+from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks.timeline import COLLECTIVE, Recorder
 from hires.core.store import file_names, records
@@ -167,7 +167,7 @@ def status_file(attempt: StrPath, rank: int) -> Path:
 def read_status(attempt: StrPath, rank: int) -> RankStatus | None:
     """Returns the status that a rank wrote on request; None if it has not written one."""
     with contextlib.suppress(ConfigError):  # not there yet, or of another hires
-        return build_usable(RankStatus, read_json(status_file(attempt, rank), []))
+        return build(RankStatus, read_json(status_file(attempt, rank), []), usable=True)
     return None
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from hires.core.config.value_checks import build_usable
+from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names
 from hires.core.store.file_names import StrPath
@@ -170,7 +170,7 @@ def read(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
 
 
 def _step_of(line: Values) -> StepSpans:
-    step = build_usable(StepSpans, {**line, "clock": text(line["clock"], 80), "spans": []})
+    step = build(StepSpans, {**line, "clock": text(line["clock"], 80), "spans": []}, usable=True)
     if min(step.rank, step.step) < 0 or not math.isfinite(step.begin_s):
         raise ValueError(f"rank {step.rank}, step {step.step}, begun at {step.begin_s}")
     for kind, action, begin_s, end_s, what in line["spans"]:

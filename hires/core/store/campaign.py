@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.config.run_config import RunConfig
-from hires.core.config.value_checks import build, build_usable
+from hires.core.config.value_checks import build
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, files, reading
 from hires.core.store.files import write_atomically
@@ -150,11 +150,9 @@ def read(folder: Path, notes: Notes = None) -> Campaign:
             notes.append(reading.note(path, why))
         values |= {"name": folder.name}
         values.pop("campaign", None)
-        if notes is not None:
-            return build_usable(Campaign, values)
-        if not {"points", "excluded", "sweeps"} <= values.keys():
+        if notes is None and not {"points", "excluded", "sweeps"} <= values.keys():
             raise RunError("a value is missing")
-        return build(Campaign, values)
+        return build(Campaign, values, usable=notes is not None)
     except HiresError as error:
         raise RunError(
             f"{path} cannot be read ({error}); move it away: the runs beside it keep their results"
