@@ -120,6 +120,14 @@ def texts(**titles: str) -> tuple[Column, ...]:
     return tuple(Column(key, title) for key, title in titles.items())
 
 
+def place_text(value: Any) -> str | None:
+    """Returns a rank's stage or tile, down and up, as ``0 / 1``, ``0,1`` or ``none / 1``."""
+    places = value if isinstance(value, list) else [value]
+    if all(place is None for place in places) or len(places) > 2:
+        return None
+    return " / ".join(NOWHERE if p is None else value_text(p).strip("[]") for p in places)
+
+
 def memory_rows(record: Row) -> list[Row]:
     """Returns one row a rank: its place in the layout, and its memory in bytes."""
     rows = [values(MEMORY, entry) for entry in dicts(record.get("memory"))]
@@ -144,14 +152,6 @@ def _text(key: str) -> Callable[[Row], Cell]:
 def _image(record: Row) -> Cell:
     image = record.get("image")
     return "x".join(value_text(n) for n in image) if isinstance(image, list) else None
-
-
-def _place(value: Any) -> Cell:
-    """Returns a rank's stage or tile, down and up, as ``0 / 1``, ``0,1`` or ``none / 1``."""
-    places = value if isinstance(value, list) else [value]
-    if all(place is None for place in places) or len(places) > 2:
-        return None
-    return " / ".join(NOWHERE if p is None else value_text(p).strip("[]") for p in places)
 
 
 def _error_percent(entry: Row) -> Cell:
@@ -196,8 +196,8 @@ THROUGHPUT = (
 MEMORY = (
     Column("rank", "rank", digits=0, of=_count("rank")),
     Column("replica", "replica", digits=0, of=_count("replica")),
-    Column("stage", "stage", of=lambda entry: _place(entry.get("stage"))),
-    Column("tile", "tile", of=lambda entry: _place(entry.get("tile"))),
+    Column("stage", "stage", of=lambda entry: place_text(entry.get("stage"))),
+    Column("tile", "tile", of=lambda entry: place_text(entry.get("tile"))),
     _mib("peak_bytes", "peak"),
     _mib("predicted_bytes", "predicted"),
     Column("error_percent", "error", "%", digits=1, of=_error_percent),

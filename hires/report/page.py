@@ -8,8 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import hires
@@ -18,7 +17,8 @@ from hires.core.store.attempts import Attempt
 from hires.core.store.reading import text
 from hires.core.units import MIB, size
 from hires.report import figures
-from hires.report.columns import CAMPAIGN, RANKS, Column, Row, Table, table_of
+from hires.report.columns import CAMPAIGN, RANKS, Column, Row, Table, place_text, table_of
+from hires.report.compare.differences import origin
 from hires.report.frames import Frames, plain_rows
 from hires.report.load.measured_points import (
     RIVALS,
@@ -57,25 +57,6 @@ HEADLINE = (
 )
 
 
-@dataclass(frozen=True)
-class RunCard:
-    """One run on the page."""
-
-    run: Run
-    anchor: str
-    state: str
-    layout: str
-    summary: str
-    """Speed and fullest rank."""
-    cause: str
-    attempts: list[tuple[str, str]]
-    """Name and result of each."""
-    settings: list[tuple[str, str]]
-    """Keys that differ from the defaults."""
-    placement: list[tuple[str, str]]
-    """Each rank and its place in the layout."""
-
-
 def render(
     frames: Frames, tables: Sequence[Table], plots: Sequence[Plot], title: str | None
 ) -> str:
@@ -86,7 +67,7 @@ def render(
     cards = [run_card(run, number) for number, run in enumerate(frames.run_list[:MAX_CARDS])]
     campaigns = ", ".join(dict.fromkeys(run.campaign for run in frames.run_list[:1000])) or "hires"
     notes = frames.all_notes()
-    layouts = {*map(str, frames.runs["layout"].dropna()), *(card.layout for card in cards)}
+    layouts = {*map(str, frames.runs["layout"].dropna()), *(card["layout"] for card in cards)}
     values = {
         "title": (title or f"Report of {campaigns}")[:200],
         "made": provenance.now()[:16].replace("T", " "),
@@ -107,7 +88,9 @@ def render(
         "max_rows": MAX_ROWS,
         "cards": cards,
         # Tables of one campaign name a run without it.
-        "card_of": {key: c for c in cards for key in ((c.run.campaign, c.run.name), c.run.name)},
+        "card_of": {
+            k: c for c in cards for k in ((c["run"].campaign, c["run"].name), c["run"].name)
+        },
         "num_cards": len(frames.run_list),
         "notes": notes[:MAX_NOTES],
         "num_notes": len(notes),
@@ -118,18 +101,20 @@ def render(
 def origins(frames: Frames) -> list[tuple[str, str]]:
     """Returns what was run, where and with which versions, as lines with a name each."""
     runs = frames.runs
-    every = [a.record.get("provenance") for run in frames.run_list for a in run.attempts]
-    origin = [run.provenance for run in frames.run_list] + [o for o in every if isinstance(o, dict)]
-    hardware = [dig(one, "hardware") for one in origin]
+    every: list[Any] = [run.provenance for run in frames.run_list]
+    every += [
+        attempt.record.get("provenance") for run in frames.run_list for attempt in run.attempts
+    ]
+    facts = [origin(one) for one in every]
     columns = ("model", "image", "layout", "precision", "task", "campaign")
     times = sorted({str(t)[:16].replace("T", " ") for t in runs["started"].dropna()})
     lines = [
         *((f"{'network' if key == 'model' else key}s", _different(runs[key])) for key in columns),
-        ("machines", _different(text(one.get("host"), 60) for one in origin)),
-        ("processors", _different(map(_processor, hardware))),
-        ("hires", _different(map(_version, origin))),
-        ("torch", _different(text(one.get("torch"), 40) for one in origin)),
-        ("Python", _different(text(one.get("python"), 40) for one in origin)),
+        ("machines", _different(one["host"] for one in facts)),
+        ("processors", _different(map(_processor, facts))),
+        ("hires", _different(map(_version, facts))),
+        ("torch", _different(one["torch"] for one in facts)),
+        ("Python", _different(one["python"] for one in facts)),
         ("started", " to ".join(dict.fromkeys((*times[:1], *times[-1:]))) + " UTC" * bool(times)),
     ]
     return [(name, words) for name, words in lines if words]
@@ -170,7 +155,7 @@ def headline(frames: Frames) -> Table:
     return table_of("headline", title, HEADLINE[first:], rows, missing="No run is complete.")
 
 
-def run_card(run: Run, number: int) -> RunCard:
+def run_card(run: Run, number: int) -> dict[str, Any]:
     """Returns what the page shows of a run; ``number`` differs for every run of a page."""
     state, reason, cause = run.end
     record = run.record
@@ -185,18 +170,25 @@ def run_card(run: Run, number: int) -> RunCard:
     layout = text(record.get("layout"), 60) or text(dig(run.config, "parallel", "name"), 60)
     settings = [(key, value_text(value)) for key, value in run.flat_config.items()]
     changed = [(key, word) for key, word in settings if defaults().get(key) != word]
-    attempts = run.attempts[:_MAX_ATTEMPTS]
-    return RunCard(
-        run=run,
-        anchor=f"run-{number}",
-        state=state,
-        layout=layout or "?",
-        summary=", ".join(summary),
-        cause=f"{reason}: {cause}" if reason and cause else cause or reason or "",
-        attempts=[(f"attempt {one.number}", _attempt_words(one)) for one in attempts],
-        settings=changed[:_MAX_KEYS],
-        placement=_placement(dicts(record.get("memory"))),
-    )
+    ranks = dicts(record.get("memory"))
+    placement = [
+        (f"rank {count(entry.get('rank'))}", _place(entry)) for entry in ranks[:_MAX_RANKS]
+    ]
+    if len(ranks) > _MAX_RANKS:
+        placement.append(("...", f"{len(ranks) - _MAX_RANKS} more ranks"))
+    return {
+        "run": run,
+        "anchor": f"run-{number}",
+        "state": state,
+        "layout": layout or "?",
+        "summary": ", ".join(summary),
+        "cause": ": ".join(filter(None, (reason, cause))),
+        "attempts": [
+            (f"attempt {a.number}", _attempt_words(a)) for a in run.attempts[:_MAX_ATTEMPTS]
+        ],
+        "settings": changed[:_MAX_KEYS],
+        "placement": placement,
+    }
 
 
 def _attempt_words(attempt: Attempt) -> str:
@@ -206,39 +198,22 @@ def _attempt_words(attempt: Attempt) -> str:
     return (state or "not ended") + (f", {rate:.2f} img/s" if rate is not None else "")
 
 
-def _placement(ranks: list[Row]) -> list[tuple[str, str]]:
-    """Returns the places of the first ranks."""
-    lines = []
-    for entry in ranks[:_MAX_RANKS]:
-        words = []
-        for key in ("replica", "stage", "tile", "shard"):
-            value = entry.get(key)
-            places = value if isinstance(value, list) else [value]
-            if any(place is not None for place in places[:4]):
-                where = " up ".join("-" if p is None else value_text(p) for p in places[:2])
-                words.append(f"{key} {where}")
-        lines.append((f"rank {count(entry.get('rank'))}", ", ".join(words) or "not recorded"))
-    left = len(ranks) - _MAX_RANKS
-    return [*lines, ("...", f"{left} more ranks")] if left > 0 else lines
+def _place(entry: Row) -> str:
+    places = {key: place_text(entry.get(key)) for key in ("replica", "stage", "tile", "shard")}
+    return ", ".join(f"{key} {place}" for key, place in places.items() if place) or "not recorded"
 
 
 def _different(values: Iterable[Any]) -> str:
     """Returns the different values, in the order of the first of each."""
-    words = map(str, values)
-    known = (word for word in words if word not in ("<NA>", "nan", "None"))
-    return listed(list(dict.fromkeys(known)), _MAX_VALUES)
+    words = dict.fromkeys(map(str, values))
+    return listed([word for word in words if word not in ("<NA>", "nan", "None")], _MAX_VALUES)
 
 
-def _processor(hardware: Any) -> str | None:
-    name, cores = text(dig(hardware, "cpu"), 60), count(dig(hardware, "cores"))
-    memory = count(dig(hardware, "memory"))
-    words = [name or "", f"{cores} cores" if cores else "", size(memory) if memory else ""]
-    return ", ".join(word for word in words if word) or None
+def _processor(facts: Mapping[str, str | None]) -> str | None:
+    cores = facts["cores"] and f"{facts['cores']} cores"
+    return ", ".join(filter(None, (facts["processor"], cores, facts["memory"]))) or None
 
 
-def _version(provenance: Row) -> str | None:
-    """Returns version and commit of hires."""
-    version, git = text(provenance.get("hires"), 40), text(provenance.get("git"), 60)
-    if version is None or git is None:
-        return version
-    return f"{version} ({git[:10]}{'-dirty' if git.endswith('-dirty') else ''})"
+def _version(facts: Mapping[str, str | None]) -> str | None:
+    commit, edited, _ = (facts["commit"] or "").partition("-dirty")
+    return f"{facts['hires']} ({commit[:10]}{edited})" if commit else facts["hires"]

@@ -33,6 +33,11 @@ _NUMBERS = {
     "state": "state",
 }
 """Columns of a run that are shown beside another run's, with their titles."""
+_ORIGIN = {
+    "commit": ("git",), "processor": ("hardware", "cpu"),
+    **{name: (name,) for name in ("hires", "torch", "python", "host")},
+}
+"""Where a provenance holds what is shown of it."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +85,10 @@ def number_rows(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
 
 def origin(provenance: Any) -> dict[str, str | None]:
     """Returns code, versions and machine of a record's provenance as names and words."""
-    cores = count(dig(provenance, "hardware", "cores"))
-    memory = count(dig(provenance, "hardware", "memory"))
-    return {
-        "commit": text(dig(provenance, "git"), 60),
-        "hires": text(dig(provenance, "hires"), 40),
-        "torch": text(dig(provenance, "torch"), 40),
-        "python": text(dig(provenance, "python"), 40),
-        "host": text(dig(provenance, "host"), 60),
-        "processor": text(dig(provenance, "hardware", "cpu"), 80),
-        "cores": None if cores is None else str(cores),
-        "memory": None if memory is None else size(memory),
-    }
+    facts = {name: text(dig(provenance, *path), 80) for name, path in _ORIGIN.items()}
+    cores, memory = (count(dig(provenance, "hardware", key)) for key in ("cores", "memory"))
+    facts["cores"] = None if cores is None else str(cores)
+    return {**facts, "memory": None if memory is None else size(memory)}
 
 
 def _numbers(run: Run) -> Mapping[str, Any]:
