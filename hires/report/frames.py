@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hires.core.store import campaign
 from hires.core.store.reading import Note, text
-from hires.report.columns import MEMORY, POINT, Row
+from hires.report.columns import Row
 from hires.report.load import measured_points, rows
 from hires.report.load.plain_values import count, dicts, dig, value_text
 from hires.report.load.runs import End, Run, campaign_labels, read_runs
@@ -186,8 +186,8 @@ def _machines(run: Run) -> list[_Place]:
     by_host: dict[str, list[Row]] = {}
     for rank in dicts(origin.get("ranks")):
         by_host.setdefault(text(rank.get("host"), 60) or host or "?", []).append(rank)
-    if not by_host:  # an older record, with the machine of rank 0 only
-        return [_Place(host, count(run.record.get("world")) or 1, rank0_cores, 0)] if host else []
+    if host and not by_host:  # an older record, with the machine of rank 0 only
+        by_host[host] = [{}] * (count(run.record.get("world")) or 1)
     machines = []
     for name, ranks in by_host.items():
         lists = [rank.get("cores") for rank in ranks]
@@ -199,35 +199,31 @@ def _machines(run: Run) -> list[_Place]:
     return machines
 
 
+_DTYPES = {
+    (): "object",
+    (bool,): "boolean",
+    (int,): "Int64",
+    (float,): "Float64",
+    (float, int): "Float64",
+}
+"""Types of pandas for what a column holds; all else is text."""
+
+
 def _frame(columns: Sequence[str], rows: Iterable[Row]) -> pd.DataFrame:
-    """Returns rows as a frame of these columns, which exist even if there is no row."""
-    import pandas as pd
+    """Returns rows as a frame of these columns, which exist even if there is no row.
 
-    cells = list(rows)
-    return pd.DataFrame({key: _column(key, [row.get(key) for row in cells]) for key in columns})
-
-
-def _column(key: str, cells: list[Any]) -> Any:
-    """Returns one column of a type that holds missing values.
-
-    ``convert_dtypes`` would turn seconds that happen to be whole into integers.
+    Their types hold missing values. ``convert_dtypes`` would turn seconds that happen to be whole
+    into integers.
     """
     import pandas as pd
 
-    types = {type(cell) for cell in cells if cell is not None}
-    if types == {bool} or key == "loss_finite":
-        return pd.array(cells, dtype="boolean")
-    if types <= {int, float} and key not in _TEXTS:
-        return pd.array(cells, dtype="Int64" if types == {int} else "Float64")
-    return pd.array([None if cell is None else str(cell) for cell in cells], dtype="string")
-
-
-_TEXTS = frozenset(
-    (
-        *(column.key for column in (*POINT, *MEMORY) if not column.numeric),
-        "campaign", "run", "hash", "task", "state", "reason", "cause", "memory_limit", "git",
-        "host", "started", "reproduce", "kind", "size_class", "ended_as", "overrides", "nearest",
-        "reference", "arranged", "settings", "ended",
-    )
-)  # fmt: skip
-"""Columns of text, even if all their values are missing."""
+    every = list(rows)
+    frame = {}
+    for key in columns:
+        cells = [row.get(key) for row in every]
+        types = {type(cell) for cell in cells if cell is not None}
+        dtype = _DTYPES.get(tuple(sorted(types, key=lambda held: held.__name__)), "string")
+        if dtype == "string":
+            cells = [None if cell is None else str(cell) for cell in cells]
+        frame[key] = pd.array(cells, dtype=dtype)
+    return pd.DataFrame(frame)

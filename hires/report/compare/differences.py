@@ -34,7 +34,8 @@ _NUMBERS = {
 }
 """Columns of a run that are shown beside another run's, with their titles."""
 _ORIGIN = {
-    "commit": ("git",), "processor": ("hardware", "cpu"),
+    "commit": ("git",),
+    "processor": ("hardware", "cpu"),
     **{name: (name,) for name in ("hires", "torch", "python", "host")},
 }
 """Where a provenance holds what is shown of it."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hires.core.ranks.timeline import StepSpans, complete_steps
 from hires.plan.plan import Plan
-from hires.report.frames import Frames
+from hires.report.frames import Frames, numeric
 from hires.report.load.plain_values import discarded_steps
 from hires.report.load.runs import Run
 
@@ -136,7 +136,7 @@ def _drawn_runs(frames: Frames) -> list[DrawnRun]:
     rows = rows.join(layouts, on=work)
     # Runs side by side should differ in the layout alone, so fp32 wins where it is as common.
     rows["_plain"] = (rows["precision"] == "fp32").fillna(False).astype(int)
-    rows["_pixels"] = rows["height"].fillna(0) * rows["width"].fillna(0)
+    rows["_pixels"] = numeric(rows, "height").fillna(0) * numeric(rows, "width").fillna(0)
     rows = rows.sort_values(
         ["_layouts", "_plain", "_pixels", "img_per_s_median"], ascending=False, na_position="last"
     )
