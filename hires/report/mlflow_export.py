@@ -44,64 +44,58 @@ def write_mlflow(runs: Sequence[Run], out: Path) -> tuple[int, int]:
     Raises:
         ConfigError: mlflow is not installed, or cannot write.
     """
-    client = _client(out)
+    mlflow = _mlflow()
+    client = mlflow.MlflowClient(tracking_uri=out.absolute().as_uri())
     written = skipped = 0
-    names: dict[str, set[str]] = {}
+    experiments: dict[str, tuple[str, set[str]]] = {}
     try:
-        for run in runs:
-            if run.complete and run.campaign not in names:
-                names[run.campaign] = _names(client, run.campaign)
-            for attempt in run.complete:
-                name = f"{run.campaign}/{run.name}/a{attempt.number}"
-                if name in names[run.campaign]:
-                    skipped += 1
-                    continue
-                _write(client, run, attempt, name)
-                names[run.campaign].add(name)
-                written += 1
-    except _errors() as error:
+        for run, attempt in ((one, attempt) for one in runs for attempt in one.complete):
+            if run.campaign not in experiments:
+                experiments[run.campaign] = _experiment(client, run.campaign)
+            experiment_id, names = experiments[run.campaign]
+            name = f"{run.campaign}/{run.name}/a{attempt.number}"
+            if name in names:
+                skipped += 1
+                continue
+            _write(client, mlflow.entities, experiment_id, run, attempt, name)
+            names.add(name)
+            written += 1
+    except (mlflow.exceptions.MlflowException, OSError) as error:
         raise ConfigError(f"mlflow cannot write into {out}: {error}") from error
     return written, skipped
 
 
-def _client(out: Path) -> Any:
+def _mlflow() -> Any:
     # Versions of mlflow that prefer a database refuse a folder without this.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves this machine unasked
     try:
-        tracking = importlib.import_module("mlflow.tracking")
+        return importlib.import_module("mlflow")
     except ImportError:
         raise ConfigError(
             "--to mlflow needs mlflow, which is not installed: pip install 'hires[mlflow]', or "
             "choose --to csv"
         ) from None
-    return tracking.MlflowClient(tracking_uri=out.absolute().as_uri())
 
 
-def _errors() -> tuple[type[Exception], ...]:
-    return (importlib.import_module("mlflow.exceptions").MlflowException, OSError)
-
-
-def _names(client: Any, campaign: str) -> set[str]:
-    """Returns the attempts of a campaign that the store has."""
+def _experiment(client: Any, campaign: str) -> tuple[str, set[str]]:
+    """Returns the id of a campaign's experiment, and the attempts that it holds."""
     experiment = client.get_experiment_by_name(campaign)
+    if experiment is None:
+        return client.create_experiment(campaign), set()
     names: set[str] = set()
     token = None
-    while experiment is not None:
+    while True:
         page = client.search_runs([experiment.experiment_id], page_token=token)
         names |= {run.data.tags.get(TAG, "") for run in page}
         token = page.token
         if not token:
-            break
-    return names
+            return experiment.experiment_id, names
 
 
-def _write(client: Any, run: Run, attempt: Attempt, name: str) -> None:
-    entities = importlib.import_module("mlflow.entities")
-    experiment = client.get_experiment_by_name(run.campaign)
-    experiment_id = (
-        experiment.experiment_id if experiment else client.create_experiment(run.campaign)
-    )
+def _write(
+    client: Any, entities: Any, experiment_id: str, run: Run, attempt: Attempt, name: str
+) -> None:
     started, ended = (_milliseconds(attempt.record, key) for key in ("started", "ended"))
     run_id = client.create_run(experiment_id, start_time=started, run_name=run.name).info.run_id
     when = ended or started or 0

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -66,10 +67,11 @@ def test_plan_of_a_campaign_is_written_if_all_of_its_runs_are(hires, names, stat
 def test_mlflow_is_asked_once_a_campaign_what_it_has(tmp_path, monkeypatch):
     # It was asked for all runs of the campaign once for every one of them.
     asked = []
-    monkeypatch.setattr(mlflow_export, "_client", lambda out: None)
-    monkeypatch.setattr(mlflow_export, "_errors", lambda: (OSError,))
+    monkeypatch.setattr(mlflow_export, "_mlflow", Mock)
     monkeypatch.setattr(mlflow_export, "_write", lambda *words: None)
-    monkeypatch.setattr(mlflow_export, "_names", lambda _, name: asked.append(name) or set())
+    monkeypatch.setattr(
+        mlflow_export, "_experiment", lambda _, name: (asked.append(name) or name, set())
+    )
     runs = [
         compared_run(tmp_path, [[0.5]], campaign=name, batch=n) for name in "ab" for n in (1, 2)
     ]
@@ -89,7 +91,6 @@ def mlflow_settings():
 @pytest.mark.usefixtures("runs", "mlflow_settings")
 def test_mlflow_that_is_not_installed_is_named(hires, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
     answer = hires("export", "--to", "mlflow", "--out", "out")
     assert answer.code == 2
     assert "pip install 'hires[mlflow]'" in answer.err
