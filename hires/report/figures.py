@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import hires.report.plots  # noqa: F401  (registers all plots)
 from hires.core.store.reading import Note
 from hires.report.plots import style
 from hires.report.plots.base import PLOTS, NotDrawnError, Plot, PlotData
@@ -44,16 +43,15 @@ def missing(plots: Sequence[Plot]) -> list[str]:
     return [f"{plot.title}: {plot.missing}" for plot in plots if plot.figure is None]
 
 
-def text_of(plot: Plot) -> str:
-    """Returns a figure as SVG, the same text for the same numbers."""
-    return encoded(plot, "svg").decode()
+def encoded(plot: Plot, form: str) -> bytes | None:
+    """Returns a figure as a file, None if it was not drawn.
 
-
-def encoded(plot: Plot, form: str) -> bytes:
-    """Returns a figure as a file without the time of day: equal numbers make equal files."""
+    Equal numbers make equal files: none holds the time of day.
+    """
     import matplotlib as mpl
 
-    assert plot.figure is not None
+    if plot.figure is None:
+        return None
     data = io.BytesIO()
     dates: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with style.styled(), warnings.catch_warnings():
@@ -64,10 +62,13 @@ def encoded(plot: Plot, form: str) -> bytes:
     return data.getvalue()
 
 
-def inline(svg: str, name: str) -> str:
-    """Returns an SVG for a page: no preamble, colours of the page, ids that begin with ``name``."""
-    kept = _HEAD.sub("", svg)
-    kept = _ID.sub(rf"\g<1>{name}-", kept.replace("xlink:href", "href"))
+def inline(plot: Plot) -> str:
+    """Returns the SVG of a drawn plot for the page.
+
+    It has no preamble, the colours of the page, and ids that begin with the plot's name.
+    """
+    kept = _HEAD.sub("", (encoded(plot, "svg") or b"").decode())
+    kept = _ID.sub(rf"\g<1>{plot.name}-", kept.replace("xlink:href", "href"))
     for ours, pages in _COLOURS.items():
         kept = kept.replace(ours, pages)
     return _ROOT.sub(r'<svg \1 aria-hidden="true">', kept, count=1)

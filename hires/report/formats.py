@@ -43,8 +43,10 @@ _MARKS = {
 """Of a template for LaTeX, which needs Jinja's own braces."""
 
 
-def encoded(table: Table, form: str) -> bytes:
-    """Returns a table as a file."""
+def encoded(table: Table, form: str) -> bytes | None:
+    """Returns a table as a file, None if it has no rows."""
+    if not table.rows:
+        return None
     if form in _TEXTS:
         return _TEXTS[form](table).encode()
     data = io.BytesIO()

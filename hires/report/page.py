@@ -82,7 +82,7 @@ def render(
         "swatches": {name: figures.page_colour(name) for name in layouts},
         "figures": [plot for plot in plots if plot.figure is not None],
         # matplotlib has escaped the texts of a drawing.
-        "svg": lambda plot: Markup(figures.inline(figures.text_of(plot), plot.name)),
+        "svg": lambda plot: Markup(figures.inline(plot)),
         "missing": figures.missing(plots),
         "tables": tables,
         "max_rows": MAX_ROWS,

@@ -18,7 +18,7 @@ from hires.report import figures, formats
 from hires.report.frames import add_campaign, load
 from hires.report.load.runs import End
 from hires.report.plots.backends import read_benches
-from hires.report.plots.base import plot_data
+from hires.report.plots.base import PlotData
 from hires.report.summaries import summaries
 
 PAGE = "index.html"
@@ -55,9 +55,9 @@ class ReportFiles:
             lines.append(f"note: and {len(self.notes) - _MAX_NOTES} more")
         lines += [f"not drawn: {line}" for line in self.left_out]
         runs = f"{self.num_runs} run{'' if self.num_runs == 1 else 's'}"
-        page = next((file for file in self.files if file.name == PAGE), None)
-        where = page or (self.files[0].parent if self.files else "nothing")
-        return [*lines, f"{runs}, {len(self.files)} files; open {where}"]
+        first = self.files[0] if self.files else None
+        where = first if first is None or first.name == PAGE else first.parent
+        return [*lines, f"{runs}, {len(self.files)} files; open {where or 'nothing'}"]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -65,7 +65,7 @@ class ReportFiles:
             "runs": self.num_runs,
             "files": [str(file) for file in self.files],
             "not_drawn": self.left_out,
-            "notes": [{"where": note.where, "text": note.text} for note in self.notes],
+            "notes": [vars(note) for note in self.notes],
         }
 
 
@@ -94,21 +94,17 @@ def write_report(
             add_campaign(frames, folder)
         report = ReportFiles(len(frames.run_list))
         tables, plots = summaries(frames), []
-        for form in (form for form in formats.FORMATS if form in request.formats):
-            files = {t.name: formats.encoded(t, form) if t.rows else None for t in tables}
-            report.files += _written(out / "tables", files, form)
-
-        drawn = [form for form in figures.FORMATS if form in request.formats]
-        if drawn or "html" in request.formats:
-            data = plot_data(frames)
+        if {"html", *figures.FORMATS} & set(request.formats):
             roots = dict.fromkeys(path.parent.parent for path in paths)
-            data.benches = [bench for root in roots for bench in read_benches(root, frames.notes)]
-            plots = figures.draw(data)
-        for form in drawn:
-            files = {p.name: figures.encoded(p, form) if p.figure else None for p in plots}
+            benches = [bench for root in roots for bench in read_benches(root, frames.notes)]
+            plots = figures.draw(PlotData(frames, benches))
+        for form in (form for form in formats.FORMATS if form in request.formats):
+            files = {table.name: formats.encoded(table, form) for table in tables}
+            report.files += _written(out / "tables", files, form)
+        for form in (form for form in figures.FORMATS if form in request.formats):
+            files = {plot.name: figures.encoded(plot, form) for plot in plots}
             report.files += _written(out / "plots", files, form)
         report.left_out = figures.missing(plots)
-
         report.notes = frames.all_notes()
         if "html" in request.formats:
             from hires.report.page import render
@@ -121,7 +117,7 @@ def write_report(
 
 
 def _written(folder: Path, files: Mapping[str, bytes | None], form: str) -> list[Path]:
-    """Writes tables or plots in one format; removes files of an earlier report that lack here."""
+    """Writes tables or plots in one format; removes those of an earlier report that lack here."""
     make_folder(folder, OPTION)
     paths = []
     for name, data in files.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from hires.core.ranks.timeline import StepSpans, complete_steps
@@ -94,9 +94,37 @@ class PlotData:
     """Everything that plots are drawn from."""
 
     frames: Frames
-    runs: list[DrawnRun]
-    """The runs that are drawn rank by rank."""
-    benches: Sequence[dict[str, object]] = field(default_factory=list)
+    benches: Sequence[dict[str, object]] = ()
+    """Records of benchmarks."""
+
+    @functools.cached_property
+    def runs(self) -> list[DrawnRun]:
+        """The runs drawn rank by rank: one of each layout, all of the same work if possible."""
+        runs = self.frames.runs
+        done = runs[runs["state"] == "done"]
+        chosen = done if len(done) else runs
+        if not len(chosen):
+            return []
+        rows = chosen.assign(_layout=chosen["layout"].fillna("?"))
+        work = ["campaign", "model", "image", "batch", "task", "precision", "settings"]
+        layouts = rows.groupby(work, dropna=False)["_layout"].nunique().rename("_layouts")
+        rows = rows.join(layouts, on=work)
+        # Runs side by side should differ in the layout alone, so fp32 wins where it is as common.
+        rows["_plain"] = (rows["precision"] == "fp32").fillna(False).astype(int)
+        rows["_pixels"] = numeric(rows, "height").fillna(0) * numeric(rows, "width").fillna(0)
+        order = ["_layouts", "_plain", "_pixels", "img_per_s_median"]
+        rows = rows.sort_values(order, ascending=False, na_position="last")
+        rows = rows.drop_duplicates("_layout").head(MAX_RUNS)
+        # A label is the layout, and what of the other columns differs between these runs.
+        keys = ("campaign", "model", "image", "precision", "task")
+        differing = [key for key in keys if rows[key].nunique(dropna=False) > 1]
+        drawn = []
+        for row in rows.to_dict("records"):
+            label = " ".join([row["_layout"], *(str(row[key]) for key in differing)])
+            label = label if len(label) <= MAX_LABEL else f"{label[:MAX_LABEL]}..."
+            run = self.frames.by_name[row["campaign"], row["run"]]
+            drawn.append(DrawnRun(run, label, row["_layout"]))
+        return drawn
 
 
 PLOTS: dict[int, Plot] = {}
@@ -116,39 +144,3 @@ def plot(place: int, name: str, title: str, *, wide: bool = False) -> Callable[[
         return draw
 
     return register
-
-
-def plot_data(frames: Frames) -> PlotData:
-    """Returns what the plots of some runs are drawn from."""
-    return PlotData(frames, _drawn_runs(frames))
-
-
-def _drawn_runs(frames: Frames) -> list[DrawnRun]:
-    """Returns one run of each layout, all of the same work if possible."""
-    runs = frames.runs
-    done = runs[runs["state"] == "done"]
-    chosen = done if len(done) else runs
-    if not len(chosen):
-        return []
-    rows = chosen.assign(_layout=chosen["layout"].fillna("?"))
-    work = ["campaign", "model", "image", "batch", "task", "precision", "settings"]
-    layouts = rows.groupby(work, dropna=False)["_layout"].nunique().rename("_layouts")
-    rows = rows.join(layouts, on=work)
-    # Runs side by side should differ in the layout alone, so fp32 wins where it is as common.
-    rows["_plain"] = (rows["precision"] == "fp32").fillna(False).astype(int)
-    rows["_pixels"] = numeric(rows, "height").fillna(0) * numeric(rows, "width").fillna(0)
-    rows = rows.sort_values(
-        ["_layouts", "_plain", "_pixels", "img_per_s_median"], ascending=False, na_position="last"
-    )
-    rows = rows.drop_duplicates("_layout").head(MAX_RUNS)
-    # A label is the layout, and what of the other columns differs between these runs.
-    keys = ("campaign", "model", "image", "precision", "task")
-    differing = [key for key in keys if rows[key].nunique(dropna=False) > 1]
-    drawn = []
-    for row in rows.to_dict("records"):
-        run = frames.by_name.get((str(row["campaign"]), str(row["run"])))
-        if run is not None:
-            label = " ".join([row["_layout"], *(str(row[key]) for key in differing)])
-            label = label if len(label) <= MAX_LABEL else f"{label[:MAX_LABEL]}..."
-            drawn.append(DrawnRun(run, label, str(row["_layout"])))
-    return drawn

@@ -10,13 +10,13 @@ import pytest
 from hires.report import figures, frames, page
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import points as pairs
-from hires.report.plots.base import plot_data
+from hires.report.plots.base import PlotData
 from hires.report.summaries import summaries
 from tests.helpers.report_runs import MIB, report_run
 
 
 def drawn(*paths):
-    return {p.name: p for p in figures.draw(plot_data(frames.load(paths)))}
+    return {p.name: p for p in figures.draw(PlotData(frames.load(paths)))}
 
 
 def rows_of(*paths):
@@ -167,7 +167,7 @@ def test_step_split_leaves_out_what_the_record_discards(tmp_path):
     ]
     text = "".join(json.dumps(line) + "\n" for line in [*slow, *later])
     (run / "a0" / "timeline.jsonl").write_text(text)
-    [shown] = plot_data(frames.load([run])).runs
+    [shown] = PlotData(frames.load([run])).runs
     assert (list(shown.steps), list(shown.counted)) == ([0, 4], [4])
     (run / "a0" / "timeline.jsonl").write_text("".join(json.dumps(x) + "\n" for x in slow))
     assert "warm-up" in drawn(run)["step_split"].missing
