@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hires.core.store.reading import text
@@ -21,6 +22,9 @@ Cell = str | int | float | None
 Row = dict[str, Any]
 NOWHERE = "none"
 """Place of a rank in a direction that it has no part of; a hyphen would begin a formula."""
+_FORMULA = re.compile(r"[=+@\t]|-(?!$|(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?%?$| / [\d,]+$| / -$)")
+"""How a text begins that a spreadsheet computes; a number below 0 is no formula, nor are places,
+as ``- / 1,0``."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,11 @@ class Table:
         texts = [column.text for column in self.columns]
         return [[text(c) for text, c in zip(texts, row, strict=True)] for row in self.rows]
 
+    def mapped(self, change: Callable[[str], str]) -> Table:
+        """Returns a table whose texts were changed."""
+        rows = [[change(c) if isinstance(c, str) else c for c in row] for row in self.rows]
+        return replace(self, rows=rows)
+
     def to_csv(self) -> str:
         """Returns the table as CSV: names of columns, then plain values; missing ones are empty."""
         data = io.StringIO()
@@ -95,6 +104,11 @@ class Table:
         cells = [(*row, "") for row in (heads, rule, *rows)]  # the last one ends each line in |
         lines = aligned(cells, f"{sides}l", " | ")
         return f"## {self.title}\n\n" + "".join(f"| {line}\n" for line in lines)
+
+
+def safe_csv(table: Table) -> str:
+    """Returns a table as CSV; a text that a spreadsheet would compute gets an apostrophe."""
+    return table.mapped(lambda t: f"'{t}" if _FORMULA.match(t) else t).to_csv()
 
 
 def table_of(

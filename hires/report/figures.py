@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import matplotlib as mpl
+
 from hires.core.store.reading import Note
 from hires.report.plots import style
 from hires.report.plots.base import PLOTS, NotDrawnError, Plot, PlotData
@@ -48,8 +50,6 @@ def encoded(plot: Plot, form: str) -> bytes | None:
 
     Equal numbers make equal files: none holds the time of day.
     """
-    import matplotlib as mpl
-
     if plot.figure is None:
         return None
     data = io.BytesIO()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import re
-from collections.abc import Callable
 from pathlib import Path
 
 from hires.core.store.files import make_folder, write_atomically
-from hires.report.columns import Column, Table
+from hires.report.columns import Column, Table, safe_csv
 from hires.report.frames import Frames
 from hires.report.summaries import cells
 from hires.report.templates import rendered
@@ -32,9 +29,6 @@ _LATEX = str.maketrans(
         '"': r"\textquotedbl{}",
     }
 )
-_FORMULA = re.compile(r"[=+@\t]|-(?!$|(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?%?$| / [\d,]+$| / -$)")
-"""How a text begins that a spreadsheet computes; a number below 0 is no formula, nor are places,
-as ``- / 1,0``."""
 OPTION = "--out DIR"
 _MARKS = {
     "block_start_string": "<%", "block_end_string": "%>",
@@ -72,14 +66,9 @@ def write_frames(frames: Frames, out: Path) -> list[Path]:
     return files
 
 
-def safe_csv(table: Table) -> str:
-    """Returns a table as CSV; a text that a spreadsheet would compute gets an apostrophe."""
-    return _mapped(table, lambda t: f"'{t}" if _FORMULA.match(t) else t).to_csv()
-
-
 def markdown_text(table: Table) -> str:
     """Returns a table as Markdown, its caption below it."""
-    return f"{_mapped(table, _no_markup).to_markdown()}\n{_no_markup(table.caption)}\n"
+    return f"{table.mapped(_no_markup).to_markdown()}\n{_no_markup(table.caption)}\n"
 
 
 def latex_text(table: Table) -> str:
@@ -112,12 +101,6 @@ def _no_markup(text: str) -> str:
     """Returns a text that Markdown shows as it is, HTML in it included."""
     kept = text.replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{c}" if c in "`*_[]\\" else c for c in kept)
-
-
-def _mapped(table: Table, change: Callable[[str], str]) -> Table:
-    """Returns a table whose texts were changed."""
-    rows = [[change(c) if isinstance(c, str) else c for c in row] for row in table.rows]
-    return dataclasses.replace(table, rows=rows)
 
 
 _TEXTS = {"csv": safe_csv, "md": markdown_text, "tex": latex_text}

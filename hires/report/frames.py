@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from hires.core.store import campaign
 from hires.core.store.reading import Note, text
@@ -20,9 +22,6 @@ from hires.report.columns import Row
 from hires.report.load import measured_points, rows
 from hires.report.load.plain_values import count, dicts, dig, value_text
 from hires.report.load.runs import End, Run, campaign_labels, read_runs
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 DEVICE = "device"
 """Source of a rank's memory in a record, if it computed on an accelerator."""
@@ -164,8 +163,6 @@ def plain_cells(frame: pd.DataFrame) -> list[tuple[Any, ...]]:
 
 def numeric(frame: pd.DataFrame, column: str) -> pd.Series:
     """Returns a column as numbers; what is none is missing."""
-    import pandas as pd
-
     return pd.to_numeric(frame[column], errors="coerce").astype("float64")
 
 
@@ -215,8 +212,6 @@ def _frame(columns: Sequence[str], rows: Iterable[Row]) -> pd.DataFrame:
     Their types hold missing values. ``convert_dtypes`` would turn seconds that happen to be whole
     into integers.
     """
-    import pandas as pd
-
     every = list(rows)
     frame = {}
     for key in columns:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from hires.core.units import MIB
 from hires.report.columns import (
@@ -27,9 +28,6 @@ from hires.report.columns import (
 )
 from hires.report.frames import Frames, plain_cells, plain_rows
 from hires.report.load.measured_points import efficiency, single_speeds
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def summaries(frames: Frames) -> list[Table]:
@@ -60,8 +58,6 @@ def cells(frame: pd.DataFrame) -> list[list[Cell]]:
 
 
 def _throughput(frames: Frames) -> pd.DataFrame:
-    import pandas as pd
-
     singles = single_speeds(plain_rows(frames.points))
     share = [efficiency(row, singles) for row in plain_rows(frames.attempts)]
     frame = frames.attempts.assign(efficiency_percent=pd.array(share, dtype="Float64"))

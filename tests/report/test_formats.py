@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from hires.report import formats, frames
-from hires.report.columns import Column, Table, memory_rows
+from hires.report.columns import Column, Table, memory_rows, safe_csv
 from hires.report.summaries import summaries
 from tests.helpers.report_runs import sized_campaign
 
@@ -44,7 +44,7 @@ def test_all_tables_have_units_and_a_line_that_makes_each_row_again(made):
 
 
 def test_csv_has_plain_values_under_names_with_units():
-    [head, first, second] = csv.reader(io.StringIO(formats.safe_csv(table('a,"b"'))))
+    [head, first, second] = csv.reader(io.StringIO(safe_csv(table('a,"b"'))))
     assert head == ["run", "x_bytes", "reproduce"]
     assert first == ['a,"b"', "2048", "hires run a=b"]
     assert second[1] == ""
@@ -55,7 +55,7 @@ def test_csv_has_plain_values_under_names_with_units():
     ["=cmd()", "+1", "@x", "\t=x", "-1+cmd()", "-x", "-(1)", "--1", "-1 ", "- / x", "- / 1,0+x()"],
 )
 def test_csv_holds_no_formula(text):
-    rows = list(csv.reader(io.StringIO(formats.safe_csv(table(text)))))
+    rows = list(csv.reader(io.StringIO(safe_csv(table(text)))))
     assert rows[1][0] == f"'{text}"
 
 
@@ -63,7 +63,7 @@ def test_csv_holds_no_formula(text):
     "text", ["-", "-1", "-2.5", "-1e-5", "-5%", "- / 1,0", "0,1 / -", "none / 1,0", "a=1", "'x"]
 )
 def test_csv_leaves_what_is_no_formula_as_it_is(text):
-    rows = list(csv.reader(io.StringIO(formats.safe_csv(table(text)))))
+    rows = list(csv.reader(io.StringIO(safe_csv(table(text)))))
     assert rows[1][0] == text
 
 

@@ -18,9 +18,8 @@ from hires.core.store.reading import Note
 from hires.core.units import MIB
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import states
-from hires.report.columns import Column, Row, Table
+from hires.report.columns import Column, Row, Table, safe_csv
 from hires.report.compare.metrics import METRICS
-from hires.report.formats import safe_csv
 from hires.report.load.plain_values import dig, same_value, value_text
 from hires.report.load.rows import RUN_COLUMNS, run_row
 from hires.report.load.runs import Run, runs_of

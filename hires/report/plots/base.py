@@ -9,16 +9,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
 
 from hires.core.ranks.timeline import StepSpans, complete_steps
 from hires.plan.plan import Plan
 from hires.report.frames import Frames, numeric
 from hires.report.load.plain_values import discarded_steps
 from hires.report.load.runs import Run
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_RUNS = 6
 """Runs that are drawn rank by rank."""

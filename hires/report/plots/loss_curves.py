@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
+from matplotlib.ticker import MaxNLocator
+
 from hires.report.frames import numeric
 from hires.report.load.plain_values import count, number
 from hires.report.plots import style
@@ -19,8 +21,6 @@ _FLOOR = 1e-17
 @plot(110, "loss", "Loss curves")
 def curves(data: PlotData) -> Drawing:
     """Draws the loss of every step."""
-    from matplotlib.ticker import MaxNLocator
-
     runs = [(run, losses) for run in data.runs if len(losses := losses_of(run)) > 1]
     if not runs:
         raise NotDrawnError("no run that is drawn recorded a loss for more than one step")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pandas as pd
+from matplotlib.axes import Axes
 
 from hires.core.units import MIB, size
 from hires.report.frames import Frames, numeric, plain_rows
@@ -17,10 +18,6 @@ from hires.report.plots.base import (
     PlotData,
     plot,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
 
 _LETTERS_PER_INCH = 13
 """Of a title."""
@@ -120,8 +117,6 @@ def _stack(axis: Axes, rows: pd.DataFrame) -> None:
 
 def _images(frames: Frames) -> pd.DataFrame:
     """Returns the points that ran, and those that failed or were excluded for lack of memory."""
-    import pandas as pd
-
     rows = [
         {**run, "limit": run["memory_limit"], "refused": run["state"] != "done"}
         for run in plain_rows(frames.runs)

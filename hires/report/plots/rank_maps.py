@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.patches import Rectangle
 
 from hires.core.units import MIB, size
 from hires.plan import traffic
@@ -11,10 +16,6 @@ from hires.plan.plan import Plan
 from hires.plan.tiling import own_rect
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, NotDrawnError, PlotData, plot
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.collections import QuadMesh
 
 _COLOURS = (style.SKY, style.ORANGE, style.GREEN, style.PURPLE, style.YELLOW, style.BLUE)
 
@@ -73,8 +74,6 @@ def between_ranks(data: PlotData) -> Drawing:
 
 def _draw_tiles(axis: Axes, plan: Plan) -> int:
     """Draws the tiles of one plan, and returns the widest halo of the image in pixels."""
-    from matplotlib.patches import Rectangle
-
     height, width = plan.graph.input_shape[2:]
     stage = plan.stages[0]
     for tile in range(stage.num_tiles):
@@ -102,8 +101,6 @@ def _draw_tiles(axis: Axes, plan: Plan) -> int:
 
 def _draw_matrix(axis: Axes, sent: list[list[float]], most: float) -> QuadMesh:
     """Draws bytes by source and target rank, ``most`` MiB in the darkest colour."""
-    import numpy as np
-
     values = np.array(sent) / MIB
     edges = np.arange(len(sent) + 1) - 0.5
     cells = np.ma.masked_equal(values, 0)

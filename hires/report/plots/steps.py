@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
 
 from hires.core.ranks.timeline import (
     BACKWARD,
@@ -30,9 +31,6 @@ from hires.report.plots.base import (
     plot,
 )
 from hires.report.timelines import planned_steps
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 PIPELINE, BUBBLE, OTHER = "pipeline", "bubble", "other"
 PARTS = (

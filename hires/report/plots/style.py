@@ -14,13 +14,14 @@ import math
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from hires.core.ranks import timeline
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 INK, GRID, PAPER, MUTED = "#1b1b1a", "#dcdcdb", "#fffffe", "#6f6f6e"
 """Of text and axes, grids, background and secondary text, as in ``report.mplstyle``."""
@@ -115,8 +116,6 @@ def layout_style(layout: str) -> LayoutStyle:
 
 def styled() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which matplotlib has the defaults of reports."""
-    import matplotlib as mpl
-
     path = Path(__file__).with_name("report.mplstyle")
     # The site's own settings hold where the file says nothing.
     return mpl.rc_context(mpl.rc_params_from_file(path, use_default_template=False))
@@ -127,8 +126,6 @@ def figure(rows: int = 1, columns: int = 1, height: float = 3.4, **more: Any) ->
 
     ``more`` are options of ``Figure.subplots``.
     """
-    from matplotlib.figure import Figure
-
     fig = Figure(figsize=(WIDTH, height), layout="constrained")
     return fig, fig.subplots(rows, columns, squeeze=False, **more)
 
@@ -171,7 +168,6 @@ def named_rows(axis: Axes, names: Sequence[str]) -> None:
 
 def log_axis(axis: Axes, which: str, base: float = 10.0) -> None:
     """Makes an axis logarithmic, labelled 0.001 or 1e-06 instead of powers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     def plain(value: float, _: int) -> str:
         return f"{value:.7g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
 
 from hires.report.frames import Frames, numeric, plain_rows
 from hires.report.load.measured_points import (
@@ -17,10 +20,6 @@ from hires.report.load.measured_points import (
 )
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, Drawing, NotDrawnError, PlotData, plot
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
 
 MAX_BARS = 20
 _PANEL = tuple(key for key in ("campaign", *WORK) if key != "image")
