@@ -187,22 +187,18 @@ def _tables(result: Result) -> list[BenchTable]:
 
 def _facts(result: Result) -> list[str]:
     """Returns what was to be reached, whether it was, and what was not measured."""
-    aims, series = result["aims"], result["series"].values()
+    aims, options, series = result["aims"], result["options"], result["series"].values()
     sizes = [row["ranks"] for rows in series for row in rows if row["ranks"] <= aims["ranks"]]
     largest = max(sizes, default=0)
-    costs = [
-        f"{aims['plan_s']:g} s",
-        f"{aims['peak_bytes'] / 1e9:g} GB of memory",
-        f"plan.json of {aims['plan_json_bytes'] / 1e6:g} MB",
-    ]
-    growth = [f"cost of a message at most {aims['growth']:g} times that in the smallest world"]
+    costs = f"{aims['plan_s']:g} s, {aims['peak_bytes'] / 1e9:g} GB of memory"
+    costs += f", plan.json of {aims['plan_json_bytes'] / 1e6:g} MB"
+    growth = f"cost of a message at most {aims['growth']:g} times that in the smallest world"
     grows = any(len(rows) > 1 for rows in series)  # one world by itself cannot show it
-    judged = (costs if sizes else []) + (growth if grows else [])
     left = [f"worlds of {largest + 1} to {aims['ranks']} ranks"] * (largest < aims["ranks"])
-    left += [] if grows else growth
-    parts = [f"{', '.join(judged)}: {'reached' if result['ok'] else 'MISSED'}"] if judged else []
-    parts += [f"not measured: {', '.join(left)}"] if left else []
-    options = result["options"]
+    reached = ", ".join([costs] * bool(sizes) + [growth] * grows)
+    missing = ", ".join(left + [growth] * (not grows))
+    parts = [f"{reached}: {'reached' if result['ok'] else 'MISSED'}"] if reached else []
+    parts += [f"not measured: {missing}"] if missing else []
     return [
         f"aims{f' up to {largest} ranks' if sizes else ''}: {'; '.join(parts)}",
         f"network: {options['model']}, {options['image']} pixels, training",
