@@ -23,6 +23,7 @@ import errno
 import fcntl
 import json
 import os
+import random
 import time
 import uuid
 from collections.abc import Iterator
@@ -152,7 +153,8 @@ def lock(path: Path, what: str, patience_s: float = 0.0) -> Iterator[str | None]
     Args:
         path: the lock file.
         what: only one process may do, for the error: ``the sweep of campaign 'sizes'``.
-        patience_s: how long another process that holds it is waited for.
+        patience_s: how long to wait for a process that holds it. Those who wait for the same lock
+            may go first; each of them may take as long.
 
     Raises:
         HeldError: another process holds it, which is named.
@@ -160,15 +162,17 @@ def lock(path: Path, what: str, patience_s: float = 0.0) -> Iterator[str | None]
     """
     make_folder(path.parent)
     mine = {**provenance.myself(), "time": provenance.now()}
-    until = time.monotonic() + patience_s
+    holder, until = None, time.monotonic() + patience_s
     while True:
         try:
             note = _take(path, mine, what)
             break
         except HeldError:
+            if (current := _holder(path)) != holder:
+                holder, until = current, time.monotonic() + patience_s
             if time.monotonic() >= until:
                 raise
-        time.sleep(_POLL_S)
+        time.sleep(random.uniform(1, 5) * _POLL_S)  # hundreds that wait do not look in step
     try:
         yield note
     finally:
@@ -193,14 +197,13 @@ def _take(path: Path, mine: Values, what: str) -> str | None:
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(guard, fcntl.LOCK_EX)
-        write_atomically(made, json.dumps(mine) + "\n")
         for _ in range(_LOCK_TRIES):
-            try:
-                os.link(made, path)
-                return note
-            except FileExistsError:
-                holder = _holder(path)
+            holder = _holder(path)
             if holder is None:
+                write_atomically(made, json.dumps(mine) + "\n")
+                with contextlib.suppress(FileExistsError):
+                    os.link(made, path)
+                    return note
                 continue
             if provenance.lives(holder) is not False:
                 raise HeldError(

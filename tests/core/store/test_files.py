@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -143,3 +144,26 @@ def test_lock_is_waited_for_until_its_holder_is_done(tmp_path, holder):
 
 def waited(folder: Path, patience_s: float):
     return files.lock(folder / "lock", "the test", patience_s)
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_patience_is_for_each_holder(tmp_path, monkeypatch, turns):
+    """200 `hires run` at once: some waited longer than any single one held the lock, and gave up."""
+    now_s = 0.0
+
+    def sleep(_: float) -> None:
+        nonlocal now_s
+        now_s += 1.0
+        if turns:
+            hold(now_s)
+        if now_s >= 10:
+            (tmp_path / "lock").unlink()
+
+    def hold(time_s: float) -> None:
+        (tmp_path / "lock").write_text(json.dumps({**provenance.myself(), "time": time_s}))
+
+    monkeypatch.setattr(files.time, "sleep", sleep)
+    monkeypatch.setattr(files.time, "monotonic", lambda: now_s)
+    hold(0)
+    with contextlib.nullcontext() if turns else pytest.raises(files.HeldError), waited(tmp_path, 3):
+        assert now_s == 10
