@@ -148,7 +148,7 @@ def waited(folder: Path, patience_s: float):
 
 @pytest.mark.parametrize("turns", [True, False])
 def test_patience_is_for_each_holder(tmp_path, monkeypatch, turns):
-    """200 `hires run` at once: some waited longer than any single one held the lock, and gave up."""
+    """Of 200 `hires run` at once, some waited longer than any one held the lock, and gave up."""
     now_s = 0.0
 
     def sleep(_: float) -> None:
