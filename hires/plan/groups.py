@@ -22,6 +22,7 @@ directions the last pass completes the gradients of one of two stages only, so n
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -30,27 +31,28 @@ from hires.core.config.run_config import RunConfig
 from hires.plan.event import BYTES
 from hires.plan.halos import ran_back
 from hires.plan.operators.operator_table import updates_statistics
-from hires.plan.plan import Plan, derived
+from hires.plan.plan import Plan, Stage, derived
 
 TOGETHER, EARLY, LATE = "together", "early", "late"
 ALONE_BYTES = 2**20
 """Gradients from this size on travel alone, without a copy."""
 
 
+@derived
 def groups(plan: Plan) -> list[list[int]]:
     """Returns the ranks of every group, in the order in which all ranks create them.
 
     First the ranks of each (replica, direction, stage), then the gradient groups: all ranks of a
     stage, in both directions.
     """
-    replicas, directions = range(plan.num_replicas), range(plan.num_directions)
-    tiles = [
-        _members(plan, stage.index, [replica], [direction])
-        for replica in replicas
-        for direction in directions
-        for stage in plan.stages
-    ]
-    return tiles + [_members(plan, stage.index, replicas, directions) for stage in plan.stages]
+
+    def members(stage: Stage, copies: Iterable[tuple[int, int]]) -> list[int]:
+        ranks = range(stage.num_ranks)
+        return sorted({plan.rank_of(*copy, stage.index, t) for copy in copies for t in ranks})
+
+    copies = [*itertools.product(range(plan.num_replicas), range(plan.num_directions))]
+    tiles = [members(stage, [copy]) for copy in copies for stage in plan.stages]
+    return tiles + [members(stage, copies) for stage in plan.stages]
 
 
 def num_tile_groups(plan: Plan) -> int:
@@ -74,22 +76,9 @@ def held_stages(plan: Plan, rank: int) -> list[int]:
     return sorted({slot.stage for slot in plan.slots_of(rank)})
 
 
-@derived
 def num_holders(plan: Plan, stage: int) -> int:
     """Returns how many ranks hold a stage."""
-    return len(_members(plan, stage, range(plan.num_replicas), range(plan.num_directions)))
-
-
-def _members(
-    plan: Plan, stage: int, replicas: Iterable[int], directions: Iterable[int]
-) -> list[int]:
-    held = {
-        plan.rank_of(replica, direction, stage, tile)
-        for replica in replicas
-        for direction in directions
-        for tile in range(plan.stages[stage].num_ranks)
-    }
-    return sorted(held)
+    return len(groups(plan)[gradient_group(plan, stage)])
 
 
 class GradientSum(NamedTuple):

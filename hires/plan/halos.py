@@ -40,12 +40,8 @@ def halos_of(
 ) -> dict[str, list[CommOp]]:
     """Returns the exchanges of a stage by the node before which they happen.
 
-    Args:
-        graph: the network.
-        stage: tiles, layout and held rectangles.
-        rules: how each node is computed.
-        backward: the nodes to which the backward pass comes. Only their gradients are waited for,
-            so the other nodes have exchanges of their own.
+    Only the gradients of ``backward``, the nodes to which the backward pass comes, are waited for,
+    so the other nodes have exchanges of their own.
     """
     found: dict[tuple[str, bool], CommOp] = {}
     needs: dict[tuple[str, bool], list[Rect]] = {}
@@ -138,11 +134,7 @@ def ran_back(graph: Graph, stage: Stage) -> set[str]:
 def widen(graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int) -> None:
     """Stores in the stage the rectangles of values that tiles hold beyond their own.
 
-    Args:
-        graph: the network.
-        stage: tiles and layout.
-        rules: how each node is computed.
-        fuse: most windowed layers that one exchange serves.
+    One exchange serves at most ``fuse`` windowed layers.
     """
     stage.extents = {}
     if fuse == 1 or stage.num_tiles == 1:

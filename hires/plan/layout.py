@@ -34,15 +34,9 @@ def lay_out(
 ) -> list[Finding]:
     """Fills in how every value lies on the tiles of each stage, and the stage's communication.
 
-    Args:
-        graph: the network.
-        stages: where it is cut, and into which tiles.
-        fuse: windowed layers that one exchange serves.
-        listed: whether ``parallel.tiles`` names a grid for each stage.
-
-    Returns:
-        An error for every kind of node that the tiles of a stage cannot compute, with what avoids
-        it.
+    Returns an error for every kind of node that the tiles of a stage cannot compute, with what
+    avoids it. One exchange serves ``fuse`` windowed layers; ``listed``: ``parallel.tiles`` names a
+    grid for each stage.
     """
     findings: list[Finding] = []
     for stage in stages:
@@ -75,15 +69,7 @@ def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:
 
 
 def edge_of(graph: Graph, value: str, source: Stage, target: Stage, back: bool) -> Edge:
-    """Returns the messages that bring one value from a stage to a later one that reads it.
-
-    Args:
-        graph: the network.
-        value: what travels.
-        source: the stage that makes it.
-        target: the stage that reads it.
-        back: whether its gradient travels too.
-    """
+    """Returns the messages that bring a value to a later stage, and its gradient back."""
     layouts = source.layout[value], target.layout[value]
     if layouts == (TILED, TILED):
         samples = graph.shape(value)[0]

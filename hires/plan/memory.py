@@ -148,11 +148,8 @@ def least_bytes(config: RunConfig, graph: Graph) -> int:
 
     A bound from below that needs no plan: the parameters, and for one microbatch the images that
     weights are multiplied with, which training keeps for their gradients. Recomputation and
-    inference keep no more than the largest of them.
-
-    Args:
-        config: whose microbatches may be larger or smaller than those of the graph.
-        graph: the network.
+    inference keep no more than the largest of them. The config's microbatches may differ in size
+    from those of the graph.
     """
     training = config.task.name == "train"
     samples = max(1, config.batch // config.parallel.pieces)

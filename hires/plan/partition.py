@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
-from hires.plan.graph import Graph
+from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan, Stage
 
@@ -57,21 +58,17 @@ def partition(graph: Graph, num_ranks: list[int], balance: list[int] | None) -> 
     """Returns the index of every stage's first node, then the number of nodes.
 
     Args:
-        graph: the network.
-        num_ranks: ranks that share each stage; at most as many stages as the network has layers.
+        graph: the network, of at least as many layers as stages.
+        num_ranks: ranks that share each stage.
         balance: layers per stage, summing to the number of layers; None: by FLOPs.
     """
-    starts = layer_starts(graph)
-    ends = [*starts[1:], len(graph.nodes)]
+    starts, costs = layer_starts(graph), cut_costs(graph)
+    before = [0, *itertools.accumulate(node.flops for node in graph.nodes)]
+    total = [before[start] for start in [*starts, len(graph.nodes)]]
     if balance is not None:
-        counts = [0, *itertools.accumulate(balance)]
-        return [*(starts[count] for count in counts[:-1]), len(graph.nodes)]
-    flops = [
-        sum(node.flops for node in graph.nodes[a:b]) for a, b in zip(starts, ends, strict=True)
-    ]
-    costs = cut_costs(graph)
-    total = [0, *itertools.accumulate(flops)]
-    chosen = cheapest_cuts(total, [costs[start] or 0 for start in starts], num_ranks)
+        chosen = [0, *itertools.accumulate(balance)][:-1]
+    else:
+        chosen = cheapest_cuts(total, [costs[start] or 0 for start in starts], num_ranks)
     return [*(starts[index] for index in chosen), len(graph.nodes)]
 
 
@@ -91,16 +88,14 @@ def cut_costs(graph: Graph) -> list[int | None]:
     A tensor that crosses costs as much as ``MESSAGE`` numbers beside its own. Only floating-point
     tensors may cross: no lists of tensors, masks or indices.
     """
-    costs = [0] * (len(graph.nodes) + 1)
-    strange = [0] * (len(graph.nodes) + 1)
-    for index, node in enumerate(graph.nodes):
-        end = graph.consumers.get(node.name, [index])[-1] + 1
-        refused = node.shape is None or "float" not in (node.dtype or "")
-        for changes, amount in ((costs, node.num_elements + MESSAGE), (strange, int(refused))):
-            changes[index + 1] += amount
-            changes[end] -= amount
-    summed = zip(itertools.accumulate(costs), itertools.accumulate(strange), strict=True)
-    return [None if refused else cost for cost, refused in summed]
+
+    def refused(node: Node | None) -> bool:
+        return node is not None and (node.shape is None or "float" not in (node.dtype or ""))
+
+    whole = 0, len(graph.nodes)
+    costs = _crossing(graph, *whole, lambda node: node.num_elements + MESSAGE if node else 0)
+    strange = _crossing(graph, *whole, refused)
+    return [None if bad else cost for cost, bad in zip(costs, strange, strict=True)]
 
 
 def cheapest_cuts(total: list[int], costs: list[int], num_ranks: list[int]) -> list[int]:
@@ -165,10 +160,7 @@ def add_segments(plan: Plan, checkpoint: str) -> None:
 def cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
     """Returns the bounds of the segments that hold the fewest numbers at their peak.
 
-    Args:
-        graph: the network.
-        stage: the stage to cut.
-        in_flight: microbatches that keep their crossing values at the same time.
+    ``in_flight`` microbatches keep their crossing values at the same time.
     """
     crossing = crossing_elements(graph, stage)
     places = _candidates(graph, stage, crossing)
@@ -191,39 +183,42 @@ def cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
 
 def crossing_elements(graph: Graph, stage: Stage) -> dict[int, int]:
     """Returns for each node of a stage the numbers that are made before it and read from it on."""
+
+    def size(node: Node | None) -> int:
+        return math.prod(graph.input_shape) if node is None else node.num_elements
+
+    return dict(enumerate(_crossing(graph, stage.first, stage.last, size), start=stage.first))
+
+
+def _crossing(
+    graph: Graph, first: int, last: int, weight: Callable[[Node | None], int]
+) -> list[int]:
+    """Returns the weight of the values that cross each place between two nodes, ends included.
+
+    Those are made before it and read from it on, by nodes up to ``last``. None: the images.
+    """
     last_use: dict[str, int] = {}
-    for index in range(stage.first, stage.last):
+    for index in range(first, last):
         last_use |= dict.fromkeys(graph.nodes[index].inputs, index)
-    made_at = {graph.nodes[index].name: index for index in range(stage.first, stage.last)}
-    change = [0] * (stage.last - stage.first + 2)
-    for value, last in last_use.items():
-        first = made_at.get(value, stage.first - 1) + 1
-        if first <= last and (value in made_at or value in stage.layout):
-            node = graph.by_name.get(value)
-            size = math.prod(graph.input_shape) if node is None else node.num_elements
-            change[first - stage.first] += size
-            change[last + 1 - stage.first] -= size
-    totals = itertools.accumulate(change)
-    return dict(zip(range(stage.first, stage.last + 1), totals, strict=False))
+    change = [0] * (last - first + 2)
+    for value, end in last_use.items():
+        begin = max(first, graph.position.get(value, -1) + 1)
+        change[begin - first] += (amount := weight(graph.by_name.get(value)))
+        change[end + 1 - first] -= amount
+    return [*itertools.accumulate(change)][:-1]
 
 
 def _candidates(graph: Graph, stage: Stage, crossing: dict[int, int]) -> list[int]:
     """Returns the places of cuts, with both ends of the stage: layers where little crosses.
 
-    All readers of one halo stay in one segment, and only tensors may cross, not lists of them.
+    All readers of one halo stay in one segment.
     """
     barred: set[int] = set()
     for op in stage.comm:
         at = [graph.position[name] for name in (op.node, *op.readers)]
         barred.update(range(min(at) + 1, max(at) + 1))
-    listed = {
-        index
-        for node in graph.nodes[stage.first : stage.last]
-        if node.shape is None and node.name in graph.consumers
-        for index in range(graph.position[node.name] + 1, graph.consumers[node.name][-1] + 1)
-    }
     inner = range(stage.first + 1, stage.last)
-    starts = [i for i in layer_starts(graph) if i in inner and i not in barred | listed]
+    starts = [i for i in layer_starts(graph) if i in inner and i not in barred]
     least = [
         place
         for before, place, after in zip([None, *starts], starts, [*starts[1:], None], strict=False)

@@ -45,16 +45,17 @@ Links = dict[tuple[int, bool], dict[int, list[tuple[int, int, Peers]]]]
 def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
     """Yields everything that a rank does in one step, in order.
 
-    Args:
-        plan: the plan.
-        rank: of the world.
-        order: when receives are posted: ``AHEAD`` or ``JOINED``.
+    Receives are posted ``AHEAD`` or ``JOINED``.
     """
     actions = plan.actions_of(rank)
     calls = itertools.count(1)
-    yield _alone("barrier", "the agreement to begin the step")
+
+    def alone(kind: str, what: str, action: str = "") -> Event:
+        return Event(kind, -1, 0, what=what, part=Part(action))
+
+    yield alone("barrier", "the agreement to begin the step")
     if plan.training:
-        yield _alone("begin", "the step")
+        yield alone("begin", "the step")
     for action in actions[:1]:
         yield from edge_messages(plan, rank, action, outgoing=False, call=next(calls))
     for action, later in itertools.zip_longest(actions, actions[1:], fillvalue=""):
@@ -63,26 +64,22 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
         for post in edge_messages(plan, rank, action, outgoing=False):
             yield _wait_for(post)
         if action[0] == "F" and _reads(plan, plan.slot_of(rank, plan.direction_of(action)).stage):
-            yield _alone("read", f"the microbatch of {action}", action)
-        yield _alone("backward" if action[0] == "B" else "forward", f"pass {action}", action)
+            yield alone("read", f"the microbatch of {action}", action)
+        yield alone("backward" if action[0] == "B" else "forward", f"pass {action}", action)
         yield from _inside(plan, rank, action, calls, is_last=not later)
         call = next(calls)
         yield from edge_messages(plan, rank, action, outgoing=True, call=call)
         if later and order == JOINED:
             yield from edge_messages(plan, rank, later, outgoing=False, call=call)
-        yield _alone("end", f"the end of {action}", action)
-    yield _alone("wait_sends", "its sends")
+        yield alone("end", f"the end of {action}", action)
+    yield alone("wait_sends", "its sends")
     if plan.training:
         for stage in held_stages(plan, rank):
             yield from (e for e in _gradient_events(plan, stage, "issue") if not e.part.node)
             yield from _gradient_events(plan, stage, "collective")
             yield from _gradient_events(plan, stage, "wait_issued")
-        yield _alone("statistics", "the running statistics")
-        yield _alone("optimise", "the parameters")
-
-
-def _alone(kind: str, what: str, action: str = "") -> Event:
-    return Event(kind, -1, 0, what=what, part=Part(action))
+        yield alone("statistics", "the running statistics")
+        yield alone("optimise", "the parameters")
 
 
 def _wait_for(post: Event) -> Event:
@@ -99,11 +96,9 @@ def _reads(plan: Plan, stage: int) -> bool:
 
 @derived
 def pass_comm(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
-    """Returns the communication between the ranks of a stage in a pass, in order.
+    """Returns the communication between the ranks of a stage in a pass, and whether it goes back.
 
-    Returns:
-        (operation, whether it is its way back). A backward pass of a stage with segments begins
-        each of them with its forward operations once more.
+    A backward pass of a stage with segments begins each of them with its forward operations again.
     """
     if not back:
         return [(op, False) for op in stage.comm if op.kind != "share"]
@@ -223,15 +218,8 @@ def halo_messages(
 ) -> tuple[list[Event], list[Event]]:
     """Returns what a rank sends and receives in one exchange of pixels, in order of posting.
 
-    Args:
-        plan: the plan.
-        rank: of the world.
-        direction: of the slot.
-        op: the exchange.
-        back: whether the gradients take the way back.
-        action: the pass.
-        node: the node at which the messages are posted, if not the exchange's own.
-        call: number of the group call.
+    ``back``: the gradients take the way back. ``node``: where the messages are posted, if not at
+    the exchange's own node.
     """
     replica, _, stage, tile = plan.slot_of(rank, direction)
     base, index = _first_tag(plan, stage), op_index(plan, stage, op)

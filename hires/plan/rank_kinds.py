@@ -114,12 +114,10 @@ def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
 
 
 def _leaders(sizes: list[list[int]], slack: float, by_stage: bool) -> dict[int, int]:
-    """Returns for each rank the largest one of its group.
+    """Returns for each rank the largest one of its group, by the sizes of all ranks by stage.
 
-    Args:
-        sizes: of every rank, by stage.
-        slack: share by which the smallest of a group is below the largest.
-        by_stage: whether ranks of a group hold most in the same stage.
+    The smallest of a group is at most a share ``slack`` below; ``by_stage``: the ranks of a group
+    hold most in the same stage.
     """
     leaders: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -140,27 +138,24 @@ def _size(plan: Plan, rank: int) -> list[int]:
     """
     sizes = [0] * len(plan.stages)
     for slot in plan.slots_of(rank):
-        stage = plan.stages[slot.stage]
-        flight = most = 0
-        for action in plan.actions_of(rank):
-            if plan.direction_of(action) == slot.direction:
-                flight += 1 if action[0] == "F" else -1
-                most = max(most, flight)
+        stage, actions = plan.stages[slot.stage], plan.actions_of(rank)
+        own = [action[0] for action in actions if plan.direction_of(action) == slot.direction]
+        most = max(itertools.accumulate(1 if kind == "F" else -1 for kind in own), default=1)
         numbers = sum(map(sum, _halo_sizes(plan, stage)[slot.tile]))
         for value in stage.layout:
             if not is_list(plan.graph, value):
                 share = shares_of(plan, stage, value)[slot.tile]
                 numbers += round(share * math.prod(plan.graph.shape(value)))
-        sizes[stage.index] += 3 * stage.params + max(1, most) * numbers
+        sizes[stage.index] += 3 * stage.params + most * numbers
     return sizes
 
 
 def _work(plan: Plan, rank: int) -> int:
-    total = START
-    for action in plan.actions_of(rank):
-        stage = plan.stages[plan.slot_of(rank, plan.direction_of(action)).stage]
-        total += (stage.last - stage.first) * (TILED_NODE if stage.num_tiles > 1 else 1)
-    return total
+    stages = [plan.stages[slot.stage] for slot in plan.slots_of(rank)]
+    passes = [
+        (stage.last - stage.first) * (TILED_NODE if stage.num_tiles > 1 else 1) for stage in stages
+    ]
+    return START + sum(passes[plan.direction_of(action)] for action in plan.actions_of(rank))
 
 
 @derived

@@ -61,10 +61,7 @@ def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
 def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     """Returns the rule of a node, or None if tiles cannot compute it.
 
-    Args:
-        node: a node of the graph.
-        graph: the network.
-        layout: TILED or WHOLE for each value that the node reads.
+    ``layout`` is TILED or WHOLE for each value that the node reads.
     """
     if is_random(node):
         return None  # also behind the global pool, where all tiles must compute alike
@@ -137,10 +134,7 @@ _TILINGS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
 def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     """Returns the rule of a node among shards, or None if shards cannot compute it.
 
-    Args:
-        node: a node of the graph.
-        graph: the network.
-        layout: SHARDED or WHOLE for each value that the node reads.
+    ``layout`` is SHARDED or WHOLE for each value that the node reads.
     """
     if is_random(node):
         return None

@@ -262,12 +262,8 @@ def _arranged(
     """Returns the order in which free ranks take the most urgent task that they can.
 
     All ranks of a task are taken at once, so the order of any rank is that of one common sequence:
-    tiles that belong to both directions cannot wait for each other crosswise.
-
-    Args:
-        pipeline: what is scheduled.
-        may_start: whether a task is allowed, given what is done.
-        urgency: smallest first.
+    tiles that belong to both directions cannot wait for each other crosswise. ``may_start`` says
+    whether a task is allowed, given what is done; the smallest ``urgency`` comes first.
     """
     schedule: Schedule = [[] for _ in range(pipeline.num_ranks)]
     # Tasks of one stage, direction and kind run in order; the first is at the end of its queue.

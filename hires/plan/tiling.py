@@ -173,15 +173,9 @@ def window_loans(axes: Axes, grid: Sequence[int]) -> list[list[int]]:
 
 
 def loans(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[list[int]]:
-    """Returns the messages that give every tile what it needs of a map.
+    """Returns the messages that give every tile the rectangle that it needs of a map.
 
-    Args:
-        size: rows and columns of the map.
-        grid: the tiles.
-        needs: a rectangle of the map for every tile.
-
-    Returns:
-        [source tile, target tile, row0, row1, col0, col1] of the map, by target then source.
+    They are [source tile, target tile, row0, row1, col0, col1], by target then source.
     """
     return [piece for piece in _pieces(size, grid, needs) if piece[0] != piece[1]]
 

@@ -31,13 +31,9 @@ def pair(value: Any) -> list[int]:
 
 
 def window_axes(kind: str, node: Node, shape: list[int], *window: list[int]) -> Axes:
-    """Returns the axes of a node whose input has a shape.
+    """Returns the axes of a node whose input has a shape of (n, C, H, W).
 
-    Args:
-        kind: of the axes (:class:`hires.plan.tiling.Axis`).
-        node: the node, its shape filled in.
-        shape: (n, C, H, W) of its input.
-        window: [rows, cols] of kernel, stride, padding and dilation.
+    ``window`` is [rows, cols] of kernel, stride, padding and dilation.
     """
     assert node.shape is not None
     rows, cols = zip(*window, strict=True)

@@ -78,11 +78,8 @@ def prove_in_order(
 ) -> Proof | None:
     """Returns the proof of programs with a common order, or None: then the machine decides.
 
-    Args:
-        programs: what each rank does, in order.
-        members: the ranks of each group.
-        kinds: for each rank the one whose program stands for its own; the distances of the peers
-            are the same. None: each rank stands for itself.
+    ``kinds`` has for each rank the one whose program stands for its own, with peers at the same
+    distances. None: each rank stands for itself.
     """
     kinds = range(len(programs)) if kinds is None else kinds
     graph: Graph = {}

@@ -13,11 +13,7 @@ GATHERED = (*MEETINGS, "wait_issued")
 
 
 class Explanation:
-    """What keeps ranks from their end, and which messages have one side only.
-
-    Args:
-        machine: one that has got as far as it gets.
-    """
+    """What keeps ranks from their end in a machine that has got as far as it gets."""
 
     def __init__(self, machine: Rendezvous) -> None:
         self.machine = machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import time
@@ -80,30 +81,29 @@ def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdi
 
     Replicas do the same and meet in the gradient groups only, at the end of the step, so the first
     one stands for all; their groups are cut down to its ranks.
-
-    Args:
-        plan: the plan.
-        ways: (semantics, order of posting) of each verdict.
     """
-    programs: dict[str, list[list[Event]]] = {}
-    in_order: dict[str, Proof | None] = {}
     ranks = range(plan.ranks_per_replica)
     members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
+
+    def begun(order: str) -> list[Iterator[Event]]:
+        return [chain(creation(members, r), events(plan, r, order)) for r in ranks]
+
+    @functools.cache
+    def proof_in_order(order: str) -> Proof | None:
+        return prove_in_order(begun(order), members, translated_kinds(plan))
+
+    @functools.cache
+    def programs(order: str) -> list[list[Event]]:
+        return [[*program] for program in begun(order)]
+
     # Every replica does the same, but all meet in the sums of gradients.
     joint = sum(len(sums_of(plan, stage.index)) for stage in plan.stages)
     joint = joint if plan.num_replicas > 1 else 0
     for semantics, order in ways:
         began = time.perf_counter()
         with _no_collection():
-            made = (chain(creation(members, r), events(plan, r, order)) for r in ranks)
-            if semantics in ORDERED and order not in in_order:
-                in_order[order] = prove_in_order([*made], members, translated_kinds(plan))
-            proof = in_order[order] if semantics in ORDERED else None
-            if proof is None:
-                if order not in programs:
-                    made = (chain(creation(members, r), events(plan, r, order)) for r in ranks)
-                    programs[order] = [[*program] for program in made]
-                proof = run_machine(programs[order], members, semantics)
+            proof = proof_in_order(order) if semantics in ORDERED else None
+            proof = proof or run_machine(programs(order), members, semantics)
         took = time.perf_counter() - began
         collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
         messages = proof.num_messages * plan.num_replicas
@@ -114,11 +114,6 @@ def run_machine(
     programs: list[list[Event]], members: list[list[int]], semantics: str = RENDEZVOUS
 ) -> Proof:
     """Runs one list of events per rank; takes time in proportion to their number.
-
-    Args:
-        programs: what each rank does, in order.
-        members: the ranks of each group.
-        semantics: ``RENDEZVOUS``, ``MAILBOXES``, ``STREAMS`` or ``SEPARATE``.
 
     Returns:
         The proof; ``problems`` is empty if every rank reaches its end with every message received,
@@ -152,12 +147,7 @@ def verify(plan: Plan) -> list[Finding]:
 
 
 def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
-    """Yields the groups that a rank creates before the first step, in order.
-
-    Args:
-        members: the ranks of each group, in the order in which this rank creates them.
-        rank: of the world.
-    """
+    """Yields the groups that a rank creates before the first step, in their order."""
     for index, ranks in enumerate(members):
         if rank in ranks and len(ranks) > 1:
             yield Event("create", index, 0, what=f"the creation of group {index}")

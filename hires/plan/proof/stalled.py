@@ -89,13 +89,7 @@ class Stall:
 
 
 def stall(plan: Plan, states: Mapping[int, RankStatus], world: int) -> Stall:
-    """Returns why nothing moves.
-
-    Args:
-        plan: what the ranks execute.
-        states: where each rank stands that answered.
-        world: number of ranks.
-    """
+    """Returns why nothing moves, from where each rank stands that answered."""
     waits = [_wait(plan, states, status, world) for status in states.values() if status.what]
     waits.sort(key=lambda wait: -wait.since_s)
     by_rank = {wait.rank: wait for wait in waits}

@@ -2,7 +2,8 @@
 
 Every rank goes through the events of ``hires.plan.program``, with its computation between them. A
 message sets out when both sides have posted it (rendezvous) and its link is free, and a rank that
-waits for it goes on when it has arrived.
+waits for it goes on when it has arrived. So a step is a graph of points in time without a circle,
+and one walk in the order of the graph gives all of them.
 
 Links serve their messages in a fixed order, that in which they would set out if all of them took no
 time. So every time in a step is a sum or a maximum of earlier ones, and nothing that gets faster
@@ -11,10 +12,11 @@ makes anything slower; a link that chose whom to serve next would not have this 
 
 from __future__ import annotations
 
+import graphlib
 import math
-from collections import defaultdict, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from hires.core.ranks.timeline import (
     BACKWARD,
@@ -24,7 +26,7 @@ from hires.core.ranks.timeline import (
     Span,
     StepSpans,
 )
-from hires.plan.event import BYTES, POSTS, Event
+from hires.plan.event import BYTES, POSTS
 from hires.plan.groups import groups, num_tile_groups
 from hires.plan.plan import Plan
 from hires.plan.simulation.costs import Costs, Item, timed_program
@@ -99,12 +101,33 @@ class Network:
         return 2 * rounds * link.latency_s + share * link.travel_s(num_bytes)
 
 
-Channel = tuple[int, int, int]
-"""(source, target, tag)."""
-Key = tuple[Channel, int]
-"""One message: its channel, and how many messages of the channel are before it."""
-Lane = tuple[str, int, int]
-"""What a message occupies, one message at a time: see :meth:`Network.lanes`."""
+class Place(NamedTuple):
+    """An item of a rank's program."""
+
+    rank: int
+    at: int
+
+
+class Message(NamedTuple):
+    """One message: how many of its tag go the same way before it."""
+
+    source: int
+    target: int
+    tag: int
+    number: int
+
+
+class Meeting(NamedTuple):
+    """A collective, or a sum: how many of its tag the group has before it."""
+
+    kind: str
+    """``collective`` or ``issue``."""
+    group: int
+    tag: int
+    number: int
+
+
+Point = Place | Message | Meeting
 
 
 @dataclass
@@ -133,225 +156,123 @@ def simulate(plan: Plan, costs: Costs, network: Network | None = None) -> Simula
         plan: any that the proof finds free of deadlock.
         costs: seconds of computation.
         network: what messages take; unset: nothing.
-
-    Raises:
-        AssertionError: the plan does not come to its end, which its proof excludes.
     """
     programs = [timed_program(plan, rank, costs) for rank in range(plan.ranks_per_replica)]
-    free = _Machine(plan, programs, Network(), None)
-    free.run()
-    if network is None or network == Network():
-        return free.result()
-    machine = _Machine(plan, programs, network, free.order())
-    machine.run()
-    return machine.result()
+    points = _Points(plan)
+    for rank, program in enumerate(programs):
+        points.add(rank, program)
+    end_s = points.times(Network(), [])
+    if network is not None and network != Network():
+        messages = [point for point in end_s if isinstance(point, Message)]
+        end_s = points.times(network, sorted(messages, key=lambda message: end_s[message]))
+    return _simulation(programs, end_s)
 
 
-@dataclass
-class _Transfer:
-    """A message on its way."""
+class _Points:
+    """What each point of a step comes behind: its rank's place before it, and what it waits for.
 
-    posted_s: dict[str, float] = field(default_factory=dict)
-    """When the ``send`` and the ``recv`` were posted, as far as they are."""
-    num_bytes: int = 0
-    begin_s: float = math.nan
-    end_s: float = math.nan
+    A message is behind both of its posts, and both waits for it are behind the message:
 
-
-@dataclass
-class _Rank:
-    """The state of a rank."""
-
-    items: list[Item]
-    at: int = 0
-    now_s: float = 0.0
-    counts: dict[tuple[str, Channel], int] = field(default_factory=lambda: defaultdict(int))
-    """Events of a kind on a channel so far."""
-    sends: list[Key] = field(default_factory=list)
-    """Everything it has sent."""
-    spans: list[Span] = field(default_factory=list)
-    passes: dict[str, list[float]] = field(default_factory=dict)
-    """When an action began and ended."""
-    busy_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    waiting_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    def compute(self, item: Item) -> None:
-        """Spends the seconds of a piece of computation."""
-        begin_s = self.now_s
-        self.now_s += item.seconds
-        self.busy_s[item.kind] += item.seconds
-        if item.action:
-            self.passes.setdefault(item.action, [begin_s, begin_s])[1] = self.now_s
-        elif item.seconds:
-            self.spans.append(Span(item.kind, "", begin_s, self.now_s))
-
-    def wait(self, item: Item, until_s: float) -> None:
-        """Goes on at a time, which may be past."""
-        begin_s, self.now_s = self.now_s, max(self.now_s, until_s)
-        if item.kind in (HALO, COLLECTIVE):
-            self.passes.setdefault(item.action, [begin_s, begin_s])[1] = self.now_s
-        if self.now_s > begin_s:
-            assert item.event is not None
-            self.waiting_s[item.kind] += self.now_s - begin_s
-            span = Span(item.kind, item.action, begin_s, self.now_s, item.event.what)
-            self.spans.append(span)
-
-
-class _Machine:
-    """All ranks with their clocks, and the links between them.
-
-    No receive is a wildcard, so the order in which ranks are advanced changes nothing.
+        rank 0   F0   send a ---.          wait a
+        rank 1   recv a ------ a ------ wait a   F0
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        programs: list[list[Item]],
-        network: Network,
-        order: list[Key] | None,
-    ) -> None:
-        self.plan = plan
-        self.network = network
-        self.ranks = [_Rank(items) for items in programs]
+    def __init__(self, plan: Plan) -> None:
         self.members = groups(plan)
-        self.transfers: dict[Key, _Transfer] = defaultdict(_Transfer)
-        self.matched: list[Key] = []
-        self.lanes: dict[Lane, deque[Key]] = defaultdict(deque)  # messages in their fixed order
-        self.free_s: dict[Lane, float] = defaultdict(float)
-        self.in_order = order is not None
-        for key in order or ():
-            for lane in network.lanes(*key[0][:2]):
-                self.lanes[lane].append(key)
-        self.present: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-        self.summed_s: dict[tuple[int, int], float] = {}
+        self.num_tile_groups = num_tile_groups(plan)
+        self.behind: dict[Point, list[Point]] = defaultdict(list)
+        self.seconds: dict[Point, float] = {}  # that a place takes
+        self.num_bytes: dict[Point, int] = {}  # of a message or meeting
 
-    def run(self) -> None:
-        """Advances every rank to its end."""
-        ready = deque(range(len(self.ranks)))
-        while ready:
-            rank = ready.popleft()
-            state = self.ranks[rank]
-            while state.at < len(state.items):
-                woken = self._step(rank, state, state.items[state.at])
-                if woken is None:
-                    break
-                ready.extend(other for other in woken if other != rank)
-        stuck = [rank for rank, state in enumerate(self.ranks) if state.at < len(state.items)]
-        assert not stuck, f"ranks {stuck} do not come to their end"
-
-    def order(self) -> list[Key]:
-        """Returns all messages in the order in which they set out."""
-        return sorted(self.matched, key=lambda key: self.transfers[key].begin_s)
-
-    def result(self) -> Simulation:
-        """Returns what happened."""
-        ranks = []
-        for rank, state in enumerate(self.ranks):
-            passes = [
-                Span(FORWARD if action[0] == "F" else BACKWARD, action, begin_s, end_s)
-                for action, (begin_s, end_s) in state.passes.items()
-            ]
-            spans = sorted([*state.spans, *passes], key=lambda span: (span.begin_s, -span.end_s))
-            ranks.append(StepSpans(rank, 0, "", 0.0, spans))
-        return Simulation(
-            max((state.now_s for state in self.ranks), default=0.0),
-            ranks,
-            [dict(state.busy_s) for state in self.ranks],
-            [dict(state.waiting_s) for state in self.ranks],
-        )
-
-    def _step(self, rank: int, state: _Rank, item: Item) -> Iterable[int] | None:
-        """Advances a rank by an item; returns the ranks that may go on, or None if it waits."""
-        event = item.event
-        woken: Iterable[int] = ()
-        if event is None:
-            state.compute(item)
-            state.at += 1
-            return woken
-        if event.kind in ("collective", "issue"):
-            return self._meet(rank, item, event)
-        outgoing = event.kind in ("send", "wait_send")
-        channel = (rank, event.peer, event.tag) if outgoing else (event.peer, rank, event.tag)
-        count = state.counts[event.kind, channel]
-        if event.kind in POSTS:
-            woken = self._post(state, event, (channel, count))
-        elif event.kind == "wait_issued":
-            until_s = self.summed_s.get((event.peer, event.tag))
-            if until_s is None:
-                return None
-            state.wait(item, until_s)
-        else:
-            every = event.kind == "wait_sends"
-            keys = [key for key in state.sends if every or key[0] == channel]
-            if event.kind == "wait_recv":
-                keys = [(channel, count)]
-            ends = [self.transfers[key].end_s for key in keys]
-            if any(map(math.isnan, ends)):
-                return None
-            state.wait(item, max(ends, default=0.0))
-        state.counts[event.kind, channel] += 1
-        state.at += 1
-        return woken
-
-    def _post(self, state: _Rank, event: Event, key: Key) -> list[int]:
-        """Posts one side of a message; returns the ranks that it may let go on.
-
-        The message sets out if both sides are posted and it is its turn, and those behind it.
-        """
-        self.transfers[key].posted_s[event.kind] = state.now_s
-        if event.kind == "send":
-            self.transfers[key].num_bytes = math.prod(event.shape) * BYTES[event.dtype]
-            state.sends.append(key)
-        if len(self.transfers[key].posted_s) < len(POSTS):
-            return []
-        self.matched.append(key)
-        woken: list[int] = []
-        todo = [key]
-        while todo:
-            key = todo.pop()
-            transfer, ends = self.transfers[key], key[0][:2]
-            lanes, link = self.network.lanes(*ends), self.network.link([*ends])
-            if len(transfer.posted_s) < len(POSTS) or not math.isnan(transfer.begin_s):
-                continue  # one side is missing, or it came here by its other lane before
-            if self.in_order and any(self.lanes[lane][0] != key for lane in lanes):
+    def add(self, rank: int, program: list[Item]) -> None:
+        """Adds what a rank does."""
+        counts: Counter[tuple[str, int, int]] = Counter()
+        sends: list[Message] = []
+        sums: dict[int, Meeting] = {}  # the last one of each group
+        for at, item in enumerate(program):
+            here, event = Place(rank, at), item.event
+            self.seconds[here] = item.seconds
+            needs = self.behind[here]
+            needs += [Place(rank, at - 1)] if at else []
+            if event is None:
                 continue
-            free_s = max(self.free_s[lane] for lane in lanes) if self.in_order else 0.0
-            transfer.begin_s = max(*transfer.posted_s.values(), free_s)
-            passed_s = transfer.begin_s + link.travel_s(transfer.num_bytes)
-            transfer.end_s = passed_s + link.latency_s
-            woken += ends
-            for lane in lanes:
-                self.free_s[lane] = passed_s
-                if self.in_order:
-                    self.lanes[lane].popleft()
-                    todo += [self.lanes[lane][0]] if self.lanes[lane] else []
-        return woken
+            kind, peer, tag = event[:3]
+            number = counts[kind, peer, tag]
+            counts[kind, peer, tag] += 1
+            ends = (rank, peer) if kind in ("send", "wait_send") else (peer, rank)
+            message = Message(*ends, tag, number)
+            meeting = Meeting(kind.replace("wait_issued", "issue"), peer, tag, number)
+            if kind in (*POSTS, "collective", "issue"):
+                point = message if kind in POSTS else meeting
+                self.num_bytes[point] = math.prod(event.shape) * BYTES[event.dtype]
+            if kind in POSTS:
+                self.behind[message].append(here)
+                sends += [message] if kind == "send" else []
+            elif kind == "wait_recv":
+                needs.append(message)
+            elif kind == "wait_issued":
+                needs.append(meeting)
+            elif kind == "collective":
+                self.behind[meeting] += needs
+                needs.append(meeting)
+            elif kind == "issue":  # the sums of a group run one after the other
+                self.behind[meeting] += [here, sums[peer]] if peer in sums else [here]
+                sums[peer] = meeting
+            else:
+                needs += [one for one in sends if kind == "wait_sends" or one[:3] == message[:3]]
 
-    def _meet(self, rank: int, item: Item, event: Event) -> Iterable[int] | None:
-        """Brings a rank to a collective, which ends when all members of the replica have come.
+    def times(self, network: Network, order: list[Message]) -> dict[Point, float]:
+        """Returns when each point ends.
 
-        A rank that has only issued a sum goes on; sums of a group run one after the other.
+        Links serve the messages in an order; without one, each as soon as both sides posted it.
         """
-        state, members = self.ranks[rank], self.members[event.peer]
-        key, issued = (event.peer, event.tag), event.kind == "issue"
-        here = [member for member in members if member < len(self.ranks)]
-        present = self.present[key]
-        present.setdefault(rank, state.now_s)
-        if issued:
-            state.at += 1
-        if len(present) < len(here):
-            return () if issued else None
-        num_bytes = math.prod(event.shape) * BYTES[event.dtype]
-        gathers = event.peer < num_tile_groups(self.plan)
-        takes_s = (self.network.gather_s if gathers else self.network.reduce_s)(members, num_bytes)
-        before_s = max((s for (g, _), s in self.summed_s.items() if g == event.peer), default=0.0)
-        until_s = max(before_s, *present.values()) + takes_s
-        del self.present[key]
-        if issued:
-            self.summed_s[key] = until_s
-            return here
-        for member in here:
-            other = self.ranks[member]
-            other.wait(other.items[other.at], until_s)
-            other.at += 1
-        return here
+        served: dict[Point, list[Message]] = defaultdict(list)  # those before on the same links
+        last: dict[tuple[str, int, int], Message] = {}
+        for message in order:
+            for lane in network.lanes(message.source, message.target):
+                served[message] += [last[lane]] if lane in last else []
+                last[lane] = message
+        end_s: dict[Point, float] = {}
+        passed_s: dict[Message, float] = {}  # when the links of a message are free again
+        graph = {point: [*behind, *served[point]] for point, behind in self.behind.items()}
+        for point in graphlib.TopologicalSorter(graph).static_order():
+            begin_s = max((end_s[other] for other in self.behind[point]), default=0.0)
+            if isinstance(point, Message):
+                link = network.link([point.source, point.target])
+                begin_s = max(begin_s, *(passed_s[other] for other in served[point]), 0.0)
+                passed_s[point] = begin_s + link.travel_s(self.num_bytes[point])
+                end_s[point] = passed_s[point] + link.latency_s
+            elif isinstance(point, Meeting):
+                gathers = point.group < self.num_tile_groups
+                takes_s = network.gather_s if gathers else network.reduce_s
+                end_s[point] = begin_s + takes_s(self.members[point.group], self.num_bytes[point])
+            else:
+                end_s[point] = begin_s + self.seconds[point]
+        return end_s
+
+
+def _simulation(programs: list[list[Item]], end_s: dict[Point, float]) -> Simulation:
+    made = Simulation(max(end_s.values(), default=0.0), [], [], [])
+    for rank, program in enumerate(programs):
+        spans: list[Span] = []
+        passes: dict[str, list[float]] = {}  # when an action began and ended
+        busy_s: dict[str, float] = defaultdict(float)
+        waiting_s: dict[str, float] = defaultdict(float)
+        now_s = 0.0
+        for at, (kind, action, event, seconds) in enumerate(program):
+            begin_s, now_s = now_s, end_s[Place(rank, at)]
+            if event is None:
+                busy_s[kind] += seconds
+            elif now_s > begin_s:
+                waiting_s[kind] += now_s - begin_s
+            if kind in (FORWARD, BACKWARD, HALO, COLLECTIVE):
+                passes.setdefault(action, [begin_s, begin_s])[1] = now_s
+            if kind not in (FORWARD, BACKWARD) and now_s > begin_s:
+                spans.append(Span(kind, action, begin_s, now_s, event.what if event else ""))
+        for action, (first_s, last_s) in passes.items():
+            spans.append(Span(FORWARD if action[0] == "F" else BACKWARD, action, first_s, last_s))
+        spans.sort(key=lambda span: (span.begin_s, -span.end_s))
+        made.ranks.append(StepSpans(rank, 0, "", 0.0, spans))
+        made.busy_s.append(dict(busy_s))
+        made.waiting_s.append(dict(waiting_s))
+    return made
