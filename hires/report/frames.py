@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from hires.core.store.reading import Note, text
 from hires.report.columns import Row
 from hires.report.load import measured_points, rows
 from hires.report.load.plain_values import count, dicts, dig, value_text
-from hires.report.load.runs import End, Run, campaign_labels, read_runs
+from hires.report.load.runs import Run, campaign_labels, read_runs
 
 DEVICE = "device"
 """Source of a rank's memory in a record, if it computed on an accelerator."""
@@ -138,9 +138,9 @@ class Frames:
         return list(dict.fromkeys(notes))
 
 
-def load(paths: Sequence[Path], states: Mapping[Path, End] | None = None) -> Frames:
-    """Returns the frames of some run folders; ``states`` are of runs without an exit record."""
-    runs = read_runs(paths, states)
+def load(paths: Sequence[Path]) -> Frames:
+    """Returns the frames of some run folders."""
+    runs = read_runs(paths)
     return Frames(runs, [], labels={run.path.parent: run.campaign for run in runs})
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.reading import Note
 from hires.report import figures, formats
 from hires.report.frames import add_campaign, load
-from hires.report.load.runs import End
+from hires.report.load.runs import Run
 from hires.report.plots.backends import read_benches
 from hires.report.plots.base import PlotData
 from hires.report.summaries import summaries
@@ -73,11 +73,11 @@ def write_report(
     paths: Sequence[Path],
     campaigns: Sequence[Path],
     request: ReportRequest,
-    states: Mapping[Path, End] | None = None,
+    add_states: Callable[[Iterable[Run]], None] = lambda runs: None,
 ) -> ReportFiles:
     """Writes a report of some run folders, and of the planned points of some campaigns.
 
-    ``states`` holds (state, reason, cause) of runs without an exit record, by folder.
+    ``add_states`` sets the status of runs without an exit record.
 
     Raises:
         RunError: a file cannot be written.
@@ -89,7 +89,8 @@ def write_report(
         if gc.isenabled():
             gc.disable()
             stack.callback(gc.enable)
-        frames = load(paths, states)
+        frames = load(paths)
+        add_states(frames.run_list)
         for folder in campaigns:
             add_campaign(frames, folder)
         report = ReportFiles(len(frames.run_list))

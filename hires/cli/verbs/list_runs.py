@@ -129,14 +129,9 @@ def list_runs(args: Any) -> int:
 
 def add_live_states(runs: Iterable[Run]) -> None:
     """Adds the launcher's state to those runs whose last attempt left no exit record."""
-    silent = [
-        run
-        for run in runs
-        if run.record.get("state") != "done" and not (run.last and run.last.exit)
-    ]
-    if silent:
-        for run, state in zip(silent, states([run.path for run in silent]), strict=True):
-            run.status = (state.state, state.reason, state.cause)
+    silent = [r for r in runs if r.record.get("state") != "done" and not (r.last and r.last.exit)]
+    for run, state in zip(silent, states([run.path for run in silent]), strict=True):
+        run.status = (state.state, state.reason, state.cause)
 
 
 def _filtered(rows: list[RunRow], where: Expression) -> tuple[list[RunRow], list[Note]]:

@@ -10,7 +10,7 @@ from typing import Any
 from hires.cli.options import JSON, Parser, chosen, named_runs, option
 from hires.cli.screens.screen import print_notes
 from hires.core.errors import ConfigError
-from hires.launcher.status.run_selection import select, whole_campaigns
+from hires.launcher.status.run_selection import Selection, select
 
 KINDS = ("csv", "mlflow")
 PARSER = Parser(
@@ -33,10 +33,10 @@ def main(words: Sequence[str]) -> int:
     """Writes runs in another form; returns 0, however the runs ended."""
     args = PARSER.read(words)
     [kind] = chosen("--to", args.to, KINDS)[:1]
-    paths = select(args.names, args.results).paths
-    if not paths:
+    selection = select(args.names, args.results)
+    if not selection.paths:
         raise ConfigError(no_runs(args.results, "export"))
-    facts = _csv(args, paths) if kind == "csv" else _mlflow(args, paths)
+    facts = _csv(args, selection) if kind == "csv" else _mlflow(args, selection.paths)
     if args.json:
         print(json.dumps(facts, indent=2))
     return 0
@@ -50,20 +50,20 @@ def no_runs(results: str, verb: str) -> str:
     )
 
 
-def _csv(args: Any, paths: Sequence[Path]) -> dict[str, Any]:
+def _csv(args: Any, selection: Selection) -> dict[str, Any]:
     from hires.cli.verbs.list_runs import add_live_states
     from hires.report.formats import write_frames
     from hires.report.frames import add_campaign, load
 
-    frames = load(paths)
+    frames = load(selection.paths)
     add_live_states(frames.run_list)
-    for folder in whole_campaigns(args.names, args.results, paths):
+    for folder in selection.whole_campaigns:
         add_campaign(frames, folder)
     files = write_frames(frames, Path(args.out))
     print_notes(frames.all_notes())
     if not args.json:
-        print(f"{len(paths)} runs, {len(files)} files in {args.out}")
-    return {"runs": len(paths), "files": [str(file) for file in files]}
+        print(f"{len(selection.paths)} runs, {len(files)} files in {args.out}")
+    return {"runs": len(selection.paths), "files": [str(file) for file in files]}
 
 
 def _mlflow(args: Any, paths: Sequence[Path]) -> dict[str, Any]:

@@ -1,23 +1,30 @@
-"""``hires logs RUN``: prints the logs of a run's ranks."""
+"""``hires logs RUN``: prints the logs of a run's ranks in the order of time, once or as they grow.
+
+Every rank has a log of its own. A line that begins with a time begins an entry; lines without one,
+as a traceback, belong to it, so that entries of several ranks never mix.
+"""
 
 from __future__ import annotations
 
+import heapq
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hires.cli.options import RUN, Parser, flag, option
 from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, last_number, rank_logs
 from hires.core.store.rundir import locate
-from hires.launcher.status.logs import Follower, LogEntry, merged
+from hires.launcher.status.run_progress import FileTail
 
 POLL_S = 0.2
 """How often ``-f`` looks for new lines."""
+_TIME = re.compile(r"(\d\d):(\d\d):(\d\d\.\d+) ")
+_DAY_S = 86400.0
 
 PARSER = Parser(
     "logs",
@@ -37,26 +44,56 @@ PARSER = Parser(
 )
 
 
-@dataclass(frozen=True)
-class _Filter:
-    """Which lines of a run are shown."""
+class LogEntry(NamedTuple):
+    """Some lines of one rank that belong together."""
 
-    run: Path
-    ranks: frozenset[int]
-    """Empty: all."""
-    pattern: re.Pattern[str] | None
+    time_s: float
+    """Since midnight of the day on which the log begins; -1: before the first time in it."""
+    rank: int
+    lines: list[str]
 
-    def files(self, attempt: int) -> dict[int, Path]:
-        """Returns the logs of an attempt by rank."""
-        files = rank_logs(attempt_dir(self.run, attempt))
-        return {rank: path for rank, path in files.items() if not self.ranks or rank in self.ranks}
 
-    def show(self, entries: Iterable[LogEntry]) -> None:
-        """Prints the lines that match, with the rank in front."""
-        for entry in entries:
-            for text in entry.lines:
-                if self.pattern is None or self.pattern.search(text):
-                    print(f"[{entry.rank}] {text}")
+class RankLog(FileTail):
+    """One rank's log, and how far it was read."""
+
+    def __init__(self, rank: int, path: Path) -> None:
+        super().__init__(path)
+        self.rank, self._time_s = rank, -1.0
+
+    def entries(self, to_end: bool) -> Iterator[LogEntry]:
+        """Yields the entries that were added; ``to_end`` as :meth:`FileTail.lines` has it."""
+        entry = LogEntry(self._time_s, self.rank, [])
+        for data in self.lines(to_end):
+            text = data.decode(errors="replace").rstrip("\r\n")
+            match = _TIME.match(text)
+            if match is not None:
+                if entry.lines:
+                    yield entry
+                hours, minutes, seconds = match.groups()
+                time_s = int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+                while time_s < self._time_s - _DAY_S / 2:  # it is of a later day
+                    time_s += _DAY_S
+                self._time_s = time_s
+                entry = LogEntry(time_s, self.rank, [])
+            entry.lines.append(text)
+        if entry.lines:
+            yield entry
+
+
+class RankLogs:
+    """The logs of some ranks of a run."""
+
+    def __init__(self, run: Path, ranks: Collection[int] = ()) -> None:
+        """Takes the run folder and the ranks; none: all."""
+        self.run, self.ranks = run, ranks
+        self._logs: dict[Path, RankLog] = {}
+
+    def read(self, attempt: int, to_end: bool = False) -> Iterator[LogEntry]:
+        """Yields what has been added to the logs of an attempt, by time and then by rank."""
+        for rank, path in rank_logs(attempt_dir(self.run, attempt)).items():
+            if not self.ranks or rank in self.ranks:
+                self._logs.setdefault(path, RankLog(rank, path))
+        yield from heapq.merge(*(log.entries(to_end) for log in self._logs.values()))
 
 
 def main(words: Sequence[str]) -> int:
@@ -64,13 +101,12 @@ def main(words: Sequence[str]) -> int:
     args = PARSER.read(words)
     run = locate(args.run, args.results)
     try:
-        pattern = None if args.grep is None else re.compile(args.grep)
+        pattern = re.compile(args.grep or "")
     except re.error as error:
         raise ConfigError(
             f"--grep {args.grep!r} is no regular expression: {error}; put \\ before signs that "
             f"stand for themselves"
         ) from None
-    lines = _Filter(run, frozenset(args.rank or ()), pattern)
     last = last_number(run)
     if last is None and not args.follow:
         raise ConfigError(f"{run.name} has no attempt yet, so there are no logs")
@@ -78,40 +114,50 @@ def main(words: Sequence[str]) -> int:
     if args.attempt is not None and not attempt_dir(run, attempt).is_dir():
         there = "none yet" if last is None else f"0 to {last}"
         raise ConfigError(f"{run.name} has no attempt {attempt}; there are {there}")
-    if not args.follow:
-        logs = rank_logs(attempt_dir(run, attempt))
-        missing = sorted(lines.ranks - logs.keys())
-        if missing:
-            have = f"ranks {min(logs)} to {max(logs)} have one" if logs else "no rank has one"
-            raise ConfigError(f"rank {missing[0]} has no log in attempt {attempt}; {have}")
-        if not logs:
-            print(f"attempt {attempt} has no logs: no rank was started", file=sys.stderr)
-        lines.show(merged(lines.files(attempt)))
+    logs = RankLogs(run, args.rank or ())
+    if args.follow:
+        try:
+            _follow(logs, pattern, attempt, newer=args.attempt is None)
+        except KeyboardInterrupt:  # the usual end, which needs no message
+            return INTERRUPTED
         return 0
-    try:
-        _follow(lines, attempt, newer=args.attempt is None)
-    except KeyboardInterrupt:  # the usual end, which needs no message
-        return INTERRUPTED
+    there_are = rank_logs(attempt_dir(run, attempt))
+    missing = sorted(set(logs.ranks) - there_are.keys())
+    if missing:
+        have = "no rank has one"
+        if there_are:
+            have = f"ranks {min(there_are)} to {max(there_are)} have one"
+        raise ConfigError(f"rank {missing[0]} has no log in attempt {attempt}; {have}")
+    if not there_are:
+        print(f"attempt {attempt} has no logs: no rank was started", file=sys.stderr)
+    _show(logs.read(attempt, to_end=True), pattern)
     return 0
 
 
-def _follow(lines: _Filter, attempt: int, newer: bool) -> None:
+def _show(entries: Iterator[LogEntry], pattern: re.Pattern[str]) -> None:
+    """Prints the lines that match, with the rank in front."""
+    for entry in entries:
+        for text in filter(pattern.search, entry.lines):
+            print(f"[{entry.rank}] {text}")
+
+
+def _follow(logs: RankLogs, pattern: re.Pattern[str], attempt: int, newer: bool) -> None:
     """Prints new lines until the run is done; ``newer``: those of later attempts too."""
-    follower, is_announced = Follower(), False
+    is_announced = False
     while True:
         # The end is read before the logs: lines written before it are then printed.
-        end = Attempt(lines.run, attempt).exit
-        lines.show(follower.read(lines.files(attempt)))
+        end = Attempt(logs.run, attempt).exit
+        _show(logs.read(attempt), pattern)
         sys.stdout.flush()
-        last = last_number(lines.run)
+        last = last_number(logs.run)
         if newer and last is not None and last > attempt:
             attempt, is_announced = attempt + 1, False
             print(f"attempt {attempt}", file=sys.stderr)
-            continue
-        if end and (end.get("state") == "done" or not newer):
+        elif end and (end.get("state") == "done" or not newer):
             return
-        if end and not is_announced:
-            is_announced = True
-            why = f"attempt {attempt} {end.get('state')}: {end.get('cause')}"
-            print(f"{why}; waiting for the next one", file=sys.stderr)
-        time.sleep(POLL_S)
+        else:
+            if end and not is_announced:
+                is_announced = True
+                why = f"attempt {attempt} {end.get('state')}: {end.get('cause')}"
+                print(f"{why}; waiting for the next one", file=sys.stderr)
+            time.sleep(POLL_S)

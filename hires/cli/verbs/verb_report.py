@@ -9,9 +9,7 @@ from pathlib import Path
 from hires.cli.options import JSON, Parser, chosen, named_runs, option
 from hires.cli.verbs.verb_export import no_runs
 from hires.core.errors import ConfigError
-from hires.core.store.attempts import latest
-from hires.launcher.status.run_selection import select, whole_campaigns
-from hires.launcher.status.state import states
+from hires.launcher.status.run_selection import select
 
 FORMATS = ("html", "csv", "md", "tex", "parquet", "svg", "pdf", "png")
 DEFAULT = ("html", "csv", "md", "svg")
@@ -42,6 +40,7 @@ PARSER = Parser(
 
 def main(words: Sequence[str]) -> int:
     """Writes a report; returns 0, however the runs ended."""
+    from hires.cli.verbs.list_runs import add_live_states
     from hires.report.report import ReportRequest, write_report
 
     args = PARSER.read(words)
@@ -54,12 +53,6 @@ def main(words: Sequence[str]) -> int:
     paths = selection.paths
     if not paths and not selection.planned:
         raise ConfigError(no_runs(args.results, "report"))
-    # Only the launcher can tell the state of runs whose last attempt left no exit record.
-    live = [path for path in paths if (last := latest(path)) is None or not last.exit]
-    live_states = {
-        s.path: (s.state, s.reason, s.cause) for s in (states(live) if live else ()) if s.path
-    }
-    folders = whole_campaigns(args.names, args.results, paths)
-    report = write_report(paths, folders, request, live_states)
+    report = write_report(paths, selection.whole_campaigns, request, add_live_states)
     print(json.dumps(report.to_dict(), indent=2) if args.json else "\n".join(report.lines()))
     return 0

@@ -8,10 +8,11 @@ at its end, the memory of the ranks, written after the warm-up, near its beginni
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ RECENT_STEPS = 5
 _Line = dict[str, Any]
 
 
-class MetricsTail:
-    """Follows a growing file of JSON lines."""
+class FileTail:
+    """Reads a growing file, each time what was added."""
 
     def __init__(self, path: Path) -> None:
         """Takes the file; it may not exist yet."""
@@ -42,17 +43,27 @@ class MetricsTail:
         """Whether there was any line yet."""
         return self._offset > 0
 
+    def lines(self, to_end: bool = False) -> Iterator[bytes]:
+        """Yields the lines that were completed since the last call.
+
+        Args:
+            to_end: whether a last line without its end counts too; else it is still being written.
+        """
+        with contextlib.suppress(OSError), open_regular(self.path) as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n") and not to_end:
+                    break
+                self._offset += len(line)
+                yield line
+
+
+class MetricsTail(FileTail):
+    """Follows a growing file of JSON lines."""
+
     def read(self) -> list[_Line]:
-        """Returns the lines that were completed since the last call."""
-        try:
-            with open_regular(self.path) as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]  # the rest is still being written
-        self._offset += len(whole)
-        return list(parse_lines(whole))
+        """Returns what the lines hold that were completed since the last call."""
+        return list(parse_lines(b"".join(self.lines())))
 
 
 @dataclass(frozen=True)
@@ -103,8 +114,7 @@ class RunProgress:
         """Returns what takes every line of ``metrics.jsonl`` and says when a step is over."""
 
         def on_line(line: _Line) -> None:
-            step = self.feed(line)
-            if step is not None:
+            if (step := self.feed(line)) is not None:
                 say(self.text(step))
 
         return on_line

@@ -28,6 +28,13 @@ class Selection:
     campaigns: list[Path] = field(default_factory=list)
     """Folders of the campaigns that were meant as a whole, absolute."""
 
+    @property
+    def whole_campaigns(self) -> list[Path]:
+        """The campaigns all runs of which were chosen, and so what they planned."""
+        folders = dict.fromkeys([*self.campaigns, *(path.parent for path in self.paths)])
+        chosen = set(self.paths)
+        return [f for f in folders if chosen.issuperset(_of_campaign(f).paths)]
+
 
 def select(names: Sequence[str], results: StrPath = "results") -> Selection:
     """Returns the runs that some names mean; all campaigns if there are none.
@@ -55,21 +62,6 @@ def campaigns(results: StrPath = "results") -> list[Path]:
         return [e.absolute() for e in sorted(Path(results).iterdir()) if _is_campaign(e)]
     except OSError:
         return []
-
-
-def whole_campaigns(names: Sequence[str], results: StrPath, paths: Sequence[Path]) -> list[Path]:
-    """Returns the campaigns all runs of which were chosen, and so what they planned.
-
-    Args:
-        names: as a person said them; none: all campaigns.
-        results: folder of all campaigns.
-        paths: the runs that these names mean.
-    """
-    folders = [folder.absolute() for name in names for folder in (Path(results) / name, Path(name))]
-    folders = [folder for folder in folders if (folder / file_names.CAMPAIGN).is_file()]
-    folders = [*(folders if names else campaigns(results)), *(path.parent for path in paths)]
-    chosen = set(paths)
-    return [f for f in dict.fromkeys(folders) if chosen.issuperset(_of_campaign(f).paths)]
 
 
 def _of_campaign(folder: Path) -> Selection:

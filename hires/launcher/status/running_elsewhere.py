@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hires.core.errors import RunError
@@ -71,15 +71,18 @@ def holders(
     jobs = [a.job for some in every.values() for a in some if a.job and may_restart(a)]
     statuses = interface.job_states(each for each in jobs if job_name(each) != job)
     held: dict[Path, str] = {}
+    clock = FileClock()
     for run, attempts in every.items():
-        holder = _job_of(attempts, job, submitted, statuses) or _process_of(attempts, job)
-        if holder is not None:
-            who, attempt = holder
+        for attempt in attempts:
+            who = _holder(attempt, job, submitted, statuses, clock)
+            if who is None:
+                continue
             stop = f"`hires cancel {shlex.quote(str(run))}`"
             if attempt is not attempts[-1] and attempt.job_name is not None:
                 launcher = interface.launcher_named(attempt.job["launcher"])
                 stop = launcher.cancel_command.format(attempt.job_name)
             held[run] = f"{who}; {_ADVICE.format(stop)}"
+            break
     for launcher in interface.all_launchers() if job is None else ():
         for run, name in launcher.orphan_jobs([run for run in every if run not in held]).items():
             who = f"job {name} has it, though its submission was not answered in time"
@@ -110,37 +113,32 @@ def refuse_begun(run: Path, seen: int | None) -> None:
         )
 
 
-def _process_of(attempts: Sequence[Attempt], job: str | None) -> tuple[str, Attempt] | None:
-    clock = FileClock()
-    for attempt in attempts:
-        if attempt.exit or attempt.job:
-            continue
-        name = f"attempt a{attempt.number}"
-        if is_alive(attempt, clock):
-            who = attempt.launched
-            return f"process {who.get('pid')} on {who.get('host')} runs {name}", attempt
-        # A job starts long after the command that submitted it has made its attempt.
-        if job is None and not attempt.launched and age_s(attempt, clock) <= _STARTS_S:
-            return f"{name} was just made, and its ranks are being started", attempt
-    return None
-
-
-def _job_of(
-    attempts: Sequence[Attempt],
+def _holder(
+    attempt: Attempt,
     job: str | None,
     submitted: int | None,
     statuses: Mapping[str, JobStatus],
-) -> tuple[str, Attempt] | None:
-    for attempt in attempts:
-        name, number = attempt.job_name, attempt.number
-        if name is None or name == job or not may_restart(attempt):
-            continue
-        status = statuses[name]
-        # A job that waits with a later attempt will itself see that this one runs.
-        waits = status.state == PENDING and (submitted is None or number <= submitted)
-        if waits or status.state == RUNNING:
-            return f"job {name} has it as attempt a{number} ({status.state})", attempt
-        if status.state == UNKNOWN and (not attempt.launched or is_alive(attempt, FileClock())):
-            why = status.reason or "the scheduler does not say"
-            return f"job {name} may have it as attempt a{number}, and {why}", attempt
+    clock: FileClock,
+) -> str | None:
+    """Returns which job or process has an attempt, in words; None: no other than this one."""
+    name, label = attempt.job_name, f"attempt a{attempt.number}"
+    if name is None:
+        if attempt.exit:
+            return None
+        if is_alive(attempt, clock):
+            who = attempt.launched
+            return f"process {who.get('pid')} on {who.get('host')} runs {label}"
+        # A job starts long after the command that submitted it has made its attempt.
+        if job is None and not attempt.launched and age_s(attempt, clock) <= _STARTS_S:
+            return f"{label} was just made, and its ranks are being started"
+        return None
+    if name == job or not may_restart(attempt):
+        return None
+    status = statuses[name]
+    # A job that waits with a later attempt will itself see that this one runs.
+    waits = status.state == PENDING and (submitted is None or attempt.number <= submitted)
+    if waits or status.state == RUNNING:
+        return f"job {name} has it as {label} ({status.state})"
+    if status.state == UNKNOWN and (not attempt.launched or is_alive(attempt, clock)):
+        return f"job {name} may have it as {label}, and {status.reason or 'its state is unknown'}"
     return None

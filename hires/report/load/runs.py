@@ -8,7 +8,7 @@ folder, and from their folders where it has gaps: a missing, torn or old index c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -188,12 +188,11 @@ def read_run(path: Path) -> Run:
     return Run(path, config, attempts, record, notes)
 
 
-def read_runs(paths: Iterable[Path], states: Mapping[Path, End] | None = None) -> list[Run]:
-    """Returns what some run folders hold; ``states`` are of runs without an exit record."""
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """Returns what some run folders hold."""
     runs = [read_run(path) for path in paths]
     labels = campaign_labels(run.path.parent for run in runs)
     for run in runs:
-        run.status = (states or {}).get(run.path)
         run.label = labels[run.path.parent]
     return runs
 

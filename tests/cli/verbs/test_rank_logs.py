@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.store.file_names import rank_logs
-from hires.launcher.status.logs import Follower, merged
+from hires.cli.verbs.verb_logs import RankLogs
 from hires.launcher.status.run_progress import MetricsTail, ProgressEnds, read_ends
 
 
@@ -33,7 +32,7 @@ def told(entries) -> list[str]:
 
 
 def test_entries_of_all_ranks_are_merged_by_time_and_tracebacks_stay_whole(run):
-    assert told(merged(rank_logs(run / "a0"))) == [
+    assert told(RankLogs(run).read(0, to_end=True)) == [
         "0 a warning of torch",
         "0 10:00:00.100 rank 0: begins",
         "1 10:00:01.000 rank 1: waits",
@@ -49,17 +48,22 @@ def test_midnight_does_not_turn_the_order(tmp_path):
     logs.mkdir(parents=True)
     (logs / "rank0000.log").write_text("23:59:59.900 rank 0: a\n00:00:00.200 rank 0: c\n")
     (logs / "rank0001.log").write_text("23:59:59.950 rank 1: b\n00:00:00.300 rank 1: d\n")
-    assert [line[-1] for line in told(merged(rank_logs(tmp_path / "a0")))] == ["a", "b", "c", "d"]
+    assert [line[-1] for line in told(RankLogs(tmp_path).read(0, to_end=True))] == [
+        "a",
+        "b",
+        "c",
+        "d",
+    ]
 
 
 def test_follower_tells_what_was_added_and_waits_for_the_end_of_a_line(run):
-    follower = Follower()
-    assert len(told(follower.read(rank_logs(run / "a0")))) == 6
-    assert follower.read(rank_logs(run / "a0")) == []
+    logs = RankLogs(run)
+    assert len(told(logs.read(0))) == 6
+    assert list(logs.read(0)) == []
     with (run / "a0/logs/rank0001.log").open("a") as file:
         file.write(" late\n")
     (run / "a0/logs/rank0002.log").write_text("10:00:03.000 rank 2: new\n")
-    assert told(follower.read(rank_logs(run / "a0"))) == [
+    assert told(logs.read(0)) == [
         "1 10:00:02.000 rank 1: too late",
         "2 10:00:03.000 rank 2: new",
     ]
@@ -67,16 +71,17 @@ def test_follower_tells_what_was_added_and_waits_for_the_end_of_a_line(run):
 
 def test_bytes_that_are_no_text_are_no_crash(run):
     (run / "a0/logs/rank0000.log").write_bytes(b"\xff\xfe\n")
-    assert told(merged(rank_logs(run / "a0")))[0].startswith("0 \N{REPLACEMENT CHARACTER}")
+    assert told(RankLogs(run).read(0, to_end=True))[0].startswith("0 \N{REPLACEMENT CHARACTER}")
 
 
 def test_attempt_without_logs_has_none(tmp_path):
-    assert rank_logs(tmp_path / "a7") == {}
+    assert list(RankLogs(tmp_path).read(7)) == []
 
 
 def test_pipe_in_place_of_a_log_or_of_metrics_is_not_waited_for(tmp_path):
-    for name in ("rank0000.log", "metrics.jsonl"):
+    (tmp_path / "a0" / "logs").mkdir(parents=True)
+    for name in ("a0/logs/rank0000.log", "metrics.jsonl"):
         os.mkfifo(tmp_path / name)
-    assert list(merged({0: tmp_path / "rank0000.log"})) == []
+    assert list(RankLogs(tmp_path).read(0, to_end=True)) == []
     assert MetricsTail(tmp_path / "metrics.jsonl").read() == []
     assert read_ends(tmp_path / "metrics.jsonl", 1) == ProgressEnds()
