@@ -34,5 +34,6 @@ if __name__ == "__main__":
     spawn.MODULES[:] = ["hires.launcher.local.local_launcher", "tests.helpers.fake_rank"]
     planning.TorchProcess = Process
     this_machine.launch = functools.partial(this_machine.launch, module="tests.helpers.fake_rank")
-    execution.run_all = functools.partial(execution.run_all, module="tests.helpers.fake_rank")
+    queue = functools.partial(execution.LocalQueue, module="tests.helpers.fake_rank")
+    execution.LocalQueue = queue
     sys.exit(main(sys.argv[2:]))
