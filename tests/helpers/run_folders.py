@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save
+
 from hires.core.ranks.heartbeat import alive_file
 from hires.core.store import checkpoints, file_names, provenance, records
 
@@ -81,13 +84,10 @@ def submitted(run: Path, attempt: int = 0, job: str = "77", index: int | None = 
 
 
 def saved_with(shapes: dict[str, list[int]], folder: Path) -> Path:
-    """Makes a checkpoint after one step whose tensors have these shapes, and no numbers."""
+    """Makes a checkpoint after one step whose tensors are zeros of these shapes."""
     path = folder / "checkpoints" / "step000001"
     path.mkdir(parents=True)
-    empty = {"dtype": "F32", "data_offsets": [0, 0]}
-    held = {name: {**empty, "shape": shape} for name, shape in shapes.items()}
-    header = json.dumps({"__metadata__": {}, **held}).encode()
-    data = len(header).to_bytes(8, "little") + header
+    data = save({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
     (path / "stage00.safetensors").write_bytes(data)
     told: dict[str, Any] = {"schema": checkpoints.SCHEMA, "step": 1, "attempt": 0, "task": "train"}
     told |= {"layout": "x", "files": {"stage00.safetensors": len(data)}}

@@ -28,6 +28,7 @@ from hires.cli.sweep.sweep_points import ORDERS, Where, compose_all, plan_all
 from hires.cli.sweep.sweep_tables import as_json, print_points
 from hires.core.errors import ConfigError, PlanError
 from hires.core.store import campaign
+from hires.core.store.rundir import run_path
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 
@@ -115,7 +116,7 @@ def main(words: Sequence[str]) -> int:
     first = next(point.config for point in points.listed if point.config)
     launcher = launcher_of(first)
     after = launcher.dependency(options.after, options.after_any, first.results)
-    argv, folder = ["hires", "sweep", *words], campaign.folder_of(first)
+    argv, folder = ["hires", "sweep", *words], run_path(first).parent
     sweep = Sweep(points, argv, options, folder, launcher.has_jobs, after)
     if args.dry_run:
         _plan(sweep)

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hires.core.config.run_config import RunConfig
 from hires.core.config.value_checks import build
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, files, reading
@@ -74,17 +73,11 @@ class Campaign:
         self.excluded = [point for words, point in out.items() if words not in planned]
 
 
-def folder_of(config: RunConfig) -> Path:
-    """Returns the folder of the campaign that a run belongs to."""
-    return Path(config.results).absolute() / config.campaign
-
-
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[str | None]:
     """Keeps other sweeps from a campaign's folder; yields a note if a stale lock was taken over.
 
-    Raises:
-        RunError: another sweep is under way; its process is named.
+    A RunError names the process of a sweep that is under way.
     """
     with files.lock(folder / file_names.SWEEP_LOCK, f"a sweep of campaign {folder.name!r}") as note:
         # One that is there was meant for an earlier sweep.
@@ -96,10 +89,8 @@ def locked(folder: Path) -> Iterator[str | None]:
 def starting(folders: Iterable[Path]) -> Iterator[None]:
     """Lets one command at a time check whether runs are under way, and start or submit them.
 
-    It takes moments: the next command waits, and then sees what this one has started.
-
-    Raises:
-        RunError: another command holds a campaign for long; its process is named.
+    It takes moments: the next command waits, and then sees what this one has started. A RunError
+    names the process of a command that holds a campaign for long.
     """
     with contextlib.ExitStack() as stack:
         for folder in sorted(set(folders)):  # in one order, so that no two wait for each other
@@ -108,9 +99,14 @@ def starting(folders: Iterable[Path]) -> Iterator[None]:
         yield
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a sweep of the campaign is under way, as far as that can be seen from here."""
+    return files.is_locked(folder / file_names.SWEEP_LOCK)
+
+
 def stop(folder: Path) -> bool:
     """Cancels the sweep of a campaign; returns whether one is under way, or raises RunError."""
-    if not files.is_locked(folder / file_names.SWEEP_LOCK):
+    if not is_locked(folder):
         return False
     write_atomically(folder / file_names.STOP_SWEEP, "")
     return True
@@ -121,35 +117,21 @@ def is_stopped(folder: Path) -> bool:
     return (folder / file_names.STOP_SWEEP).exists()
 
 
-def is_locked(folder: Path) -> bool:
-    """Whether a sweep of the campaign is under way, as far as that can be seen from here."""
-    return files.is_locked(folder / file_names.SWEEP_LOCK)
-
-
 def read(folder: Path, notes: Notes = None) -> Campaign:
     """Returns the campaign of a folder; an empty one if no sweep has planned anything there.
 
-    Args:
-        folder: of the campaign.
-        notes: receives what is wrong, and the points that can be read are returned; None: it
-            raises instead.
-
-    Raises:
-        RunError: the file is damaged or of another version, and ``notes`` is None.
+    With ``notes``, which receive what is wrong, the points that can be read are returned; else a
+    RunError says that the file is damaged or of another version.
     """
     path = folder / file_names.CAMPAIGN
-    if notes is None and not path.exists():
-        return Campaign(folder.name)
     try:
         values = reading.read_json(path, notes)
-        schema = values.pop("schema", None if notes is None else SCHEMA)
+        if not values:
+            return Campaign(folder.name)
+        schema = values.pop("schema", None)
         if schema != SCHEMA:
-            why = f"its schema is {schema!r}, this hires reads {SCHEMA}"
-            if notes is None:
-                raise RunError(why)
-            notes.append(reading.note(path, why))
-        values |= {"name": folder.name}
-        values.pop("campaign", None)
+            reading.damaged(path, f"its schema is {schema!r}, this hires reads {SCHEMA}", notes)
+        values["name"] = values.pop("campaign", folder.name)
         if notes is None and not {"points", "excluded", "sweeps"} <= values.keys():
             raise RunError("a value is missing")
         return build(Campaign, values, usable=notes is not None)
@@ -161,8 +143,8 @@ def read(folder: Path, notes: Notes = None) -> Campaign:
 
 def write(folder: Path, campaign: Campaign) -> None:
     """Writes the campaign's file as a whole; raises RunError if it cannot be written."""
-    values = {"schema": SCHEMA, "campaign": campaign.name, **asdict(campaign)}
-    del values["name"]
+    values = asdict(campaign)
+    values = {"schema": SCHEMA, "campaign": values.pop("name"), **values}
     write_atomically(folder / file_names.CAMPAIGN, json.dumps(values, indent=1) + "\n")
 
 
@@ -183,10 +165,8 @@ class ArrayEntry:
 def read_array(folder: Path, task: int | None = None) -> list[list[ArrayEntry]]:
     """Returns the runs of each task of a job array, from ``points.jsonl`` in the array's folder.
 
-    With ``task`` the line of that task alone is read: damage to others does not stop it.
-
-    Raises:
-        RunError: the list cannot be read.
+    With ``task`` the line of that task alone is read: damage to others does not stop it. A list
+    that cannot be read is a RunError.
     """
     path = folder / file_names.POINTS
     try:

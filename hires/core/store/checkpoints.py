@@ -5,17 +5,12 @@
 A checkpoint is the state after so many steps. It is written into a hidden folder beside its place,
 which is renamed when all ranks have written and everything is on the disk, so that a folder with
 a plain name was whole once. ``checkpoint.json`` names its files with their sizes; the files belong
-to ``hires.engine.checkpoint``. Pure Python, so that the front end can list them.
-
-Source:
-    https://github.com/huggingface/safetensors, README, "Format": eight bytes with the length of the
-    header, little-endian, then the header as JSON.
+to ``hires.engine.checkpoint``. No torch, so that the front end can list them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -28,16 +23,12 @@ from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, reading
 from hires.core.store.file_names import StrPath
-from hires.core.store.reading import Note
 from hires.core.store.records import done_attempt
 
 FOLDER = file_names.CHECKPOINTS
 MANIFEST = file_names.CHECKPOINT
 SCHEMA = 1
 Shape = list[int]
-_LENGTH_BYTES = 8
-_MAX_HEADER = 10**8
-"""Bytes of a header; the format of safetensors allows no more."""
 _SHOWN = 3
 """Tensors that one error names."""
 
@@ -90,11 +81,10 @@ def hidden(path: Path, ending: str) -> Path:
 def read(path: StrPath) -> Checkpoint:
     """Returns the checkpoint at a path; raises DamagedError if it is not whole."""
     path = Path(path)
-    notes: list[Note] = []
-    values = reading.read_json(path / MANIFEST, notes, needed=True)
-    if notes:
-        why = notes[0].text.removeprefix("damaged: ")
-        raise DamagedError(f"{path} is damaged: {MANIFEST}: {why}")
+    try:
+        values = reading.read_json(path / MANIFEST, needed=True)
+    except RunError as error:
+        raise DamagedError(str(error)) from None
     schema = values.pop("schema", None)
     if schema not in (None, SCHEMA):
         raise DamagedError(f"{path} has schema {schema!r}, this hires reads {SCHEMA}")
@@ -116,7 +106,7 @@ def whole_checkpoints(run_dir: StrPath) -> tuple[list[Checkpoint], list[str]]:
     """Returns a run's checkpoints, the latest first, and what is wrong with those left out."""
     whole: list[Checkpoint] = []
     damaged: list[str] = []
-    for path in _folders(run_dir):
+    for path in _folders(run_dir).values():
         try:
             whole.append(read(path))
         except DamagedError as error:
@@ -125,12 +115,8 @@ def whole_checkpoints(run_dir: StrPath) -> tuple[list[Checkpoint], list[str]]:
 
 
 def saved_step(run_dir: StrPath) -> int:
-    """Returns after how many steps a run was last saved; 0: it never was.
-
-    It reads names only: a list of a thousand runs opens no checkpoint.
-    """
-    names = (path.name.removeprefix("step") for path in _folders(run_dir))
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    """Returns after how many steps a run was last saved, by the names alone; 0: it never was."""
+    return max(_folders(run_dir), default=0)
 
 
 def candidates(run_dir: StrPath, config: RunConfig) -> tuple[list[Checkpoint], list[str]]:
@@ -182,8 +168,7 @@ def begin_of(checkpoint: Checkpoint, config: RunConfig) -> int:
 
 def tidy(run_dir: StrPath, keep: int | None = None) -> None:
     """Removes what crashes left, and all but ``keep`` checkpoints; raises OSError if it cannot."""
-    folder = Path(run_dir) / FOLDER
-    for path in folder.glob(".step*"):
+    for path in (Path(run_dir) / FOLDER).glob(".step*"):
         shutil.rmtree(path)
     for checkpoint in whole_checkpoints(run_dir)[0][keep:] if keep else []:
         remove(checkpoint.path)
@@ -198,20 +183,28 @@ def remove(path: Path) -> None:
     shutil.rmtree(dying)
 
 
-def _folders(run_dir: StrPath) -> list[Path]:
-    folder = Path(run_dir) / FOLDER
+def _folders(run_dir: StrPath) -> dict[int, Path]:
+    """Returns the folders of checkpoints by their step, in order."""
     try:
-        return sorted(path for path in folder.iterdir() if re.fullmatch(r"step\d{6,}", path.name))
+        paths = sorted((Path(run_dir) / FOLDER).iterdir())
     except OSError:
-        return []
+        return {}
+    named = ((re.fullmatch(r"step(\d{6,})", path.name), path) for path in paths)
+    return {int(match[1]): path for match, path in named if match}
 
 
 def shapes_in(checkpoint: Checkpoint) -> dict[str, Shape]:
     """Returns the shapes of parameters and buffers, by name; raises DamagedError."""
+    from safetensors import SafetensorError, safe_open
+
     shapes: dict[str, Shape] = {}
-    for name in checkpoint.files:
-        if name.startswith("stage"):
-            shapes |= _header(checkpoint.path / name)
+    for path in (checkpoint.path / n for n in checkpoint.files if n.startswith("stage")):
+        try:
+            with safe_open(path, framework="np") as file:
+                for name in file.keys():  # noqa: SIM118 (it is no dict)
+                    shapes[name] = file.get_slice(name).get_shape()
+        except (SafetensorError, OSError) as error:
+            raise DamagedError(f"{path} is damaged: {error}") from None
     return shapes
 
 
@@ -221,10 +214,7 @@ def refuse_other_network(
     """Refuses a checkpoint, the first whole one of ``there``, of other layers than a network has.
 
     ``needed`` are the shapes of the network's parameters and buffers; ``checkpoint.resume`` names
-    ``source``.
-
-    Raises:
-        ConfigError: names the first layers that differ.
+    ``source``. A ConfigError names the first layers that differ.
     """
     for checkpoint in there:
         try:
@@ -243,21 +233,3 @@ def refuse_other_network(
                 f"{'; '.join(wrong[:_SHOWN])}{more}; use the model and model.classes of its run"
             )
         return
-
-
-def _header(path: Path) -> dict[str, Shape]:
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if length > _MAX_HEADER:
-                raise DamagedError(f"{path} is damaged: its header would have {length} bytes")
-            values = json.loads(file.read(length))
-        return {
-            name: [int(size) for size in entry["shape"]]
-            for name, entry in values.items()
-            if name != "__metadata__"
-        }
-    except OSError as error:
-        raise DamagedError(f"{path} is damaged: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"{path} is damaged: its header makes no sense ({error})") from None

@@ -50,19 +50,15 @@ _MAX_PART = 48
 
 def model_label(model: ModelConfig) -> str:
     """Returns the network in one word, as ``resnet50``, ``preact_resnet110`` or ``custom:unet``."""
-    if model.name == "resnet":
-        return f"resnet{model.depth}"
-    if model.name == "preact_resnet":
-        return f"preact_resnet{9 * model.n + 2}"
-    if model.name == "amoebanet":
-        return f"amoebanet{model.layers}_{model.filters}"
-    if model.name == "unet":
-        return f"unet{model.levels}_{model.width}_{model.upsample}"
-    if model.name == "edsr":
-        return f"edsr{model.blocks}_{model.width}_x{model.scale}"
-    if model.target:
-        return f"{model.name}:{model.target.rpartition(':')[2]}"
-    return model.name
+    sizes = {
+        "resnet": f"{model.depth}",
+        "preact_resnet": f"{9 * model.n + 2}",
+        "amoebanet": f"{model.layers}_{model.filters}",
+        "unet": f"{model.levels}_{model.width}_{model.upsample}",
+        "edsr": f"{model.blocks}_{model.width}_x{model.scale}",
+    }
+    target = f":{model.target.rpartition(':')[2]}" if model.target else ""
+    return model.name + sizes.get(model.name, target)
 
 
 def run_name(config: RunConfig) -> str:

@@ -149,11 +149,6 @@ def text(value: Any, limit: int = MAX_TEXT) -> str | None:
     return kept if len(value) <= limit else f"{kept[:limit]}... ({len(value)} characters)"
 
 
-def as_dict(value: Any) -> Values:
-    """Returns a dict as it is, and an empty one for anything else."""
-    return value if isinstance(value, dict) else {}
-
-
 def note(path: StrPath, why: str) -> Note:
     """Returns a note about a file, named by the last parts of its path."""
     where = "/".join(Path(path).parts[-3:])

@@ -15,13 +15,14 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, provenance, reading, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import append_line, cannot_write, write_atomically
 from hires.core.store.naming import plain
-from hires.core.store.reading import Values, as_dict
+from hires.core.store.reading import Note, Values
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +30,18 @@ FILE = file_names.INDEX
 SCHEMA = 1
 PATIENCE_S = 5.0
 """How long a writer waits for the lock: a stopped process must not delay the end of a run."""
+Key = tuple[str, str, int]
+"""Campaign, run and attempt of a line."""
 _POLL_S = 0.01
 _MAX_LINE = 2**17
 """Characters of a line; a longer one is cut, and the attempt read in its folder."""
 _MAX_TEXT = 2000
-_FACTS = ("git", "hires", "torch", "python", "hardware", "host", "started", "ended")
+_BRIEF = {
+    "throughput": ("img_per_s", "step_s", "samples"),
+    "messages": ("messages", "bytes"),
+    "provenance": ("git", "hires", "torch", "python", "hardware", "host", "started", "ended"),
+}
+"""What a line holds of some parts of the record."""
 
 
 def write_exit(
@@ -44,32 +52,24 @@ def write_exit(
     record: Values | None,
     *,
     reason: str | None = None,
-    exit_codes: Mapping[int, int] | None = None,
+    exit_codes: Mapping[Any, int] | None = None,
     started: str | None = None,
     ended: str | None = None,
 ) -> None:
     """Writes ``exit.json`` of an attempt, and its line in the index of all results.
 
-    Args:
-        run: its folder.
-        attempt: its number.
-        state: ``done``, ``failed``, ``cancelled`` or ``lost``.
-        cause: why it is not done.
-        record: that of the attempt, empty if it has none; None: the attempt measured nothing that
-            belongs in a list of runs.
-        reason: the cause in one word.
-        exit_codes: by rank.
-        started: when it began, if that is known.
-        ended: now, if nothing else is given.
+    ``cause`` says why the attempt is not done, and ``reason`` says it in one word. ``record`` is
+    empty if the attempt has none; None: it measured nothing that belongs in a list of runs.
 
     Raises:
         RunError: ``exit.json`` cannot be written.
     """
+    codes = sorted((int(rank), code) for rank, code in _as_dict(exit_codes).items())
     end: Values = {
         "state": state,
         "cause": cause,
         "reason": reason,
-        "exit_codes": {str(rank): code for rank, code in sorted((exit_codes or {}).items())},
+        "exit_codes": {str(rank): code for rank, code in codes},
         "started": started,
         "ended": ended or provenance.now(),
     }
@@ -92,17 +92,14 @@ def write_cancelled(run: Path, attempt: int, cause: str) -> None:
     """Writes the end of a cancelled attempt without a supervisor: it waits, or its job is gone.
 
     The cause of an earlier end, as of a preemption, is kept behind the new one. If the attempt
-    begins at this moment, its launcher writes its own end over this one.
-
-    Raises:
-        RunError: ``exit.json`` cannot be written.
+    begins at this moment, its launcher writes its own end over this one. Errors are those of
+    :func:`write_exit`.
     """
     before = Attempt(run, attempt).exit
     if before.get("cause"):
         cause = f"{cause}; before that: {before['cause']}"
-    codes = {int(rank): code for rank, code in as_dict(before.get("exit_codes")).items()}
-    times = {"started": before.get("started"), "ended": before.get("ended")}
-    write_exit(run, attempt, "cancelled", cause, {}, exit_codes=codes, **times)
+    facts = {key: before.get(key) for key in ("exit_codes", "started", "ended")}
+    write_exit(run, attempt, "cancelled", cause, {}, **facts)
 
 
 def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) -> Values:
@@ -115,17 +112,13 @@ def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) 
     if isinstance(brief_end["cause"], str):
         brief_end["cause"] = brief_end["cause"][:_MAX_TEXT]
     brief = {key: value for key, value in record.items() if key not in ("samples", "resumed")}
-    for key, kept in (
-        ("throughput", ("img_per_s", "step_s", "samples")),
-        ("messages", ("messages", "bytes")),
-        ("provenance", _FACTS),
-    ):
-        values = as_dict(record.get(key))
+    for key, kept in _BRIEF.items():
+        values = _as_dict(record.get(key))
         brief[key] = {name: values.get(name) for name in kept}
     ranks = record.get("memory")
     brief["memory"] = [{}]
     for key in ("peak_bytes", "predicted_bytes"):
-        sizes = [as_dict(rank).get(key) for rank in ranks] if isinstance(ranks, list) else []
+        sizes = [_as_dict(rank).get(key) for rank in ranks] if isinstance(ranks, list) else []
         brief["memory"][0][key] = max((n for n in sizes if isinstance(n, int)), default=None)
     line: Values = {"schema": SCHEMA, "campaign": run.parent.name, "run": run.name}
     line |= {"attempt": attempt, "exit": brief_end, "config": config, "record": brief}
@@ -134,12 +127,12 @@ def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) 
     return line
 
 
-def append(results: Path, line: Values) -> None:
-    """Adds a line; any number of processes may do so at once.
+def _as_dict(value: Any) -> Values:
+    return value if isinstance(value, dict) else {}
 
-    Raises:
-        RunError: it cannot be written, or the lock is held for longer than ``PATIENCE_S``.
-    """
+
+def append(results: Path, line: Values) -> None:
+    """Adds a line, many processes at once; RunError: it cannot, or the lock is held for long."""
     with _locked(results):
         append_line(results / FILE, line)
 
@@ -148,22 +141,25 @@ def replace(results: Path, lines: Iterable[Values]) -> None:
     """Writes the index anew; readers see the old one or the new one.
 
     Of the present lines those stay whose attempt is none of the ``lines`` and has ended: it did so
-    while the folders were read.
-
-    Raises:
-        RunError: it cannot be written.
+    while the folders were read. Errors are those of :func:`append`.
     """
     whole = {_key(line): line for line in lines}
     with _locked(results):
-        for line in reading.read_lines(results / FILE, []):
-            campaign, run, attempt = key = _key(line)
+        for key, line in lines_of(results, []).items():
+            campaign, run, attempt = key
             if key not in whole and Attempt(results / campaign / run, attempt).exit:
                 whole[key] = line
         text = "".join(json.dumps(line) + "\n" for line in whole.values())
         write_atomically(results / FILE, text)
 
 
-def _key(line: Values) -> tuple[str, str, int]:
+def lines_of(results: Path, notes: list[Note]) -> dict[Key, Values]:
+    """Returns the lines of the index of some results; of an attempt the last one counts."""
+    lines = reading.read_lines(results / FILE, notes)
+    return {_key(line): line for line in lines if line.get("schema") == SCHEMA}
+
+
+def _key(line: Values) -> Key:
     attempt = line.get("attempt")
     return str(line.get("campaign")), str(line.get("run")), attempt if type(attempt) is int else -1
 

@@ -154,7 +154,7 @@ def failure_rows(run: Run) -> Iterator[Row]:
         if e and e.get("state") != "done"
     ]
     if not ends and state in ("failed", "lost", "cancelled", "unknown"):
-        ends = [(run.shown, run.end)]
+        ends = [(run.shown.number, run.end)]
     for attempt, end in ends:
         row = dict(zip(("ended_as", "reason", "cause"), end, strict=True))
         yield {**what(run), "state": state, "attempt": attempt, **row}

@@ -7,6 +7,7 @@ folder, and from their folders where it has gaps: a missing, torn or old index c
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -86,12 +87,8 @@ class Run:
 
     @property
     def complete(self) -> list[Attempt]:
-        """The complete attempts; an old run, without records of its attempts, has one."""
-        done = [attempt for attempt in self.attempts if attempt.record.get("state") == "done"]
-        if not done and self.record.get("state") == "done":
-            held: Values = {"exit": {}, "env": {}, "record": self.record}
-            done = [Attempt(self.path, self.shown, held=held)]
-        return done
+        """The complete attempts."""
+        return [attempt for attempt in self.attempts if attempt.record.get("state") == "done"]
 
     @property
     def repeats(self) -> list[Attempt]:
@@ -99,10 +96,11 @@ class Run:
         return [attempt for _, attempt in repeats_of([self])]
 
     @property
-    def shown(self) -> int:
-        """Number of the attempt that the record is of, or of the last one."""
+    def shown(self) -> Attempt:
+        """The attempt that the record is of, or the last one."""
         own = count(self.record.get("attempt"))
-        return own if own is not None else (self.last.number if self.last else 0)
+        last = self.last.number if self.last else 0
+        return Attempt(self.path, last if own is None else own, self.notes)
 
     @property
     def end(self) -> End:
@@ -147,16 +145,9 @@ class Run:
             self.notes.append(Note(f"{self.name}/{file_names.PLAN}", why))
             return None
 
-    def metrics(self) -> list[Values]:
-        """Returns the lines of the shown attempt's ``metrics.jsonl``."""
-        return list(reading.read_lines(self._file(file_names.METRICS), self.notes))
-
     def timeline(self) -> list[StepSpans]:
         """Returns the kept steps of all ranks of the shown attempt; empty if there are none."""
-        return timeline.read(file_names.attempt_dir(self.path, self.shown), self.notes)
-
-    def _file(self, name: str) -> Path:
-        return file_names.attempt_dir(self.path, self.shown) / name
+        return timeline.read(self.shown.folder, self.notes)
 
 
 def read_run(path: Path) -> Run:
@@ -176,12 +167,13 @@ def read_run(path: Path) -> Run:
     config = reading.read_yaml(path / file_names.CONFIG, notes)
     record = record_in(path)
     attempts = []
-    for number_of in file_names.attempt_numbers(path):
-        own = record if record.get("attempt") == number_of else {}  # the same, and not read twice
-        own = own or record_in(file_names.attempt_dir(path, number_of))
-        attempts.append(Attempt(path, number_of, notes, held={"record": own}))
+    for number in file_names.attempt_numbers(path):
+        is_own = record.get("attempt") == number  # the same, and not read twice
+        own = record if is_own else record_in(file_names.attempt_dir(path, number))
+        attempts.append(Attempt(path, number, notes, held={"record": own}))
     ended = [attempt for attempt in attempts if attempt.exit.get("state") == "done"]
-    exists = (path / file_names.RECORD).exists()  # then a note says already what is wrong with it
+    # If it exists, a note says already what is wrong with it.
+    exists = os.path.lexists(path / file_names.RECORD)
     if ended and not exists and not any(attempt.record for attempt in ended):
         why = f"is missing, though attempt a{ended[-1].number} ended as done: it has no numbers"
         notes.append(Note(where, why))
@@ -213,14 +205,13 @@ def campaign_labels(folders: Iterable[Path]) -> dict[Path, str]:
     for folder in dict.fromkeys(folders):
         same_name.setdefault(text(folder.name, _MAX_NAME) or "?", []).append(folder)
     labels = {}
-    for name, group in same_name.items():
-        paths = [folder.absolute().parts for folder in group]
-        most = max(map(len, paths))
-        enough = (n for n in range(1, most) if len({path[-n:] for path in paths}) == len(group))
-        parts = next(enough, most)
-        for folder, path in zip(group, paths, strict=True):
-            tail = text("/".join(path[-parts:]), 4 * _MAX_NAME)
-            labels[folder] = name if len(group) == 1 else tail or "?"
+    for group in same_name.values():
+        for length in range(1, max(len(folder.absolute().parts) for folder in group)):
+            tails = {folder: folder.absolute().parts[-length:] for folder in group}
+            if len(set(tails.values())) == len(group):
+                break
+        for folder, tail in tails.items():
+            labels[folder] = text("/".join(tail), _MAX_NAME * min(len(tail), 4)) or "?"
     return labels
 
 
@@ -232,15 +223,10 @@ def runs_of(results: Path, paths: Sequence[Path]) -> tuple[list[Run], list[Note]
     """
     runs: list[Run] = []
     notes: list[Note] = []
-    lines: dict[tuple[str, str], dict[int, Values]] = {}
-    for line in reading.read_lines(results / run_index.FILE, notes):
-        attempt = count(line.get("attempt"))
-        if line.get("schema") == run_index.SCHEMA and attempt is not None:
-            key = (str(line.get("campaign")), str(line.get("run")))
-            lines.setdefault(key, {})[attempt] = line  # of the same attempt the last one
+    lines = run_index.lines_of(results, notes)
     missing = 0
     for path in paths:
-        run = _from_lines(path, lines.get((path.parent.name, path.name), {}))
+        run = _from_lines(path, lines)
         if run is None:
             run = read_run(path)
             missing += bool(run.last and run.last.exit)
@@ -253,42 +239,34 @@ def runs_of(results: Path, paths: Sequence[Path]) -> tuple[list[Run], list[Note]
 
 
 def rebuild_index(results: Path, paths: Sequence[Path]) -> tuple[int, list[Note]]:
-    """Writes the index of ``results`` anew from all its run folders.
+    """Writes the index of ``results`` anew from all its run folders; RunError: it cannot.
 
     Returns:
         How many attempts it holds, and what could not be read.
-
-    Raises:
-        RunError: it cannot be written.
     """
-    lines: list[Values] = []
-    notes: list[Note] = []
-    for path in paths:
-        run = read_run(path)
-        for attempt in run.attempts:
-            record = attempt.record
-            if not record and len(run.attempts) == 1:
-                record = run.record  # an old run, whose attempt has no record of its own
-            if attempt.exit:
-                end = attempt.exit
-                lines.append(run_index.entry(path, attempt.number, run.config, record, end))
-        notes += run.notes
+    runs = [read_run(path) for path in paths]
+    lines = [
+        run_index.entry(run.path, one.number, run.config, one.record, one.exit)
+        for run in runs
+        for one in run.attempts
+        if one.exit
+    ]
     run_index.replace(results, lines)
-    return len(lines), notes
+    return len(lines), [note for run in runs for note in run.notes]
 
 
-def _from_lines(path: Path, lines: dict[int, Values]) -> Run | None:
+def _from_lines(path: Path, lines: Mapping[run_index.Key, Values]) -> Run | None:
     """Returns a run from its lines of the index; None if its folder must be read."""
     numbers = file_names.attempt_numbers(path)
-    if not numbers or numbers[-1] not in lines:
-        return None
+    keys = {number: (path.parent.name, path.name, number) for number in numbers}
     attempts = []
-    for number_of in numbers:
-        if number_of in lines:
-            files = {name: lines[number_of].get(name) for name in ("exit", "record")}
-            held = {name: v if isinstance(v, dict) else {} for name, v in files.items()}
-            attempts.append(Attempt(path, number_of, held={"env": {}, **held}))
-    last, config = attempts[-1], lines[numbers[-1]].get("config")
+    for number in (number for number in numbers if keys[number] in lines):
+        files = {name: lines[keys[number]].get(name) for name in ("exit", "record")}
+        held = {name: v if isinstance(v, dict) else {} for name, v in files.items()}
+        attempts.append(Attempt(path, number, held={"env": {}, **held}))
+    if not attempts or attempts[-1].number != numbers[-1]:
+        return None
+    last, config = attempts[-1], lines[keys[numbers[-1]]].get("config")
     done = [attempt for attempt in attempts if attempt.record.get("state") == "done"]
     if not isinstance(config, dict) or (last not in done and len(attempts) < len(numbers)):
         return None  # an attempt that the index lacks may be the complete one

@@ -81,7 +81,7 @@ def error(data: PlotData) -> Drawing:
 def losses_of(drawn: DrawnRun) -> dict[int, float]:
     """Returns the finite losses of a run by step, each the mean over its ranks."""
     by_step: dict[int, list[float]] = defaultdict(list)
-    for line in drawn.run.metrics():
+    for line in drawn.run.shown.metrics:
         step, loss = count(line.get("step")), number(line.get("loss"))
         if line.get("kind") == "step" and step is not None and loss is not None:
             by_step[step].append(loss)

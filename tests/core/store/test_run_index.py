@@ -94,7 +94,7 @@ def test_line_behind_a_torn_one_is_whole(tmp_path):
 
 def test_attempts_that_ended_after_the_folders_were_read_keep_their_lines(tmp_path):
     def line(run, **more):
-        return {"campaign": "c", "run": run, "attempt": 0, **more}
+        return {"schema": 1, "campaign": "c", "run": run, "attempt": 0, **more}
 
     (tmp_path / "c" / "late" / "a0").mkdir(parents=True)
     (tmp_path / "c" / "late" / "a0" / "exit.json").write_text('{"state": "done"}')

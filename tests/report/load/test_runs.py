@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 
 import pytest
 
 from hires.core.store import run_index
 from hires.report.load.rows import run_row
-from hires.report.load.runs import rebuild_index, runs_of
+from hires.report.load.runs import read_run, rebuild_index, runs_of
 from tests.helpers.compared_runs import compared_run, failed_run
 
 STEPS = [0.5, 0.6, 0.7]
@@ -29,6 +31,24 @@ def paths(results):
 def rows(results, paths):
     runs, notes = runs_of(results, paths)
     return [run_row(run) for run in runs], [note.text for note in notes]
+
+
+def test_record_that_may_not_be_looked_at_is_missing(results, paths, monkeypatch):
+    """Path.exists raises where a folder may not be searched; this test may run as root."""
+
+    def refused(real):
+        def look(path, *args, **keys):
+            if str(path).endswith("record.json"):
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return real(path, *args, **keys)
+
+        return look
+
+    for name in ("open", "stat", "lstat"):
+        monkeypatch.setattr(os, name, refused(getattr(os, name)))
+    run = read_run(paths[0])
+    assert run.record == {}
+    assert "Permission denied" in [note.text for note in run.notes]
 
 
 def test_index_says_what_the_folders_say(results, paths):
