@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,22 +141,13 @@ def _runs(name: str, results: str) -> list[Run]:
 
 def _write_reference(args: Any, words: Sequence[str]) -> int:
     from hires.report.compare import references
-    from hires.report.compare.pairing import points
     from hires.report.compare.verdicts import parse_tolerance
-    from hires.report.load.repeats import middle
 
     if len(args.names) != 1 or args.reference or args.junit:
         raise ConfigError("--write-reference takes one run or campaign, and nothing to compare to")
     tolerance = parse_tolerance(TOLERANCE if args.tolerance is None else args.tolerance)
     runs = _runs(args.names[0], args.results)
-    keys, written = references.differing_keys(runs), []
-    for _, point in points(runs):
-        for metric in _metrics(args.metric):
-            value = middle(point.repeats(metric))
-            if value is not None:
-                reference = references.from_point(point, metric, value, tolerance, keys)
-                cluster = args.cluster or reference.cluster
-                written.append(dataclasses.replace(reference, cluster=cluster))
+    written = references.measured(runs, _metrics(args.metric), tolerance, args.cluster)
     if not written:
         raise ConfigError(f"{args.names[0]} has no complete run with such a number")
     path = Path(args.write_reference)

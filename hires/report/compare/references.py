@@ -10,8 +10,7 @@ References:
       others: default             # keys that point leaves out; unset: any value
 
 ``point`` holds columns of a run (``rows.RUN_COLUMNS``) and keys of its config; a run fits if all of
-them are equal, and with ``others: default`` if no other relevant key differs from its default. Of
-several references that fit, the one with the most keys is used, and of those the first.
+them are equal, and with ``others: default`` if no other relevant key differs from its default.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ from hires.core.store import reading
 from hires.core.store.files import write_atomically
 from hires.report.columns import Row
 from hires.report.compare.metrics import METRICS, Metric
-from hires.report.compare.pairing import ComparedPoint
+from hires.report.compare.pairing import points
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
 from hires.report.load.measured_points import defaults
 from hires.report.load.plain_values import number, same_value, value_text
+from hires.report.load.repeats import middle
 from hires.report.load.rows import what
 from hires.report.load.runs import SEED, Run
 
@@ -115,30 +115,33 @@ def read(path: Path) -> list[Reference]:
     return [_reference(entry, f"{path}, entry {n}") for n, entry in enumerate(entries, start=1)]
 
 
-def differing_keys(runs: Sequence[Run]) -> set[str]:
-    """Returns the relevant keys in which runs differ."""
-    configs = [run.identity(*_IN_COLUMNS) for run in runs]
-    keys = {key for config in configs for key in config}
-    return {key for key in keys if len({config.get(key) for config in configs}) > 1}
-
-
 def best(references: Sequence[Reference], metric: Metric, run: Run) -> Reference | None:
-    """Returns the reference with the most keys of those that fit a run; None if none fits."""
+    """Returns the first reference with the most keys of those that fit a run, if any fits."""
     fits = [r for r in references if r.metric is metric and not r.misfits(run)]
     return max(fits, key=lambda r: len(r.point), default=None)
 
 
-def from_point(
-    point: ComparedPoint, metric: Metric, value: float, tolerance: Tolerance,
-    keys: Collection[str] = (),
-) -> Reference:  # fmt: skip
-    """Returns what a point measured, ``value`` in the base unit, as what it should measure.
+def measured(
+    runs: Sequence[Run], metrics: Sequence[Metric], tolerance: Tolerance, cluster: str | None = None
+) -> list[Reference]:
+    """Returns what the points of some runs measured, as what they should measure.
 
-    ``keys`` are written even if they have their defaults.
+    Keys in which the runs differ are named even if they have their defaults. Without a ``cluster``
+    the references are of the host that was measured.
     """
-    run = point.attempts()[0][0]
-    host = reading.text(run.provenance.get("host"), 200) or "*"
-    return Reference(metric, value, tolerance, _identity(run, metric, keys), host, strict=True)
+    configs = [run.identity(*_IN_COLUMNS) for run in runs]
+    every = {key for config in configs for key in config}
+    keys = {key for key in every if len({config.get(key) for config in configs}) > 1}
+    references = []
+    for _, point in points(runs):
+        for metric in metrics:
+            value = middle(point.repeats(metric))
+            if value is not None:
+                run = point.attempts()[0][0]
+                hosts = cluster or reading.text(run.provenance.get("host"), 200) or "*"
+                identity = _identity(run, metric, keys)
+                references.append(Reference(metric, value, tolerance, identity, hosts, strict=True))
+    return references
 
 
 def write(path: Path, references: Sequence[Reference], made_by: str) -> int:

@@ -9,9 +9,7 @@ from hires.core.errors import ConfigError
 from hires.report.compare import references
 from hires.report.compare.comparison import compare_references
 from hires.report.compare.metrics import METRICS
-from hires.report.compare.pairing import points
 from hires.report.compare.verdicts import Settings, Tolerance, parse_tolerance
-from hires.report.load.repeats import middle
 from hires.report.load.runs import read_runs
 from tests.helpers.compared_runs import compared_run
 
@@ -155,11 +153,8 @@ def test_what_was_written_fits_its_runs_and_no_others(tmp_path):
         for n in (4, 8)
         for layout, tiles in (("single", [1, 1]), ("sp", [2, 1]))
     ]
-    metric = METRICS["throughput"]
-    made = [
-        references.from_point(point, metric, middle(point.repeats(metric)), Tolerance(-0.05, 0.15))
-        for _, point in points(read_runs(runs))
-    ]
+    tolerance = Tolerance(-0.05, 0.15)
+    made = references.measured(read_runs(runs), [METRICS["throughput"]], tolerance)
     path = tmp_path / "reference.yaml"
     assert references.write(path, made, "hires compare\n!!evil") == 4
     assert path.read_text().startswith("# Written by: hires compare !!evil\nreferences:\n")
@@ -185,10 +180,8 @@ def test_what_tells_points_apart_is_written_even_if_it_is_the_default(tmp_path):
         compared_run(tmp_path, [STEPS], task={"name": "train", "momentum": m}, steps=n)
         for m, n in ((0.9, 10), (0.5, 10), (0.9, 20))
     )
-    metric, tolerance = METRICS["throughput"], parse_tolerance("5%")
-    keys = references.differing_keys(runs)
-    assert keys == {"task.momentum", "steps"}
-    made = [references.from_point(point, metric, 8.0, tolerance, keys) for _, point in points(runs)]
+    made = references.measured(runs, [METRICS["throughput"]], parse_tolerance("5%"))
+    assert all({"task.momentum", "steps"} <= set(reference.point) for reference in made)
     fits = [[not reference.misfits(run) for run in runs] for reference in made]
     assert fits == [[row == column for column in range(3)] for row in range(3)]
     assert references.write(tmp_path / "r.yaml", made, "hires") == 3
@@ -205,10 +198,9 @@ def test_what_tells_points_apart_is_written_even_if_it_is_the_default(tmp_path):
 def test_reference_of_defaults_is_none_of_a_run_with_other_values(tmp_path, change, told):
     task = {"task": {"name": "train"}}
     runs = read_runs([compared_run(tmp_path, [STEPS], **task)])
-    [(_, point)] = points(runs)
-    made = references.from_point(point, METRICS["throughput"], 8.0, parse_tolerance("5%"))
+    made = references.measured(runs, [METRICS["throughput"]], parse_tolerance("5%"))
     path = tmp_path / "r.yaml"
-    references.write(path, [made], "hires")
+    references.write(path, made, "hires")
     assert yaml.safe_load(path.read_text())["references"][0]["others"] == "default"
     [known] = references.read(path)
     [other] = read_runs([compared_run(tmp_path, [STEPS], **(task | change))])
