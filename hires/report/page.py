@@ -16,7 +16,6 @@ from hires.core.store import provenance
 from hires.core.store.attempts import Attempt
 from hires.core.store.reading import text
 from hires.core.units import MIB, size
-from hires.report import figures
 from hires.report.columns import CAMPAIGN, RANKS, Column, Row, Table, place_text, table_of
 from hires.report.compare.differences import origin
 from hires.report.frames import Frames, plain_rows
@@ -33,6 +32,7 @@ from hires.report.load.measured_points import (
 from hires.report.load.plain_values import count, dicts, dig, listed, value_text
 from hires.report.load.rows import largest
 from hires.report.load.runs import Run
+from hires.report.plots import base as figures
 from hires.report.plots.base import Plot
 from hires.report.templates import FOLDER, rendered
 

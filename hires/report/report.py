@@ -14,9 +14,10 @@ from typing import Any
 
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.reading import Note
-from hires.report import figures, formats
+from hires.report import formats
 from hires.report.frames import add_campaign, load
 from hires.report.load.runs import Run
+from hires.report.plots import base as figures
 from hires.report.plots.backends import read_benches
 from hires.report.plots.base import PlotData
 from hires.report.summaries import summaries

@@ -8,7 +8,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from hires.report import figures, frames
+from hires.report import frames
+from hires.report.plots import base as figures
 from hires.report.plots import loss_curves, style
 from hires.report.plots.base import DrawnRun, PlotData
 from tests.helpers.report_runs import report_run, sized_campaign

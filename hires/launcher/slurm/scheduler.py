@@ -20,15 +20,7 @@ from hires.core.errors import RunError
 from hires.core.store.attempts import Attempt, job_name
 from hires.core.store.file_names import attempt_numbers
 from hires.launcher import commands
-from hires.launcher.interface import (
-    ENDED,
-    GONE,
-    PENDING,
-    RUNNING,
-    UNKNOWN,
-    Job,
-    JobStatus,
-)
+from hires.launcher.interface import ENDED, GONE, PENDING, RUNNING, UNKNOWN, Job, JobStatus
 from hires.launcher.status.run_state import RunState
 
 NOTHING = ("", "(null)", "None", "N/A", "Unknown")

@@ -10,7 +10,7 @@ from hires.core.store.reading import Note
 from hires.core.units import MIB
 from hires.report.load.plain_values import dig, number
 from hires.report.plots import style
-from hires.report.plots.base import Drawing, NotDrawnError, PlotData, plot
+from hires.report.plots.base import Drawing, PlotData, plot
 
 FILE = "simulate.json"
 """What ``hires bench simulate --out DIR`` writes; it holds the links that were measured."""
@@ -37,11 +37,11 @@ def read_benches(results: Path, notes: list[Note]) -> list[dict[str, Any]]:
 
 
 @plot(120, "links", "Latency and bandwidth")
-def links(data: PlotData) -> Drawing:
+def links(data: PlotData) -> Drawing | str:
     """Draws how long a message of each size takes, by latency and bandwidth."""
     measured = [link for bench in data.benches for link in _links(bench)]
     if not measured:
-        raise NotDrawnError("no record of `hires bench simulate --out DIR` lies beside the runs")
+        return "no record of `hires bench simulate --out DIR` lies beside the runs"
     fig, [[times, rates]] = style.figure(1, 2, 3.2)
     for link in measured:
         took = [link.latency_s + num_bytes / link.bytes_per_s for num_bytes in _SIZES]

@@ -1,4 +1,4 @@
-"""Defines what a plot is, what it is drawn from, and the registry that every plot joins.
+"""Defines what a plot is, what it is drawn from, and the files and the part of a page it becomes.
 
 To add a plot: one file in this folder with a function under ``@plot``, and its line in the
 package's ``__init__``.
@@ -7,18 +7,28 @@ package's ``__init__``.
 from __future__ import annotations
 
 import functools
+import io
+import logging
+import re
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from hires.core.ranks.timeline import StepSpans, complete_steps
+from hires.core.store.reading import Note
 from hires.plan.plan import Plan
 from hires.report.frames import Frames, numeric
 from hires.report.load.plain_values import discarded_steps
 from hires.report.load.runs import Run
+from hires.report.plots import style
 
+FORMATS = ("svg", "pdf", "png")
+DPI = 200
+"""Of a PNG."""
 MAX_RUNS = 6
 """Runs that are drawn rank by rank."""
 MAX_PANELS = 6
@@ -27,6 +37,17 @@ MAX_LABEL = 60
 """Characters of a run's label in captions."""
 MAX_RANKS = 64
 """Ranks of a run that are drawn one by one; more would be thinner than a line."""
+_COLOURS = {
+    style.INK: "currentColor",
+    style.MUTED: "var(--muted)",
+    style.GRID: "var(--grid)",
+    style.PAPER: "var(--figure)",
+    style.BLACK: "var(--neutral)",
+}
+"""Colours that the page replaces by its own, light or dark."""
+_ID = re.compile(r'(\bid="|href="#|url\(#)')
+_HEAD = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<style.*?</style>", re.DOTALL)
+_ROOT = re.compile(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>')
 
 
 class Drawing(NamedTuple):
@@ -48,16 +69,12 @@ class Plot:
     title: str
     wide: bool
     """Whether it needs the width of a page."""
-    draw: Callable[[PlotData], Drawing]
+    draw: Callable[[PlotData], Drawing | str]
     figure: Figure | None = None
     caption: str = ""
     setting: str = ""
     missing: str = ""
     """Why it is not drawn."""
-
-
-class NotDrawnError(Exception):
-    """The runs do not hold what a plot shows; the text is the reason."""
 
 
 @dataclass
@@ -120,21 +137,20 @@ class PlotData:
         drawn = []
         for row in rows.to_dict("records"):
             label = " ".join([row["_layout"], *(str(row[key]) for key in differing)])
-            label = label if len(label) <= MAX_LABEL else f"{label[:MAX_LABEL]}..."
             run = self.frames.by_name[row["campaign"], row["run"]]
-            drawn.append(DrawnRun(run, label, row["_layout"]))
+            drawn.append(DrawnRun(run, style.short(label, MAX_LABEL), row["_layout"]))
         return drawn
 
 
 PLOTS: dict[int, Plot] = {}
 """All plots by their place on the page."""
-_Draw = Callable[[PlotData], Drawing]
+_Draw = Callable[[PlotData], Drawing | str]
 
 
 def plot(place: int, name: str, title: str, *, wide: bool = False) -> Callable[[_Draw], _Draw]:
     """Returns a decorator that registers a plot at a place on the page.
 
-    The function returns a :class:`Drawing`, or raises :class:`NotDrawnError`.
+    The function returns a :class:`Drawing`, or why the runs do not hold what it shows.
     """
 
     def register(draw: _Draw) -> _Draw:
@@ -143,3 +159,75 @@ def plot(place: int, name: str, title: str, *, wide: bool = False) -> Callable[[
         return draw
 
     return register
+
+
+def draw(data: PlotData) -> list[Plot]:
+    """Returns all plots in the order of the page, each with its figure or why it has none.
+
+    A plot that fails on a damaged run is left out with a note; the others are drawn.
+    """
+    plots = []
+    for _, plot in sorted(PLOTS.items()):
+        try:
+            with style.styled():
+                drawing = plot.draw(data)
+                if isinstance(drawing, str):
+                    plots.append(replace(plot, missing=drawing))
+                    continue
+                _add_setting(drawing.figure, drawing.setting or data.frames.setting)
+            plots.append(replace(plot, **drawing._asdict()))
+        except Exception as error:  # run folders may hold anything
+            text = f"{type(error).__name__}: {error}"[:300]
+            data.frames.notes.append(Note(f"plot {plot.name}", text))
+            plots.append(replace(plot, missing="the runs hold values that break it"))
+    return plots
+
+
+def missing(plots: Sequence[Plot]) -> list[str]:
+    """Returns a line for every plot that was not drawn."""
+    return [f"{plot.title}: {plot.missing}" for plot in plots if plot.figure is None]
+
+
+def encoded(plot: Plot, form: str) -> bytes | None:
+    """Returns a figure as a file, None if it was not drawn.
+
+    Equal numbers make equal files: none holds the time of day.
+    """
+    if plot.figure is None:
+        return None
+    data = io.BytesIO()
+    dates: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with style.styled(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about letters that the font lacks
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        mpl.rcParams["svg.hashsalt"] = plot.name
+        plot.figure.savefig(data, format=form, dpi=DPI, metadata=dates.get(form))
+    return data.getvalue()
+
+
+def inline(plot: Plot) -> str:
+    """Returns the SVG of a drawn plot for the page.
+
+    It has no preamble, the colours of the page, and ids that begin with the plot's name.
+    """
+    kept = _HEAD.sub("", (encoded(plot, "svg") or b"").decode())
+    kept = _ID.sub(rf"\g<1>{plot.name}-", kept.replace("xlink:href", "href"))
+    for ours, pages in _COLOURS.items():
+        kept = kept.replace(ours, pages)
+    return _ROOT.sub(r'<svg \1 aria-hidden="true">', kept, count=1)
+
+
+def page_colour(layout: str) -> str:
+    """Returns the colour of a layout as the page writes it."""
+    colour = style.layout_style(layout).colour
+    return _COLOURS.get(colour, colour)
+
+
+def _add_setting(figure: Figure, setting: str) -> None:
+    """Writes below a figure where it was measured."""
+    height = figure.get_size_inches()[1]
+    below = 0.2 / height
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, below, 1, 1 - below))
+    look: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 7, "color": style.MUTED}
+    figure.text(0.995, 0.04 / height, setting, **look)

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from hires.report.frames import numeric
 from hires.report.load.plain_values import count, number
 from hires.report.plots import style
-from hires.report.plots.base import Drawing, DrawnRun, NotDrawnError, PlotData, plot
+from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot
 
 MAX_POINTS = 500
 """Points of a curve; a longer one is drawn by the means of as many parts."""
@@ -19,11 +19,11 @@ _FLOOR = 1e-17
 
 
 @plot(110, "loss", "Loss curves")
-def curves(data: PlotData) -> Drawing:
+def curves(data: PlotData) -> Drawing | str:
     """Draws the loss of every step."""
     runs = [(run, losses) for run in data.runs if len(losses := losses_of(run)) > 1]
     if not runs:
-        raise NotDrawnError("no run that is drawn recorded a loss for more than one step")
+        return "no run that is drawn recorded a loss for more than one step"
     fig, [[axis]] = style.figure(1, 1, 3.2)
     words = []
     for run, losses in runs:
@@ -40,12 +40,12 @@ def curves(data: PlotData) -> Drawing:
 
 
 @plot(100, "precision_error", "Precision against error")
-def error(data: PlotData) -> Drawing:
+def error(data: PlotData) -> Drawing | str:
     """Draws the error of the loss in each precision and layout, relative to the most exact one."""
     frame = data.frames.precision
     rows = frame[frame["first_loss_error"].notna() | frame["last_loss_error"].notna()].copy()
     if not len(rows):
-        raise NotDrawnError("no point was run in more than one precision with a loss")
+        return "no point was run in more than one precision with a loss"
     rows["layout"] = rows["layout"].fillna("?")
     parts = {name: rows[rows["precision"] == name] for name in sorted(set(rows["precision"]))}
     names = sorted(parts, key=lambda name: numeric(parts[name], "first_loss_error").median())

@@ -9,15 +9,7 @@ from hires.core.units import MIB, size
 from hires.report.frames import Frames, numeric, plain_rows
 from hires.report.load.measured_points import group_key, point_name
 from hires.report.plots import style
-from hires.report.plots.base import (
-    MAX_PANELS,
-    MAX_RANKS,
-    Drawing,
-    DrawnRun,
-    NotDrawnError,
-    PlotData,
-    plot,
-)
+from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, DrawnRun, PlotData, plot
 
 _LETTERS_PER_INCH = 13
 """Of a title."""
@@ -26,12 +18,12 @@ _PANEL = ("campaign", "model", "precision", "task", "batch", "limit")
 
 
 @plot(50, "memory_per_rank", "Memory per rank")
-def per_rank(data: PlotData) -> Drawing:
+def per_rank(data: PlotData) -> Drawing | str:
     """Draws a stacked bar for every rank, and a dash for its prediction."""
     rows_of = [(drawn, _ranks(data, drawn)) for drawn in data.runs]
     runs = [(drawn, rows) for drawn, rows in rows_of if 0 < len(rows) <= MAX_RANKS]
     if not runs:
-        raise NotDrawnError("no run recorded the memory of its ranks")
+        return "no run recorded the memory of its ranks"
     widths = [max(2, len(rows)) + 1 for _, rows in runs]
     fig, [axes] = style.figure(1, len(runs), 3.4, sharey=True, width_ratios=widths)
     words = []
@@ -55,12 +47,12 @@ def per_rank(data: PlotData) -> Drawing:
 
 
 @plot(40, "largest_image", "The largest image each layout fits")
-def largest_image(data: PlotData) -> Drawing:
+def largest_image(data: PlotData) -> Drawing | str:
     """Draws the image sizes of each layout: those that ran, and those that memory refused."""
     frame = _images(data.frames)
     refused = frame["refused"]
     if frame["pixels"].nunique() < 2 and not refused.any():
-        raise NotDrawnError("all runs have one image size, and memory refused none")
+        return "all runs have one image size, and memory refused none"
     groups = [part for _, part in frame.groupby(group_key(frame, _PANEL))]
     groups.sort(key=lambda part: (-int(part["refused"].any()), -part["pixels"].nunique()))
     shown = groups[:MAX_PANELS]

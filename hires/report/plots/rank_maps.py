@@ -15,13 +15,13 @@ from hires.plan.graph import INPUT
 from hires.plan.plan import Plan
 from hires.plan.tiling import own_rect
 from hires.report.plots import style
-from hires.report.plots.base import Drawing, NotDrawnError, PlotData, plot
+from hires.report.plots.base import Drawing, PlotData, plot
 
 _COLOURS = (style.SKY, style.ORANGE, style.GREEN, style.PURPLE, style.YELLOW, style.BLUE)
 
 
 @plot(90, "tile_grid", "The tile grid over the image")
-def grid(data: PlotData) -> Drawing:
+def grid(data: PlotData) -> Drawing | str:
     """Draws the image with the tiles of the first stage, for every tiled run."""
     runs = [
         (drawn, drawn.plan)
@@ -29,7 +29,7 @@ def grid(data: PlotData) -> Drawing:
         if drawn.plan is not None and drawn.plan.stages[0].num_tiles > 1
     ]
     if not runs:
-        raise NotDrawnError("no run that is drawn cuts the image into tiles")
+        return "no run that is drawn cuts the image into tiles"
     fig, axes = style.panels(len(runs), 3, 2.4)
     words = []
     for axis, (drawn, plan) in zip(axes, runs, strict=True):
@@ -45,7 +45,7 @@ def grid(data: PlotData) -> Drawing:
 
 
 @plot(80, "traffic", "Traffic from rank to rank")
-def between_ranks(data: PlotData) -> Drawing:
+def between_ranks(data: PlotData) -> Drawing | str:
     """Draws a matrix of bytes for every run with several ranks."""
     matrices = [
         (drawn, traffic.matrix(drawn.plan))
@@ -54,7 +54,7 @@ def between_ranks(data: PlotData) -> Drawing:
     ]
     matrices = [(drawn, sent) for drawn, sent in matrices if any(map(any, sent))]
     if not matrices:
-        raise NotDrawnError("no run that is drawn has ranks that send each other anything")
+        return "no run that is drawn has ranks that send each other anything"
     most = max(max(map(max, sent)) for _, sent in matrices) / MIB
     fig, axes = style.panels(len(matrices), 4 if len(matrices) == 4 else 3, 2.2)
     for axis, (drawn, sent) in zip(axes, matrices, strict=True):

@@ -22,14 +22,7 @@ from hires.core.ranks.timeline import (
 from hires.plan.plan import Plan
 from hires.plan.program import edge_messages
 from hires.report.plots import style
-from hires.report.plots.base import (
-    MAX_RANKS,
-    Drawing,
-    DrawnRun,
-    NotDrawnError,
-    PlotData,
-    plot,
-)
+from hires.report.plots.base import MAX_RANKS, Drawing, DrawnRun, PlotData, plot
 from hires.report.timelines import planned_steps
 
 PIPELINE, BUBBLE, OTHER = "pipeline", "bubble", "other"
@@ -60,7 +53,7 @@ _ORDER = (FORWARD, BACKWARD, HALO, COLLECTIVE, WAIT, GRADIENTS, OPTIMISER, DATA)
 
 
 @plot(60, "step_split", "Where the time of a step goes")
-def split_step(data: PlotData) -> Drawing:
+def split_step(data: PlotData) -> Drawing | str:
     """Draws where the time of a step goes, one bar for each rank."""
     runs = [
         (drawn, split_steps(drawn.plan, drawn.counted))
@@ -69,9 +62,7 @@ def split_step(data: PlotData) -> Drawing:
     ]
     if not runs:
         warm_up = any(drawn.steps for drawn in data.runs)
-        raise NotDrawnError(
-            "all steps whose time line was kept are warm-up" if warm_up else _MISSING
-        )
+        return "all steps whose time line was kept are warm-up" if warm_up else _MISSING
     bars = [(drawn, rank, parts) for drawn, ranks in runs for rank, parts in enumerate(ranks)]
     fig, [[axis]] = style.figure(1, 1, 1.2 + 0.2 * len(bars) + 0.1 * len(runs))
     # The bars of each run stand half a bar apart from those of the run before.
@@ -95,14 +86,14 @@ def split_step(data: PlotData) -> Drawing:
 
 
 @plot(70, "timeline", "Pipeline time line, planned and measured", wide=True)
-def timeline(data: PlotData) -> Drawing:
+def timeline(data: PlotData) -> Drawing | str:
     """Draws the planned and the last measured step of some runs, a row for each rank."""
     runs = [(drawn, drawn.plan) for drawn in data.runs if drawn.steps and drawn.plan is not None]
     # Pipelines have most to show, a single rank the least.
     runs.sort(key=lambda item: (len(item[1].stages) == 1, item[1].world == 1))
     runs = runs[:MAX_TIMELINES]
     if not runs:
-        raise NotDrawnError(_MISSING)
+        return _MISSING
     rows = [plan.world for _, plan in runs for _ in range(2)]
     height = sum(0.17 * n + 0.34 for n in rows) + 0.75
     fig, axes = style.figure(len(rows), 1, height, height_ratios=[n + 0.9 for n in rows])

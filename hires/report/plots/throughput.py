@@ -19,7 +19,7 @@ from hires.report.load.measured_points import (
     work_name,
 )
 from hires.report.plots import style
-from hires.report.plots.base import MAX_PANELS, Drawing, NotDrawnError, PlotData, plot
+from hires.report.plots.base import MAX_PANELS, Drawing, PlotData, plot
 
 MAX_BARS = 20
 _PANEL = tuple(key for key in ("campaign", *WORK) if key != "image")
@@ -29,12 +29,12 @@ _BARS = tuple(key for key in WORK if key != "precision")
 
 
 @plot(10, "throughput_by_layout", "Throughput of each layout")
-def by_layout(data: PlotData) -> Drawing:
+def by_layout(data: PlotData) -> Drawing | str:
     """Draws a bar for every layout and number of ranks, at the work most layouts were run with."""
     frame = _points(data.frames)
     bars = common_work(frame, _BARS) if len(frame) else frame
     if bars["layout"].nunique() < 2:
-        raise NotDrawnError("no network and image was run to the end in two layouts")
+        return "no network and image was run to the end in two layouts"
     bars = bars.assign(bar=[point_name(row, bars) for row in plain_rows(bars)])
     groups = sorted(bars.groupby("precision", dropna=False), key=lambda g: str(g[0]))[:4]
     names = list(bars.groupby("bar")["img_per_s_median"].max().sort_values().index)[-MAX_BARS:]
@@ -61,7 +61,7 @@ def by_layout(data: PlotData) -> Drawing:
 
 
 @plot(20, "throughput_by_image", "Throughput against image size")
-def by_image(data: PlotData) -> Drawing:
+def by_image(data: PlotData) -> Drawing | str:
     """Draws throughput against image size, one line for each layout and number of ranks."""
     frame = _points(data.frames)
     # Those with the most image sizes, in order of their names.
@@ -70,7 +70,7 @@ def by_image(data: PlotData) -> Drawing:
     parts = [part for _, part in sorted(panels[:MAX_PANELS], key=lambda item: str(item[0]))]
     parts = [part for part in parts if part["pixels"].nunique() > 1]
     if not parts:
-        raise NotDrawnError("no network and precision was run to the end with two image sizes")
+        return "no network and precision was run to the end with two image sizes"
     fig, axes = style.panels(len(parts), 2 if len(parts) > 1 else 1, 2.9)
     words = []
     for axis, part in zip(axes, parts, strict=True):
@@ -89,16 +89,14 @@ def by_image(data: PlotData) -> Drawing:
 
 
 @plot(30, "throughput_by_ranks", "Throughput against ranks")
-def by_ranks(data: PlotData) -> Drawing:
+def by_ranks(data: PlotData) -> Drawing | str:
     """Draws throughput and efficiency against ranks, at the work with the most of them."""
     frame = _points(data.frames)
     frame = frame[frame["ranks"].notna()]
     works = [part for _, part in frame.groupby(group_key(frame, ("campaign", *WORK)))]
     works = [part for part in works if part["ranks"].nunique() > 1]
     if not works:
-        raise NotDrawnError(
-            "no network, image, batch and precision was run on different numbers of ranks"
-        )
+        return "no network, image, batch and precision was run on different numbers of ranks"
     work = max(works, key=lambda part: (part["ranks"].nunique(), *weight(part)))
     fig, [[speed, share]] = style.figure(1, 2, 3.4)
     words = _draw_scaling(speed, share, work)

@@ -7,9 +7,10 @@ import json
 import pandas as pd
 import pytest
 
-from hires.report import figures, frames, page
+from hires.report import frames, page
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import points as pairs
+from hires.report.plots import base as figures
 from hires.report.plots.base import PlotData
 from hires.report.summaries import summaries
 from tests.helpers.report_runs import MIB, report_run
