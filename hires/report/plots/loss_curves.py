@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
+import numpy as np
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from hires.report.frames import numeric
 from hires.report.load.plain_values import count, number
@@ -68,7 +70,7 @@ def error(data: PlotData) -> Drawing | str:
     style.legend(fig, axes)
     worst = "; ".join(
         f"{name} {numeric(parts[name], 'first_loss_error').max():.1e} beside "
-        f"{style.listed(sorted(set(parts[name]['reference'].dropna())))}"
+        f"{', '.join(sorted(set(parts[name]['reference'].dropna())))}"
         for name in names
     )
     return Drawing(
@@ -88,10 +90,7 @@ def losses_of(drawn: DrawnRun) -> dict[int, float]:
     return {step: math.fsum(by_step[step]) / len(by_step[step]) for step in sorted(by_step)}
 
 
-def thinned(losses: dict[int, float]) -> tuple[list[float], list[float]]:
-    """Returns steps and losses as at most ``MAX_POINTS`` points, each a mean of neighbours."""
-    width = math.ceil(len(losses) / MAX_POINTS)
-    items = list(losses.items())
-    parts = [items[i : i + width] for i in range(0, len(items), width)]
-    steps, values = ([math.fsum(p[k] for p in part) / len(part) for part in parts] for k in (0, 1))
-    return steps, values
+def thinned(losses: dict[int, float]) -> NDArray[np.float64]:
+    """Returns steps and losses, (2, at most ``MAX_POINTS``), each a mean of neighbours."""
+    parts = np.array_split(list(losses.items()), min(len(losses), MAX_POINTS))
+    return np.array([part.mean(axis=0) for part in parts]).T
