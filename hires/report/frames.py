@@ -49,7 +49,7 @@ class Frames:
     """Names of the campaigns by their folders."""
 
     runs = _frame_of(rows.RUN_COLUMNS, lambda runs: map(rows.run_row, runs))
-    """One row a run: what it is, how it ended, its latest numbers, how to reproduce it."""
+    """One row a run, in their order: what it is, how it ended, its latest numbers."""
     attempts = _frame_of(rows.ATTEMPT_COLUMNS, _each(rows.attempt_rows))
     """One row a complete attempt: throughput and step time."""
     samples = _frame_of(rows.SAMPLE_COLUMNS, _each(rows.sample_rows))
@@ -95,11 +95,6 @@ class Frames:
             configs.append({"campaign": run.campaign, "run": run.name, **texts})
         keys = dict.fromkeys(["campaign", "run", *(key for row in configs for key in row)])
         return _frame(list(keys), configs)
-
-    @functools.cached_property
-    def by_name(self) -> dict[tuple[str, str], Run]:
-        """The runs by the columns ``campaign`` and ``run`` of every frame."""
-        return {(run.campaign, run.name): run for run in self.run_list}
 
     @functools.cached_property
     def setting(self) -> str:

@@ -98,9 +98,7 @@ def test_campaigns_of_one_name_in_two_folders_are_two(tmp_path):
     names = [f"{tmp_path.name}/results/before", "other/results/before", "alone"]
     assert list(found.runs["campaign"]) == names
     assert len(found.points) == 3
-    assert [
-        found.by_name[name, run.name].path for name, run in zip(names, runs, strict=False)
-    ] == runs
+    assert [run.path for run in found.run_list] == [*runs, alone]
     frames.add_campaign(found, runs[1].parent)
     frames.add_campaign(found, tmp_path / "third" / "before")
     assert list(found.planned["campaign"]) == [names[1], f"{tmp_path.name}/third/before"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hires.cli.options import JSON, Parser, chosen, named_runs, option
 from hires.cli.screens.screen import print_table
 from hires.core.errors import REGRESSION, ConfigError, RunError
+from hires.core.store.files import write_atomically
 from hires.core.store.launch_file import reproduce_line
 from hires.report.columns import Column
 from hires.report.compare.metrics import METRICS, Metric
@@ -71,11 +72,11 @@ def main(words: Sequence[str]) -> int:
     args = PARSER.read(words)
     if args.write_reference is not None:
         return _write_reference(args, words)
-    from hires.report.compare.comparison import write_junit
+    from hires.report.compare.comparison import junit_text
 
     comparison = _compare(args)
     if args.junit is not None:
-        write_junit(Path(args.junit), comparison)
+        write_atomically(args.junit, junit_text(comparison), option="--junit FILE")
     if args.json:
         print(json.dumps(comparison.to_dict(), indent=2))
     else:

@@ -181,11 +181,11 @@ def _reproduce(path: Path, as_json: bool) -> None:
 
 def _diff(path: Path, other: Path, as_json: bool) -> None:
     """Prints in what two runs differ: config, versions, machine and numbers."""
-    from hires.report.compare.differences import config_differences, number_rows, origin_differences
+    from hires.report.compare.differences import number_rows, run_differences
     from hires.report.load.runs import read_run
 
     a, b = read_run(path), read_run(other)
-    config, machine = config_differences([a], [b]), origin_differences([a], [b])
+    config, machine = run_differences([a], [b])
     rows = number_rows(a, b)
     if as_json:
         values = {

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from hires.core.errors import ConfigError
-from hires.core.store.files import write_atomically
 from hires.core.store.reading import text
-from hires.report.compare.differences import Difference, config_differences, origin_differences
+from hires.report.compare.differences import Difference, run_differences
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import ComparedPoint, pair, points
 from hires.report.compare.references import Reference, best
@@ -104,8 +102,7 @@ def compare_runs(
     comparison = Comparison(names, settings)
     for metric in metrics:
         comparison.add(metric, [judge(label, metric, x, y, settings) for label, x, y in shared])
-    comparison.config = config_differences(a, b)
-    comparison.origin = origin_differences(a, b)
+    comparison.config, comparison.origin = run_differences(a, b)
     only_a = [label for label, _, theirs in pairs if not theirs.runs]
     only_b = [label for label, ours, _ in pairs if not ours.runs]
     for side, labels in zip(names, (only_a, only_b), strict=True):
@@ -153,17 +150,11 @@ def compare_references(
     return comparison
 
 
-def write_junit(path: Path, comparison: Comparison) -> None:
-    """Writes a comparison as JUnit's XML, for CI servers.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    write_atomically(path, junit_text(comparison), option="--junit FILE")
-
-
 def junit_text(comparison: Comparison) -> str:
-    """Returns a comparison as XML: a worse point is a failure, an unknown one is skipped."""
+    """Returns a comparison as JUnit's XML, for CI servers.
+
+    A worse point is a failure, an unknown one is skipped.
+    """
     names, settings, verdicts = comparison.names, comparison.settings, comparison.verdicts
     facts = list(zip("AB", names, strict=True))
     facts += [(key, str(getattr(settings, key))) for key in ("seed", "resamples", "confidence")]

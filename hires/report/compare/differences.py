@@ -50,15 +50,13 @@ class Difference:
     b: str
 
 
-def config_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
-    """Returns the keys whose values differ, including keys that only one side has."""
-    differences = named_differences([run.flat_config for run in a], [run.flat_config for run in b])
-    return [one for one in differences if one.what not in _PLACES]
-
-
-def origin_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
-    """Returns what differs of code, versions and machine."""
-    return named_differences([origin(r.provenance) for r in a], [origin(r.provenance) for r in b])
+def run_differences(
+    a: Sequence[Run], b: Sequence[Run]
+) -> tuple[list[Difference], list[Difference]]:
+    """Returns what differs of the configs, keys of one side among them, and of code and machine."""
+    config = named_differences(*([run.flat_config for run in side] for side in (a, b)))
+    machine = named_differences(*([origin(run.provenance) for run in side] for side in (a, b)))
+    return [one for one in config if one.what not in _PLACES], machine
 
 
 def named_differences(
@@ -79,7 +77,15 @@ def number_rows(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
 
     Metrics are those of the whole run, as in ``compare``; the others are the last attempt's.
     """
-    ours, theirs = _numbers(a), _numbers(b)
+    numbers = []
+    for run in (a, b):
+        row, point = run_row(run), ComparedPoint([run])
+        for metric in METRICS.values() if point.attempts() else ():
+            repeats = point.repeats(metric)
+            value = median(repeats) if repeats else math.nan
+            row[metric.column] = value if math.isfinite(value) else None
+        numbers.append(row)
+    ours, theirs = numbers
     rows = [(title, ours.get(key), theirs.get(key)) for key, title in _NUMBERS.items()]
     return [row for row in rows if row[1:] != (None, None)]
 
@@ -90,16 +96,6 @@ def origin(provenance: Any) -> dict[str, str | None]:
     cores, memory = (count(dig(provenance, "hardware", key)) for key in ("cores", "memory"))
     facts["cores"] = None if cores is None else str(cores)
     return {**facts, "memory": None if memory is None else size(memory)}
-
-
-def _numbers(run: Run) -> Mapping[str, Any]:
-    row, point = run_row(run), ComparedPoint([run])
-    if point.attempts():
-        for metric in METRICS.values():
-            repeats = point.repeats(metric)
-            value = median(repeats) if repeats else math.nan
-            row[metric.column] = value if math.isfinite(value) else None
-    return row
 
 
 def _word(value: Any) -> str:

@@ -135,9 +135,9 @@ class PlotData:
         keys = ("campaign", "model", "image", "precision", "task")
         differing = [key for key in keys if rows[key].nunique(dropna=False) > 1]
         drawn = []
-        for row in rows.to_dict("records"):
+        for place, row in rows.iterrows():
             label = " ".join([row["_layout"], *(str(row[key]) for key in differing)])
-            run = self.frames.by_name[row["campaign"], row["run"]]
+            run = self.frames.run_list[place]
             drawn.append(DrawnRun(run, style.short(label, MAX_LABEL), row["_layout"]))
         return drawn
 

@@ -93,4 +93,5 @@ def losses_of(drawn: DrawnRun) -> dict[int, float]:
 def thinned(losses: dict[int, float]) -> NDArray[np.float64]:
     """Returns steps and losses, (2, at most ``MAX_POINTS``), each a mean of neighbours."""
     parts = np.array_split(list(losses.items()), min(len(losses), MAX_POINTS))
-    return np.array([part.mean(axis=0) for part in parts]).T
+    means: NDArray[np.float64] = np.stack([part.mean(axis=0) for part in parts], axis=1)
+    return means
