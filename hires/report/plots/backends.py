@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from hires.core.store import reading
 from hires.core.store.reading import Note
 from hires.core.units import MIB
@@ -14,7 +16,7 @@ from hires.report.plots.base import Drawing, PlotData, plot
 
 FILE = "simulate.json"
 """What ``hires bench simulate --out DIR`` writes; it holds the links that were measured."""
-_SIZES = [2**power for power in range(3, 27)]
+_SIZES = 2.0 ** np.arange(3, 27)
 _KINDS = {
     "near": ("within a node", {"color": style.BLUE, "ls": "-"}),
     "far": ("between nodes", {"color": style.VERMILION, "ls": "--"}),
@@ -44,10 +46,9 @@ def links(data: PlotData) -> Drawing | str:
         return "no record of `hires bench simulate --out DIR` lies beside the runs"
     fig, [[times, rates]] = style.figure(1, 2, 3.2)
     for link in measured:
-        took = [link.latency_s + num_bytes / link.bytes_per_s for num_bytes in _SIZES]
-        rate = [n / t / MIB for n, t in zip(_SIZES, took, strict=True)]
-        times.plot(_SIZES, [t * 1e6 for t in took], label=link.label, **link.look)
-        rates.plot(_SIZES, rate, label=link.label, **link.look)
+        took_s = link.latency_s + _SIZES / link.bytes_per_s
+        times.plot(_SIZES, 1e6 * took_s, label=link.label, **link.look)
+        rates.plot(_SIZES, _SIZES / took_s / MIB, label=link.label, **link.look)
     titles = ((times, "time of a message", "microseconds"), (rates, "bandwidth", "MiB/s"))
     for axis, title, unit in titles:
         style.log_axis(axis, "x", 2)
@@ -65,7 +66,6 @@ def links(data: PlotData) -> Drawing | str:
 
 
 def _links(bench: dict[str, Any]) -> list[_Link]:
-    """Returns the links of a benchmark that were measured."""
     host = reading.text(bench.get("host"), 30) or "unknown host"
     processor = reading.text(dig(bench, "hardware", "cpu"), 60) or ""
     links = []

@@ -78,7 +78,6 @@ def largest_image(data: PlotData) -> Drawing | str:
 
 
 def _ranks(data: PlotData, drawn: DrawnRun) -> pd.DataFrame:
-    """Returns the ranks of a run with a measured or predicted peak."""
     memory = data.frames.memory
     own = (memory["campaign"] == drawn.run.campaign) & (memory["run"] == drawn.run.name)
     known = memory["peak_bytes"].notna() | memory["predicted_bytes"].notna()
@@ -86,7 +85,6 @@ def _ranks(data: PlotData, drawn: DrawnRun) -> pd.DataFrame:
 
 
 def _stack(axis: Axes, rows: pd.DataFrame) -> None:
-    """Draws the ranks of one run."""
     ranks = [int(n) for n in rows["rank"]]
     peak = numeric(rows, "peak_bytes") / MIB
     bottom = peak * 0

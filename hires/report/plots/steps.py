@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import pandas as pd
 from matplotlib.axes import Axes
 
 from hires.core.ranks.timeline import (
@@ -64,18 +65,17 @@ def split_step(data: PlotData) -> Drawing | str:
         warm_up = any(drawn.steps for drawn in data.runs)
         return "all steps whose time line was kept are warm-up" if warm_up else _MISSING
     bars = [(drawn, rank, parts) for drawn, ranks in runs for rank, parts in enumerate(ranks)]
+    times_ms = 1e3 * pd.DataFrame([parts for *_, parts in bars])
+    left_ms = times_ms.cumsum(axis=1) - times_ms
     fig, [[axis]] = style.figure(1, 1, 1.2 + 0.2 * len(bars) + 0.1 * len(runs))
     # The bars of each run stand half a bar apart from those of the run before.
     gaps = [0.5 * run for run, (_, ranks) in enumerate(runs) for _ in ranks]
     places = [bar + gap for bar, gap in enumerate(gaps)]
-    left = [0.0] * len(bars)
     for part in PARTS:
-        values = [1e3 * parts.get(part, 0.0) for *_, parts in bars]
-        if max(values) > 0:
+        if times_ms[part].any():
             colour, hatch = style.KINDS[part]
             look = {"color": colour, "hatch": hatch, "label": _LABELS.get(part, part)}
-            axis.barh(places, values, 0.8, left=left, **look)
-            left = [a + b for a, b in zip(left, values, strict=True)]
+            axis.barh(places, times_ms[part], 0.8, left=left_ms[part], **look)
     axis.set_yticks(places, [f"{style.short(drawn.label)}  {rank}" for drawn, rank, _ in bars])
     axis.invert_yaxis()
     axis.set_xlabel("mean of the last steps after the warm-up [ms]")
@@ -169,7 +169,6 @@ def split_rank(
 
 
 def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> None:
-    """Draws one time line, the first rank on top."""
     for rank in ranks:
         for level, kind in enumerate(_ORDER):
             merged = _merged([s for s in rank.spans if s.kind == kind], took_s)

@@ -40,15 +40,14 @@ def by_layout(data: PlotData) -> Drawing | str:
     names = list(bars.groupby("bar")["img_per_s_median"].max().sort_values().index)[-MAX_BARS:]
     fig, [axes] = style.figure(1, len(groups), 1.2 + 0.3 * len(names), sharey=True)
     for axis, (precision, part) in zip(axes, groups, strict=True):
-        best = part.drop_duplicates("bar").set_index("bar")
-        for place, name in enumerate(names):
-            if name in best.index:
-                middle, low, high = (float(v.iloc[0]) for v in _spread(best.loc[[name]]))
-                axis.barh(
-                    place, middle, 0.66, xerr=[[low], [high]],
-                    **style.layout_style(str(best.loc[name, "layout"])).of_bar,
-                    error_kw={"ecolor": style.INK, "elinewidth": 1.0, "capsize": 2.5},
-                )  # fmt: skip
+        best = part[part["bar"].isin(names)].drop_duplicates("bar")
+        middle, low, high = _spread(best)
+        looks = [style.layout_style(layout) for layout in best["layout"]]
+        axis.barh(
+            list(map(names.index, best["bar"])), middle, 0.66, xerr=[low, high],
+            color=[look.colour for look in looks], hatch=[look.hatch for look in looks],
+            error_kw={"ecolor": style.INK, "elinewidth": 1.0, "capsize": 2.5},
+        )  # fmt: skip
         style.named_rows(axis, names)
         axis.set(title=str(precision), xlabel="images/s")
     first = plain_rows(bars)[0]
@@ -74,16 +73,25 @@ def by_image(data: PlotData) -> Drawing | str:
     fig, axes = style.panels(len(parts), 2 if len(parts) > 1 else 1, 2.9)
     words = []
     for axis, part in zip(axes, parts, strict=True):
-        for (layout, ranks), line in _lines(part).items():
-            _draw_line(axis, line.sort_values("pixels"), "pixels", layout, ranks)
+        # A layout on several numbers of ranks has a line for each.
+        several = part.groupby("layout")["ranks"].transform("nunique") > 1
+        keys = ["layout", part["ranks"].where(several)]
+        lines = part.sort_values("pixels").groupby(keys, dropna=False)
+        for (layout, ranks), line in lines:
+            label = style.short(layout) + (f" on {ranks}" if pd.notna(ranks) else "")
+            _draw_line(axis, line, "pixels", layout, label)
         _label_images(axis, part)
         row = plain_rows(part)[0]
         heading = style.short(", ".join(work_name(row, frame, ("model", "precision", "task"))), 48)
         axis.set(title=heading, ylabel="images/s")
         axis.set_ylim(bottom=0)
-        ends = (part["pixels"].min(), part["pixels"].max())
-        best = ", ".join(_fastest_words(part[part["pixels"] == pixels]) for pixels in ends)
-        words.append(f"{heading}: {best}")
+        best = []
+        for pixels in (part["pixels"].min(), part["pixels"].max()):
+            same = part[part["pixels"] == pixels]
+            row = plain_rows(same.nlargest(1, "img_per_s_median"))[0]
+            speed = f"{row['img_per_s_median']:.3g}"
+            best.append(f"at {row['image']} {point_name(row, same)} is fastest with {speed}")
+        words.append(f"{heading}: {', '.join(best)}")
     style.legend(fig, axes)
     return Drawing(fig, f"{SPREAD}. {'; '.join(words[:3])}.")
 
@@ -123,9 +131,8 @@ def _draw_scaling(speed: Axes, share: Axes, work: pd.DataFrame) -> str:
     speed.plot(worlds, [ideal * n for n in worlds], label="ideal", **dashed)
     share.plot(worlds, [100.0] * len(worlds), **dashed)
     words = []
-    for (layout, _), unordered in _lines(work, by_ranks=False).items():
-        line = unordered.sort_values("ranks")
-        _draw_line(speed, line, "ranks", layout, None)
+    for layout, line in work.sort_values("ranks").groupby("layout"):
+        _draw_line(speed, line, "ranks", layout, style.short(layout))
         ranks = numeric(line, "ranks")
         percent = 100 * numeric(line, "img_per_s_median") / (ideal * ranks)
         share.plot(ranks, percent, **style.layout_style(layout).of_line)
@@ -153,25 +160,9 @@ def _points(frames: Frames) -> pd.DataFrame:
     return kept
 
 
-def _lines(
-    frame: pd.DataFrame, by_ranks: bool = True
-) -> dict[tuple[str, int | None], pd.DataFrame]:
-    """Returns the points by layout, and by ranks where a layout has several."""
-    several = frame.groupby("layout")["ranks"].nunique() > 1
-    parts: dict[tuple[str, int | None], pd.DataFrame] = {}
-    for layout, part in frame.groupby("layout", sort=True):
-        if by_ranks and several[layout]:
-            for ranks, own in part.groupby("ranks"):
-                parts[str(layout), int(ranks)] = own
-        else:
-            parts[str(layout), None] = part
-    return parts
-
-
-def _draw_line(axis: Axes, line: pd.DataFrame, key: str, layout: str, ranks: int | None) -> None:
+def _draw_line(axis: Axes, line: pd.DataFrame, key: str, layout: str, label: str) -> None:
     """Draws medians over a column, with bars from p10 to p90."""
     middle, low, high = _spread(line)
-    label = style.short(layout) + (f" on {ranks}" if ranks else "")
     axis.errorbar(
         numeric(line, key), middle, yerr=[low, high], **style.layout_style(layout).of_line,
         elinewidth=1.0, capsize=2.5, label=label,
@@ -187,7 +178,6 @@ def _spread(line: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
 
 
 def _label_images(axis: Axes, part: pd.DataFrame) -> None:
-    """Labels a logarithmic axis of pixels with image sizes."""
     sizes = part.drop_duplicates("pixels").sort_values("pixels")
     axis.set_xscale("log")
     axis.set_xticks(list(sizes["pixels"]), list(sizes["image"]))
@@ -196,9 +186,3 @@ def _label_images(axis: Axes, part: pd.DataFrame) -> None:
         axis.tick_params(axis="x", labelrotation=30)
     axis.set_xlim(sizes["pixels"].min() / 1.25, sizes["pixels"].max() * 1.25)
     axis.set_xlabel("image [pixels]")
-
-
-def _fastest_words(part: pd.DataFrame) -> str:
-    row = plain_rows(part.sort_values("img_per_s_median", ascending=False))[0]
-    name = point_name(row, part)
-    return f"at {row['image']} {name} is fastest with {row['img_per_s_median']:.3g}"
