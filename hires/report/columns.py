@@ -169,7 +169,6 @@ def _image(record: Row) -> Cell:
 
 
 def _error_percent(entry: Row) -> Cell:
-    """Returns by how much the predicted peak exceeds the measured one."""
     measured, predicted = count(entry.get("peak_bytes")), count(entry.get("predicted_bytes"))
     return 100 * (predicted / measured - 1) if measured and predicted else None
 

@@ -1,8 +1,7 @@
 """Holds the data of many runs as pandas DataFrames, one row for each run, attempt, rank or class.
 
-Every number has its unit in the name of its column; what a run did not record is missing, never 0.
-All frames share the columns ``campaign`` and ``run`` (the name of the folder), by which they join.
-A damaged folder raises nothing here; notes say what could not be used.
+The names of columns end with units; what a run did not record is missing, never 0. Frames join by
+``campaign`` and ``run`` (the name of the folder). Notes tell what of a damaged folder is left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Exports runs into an mlflow file store, through mlflow's own client.
 
-A campaign becomes an experiment, and every complete attempt a run: config as parameters, numbers as
-metrics, step times with their steps, code and machine as tags. An attempt that the store has is
-skipped, so the same command can be repeated.
+A campaign becomes an experiment, and every complete attempt a run, with its config as parameters,
+its numbers and steps as metrics, and code and machine as tags. What the store has is skipped.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ _MAX_VALUE = 500
 def write_mlflow(runs: Sequence[Run], out: Path) -> tuple[int, int]:
     """Writes the complete attempts of some runs into the file store in a folder.
 
-    Returns:
-        How many were written, and how many the store had already.
+    Returns how many were written, and how many the store had already.
 
     Raises:
         ConfigError: mlflow is not installed, or cannot write.
@@ -115,7 +113,7 @@ def _write(
 
 
 def _metrics(record: dict[str, Any]) -> list[tuple[str, float, int]]:
-    """Returns name, value and step of every number; units end the names."""
+    """Returns name, value and step of every number."""
     numbers = values((*RATES, *STEP_TIMES), record)
     numbers |= {f"loss_{p}": number(dig(record, "loss", p)) for p in ("first", "last")}
     metrics = [(key, value, 0) for key, value in numbers.items() if value is not None]
@@ -128,7 +126,6 @@ def _metrics(record: dict[str, Any]) -> list[tuple[str, float, int]]:
 
 
 def _milliseconds(record: dict[str, Any], key: str) -> int | None:
-    """Returns a time of the record in milliseconds since the epoch."""
     time = dig(record, "provenance", key)
     try:
         return int(datetime.fromisoformat(time).timestamp() * 1000)

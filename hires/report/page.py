@@ -192,7 +192,6 @@ def run_card(run: Run, number: int) -> dict[str, Any]:
 
 
 def _attempt_words(attempt: Attempt) -> str:
-    """Returns how an attempt ended, and its speed."""
     state = text(attempt.record.get("state"), 20) or text(attempt.exit.get("state"), 20)
     rate = median_speed([attempt.record]) if state == "done" else None
     return (state or "not ended") + (f", {rate:.2f} img/s" if rate is not None else "")

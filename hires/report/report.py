@@ -81,8 +81,7 @@ def write_report(
     ``add_states`` sets the status of runs without an exit record.
 
     Raises:
-        RunError: a file cannot be written.
-        ConfigError: a format needs a library that is not installed.
+        ConfigError: a file cannot be written.
     """
     out = request.out
     with contextlib.ExitStack() as stack:

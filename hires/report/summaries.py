@@ -1,7 +1,6 @@
 """Declares the tables of a report: the frame, columns and caption of each.
 
-To add a column: here, or in ``report/columns.py`` if it is read from a record. To add a table: one
-more entry of ``_TABLES``. The page and every format follow.
+A new column goes here, or into ``columns.py`` if it is read from a record; every format follows.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ def _throughput(frames: Frames) -> pd.DataFrame:
 
 
 def _planned(frames: Frames) -> pd.DataFrame:
-    """Returns the points of campaigns, those without a result first."""
     order = frames.planned["state"].map(_ORDER.__getitem__)
     return frames.planned.loc[order.sort_values(kind="stable").index]
 

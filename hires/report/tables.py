@@ -1,8 +1,7 @@
 """Builds the tables of a run and of a campaign from records, and writes them into their folders.
 
-CSV holds plain numbers in bytes and seconds; Markdown and the screen hold the same, rounded, with
-units in the headings. A campaign has the tables of its runs, one below the other: each row follows
-the hash of its run and what distinguishes it from the other rows.
+CSV holds plain numbers in bytes and seconds; Markdown and the screen round them, with units in the
+headings. A row of a campaign begins with the hash of its run and what distinguishes it.
 """
 
 from __future__ import annotations
@@ -73,10 +72,7 @@ def campaign_tables(folder: Path, campaign: Campaign) -> list[Table]:
 
 
 def done_records(run: Path, most: int) -> list[dict[str, Any]]:
-    """Returns the records of the last ``most`` complete attempts of a run, without damaged ones.
-
-    An old run, without records of its attempts, has one.
-    """
+    """Returns the readable records of the last ``most`` complete attempts; an old run has one."""
     attempts = rundir.done_attempts(run)[-most:]
     own = [_read(file_names.attempt_dir(run, attempt)) for attempt in attempts]
     readable = [record for record in own if record is not None]
@@ -85,12 +81,9 @@ def done_records(run: Path, most: int) -> list[dict[str, Any]]:
 
 
 def write(run_dir: StrPath, record: dict[str, Any]) -> list[Path]:
-    """Writes the tables of a complete run into its folder, and returns the files.
+    """Writes the tables of a run as :func:`write_tables`, and returns the files.
 
     A run that is not done gets none, because a table looks complete.
-
-    Raises:
-        RunError: a file cannot be written.
     """
     return write_tables(run_dir, tables(record)) if record["state"] == "done" else []
 

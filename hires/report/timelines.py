@@ -2,12 +2,10 @@
 
 https://ui.perfetto.dev and chrome://tracing open the file: a process for every rank, with a thread
 of computation and one of communication, and arrows for messages between stages. The planned time
-line, in which all passes take the same time, follows as processes of its own, scaled to the length
-of the measured step. As text a step is one line a rank, in proportion to time.
+line follows as processes of its own: all passes take the same time, scaled to the measured step.
 
-Source:
-    "Trace Event Format", the Chromium project: events ``X`` (a span), ``M`` (names), ``s`` and
-    ``f`` (an arrow from one span to another); times are in microseconds.
+Source: "Trace Event Format", the Chromium project: events ``X`` (a span), ``M`` (names), ``s`` and
+``f`` (an arrow from one span to another); times are in microseconds.
 """
 
 from __future__ import annotations
@@ -108,10 +106,7 @@ def draw(spans: list[Span], took_s: float, width: int) -> str:
 
 
 def write_trace(path: StrPath, plan: Plan, steps: list[StepSpans]) -> int:
-    """Writes the trace of a run; an older file is replaced.
-
-    Returns:
-        The number of measured spans.
+    """Writes the trace of a run over an older file, and returns the number of measured spans.
 
     Raises:
         ConfigError: ``path`` is a folder, or cannot be written.
@@ -145,7 +140,6 @@ def chrome_events(plan: Plan, measured: dict[int, list[StepSpans]]) -> list[Even
 
 
 def _names(plan: Plan) -> Iterator[Event]:
-    """Yields the names of processes and threads, and their order."""
     for group, title in enumerate(("rank", "planned rank")):
         for rank in range(plan.world):
             pid = group * plan.world + rank

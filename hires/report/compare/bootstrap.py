@@ -85,8 +85,6 @@ class Estimate:
 
 
 class _Draws(NamedTuple):
-    """Draws of one side."""
-
     values: Floats
     """Deviations of a logarithm."""
     freedom: float
@@ -124,10 +122,7 @@ def together(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def block_length(values: Floats) -> int:
-    """Returns how many consecutive steps make a block.
-
-    It grows with the cube root of the number of steps, and with their autocorrelation.
-    """
+    """Returns the steps of a block: more for longer series, and for those that correlate more."""
     n = len(values)
     centred = values - values.mean()
     power = float(centred @ centred)

@@ -170,7 +170,6 @@ def _xml_text(value: str) -> str:
 
 
 def _nearest(references: Sequence[Reference], measured: Sequence[tuple[str, ComparedPoint]]) -> str:
-    """Returns how the first run differs from the reference that is most like it."""
     if not measured:
         return "there is no run"
     label, point = measured[0]

@@ -147,10 +147,7 @@ def measured(
 def write(path: Path, references: Sequence[Reference], made_by: str) -> int:
     """Writes references into a file, with the command line ``made_by`` in its first line.
 
-    References that the file holds about other points and clusters stay.
-
-    Returns:
-        How many references the file holds now.
+    Those about other points and clusters stay. Returns how many references the file holds now.
 
     Raises:
         ConfigError: the file holds something else.

@@ -70,6 +70,7 @@ class Plot:
     wide: bool
     """Whether it needs the width of a page."""
     draw: Callable[[PlotData], Drawing | str]
+    """Returns why the runs do not hold what the plot shows if they do not."""
     figure: Figure | None = None
     caption: str = ""
     setting: str = ""
@@ -148,10 +149,7 @@ _Draw = Callable[[PlotData], Drawing | str]
 
 
 def plot(place: int, name: str, title: str, *, wide: bool = False) -> Callable[[_Draw], _Draw]:
-    """Returns a decorator that registers a plot at a place on the page.
-
-    The function returns a :class:`Drawing`, or why the runs do not hold what it shows.
-    """
+    """Returns a decorator that registers the function of a plot at a place on the page."""
 
     def register(draw: _Draw) -> _Draw:
         assert place not in PLOTS, f"two plots have place {place}"
@@ -162,10 +160,7 @@ def plot(place: int, name: str, title: str, *, wide: bool = False) -> Callable[[
 
 
 def draw(data: PlotData) -> list[Plot]:
-    """Returns all plots in the order of the page, each with its figure or why it has none.
-
-    A plot that fails on a damaged run is left out with a note; the others are drawn.
-    """
+    """Returns all plots in the order of the page, each with its figure or why it has none."""
     plots = []
     for _, plot in sorted(PLOTS.items()):
         try:
@@ -189,10 +184,7 @@ def missing(plots: Sequence[Plot]) -> list[str]:
 
 
 def encoded(plot: Plot, form: str) -> bytes | None:
-    """Returns a figure as a file, None if it was not drawn.
-
-    Equal numbers make equal files: none holds the time of day.
-    """
+    """Returns a figure as a file, without the time of day; None if it was not drawn."""
     if plot.figure is None:
         return None
     data = io.BytesIO()
@@ -206,10 +198,7 @@ def encoded(plot: Plot, form: str) -> bytes | None:
 
 
 def inline(plot: Plot) -> str:
-    """Returns the SVG of a drawn plot for the page.
-
-    It has no preamble, the colours of the page, and ids that begin with the plot's name.
-    """
+    """Returns the SVG of a drawn plot in the page's colours, its ids beginning with its name."""
     kept = _HEAD.sub("", (encoded(plot, "svg") or b"").decode())
     kept = _ID.sub(rf"\g<1>{plot.name}-", kept.replace("xlink:href", "href"))
     for ours, pages in _COLOURS.items():
