@@ -140,7 +140,7 @@ def headline(frames: Frames) -> Table:
         common = group_key(common_work(points, WORK), WORK).iloc[0]
         other = group_key(points, WORK) != common
         points = points.loc[other.sort_values(kind="stable").index]
-        points = points[~group_key(points, ("campaign", "layout", "ranks")).duplicated()]
+        points = points.drop_duplicates(["campaign", "layout", "ranks"])
         points = points.sort_values("img_per_s_median", ascending=False, kind="stable")
     rows: list[Row] = []
     every = group_key(frames.points, RIVALS)

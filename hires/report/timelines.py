@@ -199,6 +199,6 @@ def _arrows(
                 continue
             arrow = {"id": next(numbers), "name": message.value, "cat": "message"}
             begin, end = ((begin_s + time_s) * US for time_s in (sender.end_s, reader.begin_s))
-            yield {**arrow, "ph": "s", "pid": rank, "tid": COMPUTATION, "ts": begin}
-            last = {"ph": "f", "pid": message.peer, "tid": COMPUTATION, "ts": end, "bp": "e"}
-            yield {**arrow, **last}
+            arrow["tid"] = COMPUTATION
+            yield {**arrow, "ph": "s", "pid": rank, "ts": begin}
+            yield {**arrow, "ph": "f", "pid": message.peer, "ts": end, "bp": "e"}

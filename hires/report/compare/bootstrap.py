@@ -99,14 +99,27 @@ def compare(
 ) -> Estimate:  # fmt: skip
     """Returns the ratio of B to A; A may be a number that is taken as exact."""
     if isinstance(a, (int, float)):
-        return _of_sides(log_mean(b) - math.log(a), [b], rng, resamples)
-    seeds = shared_seeds(a, b)
-    if len(seeds) < 2:
-        return _of_sides(log_mean(b) - log_mean(a), [b, a], rng, resamples)
-    of_seed = [{runs[0].seed: log_mean(runs) for runs in by_seed(side)} for side in (a, b)]
-    pairs = np.array([of_seed[1][seed] - of_seed[0][seed] for seed in seeds])
-    draws = [_resampled_means(pairs, rng, resamples)]
-    return _estimate(float(np.mean(pairs)), draws, rng, f"{len(pairs)} pairs of seeds", len(pairs))
+        ratio, sides = log_mean(b) - math.log(a), [b]
+    elif len(seeds := shared_seeds(a, b)) < 2:
+        ratio, sides = log_mean(b) - log_mean(a), [b, a]
+    else:
+        old, new = ({runs[0].seed: log_mean(runs) for runs in by_seed(side)} for side in (a, b))
+        pairs = np.array([new[seed] - old[seed] for seed in seeds])
+        draws = [_resampled_means(pairs, rng, resamples)]
+        unit = f"{len(pairs)} pairs of seeds"
+        return _estimate(float(np.mean(pairs)), draws, rng, unit, len(pairs))
+    fewest = min(map(len, sides))
+    if fewest > 1:
+        draws = [_of_repeats(side, rng, resamples) for side in sides]
+        unit = " and ".join(str(len(side)) for side in reversed(sides)) + " repeats"
+        return _estimate(ratio, draws, rng, unit, fewest)
+    if any(len(repeat.values) < 2 for side in sides for repeat in side):
+        return Estimate(ratio, None, _NO_INTERVAL)
+    draws = [_of_steps(side, rng, resamples) for side in sides]
+    lengths = [length for side in draws for length in side.lengths]
+    few, many = min(lengths), max(lengths)
+    unit = f"blocks of {few}" if few == many else f"blocks of {few} to {many}"
+    return _estimate(ratio, draws, rng, f"{unit} {'step' if many == 1 else 'steps'}", fewest)
 
 
 def together(estimates: Sequence[Estimate]) -> Estimate:
@@ -131,24 +144,6 @@ def block_length(values: Floats) -> int:
     rho = min(max(rho, 0.0), 0.95)
     optimal = math.pow(math.sqrt(6) * rho / (1 - rho**2), 2 / 3) * math.pow(n, 1 / 3)
     return max(1, min(math.ceil(optimal), n // _MIN_BLOCKS))
-
-
-def _of_sides(
-    ratio: float, sides: Sequence[Sequence[Repeat]], rng: np.random.Generator, resamples: int
-) -> Estimate:
-    """Returns an estimate by repeats if all sides have several, else by blocks of steps."""
-    fewest = min(map(len, sides))
-    if fewest > 1:
-        draws = [_of_repeats(side, rng, resamples) for side in sides]
-        unit = " and ".join(str(len(side)) for side in reversed(sides)) + " repeats"
-        return _estimate(ratio, draws, rng, unit, fewest)
-    if any(len(repeat.values) < 2 for side in sides for repeat in side):
-        return Estimate(ratio, None, _NO_INTERVAL)
-    draws = [_of_steps(side, rng, resamples) for side in sides]
-    lengths = [length for side in draws for length in side.lengths]
-    few, many = min(lengths), max(lengths)
-    unit = f"blocks of {few}" if few == many else f"blocks of {few} to {many}"
-    return _estimate(ratio, draws, rng, f"{unit} {'step' if many == 1 else 'steps'}", fewest)
 
 
 def _estimate(

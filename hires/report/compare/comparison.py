@@ -129,14 +129,13 @@ def compare_references(
     without: list[str] = []
     every = list({r.metric.name: r.metric for r in references}.values())
     for metric in every if metrics is None else metrics:
-        verdicts = []
-        for label, point in measured:
-            fit = best(references, metric, point.runs[0])
-            if fit is None:
-                without.append(f"{metric.name} of {label}")
-            else:
-                own = replace(settings, tolerance=fit.tolerance)
-                verdicts.append(judge(label, metric, fit.value, point, own))
+        fits = [(*labelled, best(references, metric, labelled[1].runs[0])) for labelled in measured]
+        without += [f"{metric.name} of {label}" for label, _, fit in fits if fit is None]
+        verdicts = [
+            judge(label, metric, fit.value, point, replace(settings, tolerance=fit.tolerance))
+            for label, point, fit in fits
+            if fit is not None
+        ]
         if verdicts:
             comparison.add(metric, verdicts)
     if not comparison.results:

@@ -9,7 +9,7 @@ from hires.core.units import MIB, size
 from hires.report.frames import Frames, numeric, plain_rows
 from hires.report.load.measured_points import group_key, point_name
 from hires.report.plots import style
-from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, DrawnRun, PlotData, plot
+from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, PlotData, plot
 
 _LETTERS_PER_INCH = 13
 """Of a title."""
@@ -20,8 +20,11 @@ _PANEL = ("campaign", "model", "precision", "task", "batch", "limit")
 @plot(50, "memory_per_rank", "Memory per rank")
 def per_rank(data: PlotData) -> Drawing | str:
     """Draws a stacked bar for every rank, and a dash for its prediction."""
-    rows_of = [(drawn, _ranks(data, drawn)) for drawn in data.runs]
-    runs = [(drawn, rows) for drawn, rows in rows_of if 0 < len(rows) <= MAX_RANKS]
+    memory = data.frames.memory
+    known = memory["peak_bytes"].notna() | memory["predicted_bytes"].notna()
+    ranks = dict(list(memory[known & memory["rank"].notna()].groupby(["campaign", "run"])))
+    runs_of = [(drawn, ranks.get((drawn.run.campaign, drawn.run.name), ())) for drawn in data.runs]
+    runs = [(drawn, rows) for drawn, rows in runs_of if 0 < len(rows) <= MAX_RANKS]
     if not runs:
         return "no run recorded the memory of its ranks"
     widths = [max(2, len(rows)) + 1 for _, rows in runs]
@@ -37,7 +40,7 @@ def per_rank(data: PlotData) -> Drawing | str:
     axes[0].set_ylabel("MiB")
     style.legend(fig, axes)
     text = f"Measured peak; a dash is the prediction. Fullest rank in MiB: {'; '.join(words)}."
-    errors = numeric(data.frames.memory, "error_percent").dropna()
+    errors = numeric(memory, "error_percent").dropna()
     if len(errors):
         text += (
             f" Over all {len(errors)} ranks the prediction lies between {errors.min():+.1f} and "
@@ -75,13 +78,6 @@ def largest_image(data: PlotData) -> Drawing | str:
     if len(groups) > len(shown):
         caption += f" The tables have {len(groups) - len(shown)} more of such combinations."
     return Drawing(fig, caption)
-
-
-def _ranks(data: PlotData, drawn: DrawnRun) -> pd.DataFrame:
-    memory = data.frames.memory
-    own = (memory["campaign"] == drawn.run.campaign) & (memory["run"] == drawn.run.name)
-    known = memory["peak_bytes"].notna() | memory["predicted_bytes"].notna()
-    return memory[own & known & memory["rank"].notna()]
 
 
 def _stack(axis: Axes, rows: pd.DataFrame) -> None:
