@@ -100,8 +100,7 @@ def test_runs_that_wait_to_go_on_keep_their_job_when_one_of_them_is_cancelled(
     found = json.loads((runs[0] / "a0" / "exit.json").read_text())
     assert (found["state"], found["reason"], found["exit_codes"]) == ("cancelled", None, {"0": 75})
     assert found["cause"].endswith("its turn in job 7_1; before that: it made way")
-    assert state.state_of(runs[0]).state == "cancelled"
-    assert state.state_of(runs[1]).state == "pending"
+    assert [found.state for found in state.states(runs[:2])] == ["cancelled", "pending"]
     hires("cancel", runs[1].name)
     assert slurm() == ["7_1"]
 

@@ -14,9 +14,10 @@ and heartbeats are compared with the file system's own clock.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from hires.core.store.records import other_schema
 from hires.core.store.run_index import write_cancelled
 from hires.launcher import interface
 from hires.launcher.end_reasons import JOB_ENDS, restarts
-from hires.launcher.interface import ENDED, GONE, UNKNOWN, Job, JobStatus
+from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus
 from hires.launcher.status.run_progress import read_ends
 from hires.launcher.status.run_state import (
     CANCELLED,
@@ -47,36 +48,25 @@ OLD_S = 60.0
 """A heartbeat of this age has stopped: twelve beats."""
 AGAIN_S = 1.0
 """What looks lost is looked at again after so long: its exit.json may be on its way."""
-Ask = Callable[[Iterable[Job]], dict[str, JobStatus]]
-"""Returns the state of jobs, by name."""
 _NUMBER = re.compile(r"^(?:(steps|batch)|  (requeues)): (\d+)$", re.MULTILINE)
 
 
-def states(paths: Sequence[Path], ask: Ask = interface.job_states) -> list[RunState]:
-    """Returns the states of runs, in the order given.
+def states(paths: Sequence[Path]) -> list[RunState]:
+    """Returns the states of runs, given by their folders, in the same order.
 
     The end of a job that was cancelled without an exit.json is written: Slurm soon forgets it.
-
-    Args:
-        paths: run folders.
-        ask: queries the schedulers; it is called only if some attempt is a job.
     """
-    judged = _look(paths, ask)
+    judged = _look(paths)
     doubtful = [index for index, state in enumerate(judged) if _is_doubtful(state)]
     if doubtful:
         time.sleep(AGAIN_S)
-        again = _look([paths[index] for index in doubtful], ask)
-        for index, state in zip(doubtful, again, strict=True):
-            judged[index] = state
-            if state.state == CANCELLED and _is_doubtful(state):
-                with contextlib.suppress(RunError):  # the run of another user is only shown
-                    write_cancelled(paths[index], state.attempt or 0, str(state.cause))
+    again = _look([paths[index] for index in doubtful])
+    for index, state in zip(doubtful, again, strict=True):
+        judged[index] = state
+        if state.state == CANCELLED and _is_doubtful(state):
+            with contextlib.suppress(RunError):  # the run of another user is only shown
+                write_cancelled(paths[index], state.attempt or 0, str(state.cause))
     return judged
-
-
-def state_of(path: Path, ask: Ask = interface.job_states) -> RunState:
-    """Returns the state of one run."""
-    return states([path], ask)[0]
 
 
 def may_restart(attempt: Attempt) -> bool:
@@ -112,21 +102,27 @@ def age_s(attempt: Attempt, clock: FileClock) -> float:
     return max(0.0, clock.now(attempt.run) - last_sign(attempt.folder))
 
 
-def _look(paths: Sequence[Path], ask: Ask) -> list[RunState]:
+def _look(paths: Sequence[Path]) -> list[RunState]:
     attempts = [latest(path) for path in paths]
     jobs = [a.job for a in attempts if a is not None and a.job and may_restart(a)]
-    answers, clock = ask(jobs) if jobs else {}, FileClock()
-    repeats: dict[Path, dict[str, int]] = {}
+    answers, clock = interface.job_states(jobs), FileClock()
+
+    @functools.cache
+    def repeats(folder: Path) -> dict[str, int]:
+        return {point.run: point.repeat for point in campaign.read(folder, []).points}
+
     judged = []
     for path, attempt in zip(paths, attempts, strict=True):
-        state = _with_progress(_judge(path, attempt, answers, clock), path, attempt)
-        if state.state == DONE:
-            if path.parent not in repeats:
-                points = campaign.read(path.parent, []).points
-                repeats[path.parent] = {point.run: point.repeat for point in points}
-            # A repeat that failed leaves the run done, so the state alone does not show it.
-            wanted = repeats[path.parent].get(path.name, 1)
-            missing = max(0, wanted - len(rundir.done_attempts(path))) if wanted > 1 else 0
+        state = RunState(path, path.name, path.parent.name, PENDING, cause="no attempt was begun")
+        if attempt is not None:
+            answer = answers.get(attempt.job_name or "", JobStatus(UNKNOWN))
+            state = replace(state, attempt=attempt.number, cause=None)
+            state = _judge(state, attempt, answer, clock)
+        state = _with_progress(state, path, attempt)
+        # A repeat that failed leaves the run done, so the state alone does not show it.
+        wanted = repeats(path.parent).get(path.name, 1) if state.state == DONE else 1
+        if wanted > 1:
+            missing = max(0, wanted - len(rundir.done_attempts(path)))
             state = replace(state, repeats=wanted, missing=missing)
         if attempt is not None and attempt.damaged:
             state = _damaged(state, *attempt.damaged)
@@ -143,49 +139,37 @@ def _is_doubtful(state: RunState) -> bool:
     return state.state == CANCELLED or state.heartbeat_s is None or state.heartbeat_s <= OLD_S
 
 
-def _judge(
-    path: Path, attempt: Attempt | None, answers: dict[str, JobStatus], clock: FileClock
-) -> RunState:
-    state = RunState(path, path.name, path.parent.name, PENDING)
-    if attempt is None:
-        return replace(state, cause="no attempt was begun")
-    name, end = attempt.job_name, attempt.exit
-    state = replace(state, attempt=attempt.number)
-    answer = answers.get(name or "", JobStatus(UNKNOWN))
+def _judge(state: RunState, attempt: Attempt, answer: JobStatus, clock: FileClock) -> RunState:
+    end = attempt.exit
     if end and answer.state in (PENDING, RUNNING) and goes_on(attempt):
-        cause: str | None = f"queued again after {end['reason']}"
-        cause = f"{cause} ({answer.reason})" if answer.reason else cause
-        return replace(state, cause=cause, expected=answer.expected, job=name)
-    if end:
-        return _ended(state, path, end)
-    age, launched = age_s(attempt, clock), attempt.launched
-    if attempt.job:
-        return _as_job(replace(state, job=name), attempt, answer, age)
-    if not launched:
-        if age <= OLD_S and not attempt.damaged:
-            return replace(state, cause="its ranks were not started yet")
-        cause = None if attempt.damaged else "the launcher exited before it started any rank"
-        return replace(state, state=LOST, cause=cause, heartbeat_s=age)
-    if is_alive(attempt, clock):
-        return replace(state, state=RUNNING, heartbeat_s=age)
-    cause = _silent(age, launched.get("host"))
-    if provenance.lives(launched) is False:
-        who = f"its process {launched.get('pid')} on {launched.get('host')}"
-        cause = f"{who} is gone, and left no exit.json"
-    return replace(state, state=LOST, cause=cause, heartbeat_s=age)
-
-
-def _ended(state: RunState, path: Path, end: dict[str, Any]) -> RunState:
-    """Returns the state in an ``exit.json``, unless an earlier attempt was complete."""
-    if end["state"] != DONE:
-        record = reading.read_json(path / file_names.RECORD, [])
+        why = f" ({answer.reason})" if answer.reason else ""
+        again = f"queued again after {end['reason']}{why}"
+        return replace(state, cause=again, expected=answer.expected, job=attempt.job_name)
+    if end and end["state"] != DONE:  # an earlier attempt may have been complete
+        record = reading.read_json(attempt.run / file_names.RECORD, [])
         if record.get("state") == DONE and type(record.get("attempt")) is int:
             return replace(state, state=DONE, attempt=record["attempt"])
-    name = end["state"] if end["state"] in STATES else FAILED
-    return replace(state, state=name, reason=end.get("reason"), cause=end.get("cause"))
+    if end:
+        name = end["state"] if end["state"] in STATES else FAILED
+        return replace(state, state=name, reason=end.get("reason"), cause=end.get("cause"))
+    age, launched = age_s(attempt, clock), attempt.launched
+    if attempt.job:
+        return _judge_job(replace(state, job=attempt.job_name), attempt, answer, age)
+    if not launched and age <= OLD_S and not attempt.damaged:
+        return replace(state, cause="its ranks were not started yet")
+    state = replace(state, heartbeat_s=age)
+    if is_alive(attempt, clock):
+        return replace(state, state=RUNNING)
+    cause: str | None = _silent(age, launched.get("host"))
+    if not launched:
+        cause = None if attempt.damaged else "the launcher exited before it started any rank"
+    elif provenance.lives(launched) is False:
+        who = f"its process {launched.get('pid')} on {launched.get('host')}"
+        cause = f"{who} is gone, and left no exit.json"
+    return replace(state, state=LOST, cause=cause)
 
 
-def _as_job(state: RunState, attempt: Attempt, answer: JobStatus, age: float) -> RunState:
+def _judge_job(state: RunState, attempt: Attempt, answer: JobStatus, age: float) -> RunState:
     """Returns the state of an attempt without ``exit.json`` that is a job."""
     began, job = bool(attempt.launched), f"job {state.job}"
     beats = began and age <= OLD_S

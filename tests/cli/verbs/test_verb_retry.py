@@ -34,7 +34,7 @@ def runs(hires, fake_ranks) -> dict[str, Path]:
     fake_ranks({})
     hires("run", *SMALL, "seed=2", "campaign=mine")
     folders = [file.parent for file in Path("results").glob("mine/*/config.yaml")]
-    return {state.state_of(folder).state: folder for folder in folders}
+    return {found.state: found.path for found in state.states(folders)}
 
 
 def ends(run: Path) -> list[str]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -17,7 +18,7 @@ from hires.launcher import interface
 from hires.launcher.interface import JobStatus
 from hires.launcher.slurm import scheduler
 from hires.launcher.status import state
-from hires.launcher.status.state import state_of, states
+from hires.launcher.status.state import states
 from tests.helpers.run_folders import beat, begin, done, end, make_run, steps, submitted
 
 ELSEWHERE = {"host": "another-machine", "boot": "x", "pid": 1}
@@ -42,6 +43,13 @@ def says(*answers: JobStatus):
         return {scheduler.job_name(job): answer for job in jobs}
 
     return ask
+
+
+def state_of(run: Path, ask=interface.job_states):
+    """Returns the state of a run, whose job has the state that ``ask`` returns."""
+    with mock.patch.object(interface, "job_states", ask):
+        [found] = states([run])
+    return found
 
 
 def dead_process() -> dict:
