@@ -9,9 +9,7 @@
     a<k>/alive/rank0000.json     the status
     a<k>/logs/stacks-rank0000.txt   the Python stacks of all threads
 
-Files work across machines, where signals do not. SIGUSR1 makes the interpreter itself write the
-stacks, even while a thread holds the interpreter for ever. The launcher decides what becomes of a
-stuck rank. Once the attempt has an ``exit.json`` it is over: a rank that still runs ends at once.
+Files work across machines, where signals do not. The launcher decides what becomes of a stuck rank.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import faulthandler
+import itertools
 import json
 import os
 import signal
@@ -145,12 +144,10 @@ class Activity:
         if now is not None:
             status.what, status.peer, status.tag = now.what, now.peer, now.tag
             status.ranks, status.since_s = list(now.ranks), time.perf_counter() - now.begin_s
-            if now.ranks and status.action:
-                status.nth = 0
-                for span in reversed(self.recorder.steps[-1].spans if self.recorder else ()):
-                    if span.action != status.action:
-                        break
-                    status.nth += span.kind == COLLECTIVE
+            if now.ranks and status.action and self.recorder is not None:
+                spans = reversed(self.recorder.steps[-1].spans)
+                own = itertools.takewhile(lambda span: span.action == status.action, spans)
+                status.nth = sum(span.kind == COLLECTIVE for span in own)
         return status
 
 
@@ -244,35 +241,30 @@ def beat(
     Raises:
         RunError: the files cannot be written.
     """
-    folder = attempt_dir(run_dir, attempt)
-    stacks = stacks_file(folder, rank)
     thread = HeartbeatThread(run_dir, attempt, rank, activity, timeout_s)
-    try:
-        for file in (alive_file(folder, rank), stacks):
-            file.parent.mkdir(parents=True, exist_ok=True)
-        output = stacks.open("w", encoding="utf-8")
-    except OSError as error:
-        raise cannot_write(stacks, error) from error
-    try:
-        # In C, and at once: it works while another thread does not let go of the interpreter.
-        faulthandler.register(signal.SIGUSR1, output, all_threads=True)
+    stacks = thread.stacks
+    with contextlib.ExitStack() as stack:
         try:
-            alive_file(folder, rank).touch()  # the first beat: signals are safe now
+            for file in (thread.file, stacks):
+                file.parent.mkdir(parents=True, exist_ok=True)
+            output = stack.enter_context(stacks.open("w", encoding="utf-8"))
+            # In C, and at once: it works while another thread does not let go of the interpreter.
+            faulthandler.register(signal.SIGUSR1, output, all_threads=True)
+            # A late request must not kill the rank.
+            stack.callback(signal.signal, signal.SIGUSR1, signal.SIG_IGN)
+            stack.callback(faulthandler.unregister, signal.SIGUSR1)
+            thread.file.touch()  # the first beat: signals are safe now
         except OSError as error:
-            raise cannot_write(alive_file(folder, rank), error) from error
+            raise cannot_write(thread.file, error) from error
         thread.start()
         try:
             yield
         finally:
             thread.stopped.set()
             thread.join(LOOK_S)
-    finally:
-        faulthandler.unregister(signal.SIGUSR1)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a late request must not kill the rank
-        output.close()
-        with contextlib.suppress(OSError):
-            if not stacks.stat().st_size:
-                stacks.unlink()
+            with contextlib.suppress(OSError):
+                if not stacks.stat().st_size:
+                    stacks.unlink()
 
 
 class HeartbeatThread(threading.Thread):
@@ -285,6 +277,7 @@ class HeartbeatThread(threading.Thread):
         self.run_dir, self.attempt, self.rank = run_dir, attempt, rank
         self.activity, self.timeout_s = activity, timeout_s
         self.folder = attempt_dir(run_dir, attempt)
+        self.file, self.stacks = alive_file(self.folder, rank), stacks_file(self.folder, rank)
         self.stopped = threading.Event()
         self._mark: tuple[object, ...] = ()
         self._moved_s = self._idle_s = self._seen_s = time.perf_counter()
@@ -301,7 +294,7 @@ class HeartbeatThread(threading.Thread):
             with contextlib.suppress(OSError, RunError):
                 if time.monotonic() - beat_s >= BEAT_S:
                     beat_s = time.monotonic()
-                    os.utime(alive_file(self.folder, self.rank))
+                    os.utime(self.file)
                 self._look()
                 # A cluster gives up a node that does not answer, and the run goes on elsewhere in
                 # the same folder: a rank of the attempt that was given up must not write there.
@@ -309,13 +302,11 @@ class HeartbeatThread(threading.Thread):
                     os.kill(os.getpid(), signal.SIGTERM)
                 if not is_answered and _request(self.folder).exists():
                     is_answered = True
-                    status, stacks = self._status(), stacks_file(self.folder, self.rank)
-                    if not stacks.stat().st_size:  # the signal did not write them
-                        with stacks.open("a", encoding="utf-8") as file:
+                    status = json.dumps(asdict(self._status()))
+                    if not self.stacks.stat().st_size:  # the signal did not write them
+                        with self.stacks.open("a", encoding="utf-8") as file:
                             faulthandler.dump_traceback(file, all_threads=True)
-                    write_atomically(
-                        status_file(self.folder, self.rank), json.dumps(asdict(status))
-                    )
+                    write_atomically(status_file(self.folder, self.rank), status)
 
     def _look(self) -> None:
         """Reports once that the rank is stuck.
@@ -335,15 +326,13 @@ class HeartbeatThread(threading.Thread):
             return
         if computes:
             self._idle_s = now_s
-        waits = self.activity.now is not None
+        waits, recorder = self.activity.now is not None, self.activity.recorder
         still_s = now_s - (self._moved_s if waits else self._idle_s)
-        recorder = self.activity.recorder
-        in_step = recorder is not None and bool(recorder.steps)
         most_s = max(self.timeout_s, self.activity.still_s)
+        in_step = recorder is not None and bool(recorder.steps)
         if self._is_reported or still_s < most_s or not (waits or in_step):
             return
-        self._is_reported = True
-        status = self._status()
+        self._is_reported, status = True, self._status()
         facts = {"step": status.step, "action": status.action, "what": status.what}
         facts["since_s"] = round(status.since_s, 3)
         records.event(self.run_dir, self.attempt, "rank_stuck", rank=self.rank, **facts)

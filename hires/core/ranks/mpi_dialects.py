@@ -1,8 +1,6 @@
 """Describes the programs that start many processes at once, as data.
 
-A dialect is a program, how it takes the hosts and the number of ranks on each, which part of the
-environment it forwards, and the variables in which it numbers its processes. Every process runs the
-agent of one rank (:mod:`hires.launcher.ranks.agent`).
+Every process runs the agent of one rank (:mod:`hires.launcher.ranks.agent`).
 """
 
 from __future__ import annotations
@@ -39,23 +37,23 @@ class Host:
 
 @dataclass(frozen=True)
 class Dialect:
-    """What differs between programs that start many processes.
+    """What differs between programs that start many processes; several words stand in one text.
 
-    In words, ``{ranks}`` is the size of the world and ``{mpi}`` is ``launcher.srun_mpi``.
+    ``{ranks}`` is the size of the world and ``{mpi}`` is ``launcher.srun_mpi``.
     """
 
-    programs: Sequence[str]
+    programs: str
     """Names under which the program goes, the most specific first."""
-    words: Sequence[str]
+    words: str
     """What follows the program always. Ranks are bound by themselves, so nothing else may."""
-    numbering: Sequence[str]
+    numbering: str
     """Variables of each process that hold its rank, the size of the world, and both on its node."""
-    hosts: Sequence[str] = ()
-    """What names the hosts: ``{slots}`` stands for ``a:2,b:1``, ``{list}`` for ``a,a,b``, and the
-    word ``{each}`` for the words ``a a b``; empty: it starts processes on this machine only."""
-    forward: Sequence[str] = ()
+    hosts: str = ""
+    """What names the hosts: ``{slots}`` stands for ``a:2,b:1``, ``{list}`` for ``a,a,b``, and
+    ``{each}`` for the words ``a a b``; empty: it starts processes on this machine only."""
+    forward: str = ""
     """What passes on one variable of the environment; empty: all of it goes along."""
-    in_slurm: Sequence[str] = ()
+    in_slurm: str = ""
     """Options inside a Slurm job that make it start through ``srun``."""
     as_root: Mapping[str, str] | None = None
     """Variables without which it refuses to run as root."""
@@ -64,62 +62,41 @@ class Dialect:
     this is."""
 
 
+_FOUR = "{0}_RANK {0}_SIZE {0}_LOCAL_RANK {0}_LOCAL_SIZE"
 DIALECTS = {
     "openmpi": Dialect(
-        programs=("mpirun.openmpi", "mpirun"),
-        words=("-np", "{ranks}", "--bind-to", "none"),
-        numbering=(
-            "OMPI_COMM_WORLD_RANK",
-            "OMPI_COMM_WORLD_SIZE",
-            "OMPI_COMM_WORLD_LOCAL_RANK",
-            "OMPI_COMM_WORLD_LOCAL_SIZE",
-        ),
-        hosts=("--host", "{slots}"),
-        forward=("-x",),
+        programs="mpirun.openmpi mpirun",
+        words="-np {ranks} --bind-to none",
+        numbering=_FOUR.format("OMPI_COMM_WORLD"),
+        hosts="--host {slots}",
+        forward="-x",
         as_root={"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     ),
     "mpich": Dialect(
-        programs=("mpiexec.hydra", "mpirun.mpich", "mpirun"),
-        words=("-n", "{ranks}", "-bind-to", "none", "-genvall"),
-        numbering=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        hosts=("-hosts", "{slots}"),
-        in_slurm=("-bootstrap", "slurm"),
+        programs="mpiexec.hydra mpirun.mpich mpirun",
+        words="-n {ranks} -bind-to none -genvall",
+        numbering="PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS",
+        hosts="-hosts {slots}",
+        in_slurm="-bootstrap slurm",
     ),
     "mvapich": Dialect(
-        programs=("mpirun_rsh",),
-        words=("-export", "-np", "{ranks}"),
-        numbering=(
-            "MV2_COMM_WORLD_RANK",
-            "MV2_COMM_WORLD_SIZE",
-            "MV2_COMM_WORLD_LOCAL_RANK",
-            "MV2_COMM_WORLD_LOCAL_SIZE",
-        ),
-        hosts=("{each}", "MV2_ENABLE_AFFINITY=0"),
+        programs="mpirun_rsh",
+        words="-export -np {ranks}",
+        numbering=_FOUR.format("MV2_COMM_WORLD"),
+        hosts="{each} MV2_ENABLE_AFFINITY=0",
     ),
     "srun": Dialect(
-        programs=("srun",),
-        words=(
-            "--mpi={mpi}",
-            "--ntasks={ranks}",
-            "--overlap",
-            "--export=ALL",
-            "--cpu-bind=none",
-            "--input=none",
-            "--kill-on-bad-exit=0",
-        ),
-        numbering=(
-            "SLURM_PROCID",
-            "SLURM_STEP_NUM_TASKS",
-            "SLURM_LOCALID",
-            "SLURM_STEP_TASKS_PER_NODE",
-        ),
+        programs="srun",
+        words="--mpi={mpi} --ntasks={ranks} --overlap --export=ALL --cpu-bind=none --input=none "
+        "--kill-on-bad-exit=0",
+        numbering="SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE",
         node="SLURM_NODEID",
-        hosts=("--distribution=arbitrary", "--nodelist={list}"),
+        hosts="--distribution=arbitrary --nodelist={list}",
     ),
     "torchrun": Dialect(
-        programs=("torchrun",),
-        words=("--standalone", "--nproc-per-node={ranks}", "--max-restarts=0", "--no-python"),
-        numbering=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        programs="torchrun",
+        words="--standalone --nproc-per-node={ranks} --max-restarts=0 --no-python",
+        numbering="RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE",
     ),
 }
 """``launcher.mpi``, or ``torchrun`` -> its dialect."""
@@ -152,7 +129,7 @@ class Numbers(NamedTuple):
 def numbers(starter: str, environ: Mapping[str, str]) -> Numbers:
     """Returns which process this is, by its starter; raises ConfigError if a variable is wrong."""
     dialect = DIALECTS[starter]
-    texts = {name: environ.get(name, "") for name in dialect.numbering}
+    texts = {name: environ.get(name, "") for name in dialect.numbering.split()}
     for name, text in texts.items():
         if not text:
             raise ConfigError(
@@ -161,8 +138,7 @@ def numbers(starter: str, environ: Mapping[str, str]) -> Numbers:
             )
     if dialect.node is not None:
         # The count of this node: 2(x3),1 are three nodes of two processes each, and one of one.
-        name = dialect.numbering[-1]
-        counts: list[str] = []
+        name, counts = list(texts)[-1], list[str]()
         for part in texts[name].split(","):
             count, _, times = part.rstrip(")").partition("(x")
             counts += [count] * number_of(name, times or "1")
@@ -185,24 +161,27 @@ def starter(config: RunConfig, hosts: Sequence[Host], in_slurm: bool = False) ->
     """
     name = dialect_of(config)
     dialect = DIALECTS[name]
-    facts = {"ranks": str(sum(host.ranks for host in hosts)), "mpi": config.srun_mpi}
-    words = [word.format(**facts) for word in dialect.words]
-    if in_slurm:
-        words += dialect.in_slurm
     each = [host.name for host in hosts for _ in range(host.ranks)]
-    facts = {"slots": ",".join(f"{h.name}:{h.ranks}" for h in hosts), "list": ",".join(each)}
-    for word in dialect.hosts:
+    facts = {
+        "ranks": len(each),
+        "mpi": config.srun_mpi,
+        "slots": ",".join(f"{host.name}:{host.ranks}" for host in hosts),
+        "list": ",".join(each),
+    }
+    words: list[str] = []
+    for word in f"{dialect.words} {dialect.in_slurm if in_slurm else ''} {dialect.hosts}".split():
         words += each if word == "{each}" else [word.format(**facts)]
     for variable in sorted(os.environ) if dialect.forward else ():
         # What ranks on other machines need.
         if variable in _FORWARDED or variable.startswith(_FORWARDED_PREFIXES):
-            words += [*dialect.forward, variable]
+            words += [dialect.forward, variable]
     # The program is what the config names, what is here, or its usual name; torchrun is that of
     # this Python.
+    programs = dialect.programs.split()
     beside = [str(Path(sys.executable).with_name("torchrun"))] if name == "torchrun" else []
-    present = next((one for one in (*beside, *dialect.programs) if shutil.which(one)), None)
-    program = config.launcher.mpirun or (present or dialect.programs[-1])
+    present = next((one for one in (*beside, *programs) if shutil.which(one)), programs[-1])
     agent = (sys.executable, "-m", AGENT)
+    program = config.launcher.mpirun or present
     return Starter(name, (program, *words, *config.launcher.mpi_options, *agent))
 
 

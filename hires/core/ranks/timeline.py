@@ -1,10 +1,8 @@
 """Records when a rank computed and when it waited, cheaply while a run goes on.
 
-Every rank keeps the spans of its last few steps in memory and appends them to ``timeline.jsonl`` of
-the attempt when it ends: one line a step. Pure Python, so that the front end can read them back.
-
-Times of one machine have one clock. Machines are aligned where each step begins, behind a barrier
-of all ranks: between machines a span may be off by the time in which the barrier releases them all.
+Every rank keeps its last few steps in memory and appends them to ``timeline.jsonl`` of the attempt
+when it ends, one line a step. Times of one machine have one clock. Machines are aligned where each
+step begins, behind a barrier: a span may be off by the time in which that releases all ranks.
 """
 
 from __future__ import annotations
@@ -36,8 +34,6 @@ FORWARD, BACKWARD, OPTIMISER, DATA = "forward", "backward", "optimiser", "data"
 WAIT, HALO, COLLECTIVE, GRADIENTS = "wait", "halo", "collective", "gradient sum"
 COMPUTE = (DATA, FORWARD, BACKWARD, OPTIMISER)
 """Kinds of spans in which a rank works; communication may lie inside them."""
-COMMUNICATION = (WAIT, HALO, COLLECTIVE, GRADIENTS)
-"""Kinds of spans in which it communicates or waits."""
 
 
 class Span(NamedTuple):
@@ -74,11 +70,7 @@ class StepSpans:
 
 
 class Recorder:
-    """Keeps the spans of one rank's last steps.
-
-    A span costs two looks at the clock and one append, less than a microsecond, while a tile
-    exchanges a few hundred messages in a step of a second.
-    """
+    """Keeps the spans of one rank's last steps; a span costs less than a microsecond."""
 
     def __init__(self, kept_steps: int = KEPT_STEPS) -> None:
         self.action = ""
@@ -117,26 +109,19 @@ class Recorder:
             self.action = before
 
     def write(self, folder: StrPath, rank: int) -> None:
-        """Appends one line a kept step to the timeline of an attempt.
+        """Appends one line a kept step to an attempt's timeline; raises RunError if it cannot.
 
         Times are in seconds since the step began, to a tenth of a us.
-
-        Raises:
-            RunError: a line could not be written.
         """
         for step in self.steps:
-            begin_s = step.begin_s
+            began_s = step.begin_s
             spans = [
-                [
-                    s.kind,
-                    s.action,
-                    round(s.begin_s - begin_s, 7),
-                    round(s.end_s - begin_s, 7),
-                    s.what,
-                ]
-                for s in sorted(step.spans, key=lambda span: span.begin_s)
+                (kind, action, round(begin_s - began_s, 7), round(end_s - began_s, 7), what)
+                for kind, action, begin_s, end_s, what in sorted(
+                    step.spans, key=lambda s: s.begin_s
+                )
             ]
-            line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": begin_s}
+            line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": began_s}
             line |= {"dropped": step.dropped, "spans": spans}
             append_line(Path(folder) / FILE, line)
 
@@ -144,12 +129,7 @@ class Recorder:
 def read(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
     """Returns the kept steps of all ranks of an attempt, by step and rank.
 
-    Args:
-        folder: of the attempt.
-        notes: receives what is wrong, and no steps are returned; None: it raises instead.
-
-    Raises:
-        RunError: there is no timeline, or it is damaged, and ``notes`` is None.
+    What is wrong goes into ``notes``, and no steps are returned; without notes it raises RunError.
     """
     path = Path(folder) / FILE
     steps = []
@@ -184,8 +164,7 @@ def _step_of(line: Values) -> StepSpans:
 def aligned(steps: list[StepSpans]) -> list[StepSpans]:
     """Returns the ranks of one step on one clock, whose 0 is where the first of them began.
 
-    Ranks of one machine keep their distances. The first rank of every machine begins at 0: that is
-    where a barrier releases all ranks.
+    The first rank of every machine begins at 0: that is where a barrier releases all ranks.
     """
     first: dict[str, float] = {}
     for step in steps:

@@ -1,15 +1,13 @@
 """Reads which rank this process is from its environment, and binds it to its share of the machine.
 
-A launcher sets seven variables for every rank, named here only. The same variables work with
-``torch.distributed``'s ``env://``. Other programs that start processes (an MPI, ``srun``) have
-names of their own for the four that number them (:mod:`hires.core.ranks.mpi_dialects`).
+A launcher sets seven variables for every rank, which ``env://`` of ``torch.distributed`` reads
+too; an MPI or ``srun`` numbers its processes in others (:mod:`hires.core.ranks.mpi_dialects`).
 
     cores     0  4  1  5  2  6  3  7     hardware threads of one core side by side
     ranks    |--- 0 ---|--- 1 ---| ...   neighbouring ranks on neighbouring cores
 
-The rank binds itself, on its own machine, before its first thread starts: only there is visible
-what Slurm or an outer command has left it. All cores are shared out evenly, so that two runs side
-by side on a machine do not crowd the first cores.
+The rank binds itself before its first thread starts: only on its own machine is visible what Slurm
+or an outer command has left it.
 """
 
 from __future__ import annotations
@@ -77,14 +75,9 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> World:
             f"the environment variable {missing[0]} is not set: a rank is started by `hires run` "
             f"or by the launch.sh of a run folder, which set {', '.join(_NAMES.values())}"
         )
-    return World(
-        address=environ[_NAMES["address"]],
-        **{
-            field: number_of(name, environ[name])
-            for field, name in _NAMES.items()
-            if field != "address"
-        },
-    )
+    names = {field: name for field, name in _NAMES.items() if field != "address"}
+    numbers = {field: number_of(name, environ[name]) for field, name in names.items()}
+    return World(address=environ[_NAMES["address"]], **numbers)
 
 
 _NAMES = {
@@ -161,10 +154,10 @@ def share_of(cores: list[int], local_rank: int, local_size: int) -> list[int]:
 
 
 def devices_of(world: World, gpus: int | None, visible: str | None) -> str | None:
-    """Returns the devices that a rank sees: one of those that its machine shows, in turn.
+    """Returns the device that a rank sees: one of those that its machine shows, in turn.
 
-    ``visible`` is CUDA_VISIBLE_DEVICES as it is. ``gpus`` are those of a node by the cluster's
-    file; None: those that are there.
+    They are those of ``visible``, which is CUDA_VISIBLE_DEVICES; where it is not set the ``gpus``
+    of a node by the cluster's file, or those that are there.
     """
     if visible is not None:
         there = [name.strip() for name in visible.split(",") if name.strip()]
