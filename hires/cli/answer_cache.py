@@ -3,9 +3,8 @@
     ~/.cache/hires/trace/HASH.json     graph of a network, with hashes of the files it came from
     ~/.cache/hires/memory/HASH.json    memory of every rank of a plan
 
-An entry is a file that appears at once. One that is damaged counts as absent, a folder that cannot
-be written to as empty, and the entries that were not used for longest go first. ``HIRES_CACHE=off``
-leaves the cache alone.
+A damaged entry counts as absent, and those that were not used for longest go first.
+``HIRES_CACHE=off`` leaves the cache alone.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ MOST_BYTES = 256 * 2**20
 
 def cache_dir() -> Path:
     """Returns the folder of this user for what can be made again."""
-    base = os.environ.get("XDG_CACHE_HOME") or ""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
     # The standard says to ignore a relative path.
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "hires"
+    return (base if base.is_absolute() else Path.home() / ".cache") / "hires"
 
 
 def read(kind: str, key: str) -> Any:
@@ -51,16 +50,16 @@ def write(kind: str, key: str, values: Any) -> None:
     if os.environ.get("HIRES_CACHE") == "off":
         return
     folder = cache_dir() / kind
-    with contextlib.suppress(HiresError, OSError):  # a cache that cannot be written to is empty
+    with contextlib.suppress(HiresError, OSError):  # a folder that cannot be written to stays empty
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / f"{key}.json", json.dumps(values))
-        entries = [(entry.stat(), entry) for entry in folder.glob("*.json")]
-        size = sum(stat.st_size for stat, _ in entries)
-        for stat, entry in sorted(entries, key=lambda pair: pair[0].st_mtime_ns):
-            if size <= MOST_BYTES:
-                break
+        stats = {entry: entry.stat() for entry in folder.glob("*.json")}
+        oldest = sorted(stats, key=lambda entry: stats[entry].st_mtime_ns)
+        size = sum(stat.st_size for stat in stats.values())
+        while size > MOST_BYTES:
+            entry = oldest.pop(0)
             entry.unlink(missing_ok=True)
-            size -= stat.st_size
+            size -= stats[entry].st_size
 
 
 def key_of(*facts: Any) -> str:

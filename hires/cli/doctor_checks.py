@@ -1,11 +1,11 @@
 """Checks what this machine has: Python, disk, clock, address, torch, GPUs and MPI.
 
-Each check returns one line. What might crash, as a torch that cannot be loaded, runs in a process
-of its own, so that it becomes a line of the answer and not the end of it.
+What might crash, as a torch that cannot be loaded, runs in a process of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import platform
@@ -132,7 +132,7 @@ def mpi_checks() -> list[Check]:
 
 
 def family(text: str) -> str | None:
-    """Returns which MPI a version's text is of; None if it is none that is known."""
+    """Returns which MPI a version's text is of; None for any other."""
     return next((name for name, words, _ in _FAMILIES if re.search(words, text, re.I)), None)
 
 
@@ -153,16 +153,16 @@ def _good(name: str, is_good: bool, text: str, remedy: str) -> Check:
 
 
 def _packages() -> Check:
-    missing, needed = [], [line for line in metadata.requires("hires") or () if ";" not in line]
-    for line in needed:
-        name = re.split(r"[^\w-]", line)[0]
-        try:
+    lines = [line for line in metadata.requires("hires") or () if ";" not in line]
+    missing = names = {re.split(r"[^\w-]", line)[0] for line in lines}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             metadata.version(name)
-        except metadata.PackageNotFoundError:
-            missing.append(name)
+            missing = missing - {name}
     if not missing:
-        return Check("packages", OK, f"all {len(needed)} are installed")
-    return Check("packages", FAILED, f"{', '.join(missing)} missing", "pip install hires again")
+        return Check("packages", OK, f"all {len(names)} are installed")
+    text = f"{', '.join(sorted(missing))} missing"
+    return Check("packages", FAILED, text, "pip install hires again")
 
 
 def _machine() -> Check:
@@ -219,11 +219,11 @@ def _address(nodes: int) -> Check:
         if nodes == 1:
             return Check("address", OK, f"{text}; ranks on one machine meet at 127.0.0.1")
         return Check("address", FAILED, text, "add it to DNS or to /etc/hosts of all nodes")
-    text, hidden = f"{name} is {address}; port {port} is free", network.is_loopback(address)
-    if nodes == 1 or not hidden:
-        return Check("address", OK, text)
+    reached = nodes == 1 or not network.is_loopback(address)
+    text = f"{name} is {address}; port {port} is free"
+    text += "" if reached else "; no other machine reaches that"
     remedy = "let the name lead to the network's address, or set launcher.interface=NAME"
-    return Check("address", WARNING, f"{text}; no other machine reaches that", remedy)
+    return _good("address", reached, text, remedy)
 
 
 def _gpus(facts: dict[str, Any]) -> list[Check]:
@@ -276,11 +276,10 @@ def _mpi4py(library: str | None, launcher: str) -> Check:
     if not library:
         remedy = "load the site's MPI (module load ...), then pip install --no-binary mpi4py mpi4py"
         return Check("mpi4py", WARNING, "it is here and finds no MPI library", remedy)
-    if not launcher or family(library) == family(launcher):
-        return Check("mpi4py", OK, library)
-    text = f"it is built for {library}, and mpirun is of {launcher}"
+    pairs = not launcher or family(library) == family(launcher)
+    text = library if pairs else f"it is built for {library}, and mpirun is of {launcher}"
     remedy = "build mpi4py with that mpirun's mpicc, or put the other mpirun first on PATH"
-    return Check("mpi4py", WARNING, text, remedy)
+    return _good("mpi4py", pairs, text, remedy)
 
 
 def _pmi(mpi: str, offered: list[str]) -> Check:
@@ -291,9 +290,6 @@ def _pmi(mpi: str, offered: list[str]) -> Check:
         return Check("pmi", OK, f"{summary}; there is no MPI here to pair with")
     wanted = next(names for name, _, names in _FAMILIES if name == kind)
     match = next((o for w in wanted for o in offered if o.startswith(w)), None)
-    if match is not None:
-        return Check("pmi", OK, f"{summary}; {kind} pairs with --mpi={match}")
-    remedy = (
-        f"start ranks with mpirun, or install Slurm's plug-in {wanted[0]} (then --mpi={wanted[0]})"
-    )
-    return Check("pmi", WARNING, f"{summary}; {kind} needs {' or '.join(wanted)}", remedy)
+    text = f"{kind} pairs with --mpi={match}" if match else f"{kind} needs {' or '.join(wanted)}"
+    remedy = f"start ranks with mpirun, or install Slurm's plug-in {wanted[0]}"
+    return _good("pmi", bool(match), f"{summary}; {text}", f"{remedy} (then --mpi={wanted[0]})")

@@ -1,7 +1,6 @@
-"""Asks a process that has torch for graphs and memory, since the front end imports no torch.
+"""Gets graphs and memory from a process that has torch, since the front end imports no torch.
 
-``python -m hires.engine.footprint`` traces networks and predicts the memory of plans. It starts
-with the first request that the cache cannot answer, so that torch is imported once or never.
+``python -m hires.engine.footprint`` starts with the first request that the cache cannot answer.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from hires.cli import answer_cache
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.errors import ConfigError, HiresError, PlanError, RunError
+from hires.core.errors import ConfigError, PlanError, RunError
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan
@@ -27,7 +26,7 @@ _MODULE = "hires.engine.footprint"
 
 
 class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
-    """A process that has torch and answers questions, one line of JSON each; a context manager."""
+    """A process that has torch and answers requests, one line of JSON each."""
 
     def __init__(self, module: str = _MODULE) -> None:
         self._module = module
@@ -59,28 +58,21 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         """Returns the memory of each rank of a replica, as ``plan.memory`` holds it."""
         question = {"config": to_dict(config), "plan": plan.to_dict()}
         answer = self._ask("predicting the memory", {"memory": question})
-        memory: list[dict[str, int]] = answer["memory"]
-        return memory
+        return cast("list[dict[str, int]]", answer["memory"])
 
     def _ask(self, what: str, question: dict[str, Any]) -> dict[str, Any]:
         if self._process is None:
             self._start()
         stdin, stdout, _ = self._pipes
-        line = ""
-        with contextlib.suppress(BrokenPipeError):
+        answer = None
+        with contextlib.suppress(BrokenPipeError, ValueError):
             stdin.write(json.dumps(question) + "\n")
             stdin.flush()
-            line = stdout.readline()
-        answer = None
-        with contextlib.suppress(ValueError):
-            answer = json.loads(line)
+            answer = json.loads(stdout.readline())
         if not isinstance(answer, dict):
             raise RunError(f"{what} failed {self._last_output()}")
         if "error" in answer:
-            kinds: dict[str, type[HiresError]] = {
-                "ConfigError": ConfigError,
-                "PlanError": PlanError,
-            }
+            kinds = {"ConfigError": ConfigError, "PlanError": PlanError}
             raise kinds.get(answer["error"]["type"], RunError)(answer["error"]["text"])
         return answer
 
@@ -89,12 +81,9 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         (stdin, questions), (answers, stdout) = os.pipe(), os.pipe()
         self._pipes = [os.fdopen(questions, "w"), os.fdopen(answers), errors]
         try:
+            command, environ = [sys.executable, "-m", self._module], spawn.helper_environment()
             self._process = spawn.start(
-                [sys.executable, "-m", self._module],
-                spawn.helper_environment(),
-                stdin=stdin,
-                stdout=stdout,
-                stderr=errors.fileno(),
+                command, environ, stdin=stdin, stdout=stdout, stderr=errors.fileno()
             )
         finally:
             os.close(stdin)
@@ -103,12 +92,12 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
     def _last_output(self) -> str:
         """Returns the exit code of a process that gave no answer, and its last output."""
         assert self._process is not None
-        self._pipes[0].close()
+        stdin, _, errors = self._pipes
+        stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         self._process.kill()  # one that still runs has answered with something else
         code = self._process.wait()
-        errors = self._pipes[2]
         errors.seek(0)
         output = " | ".join(errors.read().strip().splitlines()[-3:]) or "it wrote nothing"
         self._end()

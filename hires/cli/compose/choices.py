@@ -1,7 +1,6 @@
 """Lists what can be chosen: groups and their files, stored sweeps, and every config key.
 
-Files are read from the folders of ``conf/`` without Hydra, and keys from the dataclasses, because
-``hires list``, the shell completion and every answer to a typo need them at once.
+Nothing here needs Hydra: ``hires list``, the shell completion and answers to a typo come at once.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import itertools
 import re
 import textwrap
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ class ConfigKey:
     name: str
     """Dotted, as ``parallel.stages``."""
     hint: Any
-    """Declared type."""
     default: str
     """As one types it: ``null``, ``true``, ``[1,1]``."""
     choices: tuple[str, ...]
@@ -61,15 +60,15 @@ class ConfigKey:
     """The dataclass that declares it."""
 
     @property
-    def type(self) -> str | None:
-        """The declared type in words; None where several are allowed."""
-        return type_words(self.hint)
-
-    @property
     def meaning(self) -> str:
         """The docstring of the field on one line, without its markup."""
         text = _field_docs(self.section).get(self.name.rpartition(".")[2], "")
         return " ".join(text.split()).replace("``", "`")
+
+    @property
+    def type(self) -> str | None:
+        """The declared type in words; None where several are allowed."""
+        return type_words(self.hint)
 
     @property
     def values(self) -> str:
@@ -117,29 +116,26 @@ def _files(extra: Path | None, group: str) -> list[Path]:
             f"--config-dir {extra} (or HIRES_CONF) is not a folder; give one with GROUP/NAME.yaml"
         )
 
-    def natural(path: Path) -> list[tuple[int, str]]:  # resnet18 stands before resnet101
-        parts = re.split(r"(\d+)", path.stem)
-        order = [(int(part), "") if part.isdigit() else (0, part) for part in parts]
-        return [(0, path.parent.name), *order]
+    def natural(path: Path) -> str:  # resnet18 stands before resnet101
+        return re.sub(r"\d+", lambda digits: digits[0].zfill(9), f"{path.parent.name}/{path.stem}")
 
     bases = [conf_dir()] + ([extra] if extra else [])
     return [file for base in bases for file in sorted(base.glob(f"{group}/*.yaml"), key=natural)]
 
 
-def _keys_of(section: type, prefix: str) -> list[ConfigKey]:
-    hints, listed = typing.get_type_hints(section), []
+def _keys_of(section: type, prefix: str) -> Iterator[ConfigKey]:
+    hints = typing.get_type_hints(section)
     for field in dataclasses.fields(section):
         name, hint = prefix + field.name, hints[field.name]
         if dataclasses.is_dataclass(hint):
-            listed += _keys_of(typing.cast(type, hint), f"{name}.")
+            yield from _keys_of(typing.cast(type, hint), f"{name}.")
             continue
         factory = field.default_factory
         value = field.default if factory is dataclasses.MISSING else factory()
         default = "null" if value is None else str(value).replace(" ", "")
         default = default.lower() if isinstance(value, bool) else default
         choices = tuple(field.metadata.get("choices", ()))
-        listed.append(ConfigKey(name, hint, default, choices, section))
-    return listed
+        yield ConfigKey(name, hint, default, choices, section)
 
 
 @functools.cache
@@ -147,12 +143,9 @@ def _field_docs(section: type) -> dict[str, str]:
     """Returns the strings below the fields of a dataclass, which Python itself does not keep."""
     [body] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(body, ast.ClassDef)
-    return {
-        field.target.id: text.value.value
-        for field, text in itertools.pairwise(body.body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
+    docs: dict[str, str] = {}
+    for field, below in itertools.pairwise(body.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
+                docs[name] = str(text)
+    return docs

@@ -1,9 +1,8 @@
 """Evaluates the expressions of ``--where``: arithmetic, comparisons and logic over names.
 
 Python's own parser reads the text; a node that is not on the list below is refused, so nothing can
-be called, assigned or looked into. ``simpleeval`` would not shorten this: unknown names must be
-refused even where a short circuit skips them, names have dots, values may be missing, and ``and``
-takes truths only, so that nearly all of its nodes would be replaced.
+be called, assigned or looked into. ``simpleeval`` would not shorten this: names have dots, values
+may be missing, ``and`` takes truths only, and unknown names are refused even if they are skipped.
 """
 
 from __future__ import annotations
@@ -103,17 +102,15 @@ class Expression:
         odd = [type(sign).__name__ for sign in signs if sign and type(sign) not in _OPERATORS]
         if odd:
             raise self.wrong(f"holds an operator that is not allowed ({odd[0]})")
-        if not isinstance(tree, _ALLOWED):
+        plain = (bool, int, float, str, type(None))
+        is_odd = isinstance(tree, ast.Constant) and not isinstance(tree.value, plain)
+        if is_odd or not isinstance(tree, _ALLOWED):
             raise self.wrong(
                 f"holds {ast.unparse(tree)!r}; only keys, numbers, text, lists, + - * / // %, "
                 f"comparisons, in, and, or, not may stand there"
             )
-        plain = (bool, int, float, str, type(None))
-        if isinstance(tree, ast.Constant) and not isinstance(tree.value, plain):
-            raise self.wrong(f"holds {tree.value!r}, which is no number or text")
-        for child in ast.iter_child_nodes(tree):
-            if isinstance(child, ast.expr):
-                self._check(child)
+        for part in _parts(tree):
+            self._check(part)
 
     def _value(self, tree: ast.expr, lookup: Callable[[str], Any]) -> Any:
         def of(part: ast.expr) -> Any:
@@ -131,22 +128,18 @@ class Expression:
             return next((stop for part in tree.values if self._truth(of(part)) == stop), not stop)
         if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not):
             return not self._truth(of(tree.operand))
-        if isinstance(tree, ast.UnaryOp):
-            return self._computed(tree.op, of(tree.operand))
-        if isinstance(tree, ast.BinOp):
-            return self._computed(tree.op, of(tree.left), of(tree.right))
+        if isinstance(tree, (ast.UnaryOp, ast.BinOp)):
+            operands = [of(part) for part in _parts(tree)]
+            if self._gaps and None in operands:
+                return None
+            for operand in operands:  # text that is repeated could be endless
+                if isinstance(operand, bool) or not isinstance(operand, (int, float)):
+                    raise TypeError(f"{operand!r} is no number")
+            return _ARITHMETIC[type(tree.op)](*operands)
         assert isinstance(tree, ast.Compare)
         parts = [of(part) for part in (tree.left, *tree.comparators)]
         pairs = zip(tree.ops, parts, parts[1:], strict=False)
         return all(self._compared(sign, left, right) for sign, left, right in pairs)
-
-    def _computed(self, sign: ast.AST, *values: Any) -> Any:
-        if self._gaps and None in values:
-            return None
-        for value in values:  # text that is repeated could be endless
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{value!r} is no number")
-        return _ARITHMETIC[type(sign)](*values)
 
     def _compared(self, sign: ast.cmpop, left: Any, right: Any) -> bool:
         equality = isinstance(sign, (ast.Eq, ast.NotEq))
@@ -158,6 +151,10 @@ class Expression:
         if not isinstance(value, bool):
             raise self.wrong(f"joins {value!r}, which is neither true nor false; compare it")
         return value
+
+
+def _parts(tree: ast.expr) -> list[ast.expr]:
+    return [part for part in ast.iter_child_nodes(tree) if isinstance(part, ast.expr)]
 
 
 def _dotted(tree: ast.expr) -> str | None:

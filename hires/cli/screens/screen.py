@@ -56,7 +56,9 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
     rows as tables below each other, each of which begins with the first column.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
-    if len(rows) == 1 and _natural_width(columns, rows[0]) > width:
+    only = zip(columns, rows[0], strict=True) if len(rows) == 1 else ()
+    # With the headings on one line.
+    if sum(max(len(c.title), len(c.unit) + 2, len(cell)) + 3 for c, cell in only) > width:
         heads = [f"  {column.title}" for column in columns]
         cells = [f"{c} {column.unit}" for c, column in zip(rows[0], columns, strict=True)]
         print("\n".join([title, *aligned(list(zip(heads, cells, strict=True)), "ll"), ""]))
@@ -76,10 +78,10 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
 def print_notes(notes: Sequence[Note]) -> None:
     """Prints the first few notes to standard error, each once."""
     lines = list(dict.fromkeys(f"note: {note.where}: {note.text}" for note in notes))
-    for line in lines[:_MOST_NOTES]:
-        print(line, file=sys.stderr)
     if len(lines) > _MOST_NOTES:
-        print(f"note: and {len(lines) - _MOST_NOTES} more", file=sys.stderr)
+        lines[_MOST_NOTES:] = [f"note: and {len(lines) - _MOST_NOTES} more"]
+    for line in lines:
+        print(line, file=sys.stderr)
 
 
 def plural(count: int, noun: str) -> str:
@@ -97,14 +99,6 @@ def print_activity(text: str) -> None:
         print(f"{text:<40}", end="\r", file=sys.stderr, flush=True)
 
 
-def _natural_width(columns: Sequence[Column], row: Sequence[str]) -> int:
-    """Returns how many characters a row takes with its headings on one line."""
-    return sum(
-        max(len(c.title), len(c.unit) + 2, len(cell)) + 3
-        for c, cell in zip(columns, row, strict=True)
-    )
-
-
 def _parts(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
     """Returns which columns stand in each of the tables below each other: the first in all."""
     cells = [[*_two_lines(c).split("\n"), *(row[i] for row in rows)] for i, c in enumerate(columns)]
@@ -119,5 +113,4 @@ def _parts(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
 
 def _two_lines(column: Column) -> str:
     """Returns the heading with its unit, or else its further words, below: narrow columns."""
-    unit = f"\n[{column.unit}]" if column.unit else ""
-    return column.title + unit if unit else column.title.replace(" ", "\n")
+    return f"{column.title}\n[{column.unit}]" if column.unit else column.title.replace(" ", "\n")

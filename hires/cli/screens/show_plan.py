@@ -1,8 +1,4 @@
-"""Shows a plan as text, read from the dict that ``plan.json`` holds.
-
-Placement as a grid, the pipeline's time line, what travels in one step, memory as a bar for each
-rank, and all findings.
-"""
+"""Shows a plan as text, read from the dict that ``plan.json`` holds."""
 
 from __future__ import annotations
 
@@ -45,28 +41,23 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
     if not any(stage["num_layers"] for stage in plan["stages"]):
         return ["findings", *(f"  {line}" for line in findings)]
     who = "stage" if plan["num_directions"] == 1 else "rank"
-    sections: list[tuple[str, list[str]]] = [
-        ("placement (ranks)", placement_lines(plan)),
-        ("stages", _stage_lines(plan)),
-        (
-            "time line of a step (F forward, B backward, one column an action)",
-            [f"{who} {index}  {line}" for index, line in enumerate(timeline)],
-        ),
-        ("messages of a step, all ranks", message_lines(plan.get("totals", {}))),
-        ("memory of a rank", memory_lines(plan.get("memory", []), limit)),
-        ("findings", findings + ([plan["verdict"]] if plan.get("verdict") else [])),
-    ]
+    drawn = [f"{who} {index}  {line}" for index, line in enumerate(timeline)]
+    sections = {
+        "placement (ranks)": placement_lines(plan),
+        "stages": _stage_lines(plan),
+        "time line of a step (F forward, B backward, one column an action)": drawn,
+        "messages of a step, all ranks": message_lines(plan.get("totals", {})),
+    }
+    if plan.get("memory"):
+        sections["memory of a rank"] = memory_lines(plan["memory"], limit)
+    sections["findings"] = findings + ([plan["verdict"]] if plan.get("verdict") else [])
     if "proofs" in plan:  # asked for with --prove
         mailed = any(p["decides"] and p["semantics"] == MAILBOXES for p in plan["proofs"])
         memory = "; small halos within a machine through memory" if mailed else ""
         title = f"proof (the messages of this plan go through {plan['backend']}{memory})"
-        sections.append((title, proof_lines(plan["proofs"]) if plan["proofs"] else ["not made"]))
-    lines: list[str] = []
-    for title, body in sections:
-        if title.startswith("memory") and not body:
-            continue
-        lines += [title, *(f"  {line}" for line in body), ""]
-    return lines[:-1]
+        sections[title] = proof_lines(plan["proofs"]) if plan["proofs"] else ["not made"]
+    texts = ("\n  ".join([title, *body]) for title, body in sections.items())
+    return "\n\n".join(texts).split("\n")
 
 
 def placement_lines(plan: Facts) -> list[str]:
@@ -121,11 +112,10 @@ def proof_lines(proofs: list[Facts]) -> list[str]:
     shown = [lines[0]]
     for line, proof in zip(lines[1:], proofs, strict=True):
         # A problem has a line for each rank that waits.
-        text = "\n".join(one.replace("; ", "\n  ") for one in proof["problems"][:_MOST])
-        problems = text.splitlines()
+        problems = [one.replace("; ", "\n      ") for one in proof["problems"][:_MOST]]
         if len(proof["problems"]) > _MOST:
             problems.append(f"and {len(proof['problems']) - _MOST} more; --json shows all")
-        shown += [line, *(f"    {part}" for part in problems)]
+        shown += "\n    ".join([line, *problems]).split("\n")
     return shown
 
 
@@ -140,8 +130,8 @@ def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> 
     full = limit or max(entry["peak_bytes"] for entry in memory)
     rows = [("rank", "", "peak", *(letter for _, letter, _ in _PARTS))]
     for entry, run in groupby(enumerate(memory), key=lambda item: item[1]):
-        ranks = [rank for rank, _ in run]
-        name = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+        ranks = [str(rank) for rank, _ in run]
+        name = "-".join(dict.fromkeys((ranks[0], ranks[-1])))
         parts = [f"{entry[key] / MIB:.1f}" for key, _, _ in _PARTS]
         rows.append((name, bar(entry, full), f"{entry['peak_bytes'] / MIB:.1f}", *parts))
     lines = aligned(rows, "llrrrrrr")
@@ -162,8 +152,8 @@ def node_lines(room: Room, plan: Plan) -> list[str]:
     for needs, run in groupby(room.per_node(plan), key=lambda one: (len(one.ranks), one.bytes)):
         last = first + len(list(run)) - 1
         name = f"node {first}" if first == last else f"nodes {first}-{last}"
-        many = f"{needs[0]} rank" + ("s" if needs[0] > 1 else "")
-        lines.append(f"{name}: {many} need{'' if needs[0] > 1 else 's'} {size(needs[1])}{has}")
+        need = "1 rank needs" if needs[0] == 1 else f"{needs[0]} ranks need"
+        lines.append(f"{name}: {need} {size(needs[1])}{has}")
         first = last + 1
     return lines
 
@@ -192,16 +182,14 @@ def finding_lines(findings: list[Facts]) -> list[str]:
 def _block(slots: list[Facts], stage: Facts) -> list[str]:
     """Returns the title of a stage and its grid of ranks; shards stand one below the other."""
     index, (num_rows, num_cols) = stage["index"], stage["tiles"]
-    num_rows = max(num_rows, stage["shards"])
-    ranks = {
-        tuple(s["tile"] or (s["shard"] or 0, 0)): s["rank"] for s in slots if s["stage"] == index
-    }
+    own = [slot for slot in slots if slot["stage"] == index]
+    ranks = {tuple(slot["tile"] or (slot["shard"] or 0, 0)): slot["rank"] for slot in own}
     width = max(len(str(rank)) for rank in ranks.values())
-    rows = [
-        " ".join(f"{ranks[row, col]:>{width}}" for col in range(num_cols))
-        for row in range(num_rows)
-    ]
-    return [f"stage {index}", *(f"[ {row} ]" for row in rows)]
+    lines = [f"stage {index}"]
+    for row in range(max(num_rows, stage["shards"])):
+        cells = (f"{ranks[row, col]:>{width}}" for col in range(num_cols))
+        lines.append(f"[ {' '.join(cells)} ]")
+    return lines
 
 
 def _stage_lines(plan: Facts) -> list[str]:
