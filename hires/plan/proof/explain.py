@@ -102,7 +102,7 @@ class Explanation:
     def _stream_blockers(self, stream: Waiter) -> list[Waiter]:
         machine, rank = self.machine, stream.rank
         holders = []
-        for post in machine.open_posts(stream):
+        for post in machine.streams[stream][0].open:
             # The other side stands on its stream behind another unit, or was not posted yet.
             kind = OTHER[post.kind]
             facing = machine.stream_of(post.peer, rank, post, kind)
@@ -131,7 +131,7 @@ class Explanation:
     def _sentence(self, waiter: Waiter) -> str:
         machine, rank = self.machine, waiter.rank
         if waiter.peer is not None:
-            post = machine.open_posts(waiter)[0]
+            post = machine.streams[waiter][0].open[0]
             verb = f"send {post.words} to" if post.kind == "send" else f"receive {post.words} from"
             return f"the stream of rank {rank} must first {verb} rank {waiter.peer}"
         event = machine.next_of(rank)

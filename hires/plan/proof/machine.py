@@ -83,7 +83,7 @@ class Unit:
     """The posts of one call on one stream: they begin and end together."""
 
     posts: list[Event]
-    num_open: int
+    open: list[Event]
     """Posts that have not met their other side."""
 
 
@@ -114,8 +114,6 @@ class Rendezvous:
         self.at = [0] * len(programs)
         self.ready = deque(range(len(programs)))
         self.streams: dict[Waiter, deque[Unit]] = defaultdict(deque)  # the first unit runs
-        # By (kind, source, target, way): posts of running units that have not met their other side.
-        self.running: dict[Hashable, deque[Event]] = defaultdict(deque)
         self.arrived: dict[Channel, deque[Event]] = defaultdict(deque)  # not waited for yet
         self.open_sends: list[dict[Channel, deque[Event]]] = [{} for _ in programs]
         self.num_open = 0  # posts that have not met their other side
@@ -166,7 +164,7 @@ class Rendezvous:
                 channel = rank, post.peer, post.tag
                 self.open_sends[rank].setdefault(channel, deque()).append(post)
         for stream, posts in units.items():
-            self.streams[stream].append(Unit(posts, len(posts)))
+            self.streams[stream].append(Unit(posts, [*posts]))
             if len(self.streams[stream]) == 1:
                 self._begin(stream)
         return end - first
@@ -220,44 +218,33 @@ class Rendezvous:
         present = self.meeting.get(meeting, {})
         return [member for member in self.members[event.peer] if member not in present]
 
-    def open_posts(self, stream: Waiter) -> list[Event]:
-        """Returns the posts of the running unit of a stream that have not met their other side."""
-        return [
-            post
-            for post in self.streams[stream][0].posts
-            if any(post is other for other in self.running[self._ends(stream.rank, post)])
-        ]
-
-    def _ends(self, rank: int, post: Event, kind: str = "") -> Hashable:
-        """Returns what a post shares with others that may meet the same posts of other kind."""
-        ends = (rank, post.peer) if post.kind == "send" else (post.peer, rank)
-        return kind or post.kind, *ends, self.way(post)
-
     def _begin(self, first: Waiter) -> None:
         """Begins the first unit of a stream, and every one that can begin because of that."""
         begun = deque([first])
         while begun:
             here = begun.popleft()
-            rank = here.rank
-            for post in self.streams[here][0].posts:
-                kind = OTHER[post.kind]
-                opposite = self.running[self._ends(rank, post, kind)]
-                if not opposite:
-                    self.running[self._ends(rank, post)].append(post)
+            if not self.streams[here]:
+                continue  # it has ended, as others began
+            rank, unit = here.rank, self.streams[here][0]
+            for post in unit.posts:
+                facing = self.stream_of(post.peer, rank, post, OTHER[post.kind])
+                there = self.streams[facing][0].open if self.streams.get(facing) else []
+                same = OTHER[post.kind], rank, self.way(post)
+                other = next((o for o in there if (o.kind, o.peer, self.way(o)) == same), None)
+                if other is None or post not in unit.open:
                     continue
-                other = opposite.popleft()
                 if post.kind == "send":
                     self.match(rank, post.peer, post, other)
                 else:
                     self.match(post.peer, rank, other, post)
-                facing = self.stream_of(post.peer, rank, post, kind)
-                begun.extend(side for side in (here, facing) if self._met(side))
+                unit.open.remove(post)
+                there.remove(other)
+                begun += [side for side in dict.fromkeys((here, facing)) if self._ended(side)]
 
-    def _met(self, key: Waiter) -> bool:
-        """Counts one post of the running unit as met; returns whether the next unit begins."""
+    def _ended(self, key: Waiter) -> bool:
+        """Ends a running unit if all its posts have met; returns whether the next one begins."""
         stream, rank = self.streams[key], key.rank
-        stream[0].num_open -= 1
-        if stream[0].num_open:
+        if stream[0].open:
             return False
         for post in stream.popleft().posts:
             if post.kind == "send":

@@ -29,43 +29,42 @@ class Wait:
     others: list[int]
     """The ranks that should have come to it, and have not."""
     since_s: float
-    shape: tuple[int, ...] = ()
-    """Of the message; empty if it is none of the plan's."""
-    dtype: str = ""
-    sends: bool = False
-    """Whether the rank waits for its own message to be taken."""
+    message: Event | None = None
+    """The post that the rank waits for; None if the plan has no such message."""
     passed: bool = False
     """Whether the other rank is past its side of the message, so that it was lost."""
 
     @property
     def text(self) -> str:
         """One sentence."""
-        ranks = _ranks(self.others)
-        if self.shape and len(self.others) == 1:
-            verb = f"until {ranks} takes" if self.sends else "for"
-            tail = "" if self.sends else f" from {ranks}"
-            said = f"rank {self.rank} waits {verb} {self.what}{tail}"
+        ranks, waits = _ranks(self.others), f"rank {self.rank} waits"
+        if self.message is not None:
+            sends = self.message.kind == "send"
+            waits += (
+                f" until {ranks} takes {self.what}" if sends else f" for {self.what} from {ranks}"
+            )
         elif self.others:
-            said = f"rank {self.rank} waits for {ranks} to join {self.what}"
+            waits += f" for {ranks} to join {self.what}"
         else:
-            said = f"rank {self.rank} waits in {self.what}, to which all have come"
-        return f"{said}, since {self.since_s:.1f} s"
+            waits += f" in {self.what}, to which all have come"
+        return f"{waits}, since {self.since_s:.1f} s"
 
     @property
     def unmatched(self) -> str | None:
         """What has one side only, and which; None if all have come, or nobody knows who has not."""
         if not self.others:
             return None
-        if not self.shape or len(self.others) != 1:
+        if self.message is None:
             verb = "have" if len(self.others) > 1 else "has"
             return f"{self.what}: {_ranks(self.others)} {verb} not come to it"
-        here, there = self.rank, self.others[0]
-        source, target = (here, there) if self.sends else (there, here)
-        size = "x".join(map(str, self.shape))
-        missing = "has not begun to receive it" if self.sends else "has not sent it"
-        fate = "says that it is past it: it was lost on the way" if self.passed else missing
+        sends, there = self.message.kind == "send", self.others[0]
+        source, target = (self.rank, there) if sends else (there, self.rank)
+        size = "x".join(map(str, self.message.shape))
+        fate = "has not begun to receive it" if sends else "has not sent it"
+        if self.passed:
+            fate = "says that it is past it: it was lost on the way"
         return (
-            f"{self.what}, {size} {self.dtype}, from rank {source} to rank {target}: "
+            f"{self.what}, {size} {self.message.dtype}, from rank {source} to rank {target}: "
             f"rank {there} {fate}"
         )
 
@@ -111,16 +110,7 @@ def _wait(plan: Plan, states: Mapping[int, RankStatus], here: RankStatus, world:
     if event is not None and event.kind in POSTS:
         there = states.get(here.peer)
         passed = there is not None and _is_past(plan, there, here.step, event.part.action)
-        return Wait(
-            here.rank,
-            event.what,
-            [here.peer],
-            here.since_s,
-            event.shape,
-            event.dtype,
-            sends=event.kind == "send",
-            passed=passed,
-        )
+        return Wait(here.rank, event.what, [here.peer], here.since_s, event, passed)
     what = here.what if event is None else event.what
     if here.peer >= 0 and not here.ranks:
         return Wait(here.rank, what, [here.peer], here.since_s)

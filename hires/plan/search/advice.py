@@ -19,19 +19,15 @@ from hires.plan.search.layout_search import Budget, Measure, Search, fewer_ranks
 def offered(config: RunConfig, layers: int | None = None) -> list[Finding]:
     """Returns an error if a layout has more ranks than the launcher offers, with what would fit.
 
-    Machines without a rank, and nodes with fewer cores than their ranks need, are errors too.
-
-    Args:
-        config: the run.
-        layers: of its network, as far as they are known: it has no more stages.
+    Machines without a rank, and nodes with fewer cores than their ranks need, are errors too. A
+    network has no more stages than ``layers``, if they are known.
     """
     most, ranks = config.launcher.offered_ranks, config.parallel.num_ranks
     nodes = config.launcher.num_nodes
     if nodes > ranks:
         key = "launcher.nodes" if config.launcher.has_jobs else "launcher.hosts"
         given = f"{key}={nodes}" if key == "launcher.nodes" else f"{key} names {nodes}, which"
-        text = f"{given} is more than the ranks of the layout; use at most {ranks}"
-        return [Finding("error", key, text)]
+        return _error(key, f"{given} is more than the ranks of the layout; use at most {ranks}")
     if ranks <= most:
         return _cores(config)
     fitting = Search(config).first_of_each(fewer_ranks(config, layers))
@@ -40,12 +36,15 @@ def offered(config: RunConfig, layers: int | None = None) -> list[Finding]:
         if fitting
         else "none of replicas, stages, tiles and local_dp is enough alone: lower two of them"
     )
-    text = (
-        f"the layout has {ranks} ranks, but launcher={config.launcher.name} offers "
-        f"{most} on a machine; {remedy}, "
-        f"or allow them with launcher.max_ranks={ranks}"
+    return _error(
+        "launcher.max_ranks",
+        f"the layout has {ranks} ranks, but launcher={config.launcher.name} offers {most} on a "
+        f"machine; {remedy}, or allow them with launcher.max_ranks={ranks}",
     )
-    return [Finding("error", "launcher.max_ranks", text)]
+
+
+def _error(key: str, text: str) -> list[Finding]:
+    return [Finding("error", key, text)]
 
 
 def would_fit(
@@ -57,12 +56,8 @@ def would_fit(
 ) -> Finding:
     """Returns the error of a plan that does not fit its memory, with the changes that would.
 
-    Args:
-        config: of the plan.
-        shortage: what does not fit, in words.
-        graph: of its network.
-        planned: returns the plan of a changed config with its memory, or None.
-        budget: of the search.
+    ``shortage`` is what does not fit, in words; ``planned`` returns the plan of a changed config
+    with its memory, or None.
     """
     room = room_of(config)
 
@@ -120,8 +115,8 @@ def _cores(config: RunConfig) -> list[Finding]:
         fitting.append(f"launcher.nodes={math.ceil(ranks / (cores // threads))}")
     if cores >= most:
         fitting.append(f"launcher.threads={cores // most}")
-    text = (
+    return _error(
+        "cluster.cores",
         f"{most} ranks of {threads} threads on a node need {most * threads} cores, but "
-        f"cluster.cores={cores}; use {' or '.join(fitting) or 'fewer ranks'}"
+        f"cluster.cores={cores}; use {' or '.join(fitting) or 'fewer ranks'}",
     )
-    return [Finding("error", "cluster.cores", text)]

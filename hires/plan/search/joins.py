@@ -12,7 +12,6 @@ The candidates change as few keys as they can: directions, stages and tiles stay
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -26,14 +25,9 @@ from hires.plan.search.layout_search import Change
 def no_rule(
     graph: Graph, stages: list[Stage], stage: Stage, nodes: list[Node], listed: bool
 ) -> Finding:
-    """Explains that nodes of one kind cannot be tiled, and how to compute them after a join.
+    """Explains that a stage's nodes of one kind cannot be tiled, and how to join before them.
 
-    Args:
-        graph: the network.
-        stages: where it is cut.
-        stage: the one that holds the nodes.
-        nodes: of one kind, in order.
-        listed: whether ``parallel.tiles`` names a grid for each stage.
+    ``listed``: ``parallel.tiles`` names a grid for each stage.
     """
     alike = f" and {len(nodes) - 1} more of its kind" if len(nodes) > 1 else ""
     subject = f"{describe(nodes[0])}{alike} in stage {stage.index} {'have' if alike else 'has'}"
@@ -66,7 +60,16 @@ def vanishing(graph: Graph, stages: list[Stage], listed: bool) -> list[Finding]:
             continue
         (rows, cols), size = stage.tiles, node.shape[2:]
         empty = rows * cols - min(rows, size[0]) * min(cols, size[1])
-        where, change = next(_tile_ends(graph, stages, stage, node, listed))
+        starts, layer = layer_starts(graph), _layer_of(graph, node)
+        # Where the tiles join, or fit the map: with most tiles first.
+        if starts[layer] > stage.first:
+            name = graph.nodes[starts[layer]].name
+            where = f"a join before: end the stage at layer {layer} ({name}) with"
+            change = _cut(graph, stages, stage, layer, listed)
+        elif stage.index:
+            where, change = "a join before:", _join(stages, stage.index, listed)
+        else:
+            where, change = "fewer tiles:", _fewer(graph, stages, listed)
         text = (
             f"{describe(node)} makes a map of {size[0]}x{size[1]}, so {empty} of the "
             f"{rows}x{cols} tiles of stage {stage.index} hold nothing from there on and wait; "
@@ -91,19 +94,6 @@ def far_halos(stages: list[Stage]) -> list[Finding]:
         )
         findings += [Finding("warning", "parallel.tiles", text) for text in islice(far, 1)]
     return findings
-
-
-def _tile_ends(
-    graph: Graph, stages: list[Stage], stage: Stage, node: Node, listed: bool
-) -> Iterator[tuple[str, Change]]:
-    """Yields how the tiles of a stage would join before a node, or fit it, most tiles first."""
-    starts, layer = layer_starts(graph), _layer_of(graph, node)
-    if starts[layer] > stage.first:
-        where = f"a join before: end the stage at layer {layer} ({graph.nodes[starts[layer]].name})"
-        yield f"{where} with", _cut(graph, stages, stage, layer, listed)
-    if stage.index:
-        yield "a join before:", _join(stages, stage.index, listed)
-    yield "fewer tiles:", _fewer(graph, stages, listed)
 
 
 def _cut(graph: Graph, stages: list[Stage], last: Stage, layer: int, listed: bool) -> Change:

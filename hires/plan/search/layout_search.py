@@ -66,9 +66,7 @@ def written(value: Any) -> str:
 def fewer_ranks(config: RunConfig, layers: int | None) -> list[Ladder]:
     """Returns every smaller number of replicas, stages, tiles and shards, the largest first.
 
-    Args:
-        config: that has too many ranks.
-        layers: of the network, which has no more stages; None: unknown.
+    A network has no more stages than ``layers``, if they are known.
     """
     parallel, most = config.parallel, config.launcher.offered_ranks
 
@@ -77,10 +75,10 @@ def fewer_ranks(config: RunConfig, layers: int | None) -> list[Ladder]:
         return range(min(count - 1, most), 0, -1)
 
     return [
-        (Change({"parallel.replicas": n}) for n in below(parallel.replicas)),
+        _changes("parallel.replicas", below(parallel.replicas)),
         (stages(config, n) for n in below(parallel.stages) if layers is None or n <= layers),
         _grids(config, _trimmed),
-        (Change({"parallel.local_dp": n}) for n in below(parallel.local_dp)),
+        _changes("parallel.local_dp", below(parallel.local_dp)),
     ]
 
 
@@ -91,21 +89,13 @@ def less_memory(config: RunConfig, layers: int, room: Room) -> list[Ladder]:
     too much, more ranks follow. Where all of them together do, fewer ranks go before all but
     recomputation: each needs its libraries, whatever it holds; more nodes, where a job may have
     them, go first.
-
-    Args:
-        config: that does not fit.
-        layers: the most stages that the network can be cut into.
-        room: what it does not fit into.
     """
     parallel, launcher = config.parallel, config.launcher
     ranks, replicas = parallel.num_ranks, parallel.replicas
-    microbatches = [
-        Change({"parallel.microbatches": factor * parallel.microbatches}) for factor in FACTORS
-    ]
-    kinds = [k for k in ("block", "stage") if k != config.memory.checkpoint]
-    recompute = [
-        [Change({"memory.checkpoint": kind})] for kind in kinds if config.task.name == "train"
-    ]
+    microbatches = _changes("parallel.microbatches", (f * parallel.microbatches for f in FACTORS))
+    kinds = ("block", "stage") if config.task.name == "train" else ()
+    kinds_left = [kind for kind in kinds if kind != config.memory.checkpoint]
+    recompute = [_changes("memory.checkpoint", [kind]) for kind in kinds_left]
     if not room.shared:
         # One stage more, then twice as many each time, up to what layers and ranks allow.
         spare = launcher.offered_ranks // replicas - ranks // replicas
@@ -115,13 +105,19 @@ def less_memory(config: RunConfig, layers: int, room: Room) -> list[Ladder]:
         more_tiles = itertools.islice(_grids(config, _twice), len(FACTORS))
         return [microbatches, *recompute, [stages(config, n) for n in more], more_tiles]
     nodes = [*_doubled(launcher.nodes, ranks), ranks] if launcher.has_jobs else []
-    fewer: list[Ladder] = [
-        [Change({"parallel.replicas": n}) for n in _halves(replicas)],
+    return [
+        _changes("launcher.nodes", (n for n in nodes if n > launcher.nodes)),
+        *recompute[:1],
+        _changes("parallel.replicas", _halves(replicas)),
         _grids(config, _half),
         [stages(config, n) for n in _halves(parallel.stages)],
+        microbatches,
+        *recompute[1:],
     ]
-    more_nodes = [Change({"launcher.nodes": n}) for n in nodes if n > launcher.nodes]
-    return [more_nodes, *recompute[:1], *fewer, microbatches, *recompute[1:]]
+
+
+def _changes(key: str, values: Iterable[Any]) -> Ladder:
+    return [Change({key: value}) for value in values]
 
 
 def stages(config: RunConfig, count: int) -> Change:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hires.core.ranks.heartbeat import RankStatus, stacks_file
 from hires.launcher.supervision.hang_page import Hang
+from hires.plan.event import Event
 from hires.plan.proof.stalled import Stall, Wait
 
 STACKS = """Thread 0x01 (most recent call first):
@@ -38,7 +39,8 @@ def test_stack_of_the_main_thread_is_shown(tmp_path: Path):
 
 
 def test_circle_is_told_as_one(tmp_path: Path):
-    waits = [Wait(0, "x", [1], 9.0, (2,), "float32"), Wait(1, "y", [0], 8.0, (2,), "float32")]
+    posts = [Event("recv", peer, 0, (2,), "float32") for peer in (1, 0)]
+    waits = [Wait(0, "x", [1], 9.0, posts[0]), Wait(1, "y", [0], 8.0, posts[1])]
     found = Hang(tmp_path, {}, {}, 2, stall=Stall(waits, circle=[0, 1]))
     assert found.cause == (
         "no progress: ranks wait for each other in a circle; rank 0 waits for x from rank 1, "
