@@ -126,7 +126,8 @@ def test_run_that_left_no_word_is_as_somebody_found_out(tmp_path):
     (run / "a0" / "record.json").unlink()
     (run / "a0" / "exit.json").unlink()
     assert list(frames.load([run]).runs["state"]) == ["unknown"]
-    found = frames.load([run], {run: ("lost", None, "its process is gone")})
+    found = frames.load([run])
+    found.run_list[0].status = ("lost", None, "its process is gone")
     assert list(found.failures["cause"]) == ["its process is gone"]
 
 
