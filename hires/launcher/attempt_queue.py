@@ -25,7 +25,6 @@ from typing import Generic, Protocol, TypeVar
 from hires.core.errors import RunError
 from hires.core.store import provenance
 from hires.core.store.attempts import Attempt
-from hires.core.store.files import cannot_write
 from hires.core.store.run_index import write_exit
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.ranks import spawn
@@ -145,20 +144,15 @@ class AttemptQueue(ABC, Generic[Task]):
         Raises:
             RunError: it cannot be started; that is the end of the attempt.
         """
+        command = [sys.executable, "-m", *words]
+        options = {"death_signal": signal.SIGTERM, "heir": True}
         try:
-            with log.open("ab") as output:
-                process = spawn.start(
-                    [sys.executable, "-m", *words],
-                    spawn.helper_environment(),
-                    stdout=output.fileno(),
-                    stderr=output.fileno(),
-                    death_signal=signal.SIGTERM,
-                    heir=True,
-                )
-        except (OSError, subprocess.SubprocessError) as error:
-            why = f"its launcher could not be started: {cannot_write(log, error)}"
-            leave(task.path, attempt, "failed", why)
-            raise RunError(why) from error
+            process = spawn.start_logged(
+                "its launcher", command, spawn.helper_environment(), log, **options
+            )
+        except RunError as error:
+            leave(task.path, attempt, "failed", str(error))
+            raise
         self.running.append(Running(task, attempt, process, log))
 
     def _fits(self, task: Task) -> bool:

@@ -15,10 +15,9 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hires.core.errors import HiresError, RunError
-from hires.core.ranks.mpi_dialects import Numbers, numbers
+from hires.core.ranks.mpi_dialects import numbers
 from hires.core.store import file_names, provenance, records
 from hires.launcher.ranks import control_channel
 from hires.launcher.ranks.places import RankPlace, RankPlaces
@@ -29,8 +28,6 @@ _CONNECT_S = 30.0
 _FILE_S = 10.0
 """How long its file may take to be seen here."""
 _POLL_S = 0.05
-_PASSED = (signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that the supervisor may have sent to the rank."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,6 +56,7 @@ def run(run_dir: Path, attempt: int) -> int:
             f"{facts['starter']} started {own.size} processes, but the plan has "
             f"{facts['size']} ranks"
         )
+    config = records.read_config(run_dir)
     supervisor = control_channel.connect(facts, own.rank, _CONNECT_S)
     # The program that started this process may end it; the rank ends, and this process stays.
     terminations: list[int] = []
@@ -66,46 +64,31 @@ def run(run_dir: Path, attempt: int) -> int:
         signal.signal(number, lambda number, _: terminations.append(number))
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the supervisor sends them by its connection
-    group: SeparateRanks | None = None  # of one rank
+    places = RankPlaces((), (facts["port"],), facts["address"], facts["interface"])
+    job = Launch(run_dir, attempt, config, facts["module"], facts["args"], places)
+    group = SeparateRanks(job, facts["port"])  # of one rank, or none if that cannot be started
     try:
-        group = _start(run_dir, attempt, facts, own)
-        supervisor.send(**provenance.myself() | {"started": group.ranks[0].pid})
+        os.chdir(facts["folder"])  # relative paths of the config count from there
+        rank = group.start(own.rank, own.size, RankPlace(own.local_rank, own.local_size))
+        supervisor.send(**provenance.myself() | {"started": rank.pid})
     except HiresError as error:
         supervisor.send(failed=str(error))
+    except OSError as error:
+        where = f"{socket.gethostname()} does not see {facts['folder']}"
+        supervisor.send(failed=f"{where}: {error.strerror}")
     while not supervisor.closed:
         supervisor.wait(_POLL_S)
-        lines = list(supervisor.lines())
-        if group is None:
-            continue
-        for line in lines:
-            if line.get("signal") in _PASSED:
-                group.send(signal.Signals(line["signal"]))
+        for line in supervisor.lines():
+            group.send(signal.Signals(line["signal"]))
         for rank in group.poll():
             supervisor.send(code=rank.code)
         if terminations:
             group.send(signal.SIGTERM)
             terminations.clear()
-    if group is None:
-        return 1
     group.kill()
-    code = group.ranks[0].code
+    code = group.ranks[0].code if group.ranks else 1
     assert code is not None
     return code if code >= 0 else 128 - code
-
-
-def _start(run_dir: Path, attempt: int, facts: dict[str, Any], own: Numbers) -> SeparateRanks:
-    places = RankPlaces((), (facts["port"],), facts["address"], facts["interface"])
-    config = records.read_config(run_dir)
-    try:
-        os.chdir(facts["folder"])  # relative paths of the config count from there
-    except OSError as error:
-        raise RunError(
-            f"{socket.gethostname()} does not see {facts['folder']}: {error.strerror}"
-        ) from None
-    job = Launch(run_dir, attempt, config, facts["module"], facts["args"], places)
-    group = SeparateRanks(job, facts["port"])
-    group.start(own.rank, own.size, RankPlace(own.local_rank, own.local_size))
-    return group
 
 
 if __name__ == "__main__":

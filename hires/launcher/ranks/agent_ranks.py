@@ -20,10 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.core.errors import RunError
 from hires.core.ranks.mpi_dialects import Starter, require_program
 from hires.core.store import file_names, provenance
-from hires.core.store.files import cannot_write
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.control_channel import ControlChannel
 from hires.launcher.ranks.rank_group import Launch, Rank, RankGroup, last_lines
@@ -48,7 +46,7 @@ class AgentRanks(RankGroup):
         self._starter = starter
         self._log = job.folder / file_names.LOGS / file_names.LAUNCHER_LOG
         self._channel = ControlChannel(job.places.address, len(self.ranks))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: spawn.Child | None = None
         self._patience_s = max(START_S, job.config.comm.timeout_s)
         self._began_s = time.monotonic()
         self._gone_s: float | None = None  # when the command was seen to have ended
@@ -71,23 +69,8 @@ class AgentRanks(RankGroup):
         )
         command = [*self._starter.words, str(job.run_dir), str(job.attempt)]
         own = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
-        try:
-            output = self._log.open("wb")
-        except OSError as error:
-            raise cannot_write(self._log, error) from error
-        with output:
-            try:
-                self._process = subprocess.Popen(
-                    command,
-                    env=self._starter.environment(own),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=spawn.die_with(os.getpid()),
-                )
-            except (OSError, subprocess.SubprocessError) as error:
-                raise RunError(f"cannot start the ranks with {command[0]}: {error}") from error
+        environ = self._starter.environment(own)
+        self._process = spawn.start_logged("the ranks", command, environ, self._log)
         self._began_s = time.monotonic()
         job.note("starter_started", pid=self._process.pid, command=command)
 
@@ -102,9 +85,8 @@ class AgentRanks(RankGroup):
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to every rank that runs."""
-        for rank in self.ranks:
-            if rank.code is None:
-                self._channel.send(rank.rank, number)
+        for rank in self.running:
+            self._channel.send(rank.rank, number)
 
     def kill(self) -> None:
         """Ends all ranks at once and waits for them."""
@@ -112,9 +94,8 @@ class AgentRanks(RankGroup):
         if self._process is not None and self._process.poll() is None:
             self.wait(LOST_S)
         self._channel.close()
-        for rank in self.ranks:
-            if rank.code is None:  # its agent kills it, now that the channel is closed
-                rank.end(-signal.SIGKILL)
+        for rank in self.running:  # its agent kills it, now that the channel is closed
+            rank.end(-signal.SIGKILL)
         # The command ends after its agents, by itself; SIGTERM and SIGKILL follow if it stays.
         for number, most_s in ((None, END_S), (signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
             if self._process is None or self._process.poll() is not None:
@@ -151,7 +132,7 @@ class AgentRanks(RankGroup):
         """Returns the ranks that will never report their end, because the command failed them."""
         if self._process is None:
             return []
-        left = [rank for rank in self.ranks if rank.code is None]
+        left = self.running
         name = Path(self._starter.words[0]).name
         now_s, code = time.monotonic(), self._process.poll()
         if code is None:

@@ -25,7 +25,7 @@ import hmac
 import json
 import os
 import secrets
-import selectors
+import select
 import signal
 import socket
 import time
@@ -84,9 +84,7 @@ class JsonConnection:
 
     def wait(self, timeout_s: float) -> None:
         """Returns when something has arrived, or after ``timeout_s`` seconds."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.socket, selectors.EVENT_READ)
-            selector.select(timeout_s)
+        select.select([self.socket], [], [], timeout_s)
 
     def close(self) -> None:
         """Closes the connection."""

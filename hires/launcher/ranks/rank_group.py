@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -28,7 +27,6 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks.world import World
 from hires.core.store import file_names, records
-from hires.core.store.files import cannot_write
 from hires.launcher.interface import OnLine
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.places import RankPlace, RankPlaces
@@ -93,8 +91,7 @@ class RankGroup(ABC):
 
     def __init__(self, job: Launch, port: int) -> None:
         """Takes what is to be started, and where the ranks meet."""
-        self.job = job
-        self.port = port
+        self.job, self.port = job, port
         self.broken: str | None = None
         """Why the ranks ended though none of them failed, in words, if it is so."""
 
@@ -118,6 +115,11 @@ class RankGroup(ABC):
     def kill(self) -> None:
         """Sends SIGKILL and waits for all ranks; nothing of the start is left then."""
 
+    @property
+    def running(self) -> list[Rank]:
+        """The ranks that have not ended."""
+        return [rank for rank in self.ranks if rank.code is None]
+
     def stop(self, grace_s: float, hurry: Callable[[], bool]) -> None:
         """Sends SIGTERM, and SIGKILL to the ranks that still run after ``grace_s``.
 
@@ -132,13 +134,13 @@ class RankGroup(ABC):
         until = time.monotonic() + most_s
         while time.monotonic() < until and not hurry():
             self.poll()
-            if all(rank.code is not None for rank in self.ranks):
+            if not self.running:
                 return
             time.sleep(_POLL_S)
 
     def pids(self) -> dict[int, int]:
         """Returns the processes of this machine that are ranks, or stand for one, and run."""
-        return {r.rank: r.pid for r in self.ranks if r.code is None and r.pid is not None}
+        return {rank.rank: rank.pid for rank in self.running if rank.pid is not None}
 
 
 class SeparateRanks(RankGroup):
@@ -170,18 +172,10 @@ class SeparateRanks(RankGroup):
         launcher, site = job.config.launcher, job.config.cluster.environment
         environ = rank_environment(os.environ, world, launcher.threads, places.interface, site)
         command = [*place.prefix, sys.executable, "-m", job.module, str(job.run_dir), *job.args]
-        log = job.log(number)
-        try:
-            log.unlink(missing_ok=True)  # of a start whose port was taken
-            output = log.open("ab")
-        except OSError as error:
-            raise cannot_write(log, error) from error
-        with output:
-            file, hold = output.fileno(), not places.relayed
-            try:
-                child = spawn.start(command, environ, stdout=file, stderr=file, hold=hold)
-            except (OSError, subprocess.SubprocessError) as error:
-                raise RunError(f"cannot start rank {number} with {command[0]}: {error}") from error
+        log, hold = job.log(number), not places.relayed
+        with contextlib.suppress(OSError):
+            log.unlink()  # of a start whose port was taken
+        child = spawn.start_logged(f"rank {number}", command, environ, log, hold=hold)
         self._children[number] = child
         self.ranks.append(Rank(number, log, child.pid))
         return self.ranks[-1]
@@ -190,7 +184,7 @@ class SeparateRanks(RankGroup):
         """Returns the ranks that ended since the last call."""
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         ended = []
-        for rank in self._running():
+        for rank in self.running:
             with contextlib.suppress(ChildProcessError):  # it was reaped elsewhere: it has ended
                 if os.waitid(os.P_PID, self._children[rank.rank].pid, options) is None:
                     continue
@@ -205,17 +199,14 @@ class SeparateRanks(RankGroup):
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal: SIGUSR1 and SIGUSR2 to ranks alone, others to all that they started."""
-        for rank in self._running():
+        for rank in self.running:
             self._signal(rank, number)
 
     def kill(self) -> None:
         """Ends all ranks at once and waits for them."""
         self.send(signal.SIGKILL)
-        for rank in self._running():
+        for rank in self.running:
             self._reap(rank)
-
-    def _running(self) -> list[Rank]:
-        return [rank for rank in self.ranks if rank.code is None]
 
     def _signal(self, rank: Rank, number: signal.Signals) -> None:
         # srun gets every signal alone: a child in its group ends the rank if srun is killed.

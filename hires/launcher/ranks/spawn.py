@@ -31,6 +31,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from hires.core.errors import RunError
+from hires.core.store.files import cannot_write
 
 MODULES = [
     "hires.worker",
@@ -261,6 +265,26 @@ def start(
             start_new_session=True,
             preexec_fn=die_with(os.getpid(), death_signal, hold),
         )
+
+
+def start_logged(
+    what: str, command: Sequence[str], environ: Mapping[str, str], log: Path, **options: Any
+) -> Child:
+    """Starts a program whose output is appended to a log; ``options`` are those of :func:`start`.
+
+    Raises:
+        RunError: the log cannot be written or the program cannot be started; ``what`` names it.
+    """
+    try:
+        output = log.open("ab")
+    except OSError as error:
+        raise cannot_write(log, error) from error
+    with output:
+        file = output.fileno()
+        try:
+            return start(command, environ, stdout=file, stderr=file, **options)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise RunError(f"cannot start {what} with {command[0]}: {error}") from error
 
 
 def die_with(
