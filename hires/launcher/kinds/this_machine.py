@@ -54,11 +54,7 @@ class MpirunLauncher(TorchrunLauncher):
     def rank_places(
         self, config: RunConfig, num_ranks: int, words: Sequence[str] = ()
     ) -> RankPlaces:
-        """Returns places as torchrun's, or on the nodes of the Slurm job.
-
-        Raises:
-            RunError: there is no job, or this is not its first node.
-        """
+        """Returns places as torchrun's, or on the nodes of the Slurm job, if this is its first."""
         if config.mpi != "srun":
             return super().rank_places(config, num_ranks, words)
         try:

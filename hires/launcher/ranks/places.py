@@ -25,12 +25,10 @@ _ANY_PORT_TRIES = 3
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where one rank runs."""
+    """Where one rank runs: which of the ranks on its machine it is, and how it is started there."""
 
     local_rank: int
-    """The rank among those on the same machine."""
     local_size: int
-    """Ranks on this machine."""
     prefix: tuple[str, ...] = ()
     """Words before the rank's own command."""
     node: str | None = None
@@ -45,7 +43,6 @@ class Preemption:
     """As ``exit.json`` has it: ``preempted``, ``timeout`` or ``node``."""
     cause: str = "it made way for others (SIGUSR2)"
     then: str = "start it again and it goes on there"
-    """What comes next."""
     patience_s: float = math.inf
     """How long the ranks may take to save their state and end."""
     requeued: bool = False
@@ -57,7 +54,6 @@ class RankPlaces:
     """Where the ranks of a world run, and where they meet."""
 
     ranks: Sequence[RankPlace]
-    """One for each rank."""
     ports: Sequence[int]
     """Ports to meet at, of which the next is tried if one is taken; 0: any free one."""
     address: str = LOOPBACK
@@ -109,7 +105,7 @@ def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Ra
     names = config.launcher.hosts
     if not names:
         return places
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((names[0], 0))  # only an address of this machine can be taken
         except OSError as error:
@@ -119,8 +115,7 @@ def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Ra
             ) from None
     if len(names) == 1:
         return places
-    other = f"{names[1]} (launcher.hosts)"
-    address, interface = meeting(config, "this machine", other, names[1])
+    address, interface = meeting(config, "this machine", f"{names[1]} (launcher.hosts)", names[1])
     ranks = [
         RankPlace(local, host.ranks, node=host.name)
         for host in hosts

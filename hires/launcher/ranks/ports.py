@@ -34,10 +34,8 @@ def reserve(port: int) -> Iterator[int]:
     Raises:
         PortTakenError: ``port`` is taken or not permitted.
     """
-    with contextlib.ExitStack() as stack:
-        kept = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    with socket.socket() as kept, socket.socket(socket.AF_UNIX) as name:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        name = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             if port:
                 # Before the trial, which would keep out the rank 0 of the port's owner.
@@ -59,11 +57,10 @@ def reserve(port: int) -> Iterator[int]:
 
 def was_taken(log: Path) -> bool:
     """Returns whether rank 0's log says that it could not listen because the port was taken."""
-    try:
+    with contextlib.suppress(OSError):
         text = log.read_bytes()
-    except OSError:
-        return False
-    return any(words in text for words in _TAKEN)
+        return any(words in text for words in _TAKEN)
+    return False
 
 
 def _claim(name: socket.socket, port: int) -> None:
@@ -75,20 +72,10 @@ def _claim(name: socket.socket, port: int) -> None:
 
 def _try_to_listen(port: int) -> None:
     """Raises OSError if the port cannot be listened at, on either kind of address."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with contextlib.ExitStack() as stack:
-            try:
-                probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            except OSError:
-                continue  # this machine has no such addresses
-            # As the ranks' store does: a connection that is only closing does not count as taken.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                probe.bind(("", port))
-            except OSError as error:
-                if error.errno == errno.EADDRNOTAVAIL:
-                    continue
-                raise
-            probe.listen(1)
+    for family, address in ((socket.AF_INET, ""), (socket.AF_INET6, "::")):
+        try:
+            # With SO_REUSEADDR, as the ranks' store: a connection that only closes is not "taken".
+            socket.create_server((address, port), family=family, backlog=1).close()
+        except OSError as error:
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise  # else this machine has no such addresses

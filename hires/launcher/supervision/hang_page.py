@@ -82,34 +82,32 @@ class Hang:
         return "\n".join(lines) + "\n"
 
     def _alike(self, ranks: list[int]) -> Iterator[str]:
-        """Yields how many of some ranks are at the same place, without their times."""
+        """Yields how many of some ranks are at the same place."""
         places: dict[str, list[int]] = {}
         for rank in sorted(ranks):
-            status = self.answers.get(rank)
-            if status is None:
-                place = f"does not answer: {self.silent.get(rank) or 'no reason is known'}"
-            else:
-                where = f"{status.action} of " if status.action else ""
-                place = f"in {where}step {status.step}, waits in {status.what or 'nothing'}"
-            places.setdefault(place, []).append(rank)
+            places.setdefault(self._place_of(rank), []).append(rank)
         for place, same in places.items():
-            yield f"{len(same)} more, as rank {same[0]}: {place}"
+            yield f"{len(same)} more, as rank {same[0]}, which {place}"
 
-    def _state_of(self, rank: int) -> str:
-        """Returns where a rank stands, in one line."""
+    def _place_of(self, rank: int) -> str:
+        """Returns where a rank stands, without times: alike for all ranks at one place."""
         status = self.answers.get(rank)
         if status is None:
-            age = self.ages_s.get(rank)
-            beat = "" if age is None else f" (last heartbeat {age:.0f} s ago)"
-            unknown = "no sign of life" if age is None else "no reason is known"
-            return f"rank {rank} does not answer: {self.silent.get(rank) or unknown}{beat}"
+            unknown = "no reason is known" if rank in self.ages_s else "no sign of life"
+            return f"does not answer: {self.silent.get(rank) or unknown}"
         where = f"step {status.step}" if status.step >= 0 else "before the first step"
-        if status.action:
-            where = f"{status.action} of {where}"
-        if status.what:
-            return f"rank {rank} is in {where} and waits in {status.what}, {status.since_s:.1f} s"
-        still = f"nothing moved for {status.since_s:.1f} s"
-        return f"rank {rank} is in {where} and waits for no rank; {still}"
+        where = f"{status.action} of {where}" if status.action else where
+        return f"is in {where} and waits {f'in {status.what}' if status.what else 'for no rank'}"
+
+    def _state_of(self, rank: int) -> str:
+        """Returns where a rank stands and since when, in one line."""
+        status, age_s = self.answers.get(rank), self.ages_s.get(rank)
+        if status is not None:
+            since = f"{status.since_s:.1f} s"
+            since = f", {since}" if status.what else f"; nothing moved for {since}"
+        else:
+            since = "" if age_s is None else f" (last heartbeat {age_s:.0f} s ago)"
+        return f"rank {rank} {self._place_of(rank)}{since}"
 
     def _frames(self, rank: int) -> list[str]:
         """Returns the innermost frames of a rank's main thread."""

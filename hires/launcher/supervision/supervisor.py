@@ -87,15 +87,14 @@ class Supervisor:
             self._group.begin(self._is_interrupted)
             spawn.release()
             end = self._watch()
-            self._feed()
+            self._look()
         finally:
             self._group.kill()
         return replace(end, exit_codes={r.rank: r.code for r in self.ranks if r.code is not None})
 
     def _watch(self) -> Outcome:
         while True:
-            self._poll()
-            self._feed()
+            self._look()
             if self.interrupts.count:
                 return self._cancel()
             codes = {rank.code for rank in self.ranks}
@@ -205,14 +204,14 @@ class Supervisor:
             broken = self._group.broken
             if broken:  # the ranks did nothing wrong: the program that started them did
                 self.job.note("stopping", why=broken)
-                self._feed()
+                self._look()
                 return Outcome("failed", broken, reason=None if self._metrics.seen else "launch")
         # A preempted rank is reported as the cause only if no other rank failed.
         failed = [rank.rank for rank in self.ranks if rank.code not in (None, 0, PREEMPTED)]
         failed = failed or [rank.rank for rank in self.ranks if rank.code]
         self._stop("a rank failed", failed=failed)
         first = blame.first_failure(self.ranks, failed, self._events.read(), self._oom.rose())
-        self._feed()
+        self._look()
         return replace(first, reason=first.reason or (None if self._metrics.seen else "launch"))
 
     def _stop(self, why: str, **fields: Any) -> None:
@@ -231,18 +230,15 @@ class Supervisor:
         """
         until = time.monotonic() + most_s
         while time.monotonic() < until and not self.interrupts.count and not enough():
-            if ended and all(rank.code is not None for rank in self.ranks):
+            if ended and not self._group.running:
                 return
             time.sleep(POLL_S / 2)
-            self._poll()
-            self._feed()
+            self._look()
 
-    def _poll(self) -> None:
+    def _look(self) -> None:
+        """Notes which ranks have ended, and passes on what the ranks have recorded."""
         for rank in self._group.poll():
             self.job.note("rank_exited", rank=rank.rank, code=rank.code)
-
-    def _feed(self) -> None:
-        """Passes on what the ranks have recorded meanwhile."""
         for line in self._metrics.read():
             self._complete = self._complete or line.get("kind") == "done"
             if self.job.on_line is not None:

@@ -42,8 +42,7 @@ class Watchdog:
 
     def __init__(self, attempt: Path, timeout_s: float) -> None:
         """Takes the attempt's folder, and how long a rank may stand still."""
-        self.attempt = attempt
-        self.timeout_s = timeout_s
+        self.attempt, self.timeout_s = attempt, timeout_s
         self._events = MetricsTail(attempt / file_names.EVENTS)
         self._events.read()  # of an earlier start of the same attempt
         self._looked_s = 0.0
@@ -94,12 +93,8 @@ def investigate(
     with contextlib.suppress(RunError):
         values = records.read_plan(run_dir)
         hang.world = int(values.get("world", 0))
-        try:
-            plan = Plan.from_dict(values)
-        except (HiresError, KeyError, TypeError):
-            pass  # another hires wrote it
-        else:
-            hang.stall = stall(plan, answers, hang.world)
+        with contextlib.suppress(HiresError, KeyError, TypeError):  # another hires wrote it
+            hang.stall = stall(Plan.from_dict(values), answers, hang.world)
     with contextlib.suppress(RunError):
         write_atomically(folder / file_names.HANG, hang.page())
     return hang
