@@ -18,10 +18,9 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import importlib
-import io
 import json
 import os
+import pkgutil
 import resource
 import runpy
 import signal
@@ -31,7 +30,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +54,13 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # a child may want to hold it
     channel = socket.socket(fileno=int(number))
     for word in modules:
-        _load(word)
+        loaded = pkgutil.resolve_name(word)
+        if callable(loaded):
+            torch = sys.modules["torch"]
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)  # so that it starts none
+            loaded()
+            torch.set_num_threads(threads)
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         sys.exit("a library has started a thread, which no child would have")
     _library_pages.extend(_resident_file_pages())
@@ -79,18 +84,6 @@ def main() -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
-
-
-def _load(word: str) -> None:
-    """Imports a module and calls its function, if one is named, with one thread."""
-    name, _, function = word.partition(":")
-    module = importlib.import_module(name)
-    if function:
-        torch = sys.modules["torch"]
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        getattr(module, function)()
-        torch.set_num_threads(threads)
 
 
 def _serve(channel: socket.socket) -> Request | None:
@@ -150,7 +143,7 @@ def _become_child(request: Request, files: list[int], heir: spawn.WarmProcess | 
             os.chdir(request["cwd"])
             _map_library_pages()
             _set_environment(request)
-            _set_streams(streams, "PYTHONUNBUFFERED" in os.environ)
+            _set_streams(streams)
             spawn.use(heir)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
@@ -204,24 +197,15 @@ def _set_environment(request: Request) -> None:
         sys.modules["numpy"].random.seed()  # the generator was copied
 
 
-def _set_streams(streams: list[int], unbuffered: bool) -> None:
-    """Makes the received files standard input, output and error."""
+def _set_streams(streams: list[int]) -> None:
+    """Makes the received files standard input, output and error, which nobody has used yet."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    encoding, errors = sys.stdout.encoding, sys.stdout.errors
-    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, errors=errors, closefd=False)  # type: ignore[misc]  # noqa: SIM115
-    for number, name, failing in ((1, "stdout", errors), (2, "stderr", "backslashreplace")):
-        raw = open(number, "wb", buffering=0 if unbuffered else -1, closefd=False)  # noqa: SIM115
-        text = io.TextIOWrapper(
-            cast("io.BufferedWriter", raw),
-            encoding,
-            failing,
-            line_buffering=number == 2 or os.isatty(number),
-            write_through=unbuffered,
-        )
-        setattr(sys, name, text)
-        setattr(sys, f"__{name}__", text)
+    unbuffered = "PYTHONUNBUFFERED" in os.environ
+    sys.stdout.reconfigure(  # type: ignore[union-attr]
+        line_buffering=unbuffered or os.isatty(1), write_through=unbuffered
+    )
     faulthandler.disable()
     if os.environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
