@@ -16,7 +16,7 @@ from hires.core.store.reading import read_lines
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import FrozenRun, Outcome, SubmitOptions, Submitted, launcher_of
 from hires.launcher.status import running_elsewhere
-from hires.launcher.supervision.hang_page import head
+from hires.launcher.supervision.watchdog import hang_head
 
 _SHOWN = 5
 """Jobs that are named one by one; of more only the arrays are."""
@@ -91,7 +91,7 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
     if outcome.exit_code == 0:
         return
     print(f"hires: the run {_ENDS[outcome.state]}: {outcome.cause}", file=sys.stderr)
-    page = head(run.attempt_dir) if outcome.reason == "hang" else []
+    page = hang_head(run.attempt_dir) if outcome.reason == "hang" else []
     for line in page[2:]:  # it begins with the cause, which was printed
         print(f"  {line}", file=sys.stderr)
     if page and keep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hires.core.ranks.heartbeat import RankStatus, stacks_file
-from hires.launcher.supervision.hang_page import Hang
+from hires.launcher.supervision.watchdog import Hang
 from hires.plan.event import Event
 from hires.plan.proof.stalled import Stall, Wait
 
