@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 from hires.core.errors import RunError
 from hires.core.store import file_names, provenance
@@ -27,15 +26,8 @@ WAIT_S = 15.0
 _POLL_S = 0.05
 
 
-def cancel_all(
-    states: Sequence[RunState], cancel_jobs: Callable[[list[Job]], None] = cancel_jobs
-) -> Iterator[tuple[RunState, str, bool]]:
-    """Stops runs; yields each with what was done about it, in words, and whether that worked.
-
-    Args:
-        states: of the runs.
-        cancel_jobs: cancels jobs of schedulers.
-    """
+def cancel_all(states: Sequence[RunState]) -> Iterator[tuple[RunState, str, bool]]:
+    """Stops runs; yields each with what was done about it, in words, and whether that worked."""
     attempts = [
         Attempt(s.path, s.attempt)
         if s.path is not None and s.attempt is not None and s.state in (PENDING, RUNNING)
@@ -48,8 +40,7 @@ def cancel_all(
     try:
         for path in requests:  # first: an attempt that begins just now must not seem to have failed
             write_atomically(path, "")
-        if whole:
-            cancel_jobs(list(whole.values()))
+        cancel_jobs(whole.values())
     except RunError as error:
         why = str(error)
         for path in requests:
@@ -77,28 +68,19 @@ def cancel_all(
 
 def _whole_jobs(attempts: Sequence[Attempt]) -> dict[str, Job]:
     """Returns the jobs, by name, that no other run which is under way shares."""
-    runs: dict[str, list[Path]] = {}
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         if attempt.job_name is not None:
-            jobs[attempt.job_name] = attempt.job
-            runs.setdefault(attempt.job_name, []).append(attempt.run)
-
-    def is_shared(name: str) -> bool:
-        others = (latest(folder) for folder in runs[name][0].parent.iterdir())
-        return any(
-            other is not None
-            and other.job_name == name
-            and other.run not in runs[name]
-            and goes_on(other)
-            for other in others
-        )
-
-    return {
-        name: job
-        for name, job in jobs.items()
-        if len(runs[name]) >= (job.get("pack") or 1) or not is_shared(name)
-    }
+            jobs.setdefault(attempt.job_name, []).append(attempt)
+    whole = {}
+    for name, own in jobs.items():
+        runs = [attempt.run for attempt in own]
+        others = [run for run in runs[0].parent.iterdir() if run not in runs]
+        if len(runs) >= (own[0].job.get("pack") or 1) or not any(
+            last.job_name == name and goes_on(last) for last in map(latest, others) if last
+        ):
+            whole[name] = own[0].job
+    return whole
 
 
 def _leave_shared_job(attempt: Attempt, waits: bool) -> str:

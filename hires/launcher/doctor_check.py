@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,9 +63,9 @@ def node_checks(
     if not facts:
         return []
     checks = [_versions(facts), _gpus(facts), _disk(facts), _clock(facts, met, here_s)]
-    if len(met) < config.launcher.nodes:
-        silent = config.launcher.nodes - len(met)
-        text = f"{silent} of {config.launcher.nodes} ranks did not come to the end"
+    nodes = config.launcher.nodes
+    if len(met) < nodes:
+        text = f"{nodes - len(met)} of {nodes} ranks did not come to the end"
         remedy = "see the job's line; if they wait for each other, set launcher.interface=NAME"
         checks.append(_of_job("network", FAILED, text, remedy))
     else:
@@ -138,13 +137,13 @@ def _clock(facts: Sequence[Report], met: Sequence[Report], here_s: float) -> Che
 
 def _shared(facts: Sequence[Report], met: Sequence[Report]) -> Check:
     names = _names(facts)
-    blind = next(((names[one["rank"]], one["unseen"]) for one in met if one["unseen"]), None)
-    if blind is None:
-        return _of_job("shared", OK, "every node sees what the others write")
-    node, unseen = blind
-    others = " and ".join(collections.Counter(names[rank] for rank in unseen if rank in names))
-    remedy = "keep results= on a file system that all nodes mount at the same place"
-    return _of_job("shared", FAILED, f"{node} does not see files of {others or 'others'}", remedy)
+    for one in met:
+        if one["unseen"]:
+            others = dict.fromkeys(names[rank] for rank in one["unseen"] if rank in names)
+            text = f"{names[one['rank']]} does not see files of {' and '.join(others) or 'others'}"
+            remedy = "keep results= on a file system that all nodes mount at the same place"
+            return _of_job("shared", FAILED, text, remedy)
+    return _of_job("shared", OK, "every node sees what the others write")
 
 
 def _network(facts: Sequence[Report], met: Sequence[Report]) -> Check:

@@ -18,19 +18,14 @@ class EndReason:
     texts: tuple[str, ...] = ()
     """Parts of the error's text, in lower case, of which one must occur; empty: any text."""
     job_ends: tuple[str, ...] = ()
-    """States of a scheduler's ended job that mean this; the words are Slurm's."""
+    """States of a scheduler's ended job that mean this, in Slurm's words."""
     restarts: bool = False
     """Whether the scheduler may start the same job again."""
     exit_code: int = RunError.exit_code
     """Of the command that launched the run."""
 
     def is_proved_by(self, error: str, text: str) -> bool:
-        """Whether an error of a rank, or the end of the log of one that reported none, proves it.
-
-        Args:
-            error: type of the error; empty: the rank reported none.
-            text: of the error, or of the log.
-        """
+        """Whether a rank's error proves it: its type and text, or "" and the end of its log."""
         text = f"{error}: {text}".lower()
         return (
             bool(self.errors or self.texts)

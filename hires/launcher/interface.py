@@ -99,10 +99,9 @@ class FrozenRun:
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """What holds for all runs of one command."""
+    """What holds for all runs of one command, whose words are ``argv``."""
 
     argv: Sequence[str]
-    """The command line as typed."""
     limit: int | None = None
     """Most jobs that run at once; None: as many as the cluster allows."""
     after: str | None = None
@@ -124,7 +123,6 @@ class Launcher(ABC):
 
     has_jobs: ClassVar[bool] = True
     """Whether runs are jobs of a scheduler, which go on without the command that started them."""
-
     cancel_command: ClassVar[str] = "the scheduler's own command"
     """What cancels the job ``{}`` without ``hires cancel``, for advice."""
 
@@ -196,9 +194,7 @@ class Launcher(ABC):
         """Returns where the ranks of a run start that this process supervises; by default here.
 
         ``words`` are the command of launch.sh that starts all ranks; empty: that of the config.
-
-        Raises:
-            RunError: the ranks cannot be started from here.
+        A RunError says why the ranks cannot be started from here.
         """
         return here(num_ranks, config.launcher.port)
 

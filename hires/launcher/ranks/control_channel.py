@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
-import os
 import secrets
 import select
 import signal
@@ -96,14 +95,9 @@ class ControlChannel:
     """The supervisor's end: listens, and keeps the connection of each rank's agent."""
 
     def __init__(self, address: str, size: int) -> None:
-        """Listens for ``size`` agents at any free port of an address of this machine.
-
-        Raises:
-            RunError: the address cannot be listened at.
-        """
+        """Listens for ``size`` agents at any free port of an address; RunError: it cannot."""
         self.key = secrets.token_hex(16)
-        self.address = address
-        self._size = size
+        self.address, self._size = address, size
         self._connections: list[JsonConnection] = []  # with callers that have not sent the key yet
         self._agents: dict[int, JsonConnection] = {}
         try:
@@ -119,9 +113,8 @@ class ControlChannel:
         text = json.dumps({"line": [self.address, self.port], "key": self.key, **facts})
         try:
             path.unlink(missing_ok=True)
-            mine = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(mine, "w", encoding="utf-8") as file:
-                file.write(text)
+            path.touch(0o600, exist_ok=False)  # nobody else may ever read it
+            path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise cannot_write(path, error) from error
 
@@ -152,7 +145,7 @@ class ControlChannel:
         return messages
 
     def send(self, rank: int, number: signal.Signals) -> None:
-        """Has the agent of a rank send it a signal, if the agent is connected."""
+        """Has the agent of a rank, if it is connected, send the rank a signal."""
         if rank in self._agents:
             self._agents[rank].send(signal=int(number))
 
@@ -166,12 +159,9 @@ class ControlChannel:
 
 
 def read(attempt: Path, patience_s: float = 0.0) -> dict[str, Any]:
-    """Returns what the supervisor wrote for the agents of an attempt.
+    """Returns what the supervisor wrote for the agents of an attempt; RunError: it wrote nothing.
 
     The file may be missing for ``patience_s`` seconds: file servers show new ones late.
-
-    Raises:
-        RunError: it is not there: no process supervises the attempt.
     """
     path, until = attempt / file_names.CONTROL, time.monotonic() + patience_s
     while not path.exists() and time.monotonic() < until:

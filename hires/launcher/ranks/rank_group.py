@@ -46,9 +46,7 @@ class Launch:
     args: Sequence[str]
     """What follows the run folder on its command line."""
     places: RankPlaces
-    """Where the ranks run."""
     on_line: OnLine | None = None
-    """Called with every new line of ``metrics.jsonl``."""
 
     @property
     def folder(self) -> Path:
@@ -86,12 +84,11 @@ class Rank:
 class RankGroup(ABC):
     """The ranks of one start."""
 
-    ranks: Sequence[Rank]
-    """Those that were started, in order."""
-
     def __init__(self, job: Launch, port: int) -> None:
         """Takes what is to be started, and where the ranks meet."""
         self.job, self.port = job, port
+        self.ranks: list[Rank] = []
+        """Those that were started, in order."""
         self.broken: str | None = None
         """Why the ranks ended though none of them failed, in words, if it is so."""
 
@@ -148,7 +145,6 @@ class SeparateRanks(RankGroup):
 
     def __init__(self, job: Launch, port: int) -> None:
         super().__init__(job, port)
-        self.ranks: list[Rank] = []
         self._children: dict[int, spawn.Child] = {}  # by rank
 
     def begin(self, hurry: Callable[[], bool]) -> None:

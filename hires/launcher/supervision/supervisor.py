@@ -87,7 +87,7 @@ class Supervisor:
             self._group.begin(self._is_interrupted)
             spawn.release()
             end = self._watch()
-            self._look()
+            self._feed()
         finally:
             self._group.kill()
         return replace(end, exit_codes={r.rank: r.code for r in self.ranks if r.code is not None})
@@ -204,14 +204,14 @@ class Supervisor:
             broken = self._group.broken
             if broken:  # the ranks did nothing wrong: the program that started them did
                 self.job.note("stopping", why=broken)
-                self._look()
+                self._feed()
                 return Outcome("failed", broken, reason=None if self._metrics.seen else "launch")
         # A preempted rank is reported as the cause only if no other rank failed.
         failed = [rank.rank for rank in self.ranks if rank.code not in (None, 0, PREEMPTED)]
         failed = failed or [rank.rank for rank in self.ranks if rank.code]
         self._stop("a rank failed", failed=failed)
         first = blame.first_failure(self.ranks, failed, self._events.read(), self._oom.rose())
-        self._look()
+        self._feed()
         return replace(first, reason=first.reason or (None if self._metrics.seen else "launch"))
 
     def _stop(self, why: str, **fields: Any) -> None:
@@ -239,6 +239,9 @@ class Supervisor:
         """Notes which ranks have ended, and passes on what the ranks have recorded."""
         for rank in self._group.poll():
             self.job.note("rank_exited", rank=rank.rank, code=rank.code)
+        self._feed()
+
+    def _feed(self) -> None:
         for line in self._metrics.read():
             self._complete = self._complete or line.get("kind") == "done"
             if self.job.on_line is not None:
