@@ -17,13 +17,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Returns what a program printed and its exit code, whatever that is.
 
-    Args:
-        command: its words.
-        most_s: how long it may take, in seconds.
-        environ: its environment; None: that of this process.
-
     Raises:
-        RunError: it is not installed, cannot be run, or does not end in time.
+        RunError: it is not installed, cannot be run, or does not end within ``most_s`` seconds.
     """
     try:
         return subprocess.run(

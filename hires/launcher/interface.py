@@ -4,11 +4,6 @@ A launcher starts frozen runs. Those of this machine (``local``, ``mpirun``, ``t
 the ranks while the command waits. The others submit the run to a scheduler as a job, whose number
 stands in ``job.json`` of the attempt: ``{"launcher": "slurm", "job": "123", "index": 4, ...}``.
 
-    hires run     submit, wait                  hires status  job_states
-    hires sweep   submit_many                   hires cancel  cancel
-    hires retry   submit_many, avoided_nodes    hires plan    start_estimate
-    hires doctor  checks, node_checks
-
 To add one: a module in :mod:`hires.launcher.kinds` with a registered subclass of
 :class:`Launcher`, ``conf/launcher/NAME.yaml``, ``launch/NAME.sh``, and a test. A scheduler needs
 ``submit``, ``wait``, ``job_states`` and ``cancel``.

@@ -44,7 +44,7 @@ def launch(
 
     Args:
         run_dir: the run folder.
-        attempt: number of an attempt whose folder exists and was not launched yet.
+        attempt: its folder exists, and it was not launched yet.
         args: more arguments for every rank, as ``--verify``; with any, no step is measured, so
             success is what the exit codes say and no ``record.json`` is written.
         on_line: called with every new line of ``metrics.jsonl``.

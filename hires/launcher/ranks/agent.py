@@ -1,10 +1,9 @@
 """Runs beside one rank: ``python -m hires.launcher.ranks.agent RUN_DIR ATTEMPT``.
 
-An MPI, ``srun`` or torchrun starts an agent for every rank, on the rank's own machine. The agent
-reads its number from the environment, starts the rank, passes the supervisor's signals on, reports
-how the rank ended, and kills it when the supervisor is gone
-(:mod:`hires.launcher.ranks.control_channel`). It ends only when the supervisor disconnects, so the
-program that started the agents never has a reason to end the others on its own.
+An MPI, ``srun`` or torchrun starts an agent for every rank, on the rank's machine. It starts the
+rank, passes the supervisor's signals on, reports how the rank ended, and kills it when the
+supervisor is gone (:mod:`hires.launcher.ranks.control_channel`). It ends only when the supervisor
+disconnects, so the program that started the agents has no reason to end the others on its own.
 """
 
 from __future__ import annotations
@@ -44,10 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(run_dir: Path, attempt: int) -> int:
-    """Runs the rank until it has ended and the supervisor has disconnected; returns its exit code.
+    """Runs the rank until it and the connection to the supervisor have ended; returns its code.
 
-    Raises:
-        HiresError: the environment names no rank, or the supervisor does not answer.
+    A HiresError says that the environment names no rank, or the supervisor does not answer.
     """
     facts = control_channel.read(file_names.attempt_dir(run_dir, attempt), _FILE_S)
     own = numbers(facts["starter"], os.environ)

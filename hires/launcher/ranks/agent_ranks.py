@@ -40,7 +40,6 @@ class AgentRanks(RankGroup):
     """One command starts an agent for every rank; see :mod:`hires.launcher.ranks.agent`."""
 
     def __init__(self, job: Launch, port: int, starter: Starter) -> None:
-        """Takes what is to be started, where the ranks meet, and the command."""
         super().__init__(job, port)
         self.ranks = [Rank(rank, job.log(rank)) for rank in range(len(job.places.ranks))]
         self._starter = starter

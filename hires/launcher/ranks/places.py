@@ -1,8 +1,6 @@
 """Describes where every rank of a world runs, what starts it there, and where all ranks meet.
 
-Launchers differ in nothing else while the ranks run, so it is data: the supervisor starts every
-rank in the same way, with the words that its place puts before the command, or all of them with one
-command.
+Launchers differ in nothing else while the ranks run, so it is data for one supervisor.
 """
 
 from __future__ import annotations
@@ -91,10 +89,8 @@ def loopback() -> str | None:
 def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> RankPlaces:
     """Returns the places of ranks that one command starts, here or on ``launcher.hosts``.
 
-    The command is ``words``, as launch.sh has them, or follows from the config.
-
-    Raises:
-        RunError: the first host is not this machine, or the others do not reach it.
+    The command is ``words``, as launch.sh has them, or follows from the config. A RunError says
+    that the first host is not this machine, or the others do not reach it.
     """
     hosts = mpi_dialects.hosts_of(config, num_ranks)
     if words:

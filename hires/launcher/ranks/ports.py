@@ -4,8 +4,7 @@ Rank 0 listens there, seconds after the port was chosen. Until then the launcher
 bound without listening: the system gives it to no other process, but a socket that allows reuse, as
 that of torch's store does, may listen at it. Another launcher that wants this very port could bind
 it in the same way, and its ranks would join a run that is not theirs; so each launcher also takes a
-name that only one process may have. If another process gets the port first, the launcher starts
-again with the next port.
+name that only one process may have.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Starts, watches, signals and ends the ranks of one world.
 
-:class:`SeparateRanks` starts each rank by itself and holds its process. The other kind,
-:class:`hires.launcher.ranks.agent_ranks.AgentRanks`, runs one command that starts an agent for
-every rank. The supervisor treats both alike.
-
 Every rank leads a session and process group of its own: SIGTERM and SIGKILL reach whatever it
 started too, and Ctrl-C in the terminal reaches only the supervisor, which decides. On Linux the
 kernel kills a rank whose supervisor dies, even by ``kill -9``; it watches the *thread* that started
@@ -82,7 +78,7 @@ class Rank:
 
 
 class RankGroup(ABC):
-    """The ranks of one start."""
+    """The ranks of one start: :class:`SeparateRanks`, or those of one command (``agent_ranks``)."""
 
     def __init__(self, job: Launch, port: int) -> None:
         """Takes what is to be started, and where the ranks meet."""
@@ -94,11 +90,7 @@ class RankGroup(ABC):
 
     @abstractmethod
     def begin(self, hurry: Callable[[], bool]) -> None:
-        """Starts the ranks; stops half-way when ``hurry`` returns True.
-
-        Raises:
-            RunError: they cannot be started.
-        """
+        """Starts the ranks or raises RunError; stops half-way when ``hurry`` returns True."""
 
     @abstractmethod
     def poll(self) -> Sequence[Rank]:
@@ -118,10 +110,7 @@ class RankGroup(ABC):
         return [rank for rank in self.ranks if rank.code is None]
 
     def stop(self, grace_s: float, hurry: Callable[[], bool]) -> None:
-        """Sends SIGTERM, and SIGKILL to the ranks that still run after ``grace_s``.
-
-        SIGKILL follows at once when ``hurry`` returns True.
-        """
+        """Sends SIGTERM, and SIGKILL after ``grace_s`` or as soon as ``hurry`` returns True."""
         self.send(signal.SIGTERM)
         self.wait(grace_s, hurry)
         self.kill()
@@ -157,11 +146,7 @@ class SeparateRanks(RankGroup):
                 return
 
     def start(self, number: int, size: int, place: RankPlace) -> Rank:
-        """Starts one rank of ``size``, its output going to its log.
-
-        Raises:
-            RunError: the log cannot be written or the process cannot be started.
-        """
+        """Starts one rank of ``size``, its output going to its log; RunError: it cannot."""
         job, places = self.job, self.job.places
         local = (place.local_rank, place.local_size)
         world = World(number, size, *local, places.address, self.port, job.attempt)

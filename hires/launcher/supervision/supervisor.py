@@ -77,11 +77,7 @@ class Supervisor:
         return self._group.ranks
 
     def run(self) -> Outcome:
-        """Returns how the world ended, when no process of it is left.
-
-        Raises:
-            RunError: the ranks cannot be started.
-        """
+        """Returns how the world ended, when no process of it is left; RunError: it never began."""
         self.job.note("launch_started", port=self.port, **provenance.myself())
         try:
             self._group.begin(self._is_interrupted)
