@@ -157,20 +157,6 @@ def _submit(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
     return job_script.submit_attempt(folder, 0, (), job_script.CHECKUP)
 
 
-def _wait(folder: Path, job: str, patience_s: float, interrupts: Interrupts) -> str | None:
-    """Waits for the end of the job; returns why it is not waited for any longer, or None."""
-    wait = JobWait(launcher_named("slurm"), RunDir(folder, 0), job)
-    until_s = time.monotonic() + patience_s
-    while wait.poll() is None:
-        if interrupts.count:
-            raise KeyboardInterrupt
-        if time.monotonic() > until_s:
-            reason = f" ({wait.status.reason})" if wait.status.reason else ""
-            return f"after {patience_s:g} s it is {wait.status.state}{reason}; it was cancelled"
-        time.sleep(LOOK_S)
-    return None
-
-
 def _job_checks(folder: Path, config: RunConfig, job: str, outcome: Outcome) -> list[Check]:
     facts, met = _reports(folder, "facts"), _reports(folder, "met")
     if outcome.state == "done":
