@@ -10,6 +10,7 @@ import argparse
 import collections
 import functools
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
 from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launcher_of
-from hires.launcher.local.local_queue import Limits, LocalQueue, PlannedAttempt
+from hires.launcher.local.local_queue import LocalQueue, PlannedAttempt, Share
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
 from hires.report.tables import campaign_tables, write, write_tables
@@ -182,25 +183,25 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> LocalQueue:
             point.folder,
             sweep.argv_of(point),
             point.plan.ranks,
-            point.ready.launcher.threads,
-            point.plan.needs_bytes,
+            Share(1, point.plan.ranks * point.ready.launcher.threads, point.plan.needs_bytes),
             len(point.done),
         )
         for point in attempts
         if point.path not in elsewhere
     ]
     options, cores = sweep.options, provenance.collect()["hardware"]["cores"]
-    most = max((task.cores for task in tasks), default=0)
+    most = max((task.needs.cores for task in tasks), default=0)
     if most > cores:
         print(
             f"warning: a point keeps {most} cores busy (ranks times launcher.threads) and this "
             f"machine has {cores}: ranks take turns, and their times say little of other machines",
             file=sys.stderr,
         )
-    limits = Limits(options.max_parallel or 1, cores, machine_bytes(), options.budget_gpu_hours)
+    rooms = Share(options.max_parallel or 1, cores, machine_bytes() or math.inf)
+    hours = options.budget_gpu_hours
     with SweepProgress(len(tasks), {path: p.ready for path, p in points.items()}) as progress:
         stopped = functools.partial(campaign.is_stopped, sweep.folder)
-        queue = LocalQueue(tasks, limits, progress, cancelled=stopped)
+        queue = LocalQueue(tasks, rooms, progress, rank_hours=hours, cancelled=stopped)
         queue.work()
     return queue
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hires.core.errors import RunError
 from hires.core.store import file_names, rundir
@@ -19,6 +18,14 @@ from hires.launcher.status.run_progress import MetricsTail
 _LAUNCHER = "hires.launcher.local"
 
 
+class Share(NamedTuple):
+    """A part of this machine: what an attempt needs, or what all that run at once may use."""
+
+    attempts: int = 1
+    cores: int = 1
+    memory_bytes: float = 0
+
+
 @dataclass(frozen=True)
 class PlannedAttempt:
     """One attempt that is to be made of a frozen run."""
@@ -28,36 +35,10 @@ class PlannedAttempt:
     argv: tuple[str, ...]
     """The command line that makes this run alone, for its record."""
     ranks: int
-    threads: int = 1
-    """Compute threads of every rank."""
-    needs_bytes: int = 0
-    """Predicted memory of all ranks with their libraries; 0: unknown."""
+    needs: Share
+    """Of the memory what is predicted for all ranks with their libraries."""
     done: int = 0
     """Complete attempts that the run had when this one was planned."""
-
-    @property
-    def cores(self) -> int:
-        """Cores that it keeps busy."""
-        return self.ranks * self.threads
-
-    @property
-    def needs(self) -> Sequence[float]:
-        """Its place among the attempts at once, cores and memory."""
-        return (1, self.cores, self.needs_bytes)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much of the machine may be used."""
-
-    at_once: int = 1
-    """Most attempts that run at the same time."""
-    cores: int = 1
-    """Cores that attempts which run at the same time may keep busy together."""
-    memory_bytes: int | None = None
-    """Memory that they may need together; None: unknown."""
-    rank_hours: float | None = None
-    """No attempt starts once ranks times hours, over all attempts, come to this; None: no limit."""
 
 
 @dataclass(frozen=True)
@@ -95,24 +76,25 @@ class LocalQueue(AttemptQueue[PlannedAttempt]):
     def __init__(
         self,
         tasks: Sequence[PlannedAttempt],
-        limits: Limits,
+        rooms: Share,
         watcher: Watcher,
         module: str | None = None,
+        rank_hours: float | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         """Takes the attempts in the order of their start, and what they may use.
 
         Args:
             tasks: one attempt each.
-            limits: how much of the machine they may use.
+            rooms: how much of the machine they may use at once.
             watcher: is called at every start and end, and with every line of metrics.
             module: the Python module that every rank runs, if it is not hires' own.
+            rank_hours: no attempt starts once ranks times hours, over all attempts, come to this.
             cancelled: called again and again; if it returns True all ends, as after Ctrl-C.
         """
-        memory = math.inf if limits.memory_bytes is None else limits.memory_bytes
-        super().__init__(tasks, (limits.at_once, limits.cores, memory))
+        super().__init__(tasks, rooms)
         self.ends: list[Ended] = []
-        self._limits, self._watcher, self._cancelled = limits, watcher, cancelled
+        self._rank_hours, self._watcher, self._cancelled = rank_hours, watcher, cancelled
         self._module = [module] if module else []
         self._done = {task.path: task.done for task in tasks}  # complete attempts, as known here
         self._tails: dict[Path, MetricsTail] = {}
@@ -123,7 +105,7 @@ class LocalQueue(AttemptQueue[PlannedAttempt]):
             self.interrupts.count_signal(signal.SIGTERM, "hires cancel")
         attempts: list[Ended | Running[PlannedAttempt]] = [*self.ends, *self.running]
         used_h = sum(one.task.ranks * one.wall_s for one in attempts) / 3600
-        why, hours = super().stop_reason(), self._limits.rank_hours
+        why, hours = super().stop_reason(), self._rank_hours
         if why is None and hours and used_h >= hours:
             return f"the budget of {hours:g} rank hours is used up"
         return why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.store import attempts, records, rundir
 from hires.core.store.reading import read_lines
-from hires.launcher.local.local_queue import Limits, LocalQueue, PlannedAttempt
+from hires.launcher.local.local_queue import LocalQueue, PlannedAttempt, Share
 from tests.helpers.run_folders import begin
 from tests.launcher.conftest import ROOT, alive
 
@@ -49,13 +50,13 @@ def make(tmp_path, monkeypatch):
     """Returns a function that freezes a run and returns its task."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'helpers'}")
 
-    def frozen(seed, ranks=1, **facts):
+    def frozen(seed, ranks=1, threads=1, memory_bytes=0):
         config = RunConfig(
             seed=seed, steps=3, results=str(tmp_path / "results"), measure=MeasureConfig(warmup=1)
         )
         argv = ("hires", "run", f"seed={seed}")
         path = rundir.freeze(config, {"world": ranks, "totals": {}}, argv)
-        return PlannedAttempt(path, argv, ranks, **facts)
+        return PlannedAttempt(path, argv, ranks, Share(1, ranks * threads, memory_bytes))
 
     return frozen
 
@@ -65,8 +66,9 @@ def behave(monkeypatch, *behaviours):
     monkeypatch.setenv("FAKE_RANKS", json.dumps(told))
 
 
-def run(tasks, watcher=None, **limits):
-    queue = LocalQueue(tasks, Limits(**{"cores": 4, **limits}), watcher or Watcher(), "fake_rank")
+def run(tasks, watcher=None, rank_hours=None, **rooms):
+    rooms = Share(**{"cores": 4, "memory_bytes": math.inf, **rooms})
+    queue = LocalQueue(tasks, rooms, watcher or Watcher(), "fake_rank", rank_hours)
     queue.work()
     events = [
         event
@@ -101,7 +103,7 @@ def test_all_run_in_order_and_are_recorded(make):
 
 def test_repeated_run_keeps_every_record_and_never_runs_twice_at_once(make):
     task, watcher = make(0), Watcher()
-    result = run([task] * 3, watcher, at_once=3)
+    result = run([task] * 3, watcher, attempts=3)
     assert states(result) == [(0, "done"), (1, "done"), (2, "done")]
     assert watcher.most == 1
     kept = [records.read_record(task.path / f"a{attempt}") for attempt in range(3)]
@@ -120,12 +122,12 @@ def test_failed_one_does_not_stop_the_others(make, monkeypatch):
 @pytest.mark.parametrize(
     ("facts", "limits", "most"),
     [
-        ({}, {"at_once": 2}, 2),
-        ({"ranks": 2}, {"at_once": 3, "cores": 3}, 1),
-        ({"threads": 2}, {"at_once": 3, "cores": 4}, 2),
-        ({"ranks": 2}, {"at_once": 3, "cores": 1}, 1),
-        ({"needs_bytes": 60}, {"at_once": 3, "memory_bytes": 100}, 1),
-        ({"needs_bytes": 600}, {"at_once": 3, "memory_bytes": 100}, 1),
+        ({}, {"attempts": 2}, 2),
+        ({"ranks": 2}, {"attempts": 3, "cores": 3}, 1),
+        ({"threads": 2}, {"attempts": 3, "cores": 4}, 2),
+        ({"ranks": 2}, {"attempts": 3, "cores": 1}, 1),
+        ({"memory_bytes": 60}, {"attempts": 3, "memory_bytes": 100}, 1),
+        ({"memory_bytes": 600}, {"attempts": 3, "memory_bytes": 100}, 1),
     ],
 )
 def test_as_many_run_at_once_as_cores_and_memory_allow(make, facts, limits, most):
@@ -172,7 +174,7 @@ def test_run_that_is_under_way_elsewhere_is_left_to_that(make, monkeypatch):
     tasks = [make(seed) for seed in range(2)]
     begin(tasks[0].path, host="another", boot="1", space="pid:[1]", pid=7)
     watcher = Watcher()
-    queue = LocalQueue(tasks, Limits(), watcher, "fake_rank")
+    queue = LocalQueue(tasks, Share(), watcher, "fake_rank")
     queue.work()
     assert states(queue) == [(0, "done")]
     [(task, why)] = watcher.out
