@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
+from hires.core.ranks.mpi_dialects import dialect_of
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import LAUNCHERS, Launcher, OnLine, Outcome
 from hires.launcher.local.local_launcher import launch
@@ -34,19 +35,9 @@ class LocalLauncher(Launcher):
 
 
 @LAUNCHERS.register("torchrun")
-class TorchrunLauncher(LocalLauncher):
-    """Starts all ranks with torchrun on this machine."""
-
-    def rank_places(
-        self, config: RunConfig, num_ranks: int, words: Sequence[str] = ()
-    ) -> RankPlaces:
-        """Returns places here, or on ``launcher.hosts``, and the command that starts the ranks."""
-        return on_hosts(num_ranks, config, words)
-
-
 @LAUNCHERS.register("mpirun")
-class MpirunLauncher(TorchrunLauncher):
-    """Starts all ranks with one command of an MPI, on this machine or on ``launcher.hosts``.
+class OneCommandLauncher(LocalLauncher):
+    """Starts all ranks with torchrun or one command of an MPI, here or on ``launcher.hosts``.
 
     With ``launcher.mpi=srun`` that needs the Slurm job around this process, as ``salloc`` gives.
     """
@@ -54,9 +45,12 @@ class MpirunLauncher(TorchrunLauncher):
     def rank_places(
         self, config: RunConfig, num_ranks: int, words: Sequence[str] = ()
     ) -> RankPlaces:
-        """Returns places as torchrun's, or on the nodes of the Slurm job, if this is its first."""
-        if config.mpi != "srun":
-            return super().rank_places(config, num_ranks, words)
+        """Returns the places and the command, or the nodes of the Slurm job, if this is its first.
+
+        ``words``: the command as launch.sh has it.
+        """
+        if dialect_of(config) != "srun":
+            return on_hosts(num_ranks, config, words)
         try:
             job = allocation.current()
         except RunError as error:

@@ -8,6 +8,7 @@ disconnects, so the program that started the agents has no reason to end the oth
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -69,11 +70,10 @@ def run(run_dir: Path, attempt: int) -> int:
         os.chdir(facts["folder"])  # relative paths of the config count from there
         rank = group.start(own.rank, own.size, RankPlace(own.local_rank, own.local_size))
         supervisor.send(**provenance.myself() | {"started": rank.pid})
-    except HiresError as error:
-        supervisor.send(failed=str(error))
-    except OSError as error:
-        where = f"{socket.gethostname()} does not see {facts['folder']}"
-        supervisor.send(failed=f"{where}: {error.strerror}")
+    except (HiresError, OSError) as error:
+        with contextlib.suppress(OSError), job.log(own.rank).open("a", encoding="utf-8") as log:
+            log.write(f"{socket.gethostname()} cannot start it: {error}\n")
+        supervisor.send(code=1)
     while not supervisor.closed:
         supervisor.wait(_POLL_S)
         for line in supervisor.lines():

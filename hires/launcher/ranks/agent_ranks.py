@@ -119,12 +119,8 @@ class AgentRanks(RankGroup):
             return False
         if rank.code is not None:
             return False
-        if "failed" in fields:
-            with contextlib.suppress(OSError), rank.log.open("a", encoding="utf-8") as file:
-                file.write(f"{fields['failed']}\n")
         # An agent whose connection breaks was killed, and its rank with it.
-        lost = 1 if "failed" in fields else -signal.SIGKILL
-        rank.end(int(fields.get("code", lost)))
+        rank.end(int(fields.get("code", -signal.SIGKILL)))
         return True
 
     def _lost_ranks(self) -> list[Rank]:

@@ -153,10 +153,10 @@ class SeparateRanks(RankGroup):
         launcher, site = job.config.launcher, job.config.cluster.environment
         environ = rank_environment(os.environ, world, launcher.threads, places.interface, site)
         command = [*place.prefix, sys.executable, "-m", job.module, str(job.run_dir), *job.args]
-        log, hold = job.log(number), not places.relayed
+        log = job.log(number)
         with contextlib.suppress(OSError):
             log.unlink()  # of a start whose port was taken
-        child = spawn.start_logged(f"rank {number}", command, environ, log, hold=hold)
+        child = spawn.start_logged(f"rank {number}", command, environ, log)
         self._children[number] = child
         self.ranks.append(Rank(number, log, child.pid))
         return self.ranks[-1]

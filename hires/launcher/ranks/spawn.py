@@ -220,10 +220,11 @@ def start(
     stderr: int,
     stdin: int | None = None,
     death_signal: signal.Signals = signal.SIGKILL,
-    hold: bool = False,
     heir: bool = False,
 ) -> Child:
     """Starts a program as the leader of a session of its own.
+
+    For a Python module SIGUSR2 waits until it listens; by default it would end the child.
 
     Args:
         command: its words; ``python -m MODULE ...`` is forked from the warm process if one fits.
@@ -232,7 +233,6 @@ def start(
         stderr: for errors.
         stdin: for input; unset: nothing can be read.
         death_signal: what it gets when this process, or the thread that calls this, ends.
-        hold: whether SIGUSR2 waits until the child listens; by default it would end the child.
         heir: whether a forked child gets a warm process of its own, for children that it starts.
 
     Raises:
@@ -250,7 +250,6 @@ def start(
                     "cores": sorted(os.sched_getaffinity(0)),
                     "limits": [(kind, *resource.getrlimit(kind)) for kind in _LIMITS],
                     "death_signal": int(death_signal),
-                    "hold": hold,
                     "heir": heir,
                 }
                 child = _current.start(request, [stdin, stdout, stderr])
@@ -263,7 +262,7 @@ def start(
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
-            preexec_fn=die_with(os.getpid(), death_signal, hold),
+            preexec_fn=die_with(os.getpid(), death_signal, list(command[1:2]) == ["-m"]),
         )
 
 

@@ -51,7 +51,7 @@ def main() -> None:
     function that is called then, ``module:function``.
     """
     number, *modules = sys.argv[1:]
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # a child may want to hold it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # until a child listens
     channel = socket.socket(fileno=int(number))
     for word in modules:
         loaded = pkgutil.resolve_name(word)
@@ -150,8 +150,6 @@ def _become_child(request: Request, files: list[int], heir: spawn.WarmProcess | 
         parent.sendall(json.dumps({"pid": os.getpid(), "error": error}).encode() + b"\n")
         if error or not parent.recv(1):
             os._exit(1)
-    if not request["hold"]:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
 
 
 def _resident_file_pages() -> list[tuple[int, int]]:

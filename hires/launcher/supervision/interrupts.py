@@ -34,6 +34,7 @@ class Interrupts:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._former[number] = signal.signal(number, self._handle)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})  # held since the start
         return self
 
     def __exit__(self, *failure: object) -> None:

@@ -90,10 +90,10 @@ def facts(process, path):
 
 def test_forked_child_finds_what_a_fresh_one_finds(child, fresh):
     environ = {"RANK": "3", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "HIRES_X": "y"}
-    forked = child("a", "b c", environ=environ, hold=True)
+    forked = child("a", "b c", environ=environ)
     assert isinstance(forked[0], spawn.Adopted)
     fresh()
-    other = child("a", "b c", environ=environ, hold=True)
+    other = child("a", "b c", environ=environ)
     assert type(other[0]) is subprocess.Popen
     one, two = facts(*forked), facts(*other)
     for drawn in ("numpy", "random"):
