@@ -68,7 +68,6 @@ class Supervisor:
         self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s)
         self._oom = blame.OomCount()
         self._looks_for_exit = not (job.folder / file_names.EXIT).exists()
-        self._looked_s = 0.0
         self._complete = False
 
     @property
@@ -89,6 +88,7 @@ class Supervisor:
         return replace(end, exit_codes={r.rank: r.code for r in self.ranks if r.code is not None})
 
     def _watch(self) -> Outcome:
+        looked_s = 0.0
         while True:
             self._look()
             if self.interrupts.count:
@@ -106,10 +106,12 @@ class Supervisor:
                 return self._preempted(self.job.places.preemption())
             if self.interrupts.requests:
                 return self._preempt()
-            if (asked := self._stopped_by_a_file()) is not None:
-                return asked
-            if self._watchdog.look({rank.rank for rank in self.ranks if rank.code is not None}):
-                return self._hang()
+            if time.monotonic() - looked_s >= watchdog.LOOK_S:
+                looked_s = time.monotonic()
+                if (asked := self._stopped_by_a_file()) is not None:
+                    return asked
+                if self._watchdog.look({rank.rank for rank in self.ranks if rank.code is not None}):
+                    return self._hang()
             time.sleep(POLL_S)
 
     def _cancel(self) -> Outcome:
@@ -156,10 +158,7 @@ class Supervisor:
         Slurm gives up a node that does not answer and starts its job again elsewhere, though all
         ranks of the node may still run: two attempts at once would be in each other's way.
         """
-        now_s, attempt = time.monotonic(), Attempt(self.job.run_dir, self.job.attempt)
-        if now_s - self._looked_s < watchdog.LOOK_S:
-            return None
-        self._looked_s = now_s
+        attempt = Attempt(self.job.run_dir, self.job.attempt)
         if attempt.is_cancelled or self.job.places.is_cancelled():
             self.interrupts.count_signal(signal.SIGTERM, "hires cancel")
             return self._cancel()

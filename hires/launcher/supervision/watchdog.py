@@ -53,19 +53,15 @@ class Watchdog:
         self.attempt, self.timeout_s = attempt, timeout_s
         self._events = MetricsTail(attempt / file_names.EVENTS)
         self._events.read()  # of an earlier start of the same attempt
-        self._looked_s = 0.0
         self._beats: dict[int, tuple[float, float]] = {}  # last beat, and when it was seen here
 
     def look(self, ended: Container[int] = ()) -> bool:
         """Returns whether some rank is stuck, or silent though it is not among ``ended``."""
-        now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_S:
-            return False
-        self._looked_s = now_s
         if any(line.get("event") == "rank_stuck" for line in self._events.read()):
             return True
         # Only this process's own clock counts, from when it saw a beat change: after a laptop has
         # slept all beats are old, and the clocks of machines differ.
+        now_s = time.monotonic()
         for rank, beat in heartbeat.heartbeats(self.attempt).items():
             if rank not in self._beats or self._beats[rank][0] != beat:
                 self._beats[rank] = beat, now_s
