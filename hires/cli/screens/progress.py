@@ -17,7 +17,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import file_names, records
 from hires.core.units import seconds
-from hires.launcher.local.local_queue import Ended, PlannedAttempt
+from hires.launcher.attempt_queue import Ended, PlannedAttempt
 from hires.launcher.status.run_progress import RunProgress
 
 _PLAIN_EVERY_S = 2.0

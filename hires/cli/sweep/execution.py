@@ -25,8 +25,8 @@ from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
+from hires.launcher.attempt_queue import LocalQueue, PlannedAttempt, Share
 from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launcher_of
-from hires.launcher.local.local_queue import LocalQueue, PlannedAttempt, Share
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
 from hires.report.tables import campaign_tables, write, write_tables

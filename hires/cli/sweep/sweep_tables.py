@@ -13,7 +13,7 @@ from hires.cli.screens.screen import plural, print_table
 from hires.cli.sweep.sweep_points import Points, SweepPoint
 from hires.core.text_table import aligned
 from hires.core.units import MIB
-from hires.launcher.local.local_queue import Ended
+from hires.launcher.attempt_queue import Ended
 from hires.report.columns import Column, Table
 
 _WIDTH = 120

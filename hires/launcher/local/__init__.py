@@ -1,1 +1,1 @@
-"""The local launcher and its queue."""
+"""The local launcher."""

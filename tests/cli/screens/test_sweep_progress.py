@@ -10,7 +10,7 @@ import pytest
 
 from hires.cli.screens.progress import PlanningProgress, SweepProgress
 from hires.core.config.run_config import RunConfig
-from hires.launcher.local.local_queue import Ended, PlannedAttempt, Share
+from hires.launcher.attempt_queue import Ended, PlannedAttempt, Share
 
 TASK = PlannedAttempt(Path("results/default/one-0123abcd"), ("hires", "run"), 1, Share())
 STEP = {"kind": "step", "rank": 0, "step": 0, "step_s": 0.5, "loss": 1.0}

@@ -11,7 +11,7 @@ import pytest
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.store import attempts, records, rundir
 from hires.core.store.reading import read_lines
-from hires.launcher.local.local_queue import LocalQueue, PlannedAttempt, Share
+from hires.launcher.attempt_queue import LocalQueue, PlannedAttempt, Share
 from tests.helpers.run_folders import begin
 from tests.launcher.conftest import ROOT, alive
 
