@@ -8,7 +8,6 @@ a process of another machine     refused: only there does it show whether it sti
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
@@ -41,11 +40,8 @@ def cancel_all(states: Sequence[RunState]) -> Iterator[tuple[RunState, str, bool
         for path in requests:  # first: an attempt that begins just now must not seem to have failed
             write_atomically(path, "")
         cancel_jobs(whole.values())
-    except RunError as error:
+    except RunError as error:  # a job that the scheduler does not cancel ends at its request
         why = str(error)
-        for path in requests:
-            with contextlib.suppress(OSError):
-                path.unlink()
     for state, attempt in zip(states, attempts, strict=True):
         waits = state.state == PENDING
         try:

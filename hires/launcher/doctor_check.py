@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,9 @@ class Check:
     """Which machine it is about: ``here``, a node, or ``job``: all nodes together."""
 
 
+_of_job = functools.partial(Check, where="job")
+
+
 def ask(*command: str, most_s: float = _TIMEOUT_S) -> tuple[int, str]:
     """Returns exit code and output of a program, of one that failed its errors."""
     try:
@@ -71,10 +75,6 @@ def node_checks(
     else:
         checks += [_shared(facts, met), _network(facts, met), _nccl(met)]
     return checks
-
-
-def _of_job(name: str, state: str, text: str, remedy: str = "") -> Check:
-    return Check(name, state, text, remedy, "job")
 
 
 def _versions(facts: Sequence[Report]) -> Check:

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from hires.core.errors import HiresError, RunError
@@ -30,14 +29,10 @@ _FILE_S = 10.0
 _POLL_S = 0.05
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Runs one rank; returns its exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    if len(words) != 2 or not words[1].isdecimal():
-        sys.stderr.write("usage: python -m hires.launcher.ranks.agent RUN_DIR ATTEMPT\n")
-        return 2
     try:
-        return run(Path(words[0]), int(words[1]))
+        return run(Path(sys.argv[1]), int(sys.argv[2]))
     except HiresError as error:
         sys.stderr.write(f"hires: {error}\n")
         return error.exit_code
