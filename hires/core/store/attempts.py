@@ -113,7 +113,7 @@ class Attempt:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether a user cancelled it while it was a job, or shared one."""
+        """Whether `hires cancel` has left a request to end it."""
         return os.path.exists(self.folder / file_names.CANCEL)  # noqa: PTH110
 
     @property
