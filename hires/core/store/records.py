@@ -52,12 +52,7 @@ def event(run_dir: StrPath, attempt: int, name: str, **fields: Any) -> None:
 
 
 def read_config(run_dir: StrPath) -> RunConfig:
-    """Returns the frozen config of a run folder.
-
-    Raises:
-        RunError: there is none, or it cannot be read.
-        ConfigError: its values are of another hires, or wrong.
-    """
+    """Returns the frozen config of a run folder; ConfigError: its values are of another hires."""
     path = Path(run_dir) / file_names.CONFIG
     values = reading.read_yaml(path)
     try:
@@ -72,10 +67,9 @@ def read_plan(run_dir: StrPath) -> Values:
 
 
 def read_record(folder: StrPath) -> Values | None:
-    """Returns the record of a run, or of an attempt by its folder; None if there is none yet.
+    """Returns the record in the folder of a run or attempt; None if there is none yet.
 
-    Raises:
-        RunError: it cannot be read, or another version of hires wrote it.
+    One that is damaged, or that another version of hires wrote, is a RunError.
     """
     path = Path(folder) / file_names.RECORD
     record = reading.read_json(path)
@@ -102,17 +96,12 @@ def done_attempt(run_dir: StrPath) -> int | None:
 
 
 def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None) -> Values:
-    """Builds the record of an attempt that ended and writes ``record.json``, twice.
+    """Builds the record of an attempt that ended, writes ``record.json`` twice, and returns it.
 
     The attempt's own folder keeps it whatever later attempts do; the run's record is that of the
     last attempt that completed the run, or else of the last one. ``done`` is checked: if a rank
-    lacks a step the state is ``failed``, with the cause.
-
-    Returns:
-        The record of this attempt, whether or not it became the run's.
-
-    Raises:
-        RunError: config, plan or environment cannot be read, or the record cannot be written.
+    lacks a step the state is ``failed``, with the cause. What cannot be read or written is a
+    RunError.
     """
     assert state in STATES, state
     run_dir = Path(run_dir)
@@ -173,16 +162,14 @@ def _build(
             "argv": own.env.get("argv"),
             "started": own.env.get("started"),
             "ended": provenance.now(),
-            "ranks": [
-                {key: bound[rank].get(key) for key in _BINDING_KEYS} for rank in sorted(bound)
-            ],
+            "ranks": [{key: e.get(key) for key in _BINDING_KEYS} for _, e in sorted(bound.items())],
         },
         "reproduce": own.env.get("reproduce"),
     }
 
 
 def _begin_of(lines: Sequence[Values]) -> Values | None:
-    """Returns the line of the checkpoint at which an attempt began; None at step 0."""
+    # The line of the checkpoint at which an attempt began; None at step 0.
     return next((line for line in lines if line.get("kind") == "begin"), None)
 
 
@@ -256,16 +243,15 @@ def confidence(values: Sequence[float]) -> list[float] | None:
     (scipy's ``quantile_test``, which a run does not need for twelve lines).
     """
     ordered, n = sorted(values), len(values)
-    # P(fewer than k heads) for k = 1, 2, ...: in logarithms, since 2^-n is no double for long runs.
-    place, below = -1, 0.0
-    while place + 1 < n / 2:
-        k = place + 1
+    # P(at most k heads) for k = 0, 1, ...: in logarithms, since 2^-n is no double for long runs.
+    enclosing, below = None, 0.0
+    for k in range((n + 1) // 2):
         log_choose = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
         below += math.exp(log_choose - n * math.log(2))
         if 2 * below > 0.05:
             break
-        place += 1
-    return None if place < 0 else [ordered[place], ordered[n - 1 - place]]
+        enclosing = [ordered[k], ordered[n - 1 - k]]
+    return enclosing
 
 
 def _loss(steps: dict[int, dict[int, Values]]) -> Values:
@@ -278,11 +264,9 @@ def _loss(steps: dict[int, dict[int, Values]]) -> Values:
         own = [line["loss"] for line in ranks.values() if line.get("loss") is not None]
         if own:
             losses.append(math.fsum(own) / len(own) if all(map(math.isfinite, own)) else None)
-    return {
-        "first": losses[0] if losses else None,
-        "last": losses[-1] if losses else None,
-        "finite": None not in losses if losses else None,
-    }
+    if not losses:
+        return {"first": None, "last": None, "finite": None}
+    return {"first": losses[0], "last": losses[-1], "finite": None not in losses}
 
 
 def _memory(plan: Values, lines: Sequence[Values]) -> list[Values]:
@@ -309,12 +293,7 @@ def _memory(plan: Values, lines: Sequence[Values]) -> list[Values]:
 
 
 _MEMORY_KEYS = (
-    "peak_bytes",
-    "source",
-    "peak_rss_bytes",
-    "rss_import_bytes",
-    "params_bytes",
-    "grads_bytes",
+    "peak_bytes", "source", "peak_rss_bytes", "rss_import_bytes", "params_bytes", "grads_bytes",
     "optimizer_bytes",
-)
+)  # fmt: skip
 _BINDING_KEYS = ("rank", "host", "local_rank", "threads", "cores", "bound", "devices")

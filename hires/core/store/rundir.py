@@ -2,8 +2,8 @@
 
     process A                                  process B, the same run at the same time
     mkdir .NAME.<A>.tmp                        mkdir .NAME.<B>.tmp
-    config.yaml plan.json launch.sh a0/        config.yaml plan.json launch.sh a0/
-    rename to NAME: done                       rename to NAME: it exists; take a1 in it by mkdir
+    config.yaml plan.json launch.sh            config.yaml plan.json launch.sh
+    rename to NAME; mkdir a0                   rename to NAME: it exists; mkdir a0, a1
 
 So a folder is whole from the first moment on. The frozen files belong to the latest attempt. If a
 run that never completed is started again and its plan or a cosmetic key differs by now (a newer
@@ -28,7 +28,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, launch_file, reading
 from hires.core.store.attempts import Attempt, environment, next_attempt
-from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers
+from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers, last_number
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.core.store.naming import identity, plain, run_name
 from hires.core.store.reading import Values
@@ -81,14 +81,11 @@ def create(config: RunConfig, plan: Values, argv: Sequence[str], *, again: bool 
         ConfigError: the config holds something that cannot be written down.
     """
     path = run_path(config)
-    files = _frozen_files(config, plan, argv)
-    if _build(path, files, argv):
-        return RunDir(path, 0)
-    _check_same_config(path, config)
     done = done_attempt(path)
     if done is not None and not again:
+        _check_same_config(path, config)
         return RunDir(path, done, complete=True)
-    _refresh(path, files)
+    _freeze(config, plan, argv, {})
     return RunDir(path, next_attempt(path, argv))
 
 
@@ -100,21 +97,14 @@ def freeze(config: RunConfig, plan: Values, argv: Sequence[str]) -> Path:
     job would find another config than the one that was submitted. Arguments and errors are those
     of :func:`create`; ``argv`` makes this run alone.
     """
-    path = run_path(config)
-    files = _frozen_files(config, plan, argv)
     values = environment(argv, launch_file.reproduce_line(argv))
-    planned = {file_names.PLANNED: json.dumps(values, indent=1) + "\n"}
-    if not _build(path, files | planned, None):
-        _check_same_config(path, config)
-        _refresh(path, files)
-        _write_files(path, planned)
-    return path
+    return _freeze(config, plan, argv, {file_names.PLANNED: json.dumps(values, indent=1) + "\n"})
 
 
-def refreeze(path: StrPath, config: RunConfig) -> None:
+def refreeze(path: Path, config: RunConfig) -> None:
     """Freezes a config that differs in cosmetic keys only; raises RunError if it cannot."""
-    _check_same_config(Path(path), config)
-    _refresh(Path(path), {file_names.CONFIG: _config_text(config)})
+    _check_same_config(path, config)
+    _refresh(path, {file_names.CONFIG: _config_text(config)})
 
 
 def done_attempts(path: StrPath) -> list[int]:
@@ -135,14 +125,13 @@ def frozen_folder(path: StrPath) -> Path:
 def open_run(path: StrPath) -> RunDir:
     """Returns a run at its latest attempt or that of its record; raises RunError if it has none."""
     path = frozen_folder(path)
-    attempts = attempt_numbers(path)
-    if not attempts:
+    last, done = last_number(path), done_attempt(path)
+    if last is None:
         raise RunError(
             f"{path} is pending: no attempt has started; sweep its campaign again, or start it "
             f"with {path / file_names.LAUNCH_SCRIPT}"
         )
-    done = done_attempt(path)
-    return RunDir(path, attempts[-1] if done is None else done, complete=done is not None)
+    return RunDir(path, last if done is None else done, complete=done is not None)
 
 
 def locate(name: str, results: StrPath = "results") -> Path:
@@ -151,41 +140,34 @@ def locate(name: str, results: StrPath = "results") -> Path:
     Raises:
         ConfigError: no run, or more than one, goes by this name.
     """
+    results = Path(results)
     if (Path(name) / file_names.CONFIG).is_file():
         return Path(name).absolute()
-    runs = sorted(Path(results).glob(f"*/*/{file_names.CONFIG}"))
+    runs = sorted(results.glob(f"*/*/{file_names.CONFIG}"))
     folders = [file.parent for file in runs if not file.parent.name.startswith(".")]
-    for match in (
-        [f for f in folders if f.name == name or f"{f.parent.name}/{f.name}" == name],
+    matches = (
+        [f for f in folders if name in (f.name, f"{f.parent.name}/{f.name}")],
         [f for f in folders if name and f.name.rpartition("-")[2].startswith(name)],
         [f for f in folders if name and f.name.startswith(name)],
-    ):
-        if len(match) == 1:
-            return match[0].absolute()
-        if match:
-            _refuse_campaign(name, results)
-            several = ", ".join(str(f) for f in match[:5])
+    )
+    match = next(filter(None, matches), [])
+    if len(match) == 1:
+        return match[0].absolute()
+    for folder in (results / name, Path(name)) if name else ():
+        runs = sorted(folder.glob(f"*/{file_names.CONFIG}")) if folder != results else []
+        if runs:
             raise ConfigError(
-                f"{name!r} may be any of {len(match)} runs: give one path of {several}"
+                f"{name!r} is a campaign of {len(runs)} run{'s' if len(runs) > 1 else ''}, and one "
+                f"run is asked for: name it, as {folder.name}/{runs[0].parent.name}; `hires list runs --campaign "
+                f"{folder.name}` lists them, `hires report {folder.name}` shows them all"
             )
-    _refuse_campaign(name, results)
+    if match:
+        several = ", ".join(str(f) for f in match[:5])
+        raise ConfigError(f"{name!r} may be any of {len(match)} runs: give one path of {several}")
     raise ConfigError(
         f"there is no run {name!r}: give the path of a run folder, or its name or hash if it is "
         f"under {results}/"
     )
-
-
-def _refuse_campaign(name: str, results: StrPath) -> None:
-    """Raises a ConfigError with what to type if the name is that of a campaign."""
-    for folder in (Path(results) / name, Path(name)) if name else ():
-        runs = sorted(folder.glob(f"*/{file_names.CONFIG}")) if folder != Path(results) else []
-        if runs:
-            count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
-            raise ConfigError(
-                f"{name!r} is a campaign of {count}, and one run is asked for: name it, as "
-                f"{folder.name}/{runs[0].parent.name}; `hires list runs --campaign {folder.name}` "
-                f"lists them, `hires report {folder.name}` shows them all"
-            )
 
 
 def _config_text(config: RunConfig) -> str:
@@ -193,33 +175,31 @@ def _config_text(config: RunConfig) -> str:
     return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=False)
 
 
-def _frozen_files(config: RunConfig, plan: Values, argv: Sequence[str]) -> dict[str, str]:
-    return {
+def _freeze(config: RunConfig, plan: Values, argv: Sequence[str], planned: dict[str, str]) -> Path:
+    """Makes the whole folder, with the files of ``planned``, or refreshes the one that is there."""
+    path = run_path(config)
+    files = {
         file_names.CONFIG: _config_text(config),
         file_names.PLAN: json.dumps(plan, indent=1) + "\n",
         file_names.LAUNCH_SCRIPT: launch_file.launch_script(config, argv),
     }
-
-
-def _build(path: Path, files: dict[str, str], argv: Sequence[str] | None) -> bool:
-    """Makes the whole folder, without an attempt if ``argv`` is None; False: it exists already."""
-    if _is_filled(path):
-        return False
-    make_folder(path.parent)
-    building = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        building.mkdir()
-        _write_files(building, files)
-        if argv is not None:
-            next_attempt(building, argv)
-        building.rename(path)
-    except OSError as error:
-        if _is_filled(path):
-            return False  # another process made it meanwhile
-        raise cannot_write(path, error) from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return True
+    if not _is_filled(path):
+        make_folder(path.parent)
+        building = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+        try:
+            building.mkdir()
+            _write_files(building, files | planned)
+            building.rename(path)
+            return path
+        except OSError as error:
+            if not _is_filled(path):  # else another process made it meanwhile
+                raise cannot_write(path, error) from error
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    _check_same_config(path, config)
+    _refresh(path, files)
+    _write_files(path, planned)
+    return path
 
 
 def _is_filled(path: Path) -> bool:
