@@ -19,7 +19,7 @@ from hires.core.store import campaign
 from hires.core.store.reading import Note, text
 from hires.report.columns import Row
 from hires.report.load import measured_points, rows
-from hires.report.load.plain_values import count, dicts, dig, value_text
+from hires.report.load.plain_values import count, counted_steps, dicts, dig, value_text
 from hires.report.load.runs import Run, campaign_labels, read_runs
 
 DEVICE = "device"
@@ -65,12 +65,11 @@ class Frames:
     @functools.cached_property
     def points(self) -> pd.DataFrame:
         """One row a point: the median over its attempts, and its share of single processes."""
-        steps: dict[tuple[str, str, int], list[float]] = {}
-        for run in self.run_list:
-            for row in rows.sample_rows(run):
-                if row["counted"] and row["step_s"] is not None:
-                    key = row["campaign"], row["run"], row["attempt"]
-                    steps.setdefault(key, []).append(row["step_s"])
+        steps = {
+            (run.campaign, run.name, attempt.number): counted_steps(attempt.record)
+            for run in self.run_list
+            for attempt in run.complete
+        }
         points = measured_points.point_rows(plain_rows(self.attempts), steps)
         return _frame(measured_points.COLUMNS, points)
 

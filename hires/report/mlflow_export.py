@@ -19,7 +19,7 @@ from hires.core.store.attempts import Attempt
 from hires.report.columns import RATES, STEP_TIMES, values
 from hires.report.compare.differences import origin
 from hires.report.compare.metrics import METRICS
-from hires.report.load.plain_values import count, dicts, dig, number, value_text
+from hires.report.load.plain_values import dig, number, steps_of, value_text
 from hires.report.load.runs import Run
 
 TAG = "hires.attempt"
@@ -118,10 +118,7 @@ def _metrics(record: dict[str, Any]) -> list[tuple[str, float, int]]:
     numbers |= {f"loss_{p}": number(dig(record, "loss", p)) for p in ("first", "last")}
     metrics = [(key, value, 0) for key, value in numbers.items() if value is not None]
     metrics += [("peak_bytes_max", value, 0) for value in METRICS["memory"].values(record)]
-    for sample in dicts(record.get("samples")):
-        step, took = count(sample.get("step")), number(sample.get("step_s"))
-        if step is not None and took is not None:
-            metrics.append(("step_s", took, step))
+    metrics += [("step_s", took, step) for step, took, _ in steps_of(record) if took is not None]
     return metrics
 
 

@@ -7,7 +7,6 @@ templates ship in the wheel as the data package ``hires.launch``.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -16,7 +15,6 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-import hires
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.ranks import mpi_dialects
@@ -83,9 +81,8 @@ def render(argv: Sequence[str], template: str = "local.sh", **values: Sequence[s
 
 def _template(name: str) -> str:
     """Returns the text of a file in ``launch/``, which every launcher with jobs has."""
-    with contextlib.suppress(ModuleNotFoundError, FileNotFoundError):
+    try:
         return (resources.files("hires.launch") / name).read_text(encoding="utf-8")
-    beside = Path(hires.__file__).resolve().parent.parent / "launch"  # of a checkout
-    with contextlib.suppress(FileNotFoundError):
-        return (beside / name).read_text(encoding="utf-8")
-    raise ConfigError(f"launch/{name} is missing: the script that starts a run again by hand")
+    except (ModuleNotFoundError, FileNotFoundError):
+        why = "the script that starts a run again by hand"
+        raise ConfigError(f"launch/{name} is missing: {why}") from None

@@ -156,10 +156,11 @@ def locate(name: str, results: StrPath = "results") -> Path:
     for folder in (results / name, Path(name)) if name else ():
         runs = sorted(folder.glob(f"*/{file_names.CONFIG}")) if folder != results else []
         if runs:
+            runs_here = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
             raise ConfigError(
-                f"{name!r} is a campaign of {len(runs)} run{'s' if len(runs) > 1 else ''}, and one "
-                f"run is asked for: name it, as {folder.name}/{runs[0].parent.name}; `hires list runs --campaign "
-                f"{folder.name}` lists them, `hires report {folder.name}` shows them all"
+                f"{name!r} is a campaign of {runs_here}, and one run is asked for: name it, as "
+                f"{folder.name}/{runs[0].parent.name}; `hires list runs --campaign {folder.name}` "
+                f"lists them, `hires report {folder.name}` shows them all"
             )
     if match:
         several = ", ".join(str(f) for f in match[:5])

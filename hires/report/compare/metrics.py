@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.core.units import GIB, MIB
-from hires.report.load.plain_values import count, dicts, dig, discarded_steps, number
+from hires.report.load.plain_values import count, counted_steps, dicts, dig, number
 
 Record = dict[str, Any]
 
@@ -35,13 +35,6 @@ class Metric:
     def shown(self, value: float | None) -> float | None:
         """Returns a number of the base unit in the unit in which it is shown."""
         return None if value is None else value / self.units[self.unit]
-
-
-def counted_steps(record: Record) -> list[float]:
-    """Returns the seconds of the steps that count, in their order."""
-    discarded = discarded_steps(record)
-    steps = [(count(s.get("step")), number(s.get("step_s"))) for s in dicts(record.get("samples"))]
-    return [s for step, s in steps if s is not None and s > 0 and step not in discarded]
 
 
 def _rates(record: Record) -> list[float]:

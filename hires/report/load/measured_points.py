@@ -95,7 +95,7 @@ def point_rows(
         repeats = [row for row, counts in zip(group, latest, strict=True) if counts]
         point = {**repeats[0], "layout": repeats[0]["layout"] or "?"}
         keys = [(row["campaign"], row["run"], row["attempt"]) for row in repeats]
-        took = [step_s for key in keys for step_s in steps.get(key, ()) if step_s > 0]
+        took = [step_s for key in keys for step_s in steps.get(key, ())]
         # A record without its steps still has the spread of each attempt.
         lows, highs = _known(repeats, "img_per_s_p10"), _known(repeats, "img_per_s_p90")
         spread = [min(lows, default=None), max(highs, default=None)]

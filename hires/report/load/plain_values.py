@@ -54,13 +54,25 @@ def discarded_steps(record: Any) -> set[int]:
     return {step for step in steps if step is not None}
 
 
+def steps_of(record: Any) -> list[tuple[int, float | None, bool]]:
+    """Returns number and seconds of the steps of a record, and whether they count."""
+    discarded = discarded_steps(record)
+    steps = [(count(s.get("step")), number(s.get("step_s"))) for s in dicts(dig(record, "samples"))]
+    return [(step, step_s, step not in discarded) for step, step_s in steps if step is not None]
+
+
+def counted_steps(record: Any) -> list[float]:
+    """Returns the seconds of the steps that count, in their order."""
+    return [step_s for _, step_s, counts in steps_of(record) if counts and step_s and step_s > 0]
+
+
 def flat(values: Any) -> dict[str, Any]:
     """Returns the leaves of a config, lists among them, by their keys: ``parallel.tiles``."""
     leaves: dict[str, Any] = {}
-    left = MAX_KEYS
     stack = [("", values)]
-    while stack and left:
-        left -= 1
+    for _ in range(MAX_KEYS):
+        if not stack:
+            break
         name, value = stack.pop()
         if isinstance(value, dict):
             inner = [(f"{name}.{key}" if name else str(key), v) for key, v in value.items()]

@@ -37,10 +37,8 @@ def attempt_origin(record: Values) -> Origin:
 
 def repeat_latest(attempts: Sequence[Origin]) -> list[bool]:
     """Returns which attempts repeat the latest one: those of its commit and machine."""
-    if not attempts:
-        return []
-    git, host, _ = max(reversed(attempts), key=lambda one: one[2])
-    return [one[:2] == (git, host) for one in attempts]
+    latest = max(reversed(attempts), key=lambda one: one[2], default=None)
+    return [latest is not None and one[:2] == latest[:2] for one in attempts]
 
 
 def median(repeats: Sequence[Repeat]) -> float:
@@ -59,10 +57,7 @@ def log_mean(repeats: Sequence[Repeat]) -> float:
 
 
 def middle(repeats: Sequence[Repeat]) -> float | None:
-    """Returns the number of a point: of its run, or the geometric mean over its seeds.
-
-    It is None unless all values can be compared.
-    """
+    """Returns the number of a point, over its attempts or seeds; None unless all are usable."""
     values = [value for repeat in repeats for value in repeat.values]
     if not values or not usable(values):
         return None

@@ -18,7 +18,7 @@ from hires.core.store.reading import Note, text
 from hires.plan import traffic
 from hires.report.columns import MEMORY, RATES, SPEED, Row, keys, memory_rows, values
 from hires.report.load import measured_points
-from hires.report.load.plain_values import count, dicts, dig, discarded_steps, number, value_text
+from hires.report.load.plain_values import count, dicts, dig, number, steps_of, value_text
 from hires.report.load.repeats import attempt_origin
 from hires.report.load.runs import Run
 
@@ -56,18 +56,19 @@ PRECISION_COLUMNS = (
 def what(run: Run) -> Row:
     """Returns what a run is, from its record or else from its config."""
     record, config = run.record, run.config
+
+    def named(group: str, key: str = "") -> str | None:
+        return text(record.get(key), 60) or text(dig(config, group, "name"), 60)
+
     batch = count(record.get("images_per_step"))
-    layout, precision, task = (
-        text(dig(config, group, "name"), 60) for group in ("parallel", "precision", "task")
-    )
     return {
         "campaign": run.campaign,
         "run": run.name,
         "model": text(record.get("model"), 60) or _model(config),
         **(_size_columns(record.get("image")) or _size_columns(config.get("image"))),
-        "layout": text(record.get("layout"), 60) or layout,
-        "precision": text(record.get("precision"), 30) or precision,
-        "task": task,
+        "layout": named("parallel", "layout"),
+        "precision": named("precision", "precision"),
+        "task": named("task"),
         "batch": count(config.get("batch")) if batch is None else batch,
         "ranks": count(record.get("world")),
         **measured_points.unusual_keys(run),
@@ -111,12 +112,9 @@ def attempt_rows(run: Run) -> Iterator[Row]:
 def sample_rows(run: Run) -> Iterator[Row]:
     """Yields one row a step of a complete attempt: its seconds, and whether it counts."""
     for attempt in run.complete:
-        discarded = discarded_steps(attempt.record)
         place = {"campaign": run.campaign, "run": run.name, "attempt": attempt.number}
-        for sample in dicts(attempt.record.get("samples")):
-            step, step_s = count(sample.get("step")), number(sample.get("step_s"))
-            if step is not None:
-                yield {**place, "step": step, "step_s": step_s, "counted": step not in discarded}
+        for step, step_s, counts in steps_of(attempt.record):
+            yield {**place, "step": step, "step_s": step_s, "counted": counts}
 
 
 def rank_rows(run: Run) -> Iterator[Row]:
