@@ -24,7 +24,7 @@ from hires.core.ranks.world import World, bind, from_environment
 from hires.core.store import file_names, records
 from hires.core.store.files import append_line
 from hires.engine.build import RankEngine, build_rank
-from hires.engine.checkpoint import Saver, choose_begin, restore
+from hires.engine.checkpoint import Saver, choose_begin
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.run import hold_preemption, run_steps
 from hires.engine.verify import verify_rank
@@ -99,10 +99,8 @@ def run_attempt(
     begin = choose_begin(run_dir, config, plan, world)
     engine = build_rank(config, plan, world.rank, range(begin.step, config.steps))
     _log_place(engine)
-    restore(begin, engine, config)
-    if begin.checkpoint is not None and world.rank == 0:
-        append_line(metrics, begin.line(run_dir))
-    saver = Saver(run_dir, world.attempt, config, engine, begin.step)
+    saver = Saver(run_dir, world.attempt, config, engine, begin)
+    saver.restore(metrics)
     done = run_steps(engine, config, metrics, meter, saver)
     comm.barrier()
     if done < config.steps:

@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from hires.bench.contestants import Contestant
 from hires.bench.timing import Runner
 from hires.core.config.run_config import RunConfig
-from hires.engine.build import build_rank, make_optimizer, whole_model
+from hires.engine.build import build_rank, whole_model
 from hires.engine.loader import Microbatch, whole_microbatches
+from hires.engine.optimizer import make_optimizer
 from hires.parallel.loss import plain_loss
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT

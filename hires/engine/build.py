@@ -13,7 +13,7 @@ from hires.comm import make_groups
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.timeline import Recorder
 from hires.engine.loader import Loaders, image_dtype, slot_loader
-from hires.engine.optimizer import FusedSGD
+from hires.engine.optimizer import Optimizer, make_optimizer
 from hires.nets.build_network import build_model, materialise
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
@@ -35,9 +35,10 @@ class RankEngine:
     """Parameters and buffers of the rank's stages, by the names that they have in the network."""
     modules: list[StageModule]
     """The stage of each direction; where they are one stage, they share their parameters."""
+    parameters: dict[str, nn.Parameter]  # of all its stages, each once
     executor: Executor
     loader: Loaders
-    optimizer: FusedSGD | None
+    optimizer: Optimizer | None
     recorder: Recorder  # when the rank did what in its last steps
 
     @property
@@ -45,20 +46,13 @@ class RankEngine:
         """The slot in direction down."""
         return self.contexts[0]
 
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of all stages of the rank, each once."""
-        return {n: p for module in self.modules for n, p in module.parameters.items()}
-
     def byte_counts(self) -> dict[str, int]:
         """Returns the bytes of parameters, gradients and optimiser state as they are now."""
-        parameters = list(self.parameters.values())
+        parameters = self.parameters.values()
+        gradients = [p.grad for p in parameters if p.grad is not None]
         state = self.optimizer.state() if self.optimizer else []
-        return {
-            "params_bytes": sum(p.nbytes for p in parameters),
-            "grads_bytes": sum(p.grad.nbytes for p in parameters if p.grad is not None),
-            "optimizer_bytes": sum(tensor.nbytes for tensor in state),
-        }
+        parts = {"params": parameters, "grads": gradients, "optimizer": state}
+        return {f"{part}_bytes": sum(t.nbytes for t in parts[part]) for part in parts}
 
 
 def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int | range) -> RankEngine:
@@ -108,16 +102,7 @@ def assemble(
     optimizer = make_optimizer(config, list(parameters.values()))
     recorder = contexts[0].tiles.recorder or Recorder()
     executor = Executor(slots, sync, optimizer, recorder)
-    return RankEngine(contexts, tensors, modules, executor, loader, optimizer, recorder)
-
-
-def make_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> FusedSGD | None:
-    """Returns stochastic gradient descent, or None if there is nothing to train."""
-    trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]
-    if config.task.name != "train" or not trainable:
-        return None
-    task = config.task
-    return FusedSGD(trainable, task.lr, task.momentum, task.weight_decay)
+    return RankEngine(contexts, tensors, modules, parameters, executor, loader, optimizer, recorder)
 
 
 def whole_model(config: RunConfig) -> nn.Module:

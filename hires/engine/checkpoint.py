@@ -2,7 +2,7 @@
 
     stage00.safetensors      parameters and running statistics of a stage, by their names in the
                              network
-    momentum00.safetensors   momentum of its parameters, by the same names
+    momentum00.safetensors   what the optimiser keeps for its parameters, by the same names
     rank0000.safetensors     state of a rank's random numbers
 
 All holders of a stage are equal, so that of replica 0, direction down, tile 0 writes its files.
@@ -55,24 +55,27 @@ RANDOM = "torch"  # name of the state of torch's random numbers in a rank's file
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Begin:
+    """Where an attempt begins."""
+
+    step: int  # number of its first step
+    checkpoint: Checkpoint | None  # what it goes on with; None at the start of a run
+
+
 @dataclass
 class Saver:
-    """Saves a rank's part of a run, in step with the other ranks."""
+    """Restores and saves a rank's part of a run, in step with the other ranks."""
 
     run_dir: Path
     attempt: int
     config: RunConfig
     engine: RankEngine
-    first: int  # step at which the attempt begins, which needs no checkpoint
+    begin: Begin
 
     def __post_init__(self) -> None:
-        self.last = self.first  # steps that were done at the last checkpoint
-        self._leads = self.engine.context.rank == 0
-        self._parts = {
-            "making the folder": self._make_folder,
-            "writing": self._write,
-            "naming it": self._publish,
-        }
+        self.first = self.last = self.begin.step  # steps that were done at the last checkpoint
+        self._rank = self.engine.context.rank
 
     def save(self, step: int) -> bool:
         """Saves the state after so many steps; returns whether there is a checkpoint now.
@@ -82,8 +85,13 @@ class Saver:
         """
         began_s = time.perf_counter()
         path = checkpoints.place(self.run_dir, step)
+        parts = {
+            "making the folder": self._make_folder,
+            "writing": self._write,
+            "naming it": self._publish,
+        }
         with comm.activity.may_stand_still(comm.PATIENCE_S):
-            for name, part in self._parts.items():
+            for name, part in parts.items():
                 problem = None
                 try:
                     part(path, step)
@@ -94,13 +102,13 @@ class Saver:
                     self._give_up(path, step, f"{name} failed: {problem}" if problem else None)
                     return False
             self.last = step
-            if self._leads:
+            if self._rank == 0:
                 try:
                     checkpoints.tidy(self.run_dir, self.config.checkpoint.keep)
                 except OSError as error:
                     log.warning("an old checkpoint stays: %s", error)
             comm.max_all(0, patient=True)  # to remove files may take as long as to write them
-        if self._leads:
+        if self._rank == 0:
             taken_s = time.perf_counter() - began_s
             num_bytes = checkpoints.read(path).num_bytes
             log.info("saved %s, %s in %.2f s", path.name, size(num_bytes), taken_s)
@@ -108,9 +116,8 @@ class Saver:
         return True
 
     def _make_folder(self, path: Path, step: int) -> None:
-        """Makes the hidden folder, and removes what an earlier crash left there."""
-        if self._leads:
-            checkpoints.tidy(self.run_dir)
+        if self._rank == 0:
+            checkpoints.tidy(self.run_dir)  # what an earlier crash left
             checkpoints.hidden(path, "tmp").mkdir(parents=True)
 
     def _write(self, path: Path, step: int) -> None:
@@ -118,15 +125,13 @@ class Saver:
             tensorfile.write(checkpoints.hidden(path, "tmp") / name, tensors)
 
     def _publish(self, path: Path, step: int) -> None:
-        """Writes the manifest and renames the folder."""
-        if not self._leads:
+        if self._rank != 0:
             return
         building, plan = checkpoints.hidden(path, "tmp"), self.engine.context.plan
         files = {file.name: file.stat().st_size for file in sorted(building.iterdir())}
         needed = {_rank_file(rank) for rank in range(plan.world)}
         needed |= {_stage_file("stage", stage.index) for stage in plan.stages}
-        missing = needed - files.keys()
-        if missing:
+        if missing := needed - files.keys():
             raise RunError(f"{min(missing)} is not in {building}: do all ranks see this folder?")
         made = Checkpoint(path, step, self.attempt, self.config.task.name, _layout_of(plan), files)
         text = json.dumps(made.to_dict(), indent=1) + "\n"
@@ -138,8 +143,7 @@ class Saver:
         _sync(path.parent)
 
     def _give_up(self, path: Path, step: int, problem: str | None) -> None:
-        """Removes the files of a save that failed, and logs the reason."""
-        if self._leads:
+        if self._rank == 0:
             shutil.rmtree(checkpoints.hidden(path, "tmp"), ignore_errors=True)
         # No rank writes after this, and the disk may have room again for the event.
         comm.max_all(0, patient=True)
@@ -149,28 +153,44 @@ class Saver:
 
     def _note(self, event: str, **fields: str | float) -> None:
         with contextlib.suppress(RunError):  # the disk may be full
-            rank = self.engine.context.rank
-            records.event(self.run_dir, self.attempt, event, rank=rank, **fields)
+            records.event(self.run_dir, self.attempt, event, rank=self._rank, **fields)
 
+    def restore(self, metrics: Path) -> None:
+        """Fills the rank, which was just built, with the state of the checkpoint, if there is one.
 
-@dataclass(frozen=True)
-class Begin:
-    """Where an attempt begins."""
+        Rank 0 notes it in ``metrics``: ``attempt`` is None for a checkpoint of another run.
 
-    step: int  # number of its first step
-    checkpoint: Checkpoint | None  # what it goes on with; None at the start of a run
-
-    def line(self, run_dir: Path) -> dict[str, object]:
-        """Returns its line of ``metrics.jsonl``: ``attempt`` is None for another run's."""
-        assert self.checkpoint is not None
-        ours = self.checkpoint.path.parent == run_dir / checkpoints.FOLDER
-        return {
-            "kind": "begin",
-            "rank": 0,
-            "step": self.step,
-            "checkpoint": self.checkpoint.name if ours else str(self.checkpoint.path),
-            "attempt": self.checkpoint.attempt if ours else None,
-        }
+        Raises:
+            RunError: the checkpoint is of another network.
+        """
+        checkpoint, engine, step = self.begin.checkpoint, self.engine, self.begin.step
+        if checkpoint is None:
+            return
+        engine.recorder.next_step = step
+        same_task = checkpoint.task == self.config.task.name
+        values, optimizer = _files(checkpoint, "stage"), engine.optimizer if same_task else None
+        kept = {kind: _files(checkpoint, kind) for kind in (optimizer.kept if optimizer else ())}
+        with torch.no_grad():
+            for name, tensor in sorted(engine.tensors.items()):
+                tensor.data.copy_(_fitting(values, name, tensor, checkpoint))
+                for kind, files in kept.items():
+                    if optimizer is not None and name in files:
+                        state = optimizer.kept_of(tensor, make=True)[kind]
+                        state.copy_(_fitting(files, name, state, checkpoint))
+        if same_task and checkpoint.layout == _layout_of(engine.context.plan):
+            file = TensorFile(checkpoint.path / _rank_file(self._rank))
+            torch.set_rng_state(file.tensor(RANDOM))
+        else:  # another layout draws other numbers, and not those of step 0 again
+            torch.manual_seed((self.config.seed * 2**20 + self._rank) ^ (step << 40))
+        # So that no rank waits in its first step for another one's disk.
+        comm.max_all(0, patient=True)
+        log.info("goes on at step %d from %s", step, checkpoint.path)
+        if self._rank == 0:
+            ours = checkpoint.path.parent == self.run_dir / checkpoints.FOLDER
+            line = {"kind": "begin", "rank": 0, "step": step}
+            line["checkpoint"] = checkpoint.name if ours else str(checkpoint.path)
+            line["attempt"] = checkpoint.attempt if ours else None
+            records.append(metrics, line)
 
 
 def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> Begin:
@@ -199,50 +219,28 @@ def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> 
     return Begin(0, None)
 
 
-def restore(begin: Begin, engine: RankEngine, config: RunConfig) -> None:
-    """Fills a rank that was just built with the state of a checkpoint, if it begins at one.
-
-    Raises:
-        RunError: the checkpoint is of another network.
-    """
-    checkpoint, context = begin.checkpoint, engine.context
-    if checkpoint is None:
-        return
-    engine.recorder.next_step = begin.step
-    same_task = checkpoint.task == config.task.name
-    values, momenta = _files(checkpoint, "stage"), _files(checkpoint, "momentum")
-    with torch.no_grad():
-        for name, tensor in sorted(engine.tensors.items()):
-            tensor.data.copy_(_fitting(values, name, tensor, checkpoint))
-            if same_task and engine.optimizer is not None and name in momenta:
-                momentum = _fitting(momenta, name, tensor, checkpoint)
-                engine.optimizer.set_direction(tensor, momentum)
-    if same_task and checkpoint.layout == _layout_of(context.plan):
-        file = TensorFile(checkpoint.path / _rank_file(context.rank))
-        torch.set_rng_state(file.tensor(RANDOM))
-    else:  # another layout draws other numbers, and not those of step 0 again
-        torch.manual_seed((config.seed * 2**20 + context.rank) ^ (begin.step << 40))
-    comm.max_all(0, patient=True)  # so that no rank waits in its first step for another one's disk
-    log.info("goes on at step %d from %s", begin.step, checkpoint.path)
-
-
 def _files_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
     # What a rank writes: name of the file -> tensors by name, as they lie in memory.
-    context, tensors = engine.context, engine.tensors
+    context, tensors, optimizer = engine.context, engine.tensors, engine.optimizer
     files = {_rank_file(context.rank): {RANDOM: torch.get_rng_state()}}
     if context.replica or context.tile:
         return files
     names, stage = sorted(names_of([context], tensors)), context.stage.index
     files[_stage_file("stage", stage)] = {name: tensors[name].detach() for name in names}
-    if engine.optimizer is not None:
-        momenta = {name: engine.optimizer.direction(tensors[name]) for name in names}
-        moved = {name: momentum for name, momentum in momenta.items() if momentum is not None}
-        files[_stage_file("momentum", stage)] = moved
+    if optimizer is not None:
+        kept = {name: optimizer.kept_of(tensors[name]) for name in names}
+        for kind in optimizer.kept:
+            moved = {name: state[kind] for name, state in kept.items() if state}
+            files[_stage_file(kind, stage)] = moved
     return files
 
 
 def _rank_file(rank: int) -> str:
     return f"rank{rank:04d}.safetensors"
+
+
+def _stage_file(kind: str, stage: int) -> str:
+    return f"{kind}{stage:02d}.safetensors"
 
 
 def _layout_of(plan: Plan) -> str:
@@ -256,20 +254,20 @@ def _layout_of(plan: Plan) -> str:
 
 def _candidates(run_dir: Path, config: RunConfig, world: World) -> list[str]:
     # Rank 0 looks, so that all ranks try the same checkpoints in one order, the best first.
-    answer: dict[str, object] = {}
+    paths, failure = [], None
     if world.rank == 0:
         try:
-            candidates, damaged = checkpoints.candidates(run_dir, config)
+            there, damaged = checkpoints.candidates(run_dir, config)
             for problem in damaged:
                 _warn(run_dir, world, problem)
-            answer = {"paths": [str(checkpoint.path) for checkpoint in candidates]}
+            paths = [str(checkpoint.path) for checkpoint in there]
         except HiresError as error:  # the other ranks wait for an answer in this case too
-            comm.broadcast_text(json.dumps({"error": str(error)}))
-            raise
-    agreed = json.loads(comm.broadcast_text(json.dumps(answer)))
-    if "error" in agreed:
-        raise RunError(agreed["error"])
-    return list(agreed["paths"])
+            failure = error
+    answer = [paths, None if failure is None else str(failure)]
+    agreed, problem = json.loads(comm.broadcast_text(json.dumps(answer)))
+    if problem is not None:
+        raise failure or RunError(problem)
+    return list(agreed)
 
 
 def _warn(run_dir: Path, world: World, problem: str) -> None:
@@ -281,17 +279,20 @@ def _check(checkpoint: Checkpoint, plan: Plan, rank: int) -> None:
     # DamagedError: something that the rank needs has changed since it was written.
     stages = {slot.stage for slot in plan.slots_of(rank)}
     names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
-    for kind in ("stage", "momentum"):
-        files = _files(checkpoint, kind)
-        for name in sorted(names & files.keys()):
-            files[name].check([name])
+    for file in _opened(checkpoint):
+        file.check(names & file.names)
     if checkpoint.layout == _layout_of(plan):
         TensorFile(checkpoint.path / _rank_file(rank)).check([RANDOM])
 
 
+def _opened(checkpoint: Checkpoint, kind: str = "") -> list[TensorFile]:
+    # The files of stages, of one kind or of all.
+    files = [name for name in checkpoint.files if name.startswith(kind)]
+    return [TensorFile(checkpoint.path / name) for name in files if not name.startswith("rank")]
+
+
 def _files(checkpoint: Checkpoint, kind: str) -> dict[str, TensorFile]:
-    files = [TensorFile(checkpoint.path / n) for n in checkpoint.files if n.startswith(kind)]
-    return {name: file for file in files for name in file.names}
+    return {name: file for file in _opened(checkpoint, kind) for name in file.names}
 
 
 def _fitting(
@@ -305,10 +306,6 @@ def _fitting(
         shapes = f"{list(tensor.shape)}, not {list(like.shape)}"
         raise RunError(f"{name} of {checkpoint.path} has the shape {shapes}; {advice}")
     return tensor
-
-
-def _stage_file(kind: str, stage: int) -> str:
-    return f"{kind}{stage:02d}.safetensors"
 
 
 def _sync(folder: Path) -> None:

@@ -38,7 +38,8 @@ from torch.utils._pytree import tree_iter
 from hires.comm import rehearsal
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.engine.build import RankEngine, assemble, cast, contexts_of, named_tensors, names_of
-from hires.engine.loader import Loaders, image_dtype, reads_images, reads_target, target_rect
+from hires.engine.loader import Loaders, image_dtype, needs_of
+from hires.engine.optimizer import OPTIMIZERS
 from hires.nets import trace
 from hires.nets.build_network import build_model
 from hires.parallel.context import Context
@@ -60,11 +61,11 @@ SMALL_ELEMENTS = 20480
 """Largest input of one image that ATen computes without oneDNN (``use_mkldnn``)."""
 
 # FakeTensorMode runs an operator without a shape function on real zeros of the size of its inputs:
-# minutes and gigabytes for a large image. These two have none in torch.
+# minutes and gigabytes for a large image. These have none in torch.
 _META = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
 for _name, _shape_function in {
-    "_fused_sgd_": lambda *args, **kwargs: None,
     "batch_norm_update_stats": lambda x, *rest: (x.new_empty(x.shape[1]), x.new_empty(x.shape[1])),
+    **{OPTIMIZERS[name].kernel: lambda *args, **kwargs: None for name in OPTIMIZERS},
 }.items():
     _META.impl(_name, _shape_function)  # type: ignore[no-untyped-call]
 
@@ -189,18 +190,18 @@ class _BlankFeed:
         return self._ahead[direction].popleft()
 
     def _read(self, context: Context) -> Batch:
-        first, end = context.samples
-        images = target = None
-        if reads_images(context):
-            images = self._images(end - first, context.own(self._config.image))
-        if reads_target(context):
-            rect = target_rect(self._config, context)
-            classes = torch.empty(end - first, dtype=torch.int64)
-            target = classes if rect is None else self._images(end - first, rect)
+        needs = needs_of(self._config, context)
+        images = self._images(needs.num_samples, needs.window)
+        target = None
+        if needs.compares:
+            classes = torch.empty(needs.num_samples, dtype=torch.int64)
+            target = self._images(needs.num_samples, needs.target) if needs.target else classes
         self._live.assign([images, target], "buffers")
         return images, target
 
-    def _images(self, count: int, rect: Rect) -> Tensor:
+    def _images(self, count: int, rect: Rect | None) -> Tensor | None:
+        if rect is None:
+            return None
         shape = (count, self._config.model.channels, rect[1] - rect[0], rect[3] - rect[2])
         dtype = image_dtype(self._config)
         return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hires.core.config.run_config import RunConfig
-from hires.data.image_window import Source, Span
+from hires.data.image_window import Source
 from hires.data.source import PairSource, open_data, step_indices
 from hires.parallel.context import Context
 from hires.plan.graph import INPUT, Rect
@@ -28,7 +28,7 @@ from hires.plan.rules import TILED
 
 Data = Source | PairSource
 Order = Callable[[int], list[int]]
-"""Returns a rank's samples of a step."""
+"""Returns a rank's samples of a step, microbatch after microbatch."""
 Target = Callable[[int], Any]
 """Returns what the output for a sample is compared with: its class, or an image (C, h, w)."""
 
@@ -44,43 +44,15 @@ _THREAD = "loader"
 
 
 class Loader:
-    """Returns the microbatches of a run, one after the other.
+    """Returns microbatches, of which a thread reads ``prefetch`` ahead; 0: read on demand."""
 
-    Args:
-        source: where images come from.
-        order: this rank's samples of a step, microbatch after microbatch.
-        num_microbatches: microbatches of a step, all of the same size.
-        rows: rows of this rank's window; None, like ``cols``, if it needs no pixels.
-        cols: its columns.
-        target: what the output is compared with; None if this rank compares nothing.
-        steps: a range of steps of the run, or how many.
-        prefetch: microbatches that are read ahead; 0 reads on demand, without a thread.
-        dtype: type of the images.
-    """
-
-    def __init__(
-        self,
-        source: Data,
-        *,
-        order: Order,
-        num_microbatches: int,
-        rows: Span | None,
-        cols: Span | None,
-        target: Target | None,
-        steps: int | range,
-        prefetch: int = 2,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        assert (rows is None) == (cols is None)
+    def __init__(self, microbatches: Iterator[Microbatch], prefetch: int) -> None:
         self.wait_s = 0.0
         """Seconds that the caller has waited for data, so far."""
-        window = None if rows is None or cols is None else (rows, cols)
-        numbers = range(steps) if isinstance(steps, int) else steps
-        work = _samples_by_microbatch(order, num_microbatches, numbers)
-        self._microbatches = (_read(source, samples, window, target, dtype) for samples in work)
+        self._microbatches = microbatches
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: collections.deque[Future[Microbatch | None]] = collections.deque()
-        if prefetch and (window or target):
+        if prefetch:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
             # The thread holds the generator but not the loader: a forgotten loader ends its thread.
             self._stop = weakref.finalize(self, _stop, self._pool)
@@ -153,68 +125,59 @@ class Loaders:
             loader.close()
 
 
-def slot_loader(config: RunConfig, context: Context, steps: int | range) -> Loader:
-    """Returns the loader of a slot: its window of its replica's images."""
-    source = open_data(config)
-    r0, r1, c0, c1 = context.own(config.image)
-    reads = reads_images(context)
-    size = context.plan.graph.input_shape[0]
+class Needs(NamedTuple):
+    """What a slot needs of every microbatch."""
+
+    num_samples: int
+    window: Rect | None  # pixels of the images; None: none
+    compares: bool  # whether it compares the output with something
+    target: Rect | None  # pixels of the target, if that is an image
+
+
+def needs_of(config: RunConfig, context: Context) -> Needs:
+    """Returns what a slot needs of every microbatch."""
+    plan, stage = context.plan, context.stage
     first, end = context.samples
+    reads = any(INPUT in node.inputs for node in plan.nodes(stage.index))
+    window = context.own(config.image) if reads else None
+    compares = stage.index == len(plan.stages) - 1 and plan.training
+    target, size = config.target_rect, config.target_size
+    if size and stage.layout[plan.graph.output] == TILED:
+        target = context.own(list(size))
+    return Needs(end - first, window, compares, target)
+
+
+def slot_loader(config: RunConfig, context: Context, steps: int | range) -> Loader:
+    """Returns the loader of a slot: its window of its replica's images, for some steps."""
+    source, needs, own = open_data(config), needs_of(config, context), context.plan.microbatches_of
+    size, (first, end) = context.plan.graph.input_shape[0], context.samples
 
     def order(step: int) -> list[int]:
         samples = replica_samples(config, source, step, context.replica)
         return [
             index
-            for microbatch in context.plan.microbatches_of(context.direction)
+            for microbatch in own(context.direction)
             for index in samples[microbatch * size + first : microbatch * size + end]
         ]
 
-    return Loader(
-        source,
-        order=order,
-        num_microbatches=len(context.plan.microbatches_of(context.direction)),
-        rows=(r0, r1) if reads else None,
-        cols=(c0, c1) if reads else None,
-        target=target_of(source, target_rect(config, context)) if reads_target(context) else None,
-        steps=steps,
-        prefetch=config.data.prefetch,
-        dtype=image_dtype(config),
-    )
+    steps = range(steps) if isinstance(steps, int) else steps
+    parts = split_steps(order, len(own(context.direction)), steps)
+    image = None if needs.window is None else image_of(source, needs.window)
+    target = target_of(source, needs.target) if needs.compares else None
+    microbatches = read_microbatches(parts, image, target, image_dtype(config))
+    return Loader(microbatches, 0 if image is target is None else config.data.prefetch)
 
 
 def whole_microbatches(config: RunConfig, replica: int) -> list[tuple[Tensor, Tensor]]:
     """Returns whole images and targets of a replica's first step, microbatch by microbatch."""
     source = open_data(config)
-    loader = Loader(
-        source,
-        order=lambda step: replica_samples(config, source, step, replica),
-        num_microbatches=config.parallel.pieces // config.parallel.replicas,
-        rows=(0, config.height),
-        cols=(0, config.width),
-        target=target_of(source, config.target_rect),
-        steps=1,
-        prefetch=0,
-        dtype=image_dtype(config),
-    )
-    return [(images, t) for images, t in loader if images is not None and t is not None]
-
-
-def reads_images(context: Context) -> bool:
-    """Whether a slot needs pixels."""
-    return any(INPUT in node.inputs for node in context.plan.nodes(context.stage.index))
-
-
-def reads_target(context: Context) -> bool:
-    """Whether a slot compares the network's output with something."""
-    last = context.stage.index == len(context.plan.stages) - 1
-    return last and context.plan.training
-
-
-def target_rect(config: RunConfig, context: Context) -> Rect | None:
-    """Returns the part of the target image that this rank's output is compared with."""
-    size = config.target_size
-    tiled = context.stage.layout[context.plan.graph.output] == TILED
-    return context.own(list(size)) if size and tiled else config.target_rect
+    samples = replica_samples(config, source, 0, replica)
+    num_microbatches = config.parallel.pieces // config.parallel.replicas
+    parts = split_steps(lambda step: samples, num_microbatches, range(1))
+    image = image_of(source, (0, config.height, 0, config.width))
+    target = target_of(source, config.target_rect)
+    read = read_microbatches(parts, image, target, image_dtype(config))
+    return [(images, t) for images, t in read if images is not None and t is not None]
 
 
 def image_dtype(config: RunConfig) -> torch.dtype:
@@ -224,27 +187,29 @@ def image_dtype(config: RunConfig) -> torch.dtype:
     return torch.float64 if config.precision.name == "fp64" else torch.float32
 
 
+def image_of(source: Data, rect: Rect) -> Target:
+    """Returns the function from a sample to a part of its image."""
+    return lambda sample: source.window(sample, rect[:2], rect[2:])
+
+
 def target_of(source: Data, rect: Rect | None) -> Target:
     """Returns the function from a sample to its class, or to a part of its larger image."""
     if isinstance(source, PairSource):
         assert rect is not None
-        (r0, r1, c0, c1), pairs = rect, source
-        return lambda sample: pairs.target(sample, (r0, r1), (c0, c1))
+        pairs, rows, cols = source, rect[:2], rect[2:]
+        return lambda sample: pairs.target(sample, rows, cols)
     return source.label
 
 
 def replica_samples(config: RunConfig, source: Data, step: int, replica: int) -> list[int]:
     """Returns the indices of a replica's images in a step, microbatch after microbatch."""
-    indices = step_indices(
-        step, config.batch, len(source), config.seed, shuffle=config.data.shuffle
-    )
-    share = config.batch // config.parallel.replicas
+    shuffle, share = config.data.shuffle, config.batch // config.parallel.replicas
+    indices = step_indices(step, config.batch, len(source), config.seed, shuffle=shuffle)
     return indices[replica * share : (replica + 1) * share]
 
 
-def _samples_by_microbatch(
-    order: Order, num_microbatches: int, steps: range
-) -> Iterator[list[int]]:
+def split_steps(order: Order, num_microbatches: int, steps: range) -> Iterator[list[int]]:
+    """Yields the samples of each microbatch; those of a step have the same size."""
     for step in steps:
         samples = order(step)
         size, rest = divmod(len(samples), num_microbatches)
@@ -253,14 +218,12 @@ def _samples_by_microbatch(
             yield samples[k * size : (k + 1) * size]
 
 
-def _read(
-    source: Data,
-    samples: list[int],
-    window: tuple[Span, Span] | None,
-    target: Target | None,
-    dtype: torch.dtype,
-) -> Microbatch:
-    def stacked(read: Target) -> Tensor:
+def read_microbatches(
+    parts: Iterable[list[int]], image: Target | None, target: Target | None, dtype: torch.dtype
+) -> Iterator[Microbatch]:
+    """Yields the microbatches of some samples each, of what ``image`` and ``target`` read."""
+
+    def stacked(samples: list[int], read: Target) -> Tensor:
         first = read(samples[0])
         if isinstance(first, int):
             return torch.tensor([first, *map(read, samples[1:])])
@@ -271,7 +234,6 @@ def _read(
             images[k] = torch.from_numpy(read(sample))
         return images
 
-    return Microbatch(
-        stacked(lambda sample: source.window(sample, *window)) if window else None,
-        stacked(target) if target is not None else None,
-    )
+    for samples in parts:
+        made = (None if read is None else stacked(samples, read) for read in (image, target))
+        yield Microbatch(*made)

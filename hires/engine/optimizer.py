@@ -1,39 +1,52 @@
-"""Stochastic gradient descent by one fused kernel, without copies.
+"""Optimisers by one fused kernel, without copies: another one is a class here.
 
-``torch.optim.SGD(fused=True)`` does it in one pass, but copies every channels-last weight, its
-gradient and its momentum into another order first and back afterwards: more work than the step
-itself. Here the same kernel sees all tensors as rows of numbers in the order in which they lie, so
-nothing is copied.
+``torch.optim.SGD(fused=True)`` moves all parameters in one pass, but copies every channels-last
+weight, its gradient and its momentum into another order first and back afterwards: more work than
+the step itself. Here the same kernels see all tensors as rows of numbers in the order in which they
+lie, so nothing is copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from hires.core.config.run_config import RunConfig
+from hires.core.registry import Registry
 from hires.parallel.gradients import flat, shaped
 
 
-class FusedSGD:
-    """Stochastic gradient descent with momentum and weight decay, as in ``torch.optim.SGD``.
+class Optimizer:
+    """Moves parameters along their gradients.
 
     Args:
         parameters: what is trained; contiguous, or channels-last with four dims.
-        lr: learning rate.
-        momentum: part of the last step's direction that stays; 0 keeps none.
-        weight_decay: part of the parameters that is added to their gradients.
+        settings: the values of ``keys``.
     """
 
-    def __init__(
-        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float
-    ) -> None:
+    keys: ClassVar[tuple[str, ...]]
+    """Keys of ``task`` that it takes, named as in its reference."""
+    reference: ClassVar[type[torch.optim.Optimizer]]
+    """Torch's optimiser that does the same, with which ``hires verify`` compares a step."""
+    kernel: ClassVar[str]
+    """ATen name of its kernel, for which torch has no shape function."""
+    kept: dict[str, Callable[[Tensor], Tensor]]
+    """What it keeps for each parameter, by names that begin a file of a checkpoint: from the
+    parameter's numbers to the first value."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], **settings: float) -> None:
         self.parameters = list(parameters)
-        self.lr = lr
-        self.momentum = momentum
-        self.weight_decay = weight_decay
-        self._directions: dict[int, Tensor] = {}  # by id: a hash of a tensor costs a call
+        self.settings = settings
+        self._state: dict[int, dict[str, Tensor]] = {}  # by id: a hash of a tensor costs a call
+
+    def update(
+        self, parameters: list[Tensor], gradients: list[Tensor], kept: dict[str, list[Tensor]]
+    ) -> None:
+        """Moves the numbers of parameters of one type, in place, and what is kept for them."""
+        raise NotImplementedError
 
     def zero_grad(self) -> None:
         """Drops the gradients."""
@@ -48,36 +61,65 @@ class FusedSGD:
             if parameter.grad is not None:
                 by_type.setdefault(parameter.dtype, []).append((parameter, parameter.grad))
         for moved in by_type.values():
-            torch._fused_sgd_(
+            states = [self._numbers(parameter) for parameter, _ in moved]
+            self.update(
                 [flat(parameter.detach()) for parameter, _ in moved],
                 [flat(gradient) for _, gradient in moved],
-                [self._direction(p) for p, _ in moved] if self.momentum else [],
-                weight_decay=self.weight_decay,
-                momentum=self.momentum,
-                lr=self.lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
+                {name: [state[name] for state in states] for name in self.kept},
             )
 
     def state(self) -> list[Tensor]:
-        """Returns the momentum of the parameters that were moved so far."""
-        return list(self._directions.values())
+        """Returns what is kept for the parameters that were moved so far."""
+        return [tensor for state in self._state.values() for tensor in state.values()]
 
-    def direction(self, parameter: Tensor) -> Tensor | None:
-        """Returns a parameter's momentum in its shape, as a view; None if it was never moved."""
-        numbers = self._directions.get(id(parameter))
-        return None if numbers is None else shaped(numbers, parameter)
+    def kept_of(self, parameter: Tensor, make: bool = False) -> dict[str, Tensor]:
+        """Returns what is kept for a parameter by name, in its shape, as views.
 
-    @torch.no_grad()
-    def set_direction(self, parameter: Tensor, direction: Tensor) -> None:
-        """Takes over a parameter's momentum, given in its shape; without momentum it is dropped."""
-        if self.momentum:
-            shaped(self._direction(parameter), parameter).copy_(direction)
+        Nothing is kept for one that was never moved, unless ``make`` begins it.
+        """
+        state = self._numbers(parameter) if make else self._state.get(id(parameter), {})
+        same = parameter.numel()
+        return {n: shaped(t, parameter) if t.numel() == same else t for n, t in state.items()}
 
-    def _direction(self, parameter: Tensor) -> Tensor:
-        """Returns a parameter's momentum; zeros at first, to which the gradient is added."""
-        if id(parameter) not in self._directions:
-            self._directions[id(parameter)] = torch.zeros_like(flat(parameter.detach()))
-        return self._directions[id(parameter)]
+    def _numbers(self, parameter: Tensor) -> dict[str, Tensor]:
+        if id(parameter) not in self._state:
+            numbers = flat(parameter.detach())
+            self._state[id(parameter)] = {name: make(numbers) for name, make in self.kept.items()}
+        return self._state[id(parameter)]
+
+
+OPTIMIZERS: Registry[type[Optimizer]] = Registry("optimiser")
+
+
+@OPTIMIZERS.register("sgd")
+class FusedSGD(Optimizer):
+    """Stochastic gradient descent with momentum and weight decay, as in ``torch.optim.SGD``."""
+
+    keys = ("lr", "momentum", "weight_decay")
+    reference = torch.optim.SGD
+    kernel = "_fused_sgd_"
+
+    def __init__(self, parameters: Iterable[nn.Parameter], **settings: float) -> None:
+        super().__init__(parameters, **settings)
+        self.kept = {"momentum": torch.zeros_like} if settings["momentum"] else {}
+
+    def update(
+        self, parameters: list[Tensor], gradients: list[Tensor], kept: dict[str, list[Tensor]]
+    ) -> None:
+        """Moves numbers; the momentum is zero at first, to which the gradient is added."""
+        rest: Any = {"nesterov": False, "maximize": False, "is_first_step": False}
+        momenta, rest = kept.get("momentum", []), {"dampening": 0.0, **self.settings, **rest}
+        torch._fused_sgd_(parameters, gradients, momenta, **rest)
+
+
+def optimizer_of(config: RunConfig) -> tuple[type[Optimizer], dict[str, float]]:
+    """Returns the optimiser of a run and its settings; the one that there is needs no key."""
+    kind = OPTIMIZERS["sgd"]
+    return kind, {key: getattr(config.task, key) for key in kind.keys}
+
+
+def make_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> Optimizer | None:
+    """Returns the optimiser of a run, or None if there is nothing to train."""
+    trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]
+    kind, settings = optimizer_of(config)
+    return kind(trainable, **settings) if config.task.name == "train" and trainable else None

@@ -23,6 +23,7 @@ from hires.core.store.files import append_line, write_atomically
 from hires.core.store.reading import read_lines
 from hires.engine.build import RankEngine, whole_model
 from hires.engine.loader import whole_microbatches
+from hires.engine.optimizer import optimizer_of
 from hires.parallel.loss import plain_loss
 
 TOLERANCE = 1e-10
@@ -109,10 +110,9 @@ def reference_step(config: RunConfig) -> Tensors:
                 torch.autograd.backward(loss / len(microbatches))
                 tensors[f"loss/{index}"] = loss.detach()
     if training:
-        task, trainable = config.task, [p for p in model.parameters() if p.requires_grad]
-        if trainable:
-            decay = task.weight_decay
-            torch.optim.SGD(trainable, task.lr, task.momentum, weight_decay=decay).step()
+        if trainable := [p for p in model.parameters() if p.requires_grad]:
+            kind, settings = optimizer_of(config)
+            kind.reference(trainable, **settings).step()  # type: ignore[arg-type]
         tensors |= _trained(dict(model.named_parameters()))
     tensors |= {f"running_stats/{name}": t for name, t in model.named_buffers()}
     return tensors

@@ -6,13 +6,14 @@ with equal weights and each rank fills only its own layers.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hires.core.config.run_config import ModelConfig
 from hires.core.errors import ConfigError
@@ -20,7 +21,6 @@ from hires.core.registry import Registry
 
 NETS: Registry[Callable[..., nn.Module]] = Registry("network")
 """``model.name`` -> what makes the network; its parameters are named after config keys."""
-NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 
 
 class ScaledConv2d(nn.Conv2d):
@@ -34,24 +34,51 @@ class ScaledConv2d(nn.Conv2d):
         self.gain = gain
 
 
+@functools.singledispatch
+def first_values(module: nn.Module) -> None:
+    """Fills the own parameters and buffers of a layer, from torch's global random numbers.
+
+    The default is the layer's ``reset_parameters``. A network registers another function for a
+    class of layers by ``@first_values.register``.
+    """
+    module.reset_parameters()  # type: ignore[operator]
+
+
+@first_values.register(nn.Conv2d)
+@first_values.register(nn.ConvTranspose2d)
+def _he_normal(module: Any) -> None:
+    nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+@first_values.register
+def _scaled(module: ScaledConv2d) -> None:
+    _he_normal(module)
+    module.weight.data.mul_(module.gain)
+
+
 def build_model(config: ModelConfig, seed: int) -> nn.Module:
     """Returns the network that ``model`` describes.
 
     The networks of hires come without memory, on the meta device; :func:`materialise` fills what
-    a rank holds. A user's network comes from its function, under the seed, on the CPU.
+    a rank holds. A user's network, and one with a layer that :func:`first_values` cannot fill, is
+    made as it makes itself, under the seed, on the CPU.
 
     Raises:
         ConfigError: the network's name or target is unknown, or a key has no such value.
     """
     make = NETS[config.name]
-    if config.name == "custom":
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return make(config.target, config.args)
     keys = {name: getattr(config, name) for name in inspect.signature(make).parameters}
     if keys.get("classes", 0) is None:
         raise ConfigError("model.classes is unset; give the number of classes, as model.classes=10")
-    with torch.device("meta"):
+    if config.name != "custom":
+        with torch.device("meta"):
+            model = make(**keys)
+        if all(map(_can_be_filled, model.modules())):
+            return model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         return make(**keys)
 
 
@@ -66,29 +93,19 @@ def materialise(model: nn.Module, names: Collection[str], seed: int) -> None:
     wanted = set(names)
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        if any(prefix + key in wanted and value.is_meta for key, value in own):
+        if any(prefix + key in wanted and value.is_meta for key, value in _own(module)):
             module.to_empty(device="cpu", recurse=False)
-            _initialise(module, prefix, seed)
+            digest = hashlib.sha256(f"{seed}/{prefix}".encode()).digest()
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(int.from_bytes(digest[:7], "big"))
+                first_values(module)
 
 
-def _initialise(module: nn.Module, prefix: str, seed: int) -> None:
-    """Fills a layer: He normal for convolutions, torch's uniform for linear, 1 and 0 for norms."""
-    digest = hashlib.sha256(f"{seed}/{prefix}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
-        nn.init.kaiming_normal_(
-            module.weight, mode="fan_out", nonlinearity="relu", generator=generator
-        )
-        if isinstance(module, ScaledConv2d):
-            module.weight.data.mul_(module.gain)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.Linear):
-        bound = 1 / math.sqrt(module.in_features)
-        nn.init.uniform_(module.weight, -bound, bound, generator=generator)
-        if module.bias is not None:
-            nn.init.uniform_(module.bias, -bound, bound, generator=generator)
-    else:
-        assert isinstance(module, NORMS), f"no first values for {type(module).__name__}"
-        module.reset_parameters()
+def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(recurse=False)
+    yield from module.named_buffers(recurse=False)
+
+
+def _can_be_filled(module: nn.Module) -> bool:
+    is_listed = first_values.dispatch(type(module)) is not first_values.dispatch(nn.Module)
+    return is_listed or hasattr(module, "reset_parameters") or not any(_own(module))

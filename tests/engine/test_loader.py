@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from hires.comm import rehearsal
 from hires.core.config.run_config import DataConfig
 from hires.core.errors import RunError
 from hires.data.source import open_source, step_indices
-from hires.engine.loader import Loader
+from hires.engine.build import contexts_of
+from hires.engine.loader import Loader, image_of, read_microbatches, slot_loader, split_steps
+from tests.helpers.layouts import config_of, plan_of
 
 SIZE = (12, 10)
 
@@ -42,16 +45,18 @@ class Numbers:
         return np.full((3, rows[1] - rows[0], cols[1] - cols[0]), i, np.float32)
 
 
-def loader(source, **how) -> Loader:
+def loader(source, prefetch=2, dtype=torch.float32, **how) -> Loader:
     defaults = {
         "order": lambda step: list(range(4 * step, 4 * step + 4)),
         "num_microbatches": 2,
-        "rows": (0, 6),
-        "cols": (0, 10),
+        "rect": (0, 6, 0, 10),
         "target": source.label,
         "steps": 3,
     }
-    return Loader(source, **(defaults | how))
+    how = defaults | how
+    parts = split_steps(how["order"], how["num_microbatches"], range(how["steps"]))
+    image = how["rect"] and image_of(source, how["rect"])
+    return Loader(read_microbatches(parts, image, how["target"], dtype), prefetch)
 
 
 def threads() -> list[str]:
@@ -97,9 +102,8 @@ def test_a_rank_reads_its_window_of_its_samples_only(prefetch):
     source = open_source(DataConfig(length=9), SIZE, 3, seed=1)
     order = partial(step_indices, batch=4, length=9, seed=0, shuffle=True)
     rows, cols = (5, 12), (3, 10)
-    got = list(
-        loader(source, order=order, rows=rows, cols=cols, num_microbatches=1, prefetch=prefetch)
-    )
+    rect = (*rows, *cols)
+    got = list(loader(source, order=order, rect=rect, num_microbatches=1, prefetch=prefetch))
     for step, (images, target) in enumerate(got):
         for k, i in enumerate(order(step)):
             whole = source.window(i, (0, 12), (0, 10))
@@ -109,7 +113,7 @@ def test_a_rank_reads_its_window_of_its_samples_only(prefetch):
 
 def test_a_rank_without_pixels_reads_none():
     source = Numbers()
-    got = list(loader(source, rows=None, cols=None))
+    got = list(loader(source, rect=None))
     assert all(m.images is None for m in got)
     assert [m.target.tolist() for m in got][:2] == [[0, 1], [2, 3]]
     assert source.read == []
@@ -119,7 +123,7 @@ def test_a_rank_without_pixels_reads_none():
 def test_target_images_come_like_images(dtype):
     source = Numbers()
     target = partial(source.window, rows=(2, 5), cols=(4, 10))
-    microbatch = loader(source, target=target, rows=None, cols=None, dtype=dtype).next_microbatch()
+    microbatch = loader(source, target=target, rect=None, dtype=dtype).next_microbatch()
     assert microbatch.images is None
     assert microbatch.target is not None
     assert microbatch.target.shape == (2, 3, 3, 6)
@@ -133,7 +137,10 @@ def test_a_rank_without_a_target_has_none():
 
 
 def test_a_rank_that_needs_nothing_has_no_thread():
-    idle = loader(Numbers(), rows=None, cols=None, target=None)
+    config = config_of(parallel={"stages": 3}, steps=6)
+    with rehearsal(1, shared_memory=False):
+        [context] = contexts_of(plan_of(config), 1)
+    idle = slot_loader(config, context, 6)
     assert threads() == []
     assert list(idle) == [(None, None)] * 6
 
@@ -218,12 +225,13 @@ def test_microbatches_of_unequal_size_are_a_bug():
 
 def test_a_process_ends_although_nobody_closed_the_loader():
     script = """
+import torch
 from hires.core.config.run_config import DataConfig
 from hires.data.source import open_source
-from hires.engine.loader import Loader
+from hires.engine.loader import Loader, image_of, read_microbatches, split_steps
 source = open_source(DataConfig(), (64, 64), 3, seed=0)
-loader = Loader(source, order=lambda step: [0, 1], num_microbatches=1, rows=(0, 64), cols=(0, 64),
-                target=source.label, steps=10**9)
+image, parts = image_of(source, (0, 64, 0, 64)), split_steps(lambda step: [0, 1], 1, range(10**9))
+loader = Loader(read_microbatches(parts, image, source.label, torch.float32), 2)
 loader.next_microbatch()
 """
     ended = subprocess.run(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hires.engine.optimizer import FusedSGD
+from hires.core.config.run_config import from_dict
+from hires.engine.optimizer import OPTIMIZERS, FusedSGD, Optimizer, make_optimizer
 
 SHAPES = [(8, 4, 3, 3), (8, 4, 1, 1), (5, 7), (9,)]
 UNREACHED = 1
@@ -55,10 +58,9 @@ def test_momentum_goes_over_to_another_descent_in_the_shape_of_its_parameter():
     gradients = [torch.randn(p.shape, generator=generator).to(p) for p in ours]
     move(first, gradients)
     for own, other in zip(ours, theirs, strict=True):
-        direction = first.direction(own)
-        assert direction is not None
-        assert direction.shape == own.shape
-        second.set_direction(other, direction.contiguous())
+        momentum = first.kept_of(own)["momentum"]
+        assert momentum.shape == own.shape
+        second.kept_of(other, make=True)["momentum"].copy_(momentum.contiguous())
         other.data.copy_(own.data)
     for descent in (first, second):
         move(descent, gradients)
@@ -66,7 +68,7 @@ def test_momentum_goes_over_to_another_descent_in_the_shape_of_its_parameter():
         assert torch.equal(own, other)
 
 
-def move(descent: FusedSGD, gradients: list[torch.Tensor]) -> None:
+def move(descent: Optimizer, gradients: list[torch.Tensor]) -> None:
     """Takes one step along given gradients."""
     for parameter, gradient in zip(descent.parameters, gradients, strict=True):
         parameter.grad = torch.empty_like(parameter).copy_(gradient)
@@ -76,9 +78,9 @@ def move(descent: FusedSGD, gradients: list[torch.Tensor]) -> None:
 def test_momentum_of_what_was_never_moved_or_is_not_kept_is_none():
     ours = parameters(torch.float32)
     plain = FusedSGD(ours, lr=0.1, momentum=0.0, weight_decay=0.0)
-    plain.set_direction(ours[0], torch.ones_like(ours[0]))
-    assert plain.direction(ours[0]) is None
-    assert FusedSGD(ours, lr=0.1, momentum=0.9, weight_decay=0.0).direction(ours[0]) is None
+    move(plain, [torch.ones_like(parameter) for parameter in ours])
+    assert plain.kept_of(ours[0]) == {}
+    assert FusedSGD(ours, lr=0.1, momentum=0.9, weight_decay=0.0).kept_of(ours[0]) == {}
 
 
 def test_momentum_is_kept_for_what_was_moved():
@@ -88,3 +90,28 @@ def test_momentum_is_kept_for_what_was_moved():
     ours[0].grad = torch.ones_like(ours[0])
     descent.step()
     assert [direction.numel() for direction in descent.state()] == [ours[0].numel()]
+
+
+class Counting(Optimizer):
+    """Moves by the sign of the gradient, and counts its steps for each parameter."""
+
+    keys = ("lr",)
+    kept: ClassVar = {"moves": lambda numbers: torch.zeros(())}
+
+    def update(self, parameters, gradients, kept) -> None:
+        for parameter, gradient, moves in zip(parameters, gradients, kept["moves"], strict=True):
+            parameter -= self.settings["lr"] * gradient.sign()
+            moves += 1
+
+
+def test_optimiser_is_one_class_that_is_registered(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS._items, "sgd", Counting)
+    ours = parameters(torch.float64)
+    before = [parameter.detach().clone() for parameter in ours]
+    optimizer = make_optimizer(from_dict({"task": {"lr": 0.25}, "model": {"classes": 2}}), ours)
+    assert optimizer is not None
+    for _ in range(2):
+        move(optimizer, [torch.ones_like(parameter) for parameter in ours])
+    assert all(torch.equal(a - 0.5, b) for a, b in zip(before, ours, strict=True))
+    assert [float(count) for count in optimizer.state()] == [2.0] * len(ours)
+    assert optimizer.kept_of(ours[0])["moves"].shape == ()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hires.core.config.run_config import ModelConfig
-from hires.nets.build_network import build_model, materialise
+from hires.nets.build_network import NETS, build_model, first_values, materialise
 
 SMALL = ModelConfig(name="preact_resnet", n=1, classes=4)
 
@@ -98,3 +98,45 @@ def test_custom_network_comes_filled_and_equal_for_a_seed():
     net = build_model(config, 1)
     materialise(net, list(one), 7)
     assert all(torch.equal(one[name], tensor) for name, tensor in net.state_dict().items())
+
+
+class Scale(nn.Module):
+    """A layer of a kind that hires does not list."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((3, 1, 1), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+def scaled(monkeypatch: pytest.MonkeyPatch, layer: type[Scale]) -> dict[str, Tensor]:
+    """Returns the state of a network that was registered here."""
+    make = lambda: nn.Sequential(nn.Conv2d(3, 3, 1), layer(1e-6))  # noqa: E731
+    monkeypatch.setitem(NETS._items, "scaled", make)
+    return state(config=ModelConfig(name="scaled"))
+
+
+def test_parameter_of_a_layer_without_reset_keeps_its_own_first_values(monkeypatch):
+    values, again = (scaled(monkeypatch, Scale) for _ in range(2))
+    assert torch.equal(values["1.gamma"], torch.full((3, 1, 1), 1e-6))
+    assert all(torch.equal(values[name], tensor) for name, tensor in again.items())
+
+
+def test_first_values_that_are_registered_or_reset_are_drawn_by_name(monkeypatch):
+    class Resetting(Scale):
+        def reset_parameters(self) -> None:
+            nn.init.normal_(self.gamma)
+
+    class Listed(Scale):
+        pass
+
+    @first_values.register(Listed)
+    def _ones(module: Listed) -> None:
+        nn.init.ones_(module.gamma)
+
+    drawn = scaled(monkeypatch, Resetting)["1.gamma"]
+    assert torch.equal(drawn, scaled(monkeypatch, Resetting)["1.gamma"])
+    assert drawn.std() > 0
+    assert torch.equal(scaled(monkeypatch, Listed)["1.gamma"], torch.ones(3, 1, 1))
