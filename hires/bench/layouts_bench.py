@@ -125,8 +125,8 @@ def measure_peaks(rank: int, config: RunConfig, plan: Plan) -> list[int]:
     for step in range(config.steps):
         barrier()
         with meter.watch(step):
-            engine.executor.step(engine.loader)
-    engine.loader.close()
+            engine.executor.step(engine.loaders)
+    engine.close()
     own = torch.tensor([int(meter.line()["peak_bytes"])])
     world = make_groups([[*range(plan.world)]])[0]
     return [int(size) for size in all_gather(own, world).view(-1)]

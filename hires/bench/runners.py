@@ -8,7 +8,6 @@ at the same node, whose maps travel as NHWC, so that nothing is copied on the wa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from hires.bench.contestants import Contestant
 from hires.bench.timing import Runner
 from hires.core.config.run_config import RunConfig
 from hires.engine.build import build_rank, whole_model
-from hires.engine.loader import Microbatch, whole_microbatches
+from hires.engine.loader import whole_microbatches
 from hires.engine.optimizer import make_optimizer
 from hires.parallel.loss import plain_loss
 from hires.parallel.stage import StageModule
@@ -49,7 +48,8 @@ class HiresSteps(Runner):
 
     def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
         self.engine = build_rank(config, plan, rank, 1)
-        self.feed = Replay(self.engine.loader.by_direction)
+        # Its microbatches are repeated for ever.
+        self.feed = [itertools.cycle([*loader]) for loader in self.engine.loaders]
         self.parameters = self.engine.parameters
 
     def step(self) -> Tensor | None:
@@ -59,17 +59,6 @@ class HiresSteps(Runner):
             return None if loss is None else torch.tensor([loss])
         outputs = self.engine.executor.step(self.feed, keep_outputs=True).outputs
         return torch.cat([*outputs.values()]) if outputs else None
-
-
-class Replay:
-    """A feed that repeats its microbatches for ever."""
-
-    def __init__(self, by_direction: Iterable[Iterable[Microbatch]]) -> None:
-        self._by_direction = [itertools.cycle([*one]) for one in by_direction]
-
-    def next_microbatch(self, direction: int = 0) -> Microbatch:
-        """Returns the next microbatch of a direction."""
-        return next(self._by_direction[direction])
 
 
 class ModuleSteps(Runner):

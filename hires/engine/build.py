@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hires.comm import make_groups
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.timeline import Recorder
-from hires.engine.loader import Loaders, image_dtype, slot_loader
+from hires.engine.loader import Loader, image_dtype, slot_loader
 from hires.engine.optimizer import Optimizer, make_optimizer
 from hires.nets.build_network import build_model, materialise
 from hires.parallel.context import Context
@@ -37,7 +37,7 @@ class RankEngine:
     """The stage of each direction; where they are one stage, they share their parameters."""
     parameters: dict[str, nn.Parameter]  # of all its stages, each once
     executor: Executor
-    loader: Loaders
+    loaders: list[Loader]  # one a direction
     optimizer: Optimizer | None
     recorder: Recorder  # when the rank did what in its last steps
 
@@ -45,6 +45,16 @@ class RankEngine:
     def context(self) -> Context:
         """The slot in direction down."""
         return self.contexts[0]
+
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds for which the rank has waited for data, so far."""
+        return sum(loader.wait_s for loader in self.loaders)
+
+    def close(self) -> None:
+        """Stops the threads that read data."""
+        for loader in self.loaders:
+            loader.close()
 
     def byte_counts(self) -> dict[str, int]:
         """Returns the bytes of parameters, gradients and optimiser state as they are now."""
@@ -69,7 +79,7 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int | range) -> 
     # The module goes at the end of this function, and with it what only other ranks need.
     tensors = {name: tensor for name, tensor in named_tensors(model).items() if name in names}
     cast(tensors.values(), image_dtype(config))
-    loaders = Loaders([slot_loader(config, context, steps) for context in contexts])
+    loaders = [slot_loader(config, context, steps) for context in contexts]
     return assemble(config, contexts, tensors, loaders)
 
 
@@ -84,7 +94,7 @@ def contexts_of(plan: Plan, rank: int) -> list[Context]:
 
 
 def assemble(
-    config: RunConfig, contexts: list[Context], tensors: dict[str, Tensor], loader: Loaders
+    config: RunConfig, contexts: list[Context], tensors: dict[str, Tensor], loaders: list[Loader]
 ) -> RankEngine:
     """Returns what a rank runs.
 
@@ -101,8 +111,9 @@ def assemble(
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
     optimizer = make_optimizer(config, list(parameters.values()))
     recorder = contexts[0].tiles.recorder or Recorder()
+    held = contexts, tensors, modules, parameters
     executor = Executor(slots, sync, optimizer, recorder)
-    return RankEngine(contexts, tensors, modules, parameters, executor, loader, optimizer, recorder)
+    return RankEngine(*held, executor, loaders, optimizer, recorder)
 
 
 def whole_model(config: RunConfig) -> nn.Module:

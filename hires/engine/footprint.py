@@ -26,7 +26,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,8 +37,8 @@ from torch.utils._pytree import tree_iter
 
 from hires.comm import rehearsal
 from hires.core.config.run_config import RunConfig, from_dict
-from hires.engine.build import RankEngine, assemble, cast, contexts_of, named_tensors, names_of
-from hires.engine.loader import Loaders, image_dtype, needs_of
+from hires.engine.build import assemble, cast, contexts_of, named_tensors, names_of
+from hires.engine.loader import image_dtype, needs_of
 from hires.engine.optimizer import OPTIMIZERS
 from hires.nets import trace
 from hires.nets.build_network import build_model
@@ -71,8 +71,7 @@ for _name, _shape_function in {
 
 
 def footprint(config: RunConfig, plan: Plan) -> list[RankMemory]:
-    """Returns the memory of every rank of one replica in a step of a run."""
-    # Of similar ranks one is rehearsed.
+    """Returns the memory of every rank of one replica in a step; of similar ranks one rehearses."""
     model = build_model(config.model, config.seed)
     chosen = representatives(plan)
     memory = {rank: rehearse(config, plan, rank, model) for rank in sorted(set(chosen))}
@@ -91,21 +90,20 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
         real = named_tensors(model)
         tensors = {name: _blank(real[name]) for name in names_of(contexts, real)}
         cast(tensors.values(), image_dtype(config))
-        engine = assemble(config, contexts, tensors, Loaders([]))
+        engine = assemble(config, contexts, tensors, [])
         live.assign(tensors.values(), "params")
-        _fill_optimizer(engine, live)
-        feed = _BlankFeed(config, contexts, live)
-        # The rehearsed step is the second of a run: the optimiser's state is there.
+        if engine.optimizer is not None:
+            # The rehearsed step is the second of a run: the optimiser's state is there.
+            for parameter in engine.optimizer.parameters:
+                live.assign(engine.optimizer.kept_of(parameter, make=True).values(), "optimizer")
+                mark = parameter.register_post_accumulate_grad_hook
+                mark(lambda p: live.assign([p.grad], "grads"))  # type: ignore[no-untyped-call]
+        feed = [_blank_feed(config, context, live) for context in contexts]
         live.forget_peak()
         engine.executor.step(feed)
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
     parts["buffers_bytes"] += wire.shared_bytes() + PROCESS_BYTES[config.task.name]
     return RankMemory(**parts)
-
-
-def main() -> int:
-    """Answers the front end until its input ends; returns the exit code."""
-    return trace.main({"trace": trace.answer, "memory": _answer})
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -176,35 +174,30 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.at_peak = {**self.now, "buffers": self.now["buffers"] + scratch}
 
 
-class _BlankFeed:
+def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterator[Batch]:
     # Microbatches of the right shape, as many ahead as the loader would have read.
+    needs, dtype = needs_of(config, context), image_dtype(config)
 
-    def __init__(self, config: RunConfig, contexts: list[Context], live: LiveBytes) -> None:
-        self._config, self._contexts, self._live = config, contexts, live
-        count = config.data.prefetch
-        self._ahead = [deque(self._read(c) for _ in range(count)) for c in contexts]
+    def images(rect: Rect) -> Tensor:
+        shape = needs.num_samples, config.model.channels, rect[1] - rect[0], rect[3] - rect[2]
+        return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
 
-    def next_microbatch(self, direction: int = 0) -> Batch:
-        # While one microbatch is taken another one is read.
-        self._ahead[direction].append(self._read(self._contexts[direction]))
-        return self._ahead[direction].popleft()
-
-    def _read(self, context: Context) -> Batch:
-        needs = needs_of(self._config, context)
-        images = self._images(needs.num_samples, needs.window)
+    def read() -> Batch:
         target = None
         if needs.compares:
             classes = torch.empty(needs.num_samples, dtype=torch.int64)
-            target = self._images(needs.num_samples, needs.target) if needs.target else classes
-        self._live.assign([images, target], "buffers")
-        return images, target
+            target = images(needs.target) if needs.target else classes
+        batch = images(needs.window) if needs.window else None, target
+        live.assign(batch, "buffers")
+        return batch
 
-    def _images(self, count: int, rect: Rect | None) -> Tensor | None:
-        if rect is None:
-            return None
-        shape = (count, self._config.model.channels, rect[1] - rect[0], rect[3] - rect[2])
-        dtype = image_dtype(self._config)
-        return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
+    def take() -> Iterator[Batch]:
+        while True:  # while one microbatch is taken another one is read
+            ahead.append(read())
+            yield ahead.popleft()
+
+    ahead = deque(read() for _ in range(config.data.prefetch))
+    return take()
 
 
 def _blank(tensor: Tensor) -> Tensor:
@@ -212,21 +205,6 @@ def _blank(tensor: Tensor) -> Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(blank, requires_grad=tensor.requires_grad)
     return blank
-
-
-def _fill_optimizer(engine: RankEngine, live: LiveBytes) -> None:
-    # A first step of the optimiser allocates its state. Gradients are marked when they are made.
-    parameters = [p for p in engine.parameters.values() if p.requires_grad]
-    if engine.optimizer is None:
-        return
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    engine.optimizer.step()
-    engine.optimizer.zero_grad()
-    live.assign(engine.optimizer.state(), "optimizer")
-    for parameter in parameters:
-        mark = parameter.register_post_accumulate_grad_hook
-        mark(lambda p: live.assign([p.grad], "grads"))  # type: ignore[no-untyped-call]
 
 
 def _scratch_bytes(func: Any, args: tuple[Any, ...], result: Any) -> int:
@@ -260,4 +238,4 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(trace.main({"trace": trace.answer, "memory": _answer}))

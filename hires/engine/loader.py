@@ -7,13 +7,11 @@ layout and type that the network wants.
 from __future__ import annotations
 
 import collections
-import contextlib
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -59,13 +57,11 @@ class Loader:
             for _ in range(prefetch):
                 self._read_ahead()
 
-    def next_microbatch(self) -> Microbatch:
-        """Returns the next microbatch.
+    def __iter__(self) -> Iterator[Microbatch]:
+        return self
 
-        Raises:
-            RunError: an image cannot be read; the message names the file.
-            EOFError: there are no more, or the loader is closed.
-        """
+    def __next__(self) -> Microbatch:
+        """Returns the next microbatch; RunError: an image cannot be read, and which."""
         begin, microbatch = time.perf_counter(), None
         try:
             if self._pool is None:
@@ -76,7 +72,7 @@ class Loader:
         finally:
             self.wait_s += time.perf_counter() - begin
         if microbatch is None:
-            raise EOFError("there are no more microbatches")
+            raise StopIteration
         if self._pool is not None:
             self._ahead.popleft()
             self._read_ahead()
@@ -87,12 +83,6 @@ class Loader:
         if self._pool is not None:
             self._stop()
 
-    def __iter__(self) -> Iterator[Microbatch]:
-        """Yields the microbatches that are left."""
-        with contextlib.suppress(EOFError):
-            while True:
-                yield self.next_microbatch()
-
     def _read_ahead(self) -> None:
         assert self._pool is not None
         self._ahead.append(self._pool.submit(next, self._microbatches, None))
@@ -102,27 +92,6 @@ def _stop(pool: ThreadPoolExecutor) -> None:
     # A loader may be forgotten in its own thread, which cannot wait for itself.
     own = threading.current_thread().name.startswith(_THREAD)
     pool.shutdown(wait=not own, cancel_futures=True)
-
-
-@dataclass
-class Loaders:
-    """The loaders of a rank's slots, one a direction."""
-
-    by_direction: list[Loader]
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds that the caller has waited for data, so far."""
-        return sum(loader.wait_s for loader in self.by_direction)
-
-    def next_microbatch(self, direction: int = 0) -> Microbatch:
-        """Returns the next microbatch of a direction, as :meth:`Loader.next_microbatch` does."""
-        return self.by_direction[direction].next_microbatch()
-
-    def close(self) -> None:
-        """Stops all threads."""
-        for loader in self.by_direction:
-            loader.close()
 
 
 class Needs(NamedTuple):

@@ -56,26 +56,21 @@ def accept_preemption() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {PREEMPTION_SIGNAL})
 
 
-def is_preempted() -> bool:
-    """Whether the signal has come since :func:`clear_preemption`."""
-    return _preempted
-
-
-def clear_preemption() -> None:
-    """Clears the flag."""
+def is_preempted(clear: bool = False) -> bool:
+    """Whether the signal has come since the last call with ``clear``."""
     global _preempted
-    _preempted = False
+    was = _preempted
+    if clear:
+        _preempted = False
+    return was
 
 
 def run_steps(
     engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakMeter, saver: Saver
 ) -> int:
-    """Runs the attempt's steps on one rank; every step is one line in ``metrics``.
+    """Runs the attempt's steps; every step is one line in ``metrics``, beside the timeline.
 
-    When they end, or fail, the last steps' spans go to the timeline beside ``metrics``.
-
-    Returns:
-        How many steps of the run are done: fewer than all after a preemption.
+    Returns how many steps of the run are done: fewer than all after a preemption.
 
     Raises:
         LossError: the loss is not finite.
@@ -93,10 +88,10 @@ def run_steps(
             if engine.executor.begin(functools.partial(_ends_before, step, saver)):
                 done = step
                 break
-            waited_s, start_s = engine.loader.wait_s, time.perf_counter()
+            waited_s, start_s = engine.data_wait_s, time.perf_counter()
             with meter.watch(step - saver.first):
-                loss = engine.executor.step(engine.loader).loss
-            step_s, data_s = time.perf_counter() - start_s, engine.loader.wait_s - waited_s
+                loss = engine.executor.step(engine.loaders).loss
+            step_s, data_s = time.perf_counter() - start_s, engine.data_wait_s - waited_s
             note("step", step=step, step_s=step_s, loss=loss, data_s=data_s)
             if step - saver.first == meter.step:  # long runs report their peak while they run
                 note("memory", **meter.line())
@@ -108,7 +103,7 @@ def run_steps(
             if every and (step + 1) % every == 0:
                 saver.save(step + 1)
         note("memory", **meter.line(), **engine.byte_counts())
-    engine.loader.close()
+    engine.close()
     return done
 
 
@@ -116,7 +111,7 @@ def _ends_before(step: int, saver: Saver) -> bool:
     # Whether a preemption ends the run before a step, after its state was saved.
     if not comm.max_all(int(is_preempted())):
         return False
-    clear_preemption()
+    is_preempted(clear=True)
     return saver.last == step or saver.save(step)
 
 

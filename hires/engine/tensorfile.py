@@ -18,7 +18,7 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,7 +29,6 @@ from hires.core.store.checkpoints import DamagedError
 
 PIECE_BYTES = 2**22
 """A tensor is written in pieces of about this size: all memory that writing adds."""
-_NO_SUM = "0" * 8
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -45,11 +44,7 @@ _NAMES = {
 
 
 class TensorFile:
-    """A safetensors file that is read tensor by tensor.
-
-    Raises:
-        DamagedError: it is no whole safetensors file.
-    """
+    """A safetensors file that is read tensor by tensor; DamagedError: it is not whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,11 +65,7 @@ class TensorFile:
         return tensor
 
     def check(self, names: Iterable[str]) -> None:
-        """Compares tensors with the sums that were noted when they were written.
-
-        Raises:
-            DamagedError: one of them has changed since.
-        """
+        """Compares tensors with their sums when they were written; DamagedError: one changed."""
         for name in sorted(names):
             if _check_sum(self.tensor(name)) != self._sums.get(name):
                 raise DamagedError(f"{self.path} is damaged: {name} is not what was written")
@@ -89,41 +80,27 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """
     # Wide numbers come first, so that all of them are aligned.
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
-    sums = dict.fromkeys(ordered, _NO_SUM)
+    header: dict[str, Any] = {"__metadata__": {n: _check_sum(t) for n, t in ordered.items()}}
+    end = 0
+    for name, tensor in ordered.items():
+        if tensor.dtype not in _NAMES:
+            raise RunError(f"{name} is of type {tensor.dtype}, which no checkpoint can hold")
+        begin, end = end, end + tensor.nbytes
+        kind, shape = _NAMES[tensor.dtype], list(tensor.shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
     with path.open("xb") as file:
-        file.write(_header(ordered, sums))
-        for name, tensor in ordered.items():
-            sums[name] = _check_sum(tensor, file)
-        file.seek(0)
-        file.write(_header(ordered, sums))
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in ordered.values():
+            file.writelines(_pieces(tensor))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _header(tensors: Mapping[str, Tensor], sums: Mapping[str, str]) -> bytes:
-    # What stands before the numbers. Its length does not depend on the sums, so that it is written
-    # twice: first with zeros for them, at the end with the sums of what was written.
-    entries: dict[str, Any] = {"__metadata__": dict(sums)}
-    end = 0
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _NAMES:
-            raise RunError(f"{name} is of type {tensor.dtype}, which no checkpoint can hold")
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        entries[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _check_sum(tensor: Tensor, file: IO[bytes] | None = None) -> str:
+def _check_sum(tensor: Tensor) -> str:
     total = 0
     for piece in _pieces(tensor):
-        if file is not None:
-            file.write(piece)
         total = zlib.crc32(piece, total)
     return f"{total:08x}"
 

@@ -1,9 +1,7 @@
 """Compares one step of a layout with one process, in float64.
 
-Every rank runs the layout's step. Then rank 0 runs the user's plain module, with none of hires'
-operators, over the microbatches of all replicas one after the other, and every rank compares what
-it holds with that: its tile of the output, loss, gradients, parameters after the step and running
-statistics.
+Every rank runs the layout's step. Then rank 0 runs the plain module, with none of hires' operators,
+over the microbatches of all replicas, and every rank compares what it holds with that.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
         wanted = [n for n in reference if n.startswith(kinds) or n.partition("/")[2] in params]
         answer = summary(read_lines(attempt / file_names.VERIFY_LINES), wanted)
         write_atomically(attempt / file_names.VERIFY, json.dumps(answer))
-    engine.loader.close()
+    engine.close()
     if rank == 0 and not answer["ok"]:
         worst = ", ".join(
             f"{kind.replace('_', ' ')} {error:.2e}"
@@ -119,30 +117,25 @@ def reference_step(config: RunConfig) -> Tensors:
 
 
 def _layout_step(engine: RankEngine) -> Tensors:
-    """Runs one step of the layout; returns what this rank holds afterwards, by ``kind/name``."""
-    training = engine.context.plan.training
-    result = engine.executor.step(engine.loader, keep_outputs=True)
+    result = engine.executor.step(engine.loaders, keep_outputs=True)
     first = engine.context.replica * engine.context.plan.total_microbatches
     held = {f"output/{first + i}": output for i, output in result.outputs.items()}
-    if training:
-        held |= {f"loss/{first + i}": loss for i, loss in result.losses.items()}
-        held |= _trained(engine.parameters)
+    held |= {f"loss/{first + i}": loss for i, loss in result.losses.items()}
+    held |= _trained(engine.parameters) if engine.context.plan.training else {}
     for name in engine.tensors.keys() - engine.parameters.keys():
         held[f"running_stats/{name}"] = engine.tensors[name]
     return held
 
 
 def _trained(parameters: dict[str, nn.Parameter]) -> Tensors:
-    """Returns parameters and their gradients after a step, by ``kind/name``."""
     reached = {n: p.grad for n, p in parameters.items() if p.grad is not None}
     gradients = {f"gradients/{name}": gradient for name, gradient in reached.items()}
     return gradients | {f"parameters/{name}": p.detach() for name, p in parameters.items()}
 
 
 def _compare(held: Tensors, reference: Tensors, engine: RankEngine) -> dict[str, float]:
-    """Returns the largest relative error of each kind that this rank holds."""
-    plan = engine.context.plan
-    worst: dict[str, float] = {}
+    # The largest relative error of each kind that this rank holds.
+    plan, worst = engine.context.plan, dict[str, float]()
     largest = {
         kind: max((_size(t) for n, t in reference.items() if n.startswith(kind)), default=0.0)
         for kind in KINDS

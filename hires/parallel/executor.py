@@ -11,7 +11,7 @@ executor takes one event after the other; inside a pass the operators do (``para
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,8 @@ Batch = tuple[Tensor | None, Tensor | None]
 """Images (n, C, h, w) for ranks that read them; for ranks of the last stage the target: labels (n),
 or images of the size of the output."""
 NOTHING: Batch = (None, None)
+Feed = Sequence[Iterator[Batch]]
+"""The microbatches of each direction."""
 Arrived = list[tuple[Event, Tensor]]
 """Receives and the tensors that they filled."""
 
@@ -45,10 +47,6 @@ class Flight:
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     loss: Tensor | None
-
-
-class _Feed(Protocol):
-    def next_microbatch(self, direction: int = 0) -> Batch: ...
 
 
 class _Optimiser(Protocol):
@@ -120,7 +118,7 @@ class Executor:
         assert event.kind == "barrier", event
         return agree()
 
-    def step(self, feed: _Feed, keep_outputs: bool = False) -> StepResult:
+    def step(self, feed: Feed, keep_outputs: bool = False) -> StepResult:
         """Runs all microbatches of one step, behind its barrier; the parameters move.
 
         Without :meth:`begin` there is no barrier: then the caller has brought the ranks together.
@@ -155,7 +153,7 @@ class Executor:
 
     def _read(self, event: Event) -> None:
         with self.recorder.span(timeline.DATA, event.part.action):
-            self.batch = self.feed.next_microbatch(self._slot(event).context.direction)
+            self.batch = next(self.feed[self._slot(event).context.direction])
 
     def _forward(self, event: Event) -> None:
         slot, action, microbatch = self._slot(event), event.part.action, int(event.part.action[1:])

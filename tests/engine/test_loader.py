@@ -89,7 +89,7 @@ def test_microbatches_come_in_order(prefetch):
 def test_images_have_the_layout_and_type_that_the_network_wants():
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         with_thread = loader(Numbers(), dtype=dtype)
-        images, target = with_thread.next_microbatch()
+        images, target = next(with_thread)
         with_thread.close()
         assert images.shape == (2, 3, 6, 10)
         assert images.dtype == dtype
@@ -123,7 +123,7 @@ def test_a_rank_without_pixels_reads_none():
 def test_target_images_come_like_images(dtype):
     source = Numbers()
     target = partial(source.window, rows=(2, 5), cols=(4, 10))
-    microbatch = loader(source, target=target, rect=None, dtype=dtype).next_microbatch()
+    microbatch = next(loader(source, target=target, rect=None, dtype=dtype))
     assert microbatch.images is None
     assert microbatch.target is not None
     assert microbatch.target.shape == (2, 3, 3, 6)
@@ -148,11 +148,11 @@ def test_a_rank_that_needs_nothing_has_no_thread():
 def test_after_the_last_microbatch_there_is_none():
     for prefetch in (0, 2):
         short = loader(Numbers(), steps=1, prefetch=prefetch)
-        short.next_microbatch()
-        short.next_microbatch()
+        next(short)
+        next(short)
         for _ in range(2):
-            with pytest.raises(EOFError):
-                short.next_microbatch()
+            with pytest.raises(StopIteration):
+                next(short)
         short.close()
 
 
@@ -162,7 +162,7 @@ def test_it_reads_ahead_as_far_as_asked_and_no_further():
     wait_until(lambda: len(source.read) == 4)
     time.sleep(0.05)
     assert source.read == [0, 1, 2, 3]
-    ahead.next_microbatch()
+    next(ahead)
     wait_until(lambda: len(source.read) == 6)
     ahead.close()
 
@@ -171,9 +171,9 @@ def test_it_reads_ahead_as_far_as_asked_and_no_further():
 def test_a_broken_image_is_named_in_its_turn(prefetch):
     source = loader(Numbers(broken=5), prefetch=prefetch)
     for _ in range(2):
-        source.next_microbatch()
+        next(source)
     with pytest.raises(RunError, match=r"folder/5\.tif"):
-        source.next_microbatch()
+        next(source)
     source.close()
 
 
@@ -181,13 +181,13 @@ def test_an_error_stays():
     source = loader(Numbers(broken=0))
     for _ in range(3):
         with pytest.raises(RunError, match=r"folder/0\.tif"):
-            source.next_microbatch()
+            next(source)
     source.close()
 
 
 def test_waiting_is_measured():
     slow = loader(Numbers(delay_s=0.03), steps=1)
-    slow.next_microbatch()
+    next(slow)
     assert 0.05 < slow.wait_s < 60
     slow.close()
 
@@ -196,7 +196,7 @@ def test_no_waiting_when_the_rank_computes_longer_than_the_loader_reads():
     source = Numbers(delay_s=0.3)
     quick = loader(source, steps=1, prefetch=9)
     wait_until(lambda: len(source.read) == 4)  # everything has been read
-    quick.next_microbatch()
+    next(quick)
     assert quick.wait_s < 0.3
 
 
@@ -206,13 +206,13 @@ def test_closing_stops_the_thread_and_may_be_repeated():
     endless.close()
     endless.close()
     assert threads() == []
-    with pytest.raises(EOFError):
-        endless.next_microbatch()
+    with pytest.raises(StopIteration):
+        next(endless)
 
 
 def test_a_forgotten_loader_stops_its_thread():
     forgotten = loader(Numbers(), steps=10**9)
-    forgotten.next_microbatch()
+    next(forgotten)
     del forgotten
     gc.collect()
     assert threads() == []
@@ -220,7 +220,7 @@ def test_a_forgotten_loader_stops_its_thread():
 
 def test_microbatches_of_unequal_size_are_a_bug():
     with pytest.raises(AssertionError, match="4 samples in 3 microbatches"):
-        loader(Numbers(), num_microbatches=3).next_microbatch()
+        next(loader(Numbers(), num_microbatches=3))
 
 
 def test_a_process_ends_although_nobody_closed_the_loader():
@@ -232,7 +232,7 @@ from hires.engine.loader import Loader, image_of, read_microbatches, split_steps
 source = open_source(DataConfig(), (64, 64), 3, seed=0)
 image, parts = image_of(source, (0, 64, 0, 64)), split_steps(lambda step: [0, 1], 1, range(10**9))
 loader = Loader(read_microbatches(parts, image, source.label, torch.float32), 2)
-loader.next_microbatch()
+next(loader)
 """
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60

@@ -18,9 +18,9 @@ def _as_before() -> Iterator[None]:
     """The test process hears the signal afterwards as it did before."""
     handler = signal.getsignal(run.PREEMPTION_SIGNAL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    run.clear_preemption()
+    run.is_preempted(clear=True)
     yield
-    run.clear_preemption()
+    run.is_preempted(clear=True)
     signal.signal(run.PREEMPTION_SIGNAL, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -51,7 +51,7 @@ def test_signal_that_another_thread_takes_is_heard_by_the_main_one():
     thread.start()
     try:
         for _ in range(50):
-            run.clear_preemption()
+            run.is_preempted(clear=True)
             run.hold_preemption()
             assert thread.ident is not None
             signal.pthread_kill(thread.ident, run.PREEMPTION_SIGNAL)
@@ -67,7 +67,7 @@ def test_signal_that_comes_later_is_heard_until_it_is_forgotten():
     assert not run.is_preempted()
     os.kill(os.getpid(), run.PREEMPTION_SIGNAL)
     assert run.is_preempted()
-    run.clear_preemption()
+    run.is_preempted(clear=True)
     assert not run.is_preempted()
 
 

@@ -252,8 +252,8 @@ def logged_step(
         if kind in ALONE:
             engine.executor.methods[kind] = _logged_first(log, method)
     engine.executor.begin(lambda: not log.append(("barrier", "")))
-    engine.executor.step(engine.loader)
-    engine.loader.close()
+    engine.executor.step(engine.loaders)
+    engine.close()
     comm.barrier()
     comm.shutdown()
     return log

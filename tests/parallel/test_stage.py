@@ -23,8 +23,8 @@ def statistics(checkpoint: str, microbatches: int) -> tuple[dict[str, Any], dict
     with rehearsal(0, shared_memory=False):  # one rank: there is nothing to send
         engine = build_rank(config, plan_of(config), 0, 1)
         assert engine.modules[0].recomputes == (checkpoint != "none")
-        engine.executor.step(engine.loader)
-        engine.loader.close()
+        engine.executor.step(engine.loaders)
+        engine.close()
     model = whole_model(config)
     for images, _ in whole_microbatches(config, 0):
         model(images)
