@@ -73,16 +73,10 @@ class Group:
 def start(
     world: World, timeout_s: float, shared_memory: bool = True, backend: str = "gloo"
 ) -> None:
-    """Joins the world's rendezvous.
+    """Joins the world's rendezvous; CommError: not all ranks came within ``timeout_s``.
 
-    Args:
-        world: this rank and where the ranks meet.
-        timeout_s: longest wait for another rank, now and later.
-        shared_memory: whether small messages of close groups may go through shared memory.
-        backend: what carries the others, a name of :data:`hires.comm.comm_backends.BACKENDS`.
-
-    Raises:
-        CommError: not all ranks came within ``timeout_s``.
+    That is also the longest wait for another rank later. With ``shared_memory`` close groups may
+    send small messages through it; ``backend``, of ``BACKENDS``, carries the others.
     """
     transport.one_machine = shared_memory and world.local_size == world.size
     transport.timeout_s = timeout_s
@@ -101,8 +95,7 @@ def shutdown() -> None:
 def rehearsal(rank: int, shared_memory: bool) -> Iterator[SilentBackend]:
     """Runs this process as one rank without the other ranks, until the block ends.
 
-    Nothing is sent, and receive buffers keep their contents. Allocations, computations and calls
-    are those of a real run. ``shared_memory``: the world would exchange small messages through it.
+    Nothing is sent, and receive buffers keep their contents. All else is as in a real run.
     """
     real, silent = transport.backend, SilentBackend(rank, shared_memory)
     assert not isinstance(real, SilentBackend), "one rehearsal at a time"
@@ -114,15 +107,10 @@ def rehearsal(rank: int, shared_memory: bool) -> Iterator[SilentBackend]:
 
 
 def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group]:
-    """Creates groups, all ranks in the same order.
+    """Creates groups, all ranks in the same order; returns this rank's by index in ``members``.
 
-    Args:
-        members: the ranks of each group.
-        num_close: the first so many groups exchange many small messages, the others sum large
-            tensors; in a world that lives on one machine both go through memory.
-
-    Returns:
-        The groups that hold this rank, by their index in ``members``.
+    The first ``num_close`` groups exchange many small messages, the others sum large tensors; in a
+    world that lives on one machine both go through memory.
     """
     rank = transport.backend.get_rank()
     made = {}

@@ -17,7 +17,6 @@ import secrets
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,9 @@ _SEEN_S = 10.0  # how long a file of another node may take to appear: file serve
 log = logging.getLogger(__name__)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Checks as one rank of a world; returns the exit code."""
-    folder = Path((sys.argv[1:] if argv is None else argv)[0])
+    folder = Path(sys.argv[1])
     world = from_environment()
     logs.setup(world.rank)
     try:

@@ -52,12 +52,8 @@ class Handle:
 def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
     """Begins to send a tensor, which must stay unchanged until the handle is done.
 
-    Args:
-        tensor: what is sent.
-        peer: rank that receives it.
-        tag: the same number on both sides.
-        group: ranks in lockstep, which both sides name alike: small messages between them go
-            through shared memory where there is some, in order and without a tag.
+    Both sides name the same ``tag``, and the same ``group`` of ranks in lockstep: small messages
+    between these go through shared memory where there is some, in order and without a tag.
     """
     memory, what = _memory_for(tensor, group), f"a send to rank {peer}"
     if group is not None and memory is not None:
@@ -69,10 +65,7 @@ def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
 
 
 def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
-    """Begins to fill a dense tensor (channels-last if it has 4 dims) from another rank.
-
-    The arguments are those of :func:`isend` on the other side.
-    """
+    """Begins to fill a dense tensor (channels-last if it has 4 dims) from another rank."""
     memory, what, buffer = _memory_for(tensor, group), f"a receive from rank {peer}", _nhwc(tensor)
     if group is not None and memory is not None:
         finish = memory.expect(buffer, group.ranks.index(peer))
@@ -160,8 +153,7 @@ def max_all(number: int, patient: bool = False) -> int:
 
     ``patient``: the others may take as long as they need to read or write files.
     """
-    largest = torch.tensor([number])
-    group = patient_group() if patient else None
+    largest, group = torch.tensor([number]), patient_group() if patient else None
     reduce = functools.partial(transport.backend.all_reduce, largest, dist.ReduceOp.MAX, group)
     waiting(reduce, "an agreement of all ranks")
     return int(largest)

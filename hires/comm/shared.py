@@ -42,14 +42,10 @@ FOLDER = Path("/dev/shm")
 
 
 class SharedMemory:
-    """One rank's view of the memory of its group.
+    """The memory of a group as its rank at position ``index`` sees it.
 
-    Args:
-        path: the file that one member created; it may be deleted once all members have opened it.
-        num_ranks: members.
-        index: this rank's position among them.
-        timeout_s: longest wait for another member.
-        mail: whether there is room for messages, beside gathers.
+    One member creates the file; it may be deleted once all have opened it. ``mail``: there is room
+    for messages, beside gathers.
     """
 
     def __init__(

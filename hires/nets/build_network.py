@@ -36,10 +36,9 @@ class ScaledConv2d(nn.Conv2d):
 
 @functools.singledispatch
 def first_values(module: nn.Module) -> None:
-    """Fills the own parameters and buffers of a layer, from torch's global random numbers.
+    """Fills a layer's own parameters and buffers from torch's random numbers.
 
-    The default is the layer's ``reset_parameters``. A network registers another function for a
-    class of layers by ``@first_values.register``.
+    The default is its ``reset_parameters``; ``@first_values.register`` adds a class of layers.
     """
     module.reset_parameters()  # type: ignore[operator]
 
@@ -85,10 +84,7 @@ def build_model(config: ModelConfig, seed: int) -> nn.Module:
 def materialise(model: nn.Module, names: Collection[str], seed: int) -> None:
     """Allocates and initialises the named parameters and buffers that are on the meta device.
 
-    Args:
-        model: a network.
-        names: qualified names, as ``layer1.0.conv1.weight``.
-        seed: of the values, together with the name of each layer.
+    Names are qualified, as ``layer1.0.conv1.weight``; the seed of a layer is ``seed`` with its name.
     """
     wanted = set(names)
     for path, module in model.named_modules():

@@ -39,12 +39,9 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
-    """Returns the graph of one forward pass.
+    """Returns the graph of one forward pass of a module, which is left as it was.
 
-    Args:
-        model: any module of one image tensor that returns one tensor; it is left as it was.
-        input_shape: (n, C, H, W) of one microbatch.
-        training: whether norms use the batch's statistics and dropout drops.
+    It takes one microbatch of images, (n, C, H, W), and returns one tensor.
 
     Raises:
         ConfigError: the module cannot be traced; the message tells why.
@@ -65,13 +62,14 @@ def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
         ) from error
     # On the meta device two names of one tensor become two tensors; torch lists it under the first.
     first: dict[int, str] = {}
-    names = {
-        name: first.setdefault(id(tensor), name)
+    every = {
+        name: tensor
         for named in (model.named_parameters, model.named_buffers)
         for name, tensor in named(remove_duplicate=False)
     }
-    every: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return GraphWriter(exported, every, names).write(input_shape)
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in every.items()}
+    tensors = {name: tensor for name, tensor in every.items() if names[name] == name}
+    return GraphWriter(exported, tensors, names).write(input_shape)
 
 
 def trace_config(config: RunConfig) -> Graph:
@@ -82,30 +80,29 @@ def trace_config(config: RunConfig) -> Graph:
     """
     samples = max(1, config.batch // config.parallel.pieces)
     model = build_model(config.model, config.seed)
-    sizes = [(factor * config.height, factor * config.width) for factor in (1, *LARGER)]
-    problem: ConfigError | None = None
-    for height, width in sizes:
+
+    def trace_of(height: int, width: int) -> Graph:
         shape = [samples, config.model.channels, height, width]
-        try:
-            graph = trace(model, shape, training=config.task.name == "train")
-        except ConfigError as error:
-            problem = problem or error
-            continue
-        if problem is None:
-            return graph
-        works = f"image={height}" if height == width else f"image=[{height},{width}]"
+        return trace(model, shape, training=config.task.name == "train")
+
+    try:
+        return trace_of(config.height, config.width)
+    except ConfigError as problem:
+        for factor in LARGER:
+            height, width = factor * config.height, factor * config.width
+            with contextlib.suppress(ConfigError):
+                trace_of(height, width)
+                works = f"image={height}" if height == width else f"image=[{height},{width}]"
+                break
+        else:
+            raise
         raise ConfigError(f"{problem}; {works} works") from problem
-    assert problem is not None
-    raise problem
 
 
 def main(answers: dict[str, Answer] | None = None) -> int:
     """Answers the front end until its input ends; requests and replies are one line of JSON each.
 
     All other output, of a user's network or of a library below Python, goes to standard error.
-
-    Args:
-        answers: by the name of the request, as ``{name: value}``; unset: ``trace`` only.
     """
     functions = answers or {"trace": answer}
     with os.fdopen(os.dup(1), "w") as output:
@@ -130,7 +127,7 @@ def answer(values: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _refused_assignments(model: nn.Module) -> Iterator[None]:
-    """Refuses a forward pass that assigns to a buffer, which torch.export may drop."""
+    # Refuses a forward pass that assigns to a buffer, which torch.export may drop.
     paths = {module: path for path, module in model.named_modules()}
 
     def refuse(module: nn.Module, name: str, buffer: Tensor | None) -> None:
@@ -145,7 +142,6 @@ def _refused_assignments(model: nn.Module) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the reason why a forward pass could not be traced, in one line."""
     text = error_line(error)
     if "same device" in text:
         return (

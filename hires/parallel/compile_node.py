@@ -19,24 +19,17 @@ from torch import Tensor
 
 from hires.parallel.context import Context
 from hires.parallel.convolution import SUBSTITUTES
-from hires.parallel.halo import Exchange, Frame, exchange_of, gather_window, part
+from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
 from hires.parallel.window import Window
 from hires.plan.graph import Node
 from hires.plan.halos import is_list
 from hires.plan.operators.operator_table import uses_batch_statistics
-from hires.plan.plan import CommOp
 from hires.plan.rules import TILED, rule_in, shard_args
 
 
 def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
-    """Returns the callable that computes a node from the values of the stage.
-
-    Args:
-        node: a node of this rank's stage.
-        context: the rank.
-        tensors: parameters and buffers of the stage by name.
-    """
+    """Returns the callable that computes a node of this rank's stage from the stage's values."""
     stage = context.stage
     rule = rule_in(stage, node, context.plan.graph)
     assert rule is not None, f"{node.name} was planned without a rule"
@@ -62,13 +55,19 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
     return _with_operands(run, node, context) if tiled else run
 
 
-def _comm_of(node: Node, context: Context, kind: str) -> list[CommOp]:
-    comm = context.stage.comm
-    return [op for op in comm if op.kind == kind and node.name in (op.node, *op.readers)]
+def _comm_of(node: Node, context: Context, kind: str) -> dict[str, int]:
+    # The values that a node gets from other ranks in one way, and the position in ``Stage.comm``.
+    comm = enumerate(context.stage.comm)
+    return {
+        op.value: number
+        for number, op in comm
+        if op.kind == kind and node.name in (op.node, *op.readers)
+    }
 
 
 def _exchanges(node: Node, context: Context) -> dict[str, Exchange]:
-    return {op.value: exchange_of(context, op) for op in _comm_of(node, context, "halo")}
+    numbers = _comm_of(node, context, "halo")
+    return {value: exchange_at(context, number) for value, number in numbers.items()}
 
 
 def _windowed(node: Node, context: Context, bind: Bind) -> Operator:
@@ -95,7 +94,7 @@ def _with_operands(run: Operator, node: Node, context: Context) -> Operator:
     # made of own pixels.
     graph, layout = context.plan.graph, context.stage.layout
     exchanges, makes_map = _exchanges(node, context), not is_list(graph, node.name)
-    shared = [op.value for op in _comm_of(node, context, "share")]
+    shared = _comm_of(node, context, "share")
 
     def fit_of(name: str) -> Callable[[Values], Tensor] | None:
         held = context.extent(name)

@@ -116,13 +116,8 @@ def convolve_backward(
 ) -> Any:
     """Returns the gradients of input, weight and bias that the mask selects, None for the others.
 
-    Args:
-        grad: gradient of the convolution, (n, K, rows, cols), of the type of ``x`` and ``weight``.
-        x: its input, (n, C, h, w).
-        weight: its kernel.
-        padding: rows and columns of zeros at each side.
-        how: stride, dilation (rows and columns each) and groups.
-        mask: which gradients are wanted.
+    ``grad`` is that of the convolution, (n, K, rows, cols), of the type of ``x`` and ``weight``;
+    ``padding`` the rows and columns of zeros at each side; ``how`` stride, dilation and groups.
     """
     stride, dilation, groups = how
     dtype, dilation = x.dtype, _dilation(weight, dilation)

@@ -34,11 +34,9 @@ class _Sums(Protocol):
 
 
 class Cursor:
-    """A rank's place in the events of its step, and its messages under way.
+    """A rank's place in the events of one step, and its messages under way.
 
-    Args:
-        events: of one step, in order.
-        groups: of the rank, by their index in the plan.
+    ``groups``: those of the rank, by their index in the plan.
     """
 
     def __init__(self, events: Sequence[Event], groups: dict[int, Group]) -> None:
@@ -138,18 +136,16 @@ class Cursor:
         self._take(event)
         return event
 
-    def _next(self) -> Event:
-        """Returns the next event of a pass but for gradient sums, without going on."""
+    def _next(self) -> Event:  # of a pass but for gradient sums, without going on
         at = self.at
         while (event := self.events[at]).kind == "issue":
             at += 1
         return event
 
     def _take(self, event: Event) -> None:
-        """Goes past an event of :meth:`_next`, and begins the sums before it."""
-        # Most of these sums have begun when autograd made their gradients. But a tile without
-        # pixels makes none, so no hook has run for it; the pass has left the nodes before this
-        # event, so what there is of their gradients is complete.
+        # The sums before it begin. Most of them have begun when autograd made their gradients.
+        # But a tile without pixels makes none, so no hook has run for it; the pass has left the
+        # nodes before this event, so what there is of their gradients is complete.
         while (before := self.events[self.at]) is not event:
             assert self.sums is not None
             self.at += 1

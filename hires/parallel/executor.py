@@ -70,13 +70,9 @@ class StepResult:
 
 
 class Executor:
-    """Runs steps of one rank.
+    """Runs steps of one rank, on its slots, one a direction.
 
-    Args:
-        slots: the rank's slots, one a direction.
-        sync: sums the gradients; None in inference.
-        optimiser: None if there are no parameters to move.
-        recorder: records when what happened.
+    ``sync`` is None in inference, ``optimiser`` if there are no parameters to move.
     """
 
     def __init__(
@@ -122,7 +118,6 @@ class Executor:
         """Runs all microbatches of one step, behind its barrier; the parameters move.
 
         Without :meth:`begin` there is no barrier: then the caller has brought the ranks together.
-        ``keep_outputs``: the network's output becomes part of the result.
         """
         if self.cursor.at != 1:
             self.begin(lambda: True)
@@ -184,7 +179,7 @@ class Executor:
             self._to_end(gradients)
 
     def _to_end(self, made: dict[str, Tensor]) -> None:
-        """Executes what is left of a pass when it is computed: its sends, up to its end."""
+        # What is left of a pass when it is computed: its sends.
         self.made = made
         for event in self.cursor:
             if event.kind == "end":
@@ -236,11 +231,8 @@ class Executor:
 class SlotPass:
     """The passes of one slot: its stage's tile, in one direction.
 
-    Args:
-        context: the slot.
-        module: its stage.
-        loss: name of the loss, which the last stage computes in training.
-        autocast: type to which matrix products are lowered, or None.
+    The last stage computes the ``loss`` in training; ``autocast`` is the type to which matrix
+    products are lowered.
     """
 
     def __init__(

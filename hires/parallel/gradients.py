@@ -14,7 +14,7 @@ pass. Those begin as soon as autograd has made their gradient, if the plan has c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -84,11 +84,8 @@ class StageGradients:
 class GradientSync:
     """The gradient sums of a rank, and its running statistics.
 
-    Args:
-        contexts: the rank's slots.
-        modules: the stage of each slot; copies of one stage share their parameters.
-        counters: ``num_batches_tracked`` of the stages' norms, and how often each runs in one
-            microbatch.
+    Copies of one stage share their parameters. ``counters`` are ``num_batches_tracked`` of the
+    norms, and how often each runs in one microbatch.
     """
 
     def __init__(
@@ -109,8 +106,13 @@ class GradientSync:
         for context, module in zip(contexts, modules, strict=True):
             group = gradient_group(plan, context.stage.index)
             if group not in self.by_group:
-                self.by_group[group] = StageGradients(context, module)
-                self._add_hooks(group)
+                self.by_group[group] = stage = StageGradients(context, module)
+                # Autograd calls a hook when it has added to a gradient: an early sum may begin.
+                for number, one in enumerate(stage.sums):
+                    if one.node:
+                        hook = functools.partial(self._gradient_is_ready, (group, number))
+                        add_hook = stage.parameters[one.parameters[0]]
+                        add_hook.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             self.of_direction.append(self.by_group[group])
         # Sums by group and tag: complete in this backward pass, and begun in this step.
         self._ready: set[tuple[int, int]] = set()
@@ -178,22 +180,10 @@ class GradientSync:
         for counter, uses in self.counters:
             counter.add_(self.pieces * uses)
 
-    def _add_hooks(self, group: int) -> None:
-        # Autograd calls a hook when it has added to a gradient: then an early sum may begin.
-        stage = self.by_group[group]
-        for number, one in enumerate(stage.sums):
-            if one.node:
-                parameter = stage.parameters[one.parameters[0]]
-                add_hook = parameter.register_post_accumulate_grad_hook
-                add_hook(self._on_gradient((group, number)))  # type: ignore[no-untyped-call]
-
-    def _on_gradient(self, key: tuple[int, int]) -> Callable[[nn.Parameter], None]:
-        def hook(_parameter: nn.Parameter) -> None:
-            assert key not in self._under_way, "the plan sums a gradient before it is complete"
-            self._ready.add(key)
-            self.cursor.start_ready_sums()
-
-        return hook
+    def _gradient_is_ready(self, key: tuple[int, int], _parameter: nn.Parameter) -> None:
+        assert key not in self._under_way, "the plan sums a gradient before it is complete"
+        self._ready.add(key)
+        self.cursor.start_ready_sums()
 
 
 def flat(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ border. Which messages these are, and in which order, is in the events of the pl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,6 @@ from hires.plan.event import Event
 from hires.plan.graph import Rect
 from hires.plan.halos import name_of
 from hires.plan.plan import CommOp
-from hires.plan.program import op_index
 from hires.plan.tiling import inside, intersect, is_empty
 
 Piece = tuple[Rect, Tensor]
@@ -78,7 +78,7 @@ class Exchange:
             # The plan may let the next value's pixels set out at this node too: messages of two
             # branches travel together.
             for event in self.cursor.posts(self.node, back=False):
-                _exchange_at(self.context, event.part.number)._borrowed(values).post(event)
+                exchange_at(self.context, event.part.number)._borrowed(values).post(event)
             self._borrowed(values)  # where this rank sends and receives nothing
         borrowed: Borrowed = values[self.key]
         if reader == self.readers[-1]:
@@ -92,12 +92,8 @@ class Exchange:
         return borrowed
 
 
-def exchange_of(context: Context, op: CommOp) -> Exchange:
-    """Returns the exchange of an operation of the slot's stage; its readers share it."""
-    return _exchange_at(context, op_index(context.plan, context.stage.index, op))
-
-
-def _exchange_at(context: Context, number: int) -> Exchange:
+def exchange_at(context: Context, number: int) -> Exchange:
+    """Returns an exchange by its position in ``Stage.comm``; its readers share it."""
     if number not in context.exchanges:
         context.exchanges[number] = Exchange(context, context.stage.comm[number], number)
     exchange: Exchange = context.exchanges[number]
@@ -177,14 +173,10 @@ class _GatherWindow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
         ctx.borrowed, ctx.frame, ctx.shape = borrowed, frame, x.shape
-        r0, r1, c0, c1 = frame.window
-        gathered = new_map(x, (*x.shape[:2], r1 - r0, c1 - c0))
+        gathered = new_part(x, frame.window)
         _fill_ring(gathered, frame)
         pieces = borrowed.pieces() if borrowed is not None else []
-        for rect, tensor in [(frame.held, x), *pieces]:
-            common = intersect(rect, frame.window)
-            if not is_empty(common):
-                part(gathered, frame.window, common).copy_(part(tensor, rect, common))
+        paste(gathered, frame.window, [(frame.held, x), *pieces], frame.window)
         return gathered
 
     @staticmethod
@@ -206,9 +198,7 @@ class _GatherWindow(torch.autograd.Function):
         result = new_map(grad, ctx.shape)
         if not whole:
             result.zero_()
-        common = intersect(frame.held, frame.window)
-        if not is_empty(common):
-            part(result, frame.held, common).copy_(part(grad, frame.window, common))
+        paste(result, frame.held, [(frame.window, grad)], frame.held)
         add_pieces(result, frame.held, arriving)
         return result, None, None
 
@@ -235,6 +225,14 @@ def add_pieces(grad: Tensor, held: Rect, arriving: Borrowed | None) -> None:
             part(grad, held, rect).add_(tensor)
 
 
+def paste(target: Tensor, origin: Rect, pieces: Iterable[Piece], within: Rect) -> None:
+    """Copies what pieces hold of a rectangle; ``target`` holds the pixels of ``origin``."""
+    for rect, tensor in pieces:
+        common = intersect(rect, within)
+        if not is_empty(common):
+            part(target, origin, common).copy_(part(tensor, rect, common))
+
+
 def part(x: Tensor, origin: Rect, rect: Rect | None) -> Tensor:
     """Returns the view of ``rect`` of a tensor that holds the pixels of ``origin``."""
     assert rect is not None
@@ -242,11 +240,15 @@ def part(x: Tensor, origin: Rect, rect: Rect | None) -> Tensor:
     return x[:, :, rows, rect[2] - origin[2] : rect[3] - origin[2]]
 
 
+def new_part(like: Tensor, rect: Rect) -> Tensor:
+    """Returns :func:`new_map` for a rectangle, with the samples and channels of ``like``."""
+    return new_map(like, (*like.shape[:2], rect[1] - rect[0], rect[3] - rect[2]))
+
+
 def new_map(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Returns an uninitialised channels-last tensor of another's type and device."""
-    return torch.empty(
-        shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last
-    )
+    order = torch.channels_last
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=order)
 
 
 def _fill_ring(gathered: Tensor, frame: Frame) -> None:

@@ -103,16 +103,9 @@ def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
 
 
 class _NormTiles:
-    """The ranks that normalise one value together, and how much of the image each holds.
-
-    Args:
-        cursor: of the rank.
-        node: the norm.
-        counts: pixels times samples that each tile or shard owns, in the order of ranks.
-        rects: what this tile holds and what it owns, if that is less. All held pixels are
-            normalised, but each counts once: with its owner.
-    """
-
+    # The ranks that normalise one value together. ``counts``: pixels times samples that each tile or
+    # shard owns, in the order of ranks. ``rects``: what this tile holds and what it owns, if that is
+    # less. All held pixels are normalised, but each counts once: with its owner.
     def __init__(
         self, cursor: Cursor, node: str, counts: list[int], rects: tuple[Rect, Rect] | None
     ) -> None:

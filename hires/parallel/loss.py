@@ -13,13 +13,9 @@ from hires.plan.rules import WHOLE
 
 
 def plain_loss(name: str, output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Returns the loss of a whole output, as plain torch computes it.
+    """Returns the ``mean`` or ``sum`` of the terms of a loss, as plain torch computes it.
 
-    Args:
-        name: of :data:`hires.core.losses.LOSSES`.
-        output: (n, C) or (n, C, H, W).
-        target: classes (n,), or images of the output's shape.
-        reduction: ``mean`` over all terms, or their ``sum``.
+    ``output`` is (n, C) or (n, C, H, W), the target classes (n,) or images of the output's shape.
     """
     loss = LOSSES[name]
     if loss.targets == "classes" and output.dim() == 4:

@@ -31,12 +31,7 @@ from hires.plan.rules import TILED
 
 
 class StageModule:
-    """The nodes of one stage on one rank.
-
-    Args:
-        context: the rank and its plan.
-        tensors: parameters and buffers by name, at least those of the stage.
-    """
+    """The nodes of one stage on one rank; ``tensors`` are its parameters and buffers by name."""
 
     def __init__(self, context: Context, tensors: dict[str, Tensor]) -> None:
         plan, stage = context.plan, context.stage
@@ -151,15 +146,13 @@ class _Recomputed(torch.autograd.Function):
 def _second_run(context: Context, random: Tensor | None) -> Iterator[None]:
     # Running statistics stay as they are, and random numbers are those of the first run.
     context.recomputing = True
-    now = torch.get_rng_state() if random is not None else None
-    if random is not None:
-        torch.set_rng_state(random)
     try:
-        yield
+        with torch.random.fork_rng(devices=[], enabled=random is not None):
+            if random is not None:
+                torch.set_rng_state(random)
+            yield
     finally:
         context.recomputing = False
-        if now is not None:
-            torch.set_rng_state(now)
 
 
 def _in_place(

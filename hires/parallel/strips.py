@@ -26,14 +26,14 @@ pixels and of the weight are computed. Each band adds its own part to the gradie
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hires.parallel.convolution import convolve, convolve_backward
-from hires.parallel.halo import Borrowed, Piece, add_pieces, crop, new_map, part
+from hires.parallel.halo import Borrowed, Piece, add_pieces, crop, new_part, part, paste
 from hires.plan.graph import Rect
 from hires.plan.halos import BORDER_SHARE
 from hires.plan.operators.operator_table import pair
@@ -46,10 +46,8 @@ class Strip:
 
     out: Rect
     window: Rect
-    pixels: Rect
-    """The pixels of its window that count; the others are zero."""
-    taps: Rect
-    """Rows and columns of the kernel."""
+    pixels: Rect  # of its window that count; the others are zero
+    taps: Rect  # rows and columns of the kernel
 
 
 @dataclass(frozen=True)
@@ -57,25 +55,18 @@ class Strips:
     """The division of one tile's convolution; rectangles are in pixels of the whole map."""
 
     held: Rect
-    main: Rect
-    """The part of the held pixels that is convolved at once."""
-    padding: list[int]
-    """Zeros around it."""
+    main: Rect  # the part of the held pixels that is convolved at once
+    padding: list[int]  # zeros around it
     out: Rect
-    borders: list[Strip]
-    """Forward: the outputs that missing pixels reach."""
-    bands: list[Strip]
-    """Backward: the missing pixels, each in one band."""
+    borders: list[Strip]  # forward: the outputs that missing pixels reach
+    bands: list[Strip]  # backward: the missing pixels, each in one band
 
 
 def strips_of(axes: Axes, held: Rect, out: Rect, overlap: str) -> Strips | None:
     """Returns the division of a tile's convolution, or None if it is computed as a whole.
 
-    Args:
-        axes: rows and columns of the convolution.
-        held: rectangle of the input that the tile holds.
-        out: rectangle of the output that it makes; not empty.
-        overlap: ``off`` (never), ``on`` (where possible), ``auto`` (where it also saves time).
+    The tile holds ``held`` of the input and makes ``out``, not empty, of the output. ``overlap`` is
+    ``off`` (never), ``on`` (where possible) or ``auto`` (where it also saves time).
     """
     if overlap == "off" or is_empty(held):
         return None
@@ -83,22 +74,37 @@ def strips_of(axes: Axes, held: Rect, out: Rect, overlap: str) -> Strips | None:
     cols = _divide(axes[1], (held[2], held[3]), (out[2], out[3]))
     if rows is None or cols is None:
         return None
-    borders = _borders(axes, rows, cols, out)
-    again = sum(_area(strip.out) for strip in borders)
-    if again > (BORDER_SHARE if overlap == "auto" else 1) * _area(out):
+    # Forward: the outputs that missing pixels reach are a frame of up to four rectangles.
+    frame = [edge.out + out[2:] for edge in (rows.low, rows.high)]
+    frame += [rows.inner + edge.out for edge in (cols.low, cols.high)]
+    taps = (0, axes[0].kernel, 0, axes[1].kernel)
+    if sum(map(_area, frame)) > (BORDER_SHARE if overlap == "auto" else 1) * _area(out):
         return None
-    main = rows.main + cols.main
-    padding = [rows.padding, cols.padding]
-    return Strips(held, main, padding, out, borders, _bands(axes, rows, cols, out))
+    windows = [(to, _reach(axes, to, taps)) for to in frame if not is_empty(to)]
+    borders = [Strip(to, window, window, taps) for to, window in windows]
+    # Backward: above and below with the corners, left and right. A missing pixel is in one band.
+    all_rows, all_cols = ((0, axis.kernel) for axis in axes)
+    wide = (cols.low.pixels[0], cols.high.pixels[1])
+    bands = [
+        (edge.out + out[2:], edge.pixels + wide, edge.taps + all_cols)
+        for edge in (rows.low, rows.high)
+    ] + [
+        (out[:2] + edge.out, rows.main + edge.pixels, all_rows + edge.taps)
+        for edge in (cols.low, cols.high)
+    ]
+    strips = [
+        Strip(to, _reach(axes, to, taps), pixels, taps)
+        for to, pixels, taps in bands
+        if not (is_empty(to) or is_empty(pixels) or is_empty(taps))
+    ]
+    main, padding = rows.main + cols.main, [rows.padding, cols.padding]
+    return Strips(held, main, padding, out, borders, strips)
 
 
 def strip_convolution(
     x: Tensor, borrowed: Borrowed | None, strips: Strips, args: dict[str, Any]
 ) -> Tensor:
-    """Returns a tile's convolution from the held pixels, (n, C, h, w), in their type.
-
-    ``borrowed`` is None if the held pixels reach as far as is needed.
-    """
+    """Returns a tile's convolution from the held (n, C, h, w) and the borrowed pixels, if any."""
     how = pair(args["stride"]), pair(args["dilation"]), args["groups"]
     apply = _StripConvolution.apply
     return apply(x, args["weight"], args["bias"], borrowed, strips, how)  # type: ignore[no-any-return,no-untyped-call]
@@ -152,10 +158,15 @@ class _StripConvolution(torch.autograd.Function):
         )
         if need_weight:
             grad_weight = grad_weight.to(ctx.weight_dtype)
-            _add_bands(ctx, (grad, x, weight), grad_weight)
+            pieces = ctx.borrowed.pieces() if ctx.borrowed is not None else []
+            for strip in strips.bands:  # the part of the missing pixels
+                window = _window(strip, [(strips.held, x), *pieces])
+                thin = part(grad, strips.out, strip.out), window, _tapped(weight, strip)
+                _, added, _ = convolve_backward(*thin, [0, 0], ctx.how, [False, True, False])
+                _tapped(grad_weight, strip).add_(added)
         if grad_x is not None:
             if strips.main != strips.held:
-                grad_main, grad_x = grad_x, new_map(x, tuple(x.shape)).zero_()
+                grad_main, grad_x = grad_x, new_part(x, strips.held).zero_()
                 part(grad_x, strips.held, strips.main).copy_(grad_main)
             for rect, tensor in local:
                 part(grad_x, strips.held, rect).add_(tensor)
@@ -171,12 +182,10 @@ def _gradients_of_bands(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> li
     strips: Strips = ctx.strips
     local = []
     for strip in strips.bands:
-        r0, r1, c0, c1 = strip.window
         # The gradient of the input reads of the input only its shape.
-        blank = new_map(x, (x.shape[0], x.shape[1], r1 - r0, c1 - c0))
+        blank = new_part(x, strip.window)
         operands = part(grad, strips.out, strip.out), blank, _tapped(weight, strip)
         grad_x, _, _ = convolve_backward(*operands, [0, 0], ctx.how, [True, False, False])
-        assert grad_x is not None
         inner = intersect(strip.window, strip.pixels)
         if ctx.borrowed is not None:
             ctx.borrowed.add_gradient(strip.window, grad_x, inner)
@@ -186,27 +195,10 @@ def _gradients_of_bands(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> li
     return local
 
 
-def _add_bands(ctx: Any, operands: tuple[Tensor, Tensor, Tensor], total: Tensor) -> None:
-    # The part of the missing pixels in the gradient of the weight.
-    grad, x, weight = operands
-    strips: Strips = ctx.strips
-    pieces = ctx.borrowed.pieces() if ctx.borrowed is not None else []
-    for strip in strips.bands:
-        window = _window(strip, [(strips.held, x), *pieces])
-        thin = part(grad, strips.out, strip.out), window, _tapped(weight, strip)
-        _, grad_weight, _ = convolve_backward(*thin, [0, 0], ctx.how, [False, True, False])
-        _tapped(total, strip).add_(grad_weight)
-
-
 def _window(strip: Strip, pieces: list[Piece]) -> Tensor:
     # Pixels outside ``strip.pixels`` are zero: they count in another band, or lie off the image.
-    like = pieces[0][1]
-    r0, r1, c0, c1 = strip.window
-    window = new_map(like, (like.shape[0], like.shape[1], r1 - r0, c1 - c0)).zero_()
-    for rect, tensor in pieces:
-        common = intersect(intersect(rect, strip.pixels), strip.window)
-        if not is_empty(common):
-            part(window, strip.window, common).copy_(part(tensor, rect, common))
+    window = new_part(pieces[0][1], strip.window).zero_()
+    paste(window, strip.window, pieces, intersect(strip.pixels, strip.window))
     return window
 
 
@@ -215,24 +207,19 @@ def _tapped(weight: Tensor, strip: Strip) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Edge:
-    """The missing pixels at one end of one dim."""
-
+class _Edge:  # the missing pixels at one end of one dim
     pixels: Interval
     out: Interval
     taps: Interval
 
 
 @dataclass(frozen=True)
-class _Division:
-    """One dim of a tile:  low | main pixels, padded with zeros on both sides | high."""
-
+class _Division:  # one dim of a tile:  low | main pixels, padded with zeros on both sides | high
     main: Interval
     padding: int
     low: _Edge
     high: _Edge
-    inner: Interval
-    """The outputs that no missing pixel reaches."""
+    inner: Interval  # the outputs that no missing pixel reaches
 
 
 def _divide(axis: Axis, held: Interval, out: Interval) -> _Division | None:
@@ -284,42 +271,13 @@ def _fit(axis: Axis, held: Interval, out: Interval) -> tuple[Interval, int] | No
     return None
 
 
-def _bands(axes: Axes, rows: _Division, cols: _Division, out: Rect) -> list[Strip]:
-    # Above and below with the corners, left and right: every missing pixel is in one band.
-    all_rows, all_cols = ((0, axis.kernel) for axis in axes)
-    wide = (cols.low.pixels[0], cols.high.pixels[1])
-    bands = [
-        (edge.out + out[2:], edge.pixels + wide, edge.taps + all_cols)
-        for edge in (rows.low, rows.high)
-    ] + [
-        (out[:2] + edge.out, rows.main + edge.pixels, all_rows + edge.taps)
-        for edge in (cols.low, cols.high)
-    ]
-    return [
-        Strip(to, _reach(axes, to, taps), pixels, taps)
-        for to, pixels, taps in bands
-        if not (is_empty(to) or is_empty(pixels) or is_empty(taps))
-    ]
-
-
-def _borders(axes: Axes, rows: _Division, cols: _Division, out: Rect) -> list[Strip]:
-    # The outputs that missing pixels reach are a frame of up to four rectangles.
-    frame = [edge.out + out[2:] for edge in (rows.low, rows.high)]
-    frame += [rows.inner + edge.out for edge in (cols.low, cols.high)]
-    taps = (0, axes[0].kernel, 0, axes[1].kernel)
-    windows = [(to, _reach(axes, to, taps)) for to in frame if not is_empty(to)]
-    return [Strip(to, window, window, taps) for to, window in windows]
-
-
 def _reach(axes: Axes, out: Rect, taps: Rect) -> Rect:
     # The pixels under some taps for some outputs, also beyond the image.
-    rect: list[int] = []
-    for dim, axis in enumerate(axes):
-        a, b = out[2 * dim : 2 * dim + 2]
-        first, end = taps[2 * dim : 2 * dim + 2]
-        low = a * axis.stride - axis.padding + axis.dilation * first
-        rect += [low, low + (b - 1 - a) * axis.stride + axis.dilation * (end - 1 - first) + 1]
-    return rect[0], rect[1], rect[2], rect[3]
+    def reach(axis: Axis, out: Interval, taps: Interval) -> Interval:
+        padding = axis.padding - axis.dilation * taps[0]
+        return replace(axis, kernel=taps[1] - taps[0], padding=padding).reach(out)
+
+    return reach(axes[0], out[:2], taps[:2]) + reach(axes[1], out[2:], taps[2:])
 
 
 def _ceil_between(number: int, step: int, low: int, high: int) -> int:

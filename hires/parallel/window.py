@@ -97,11 +97,13 @@ class Window:
     def _rect(self, need: Rect) -> Rect:
         if is_empty(self.out) or self.ring is None:
             return need
-        rect: list[int] = []
-        for index, out in enumerate((self.out[:2], self.out[2:])):
-            axis = self.axes[index]
-            rect += (0, axis.size_in) if self.native[index] else axis.reach(out)
-        return rect[0], rect[1], rect[2], rect[3]
+        rows, cols = (
+            (0, axis.size_in) if native else axis.reach(out)
+            for axis, native, out in zip(
+                self.axes, self.native, (self.out[:2], self.out[2:]), strict=True
+            )
+        )
+        return rows + cols
 
     def _without_crop(self) -> Rect:
         # A convolution of stride 2 may end one row before the tile. Without that row the window

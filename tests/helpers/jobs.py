@@ -23,7 +23,7 @@ from hires.engine.verify import verify_rank
 from hires.parallel import cursor, gradients
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
-from hires.parallel.halo import Frame, exchange_of, gather_window
+from hires.parallel.halo import Frame, exchange_at, gather_window
 from hires.parallel.window import Window
 from hires.plan import groups as plan_groups
 from hires.plan.event import ALONE, Event
@@ -102,7 +102,7 @@ def exchange_events(context: Context, op: CommOp) -> list[Event]:
 def _linear_part(context: Context, op: CommOp, reader: str, values: dict[str, Any]) -> Tensor:
     """Returns what a reader of an exchange computes from its pixels: a convolution, or them."""
     node = context.plan.graph.by_name[reader]
-    exchange = exchange_of(context, op)
+    exchange = exchange_at(context, context.stage.comm.index(op))
     if window_axes_of(node, context.plan.graph) is None:
         frame = Frame(exchange.own, context.extent(reader), exchange.size)
         return gather_window(values[op.value], exchange.borrow(values, reader), frame)
