@@ -28,8 +28,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 2**18
-"""Bytes that are read and added at a time: they stay in the core's own cache."""
+CHUNK_BYTES = 2**18  # bytes that are read and added at a time: they stay in the core's own cache
 MAX_READ_BYTES = 2**30  # the kernel reads less than 2 GiB at a time
 MAX_TENSORS = 4096  # addresses that fit a gather
 PR_SET_PTRACER = 0x59616D61  # option of prctl: others may read this process where Yama restricts it

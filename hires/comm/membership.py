@@ -24,14 +24,13 @@ from hires.comm.comm_backends import BACKENDS
 from hires.comm.rehearsal import SilentBackend, SilentMemory
 from hires.comm.shared import SharedMemory
 from hires.core.errors import CommError
+from hires.core.ranks import mailbox_limits
 from hires.core.ranks.heartbeat import Activity
 from hires.core.ranks.timeline import Recorder
 from hires.core.ranks.world import World
 
-PATIENCE_S = 3600.0
-"""Longest wait for a rank that reads or writes a large file."""
-GATHER_TAG = 2**31 - 1024
-"""Tags from here on belong to direct gathers; the plan's are far below."""
+PATIENCE_S = 3600.0  # longest wait for a rank that reads or writes a large file
+GATHER_TAG = 2**31 - 1024  # tags from here on belong to direct gathers; the plan's are far below
 
 
 @dataclass
@@ -45,8 +44,7 @@ class Transport:
 
 # Set once by start(), like the process groups of torch.distributed themselves.
 transport = Transport()
-activity = Activity()
-"""The communication that this rank waits in, for the heartbeat."""
+activity = Activity()  # the communication that this rank waits in, for the heartbeat
 
 
 @dataclass
@@ -61,8 +59,7 @@ class Group:
     """Memory for small messages, where all its ranks are on this machine."""
     peers: PeerMemory | SilentMemory | None = None
     """The ranks' own memory, where they may read each other's, for sums of large tensors."""
-    recorder: Recorder | None = None
-    """Records how long the rank waited in the group."""
+    recorder: Recorder | None = None  # records how long the rank waited in the group
 
     @property
     def size(self) -> int:
@@ -122,7 +119,8 @@ def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group
         if rank not in ranks:
             continue
         group = Group(ranks, ranks.index(rank), handle, GATHER_TAG + number % 1024)
-        group.shared = memory = _share_memory(group, number < num_close)
+        mail_bytes = mailbox_limits.mail_bytes(len(ranks)) if number < num_close else 0
+        group.shared = memory = _share_memory(group, mail_bytes)
         if number >= num_close and memory is not None:
             group.peers = memory.peers()
         made[number] = group
@@ -174,21 +172,21 @@ def guard(call: Callable[[], Any], what: str) -> Any:
         raise CommError(f"{what} failed: {reason[0][:300]}") from error
 
 
-def _share_memory(group: Group, mail: bool) -> SharedMemory | SilentMemory | None:
+def _share_memory(group: Group, mail_bytes: int) -> SharedMemory | SilentMemory | None:
     # The group's shared memory, or None for all members alike.
     backend = transport.backend
     if isinstance(backend, SilentBackend):
-        return backend.share_memory(group.size, mail)
+        return backend.share_memory(group.size, mail_bytes)
     if group.size == 1 or not transport.one_machine or not shared.supported():
         return None
     # The first member makes a file, all open it, then its name goes: nothing is left behind even
     # if a rank is killed later. Without a file (no room) they agree on None.
-    path = shared.create(group.size, mail) if group.index == 0 else None
+    path = shared.create(group.size, mail_bytes) if group.index == 0 else None
     what, handle = f"the shared memory of ranks {group.ranks}", group.process_group
     name = broadcast_text("" if path is None else str(path), what, group.ranks[0], handle)
     if not name:
         return None
-    memory = SharedMemory(Path(name), group.size, group.index, transport.timeout_s, mail)
+    memory = SharedMemory(Path(name), group.size, group.index, transport.timeout_s, mail_bytes)
     waiting(lambda: backend.barrier(group=handle), what)
     Path(name).unlink(missing_ok=True)
     return memory

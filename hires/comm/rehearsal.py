@@ -66,11 +66,11 @@ class SilentBackend:
     def barrier(self) -> None:
         """Returns at once."""
 
-    def share_memory(self, num_ranks: int, mail: bool) -> SilentMemory | None:
+    def share_memory(self, num_ranks: int, mail_bytes: int) -> SilentMemory | None:
         """Returns a stand-in for the shared memory of a group, or None where there is none."""
         if num_ranks == 1 or not self._shared_memory or not shared.supported():
             return None
-        self.memories.append(SilentMemory(num_ranks, mail))
+        self.memories.append(SilentMemory(num_ranks, mail_bytes))
         return self.memories[-1]
 
     def shared_bytes(self) -> int:
@@ -85,8 +85,8 @@ class SilentMemory:
     from each peer is what counts: its bytes are in ``largest``.
     """
 
-    def __init__(self, num_ranks: int, mail: bool) -> None:
-        self.mail_bytes = shared.mail_bytes(num_ranks, mail)
+    def __init__(self, num_ranks: int, mail_bytes: int) -> None:
+        self.mail_bytes = mail_bytes
         self.largest: dict[tuple[str, int], int] = {}
         self._num_ranks = num_ranks
 

@@ -30,30 +30,26 @@ from torch import Tensor
 
 from hires.comm.attach import PeerMemory
 from hires.core.errors import CommError
-from hires.core.ranks import mailbox_limits as limits
 from hires.core.ranks.mailbox_limits import LINE, SLOTS
 
-GATHER_BYTES = 65536
-"""Largest tensor that a rank gives to a gather."""
-SPINS = 2000
-"""Polls of a counter before a waiting rank yields its core between them."""
-FOLDER = Path("/dev/shm")
-"""A file system in memory."""
+GATHER_BYTES = 65536  # largest tensor that a rank gives to a gather
+SPINS = 2000  # polls of a counter before a waiting rank yields its core between them
+FOLDER = Path("/dev/shm")  # a file system in memory
 
 
 class SharedMemory:
     """The memory of a group as its rank at position ``index`` sees it.
 
-    One member creates the file; it may be deleted once all have opened it. ``mail``: there is room
-    for messages, beside gathers.
+    One member creates the file; it may be deleted once all have opened it. ``mail_bytes`` is the
+    largest message between two members; 0: there is room for gathers only.
     """
 
     def __init__(
-        self, path: Path, num_ranks: int, index: int, timeout_s: float, mail: bool = True
+        self, path: Path, num_ranks: int, index: int, timeout_s: float, mail_bytes: int
     ) -> None:
         with path.open("r+b") as file:
-            memory = mmap.mmap(file.fileno(), num_bytes(num_ranks, mail))
-        self.mail_bytes = mail_bytes(num_ranks, mail)
+            memory = mmap.mmap(file.fileno(), num_bytes(num_ranks, mail_bytes))
+        self.mail_bytes = mail_bytes
         num_counters = num_ranks * (1 + 2 * num_ranks)
         counters = np.frombuffer(memory, np.int64, num_counters * LINE // 8)[:: LINE // 8]
         self._arrived = counters[:num_ranks]
@@ -152,19 +148,13 @@ def supported() -> bool:
     return platform.machine() in ("x86_64", "AMD64")
 
 
-def mail_bytes(num_ranks: int, mail: bool = True) -> int:
-    """Returns the largest message between two members of a group; 0 without ``mail``."""
-    return limits.mail_bytes(num_ranks) if mail else 0
-
-
-def num_bytes(num_ranks: int, mail: bool = True) -> int:
+def num_bytes(num_ranks: int, mail_bytes: int) -> int:
     """Returns the size of a group's memory: counters, slots of gathers, slots of messages."""
     counters = num_ranks * (1 + 2 * num_ranks) * LINE
-    mail_slots = SLOTS * num_ranks * num_ranks * mail_bytes(num_ranks, mail)
-    return counters + 2 * num_ranks * GATHER_BYTES + mail_slots
+    return counters + 2 * num_ranks * GATHER_BYTES + SLOTS * num_ranks**2 * mail_bytes
 
 
-def create(num_ranks: int, mail: bool = True) -> Path | None:
+def create(num_ranks: int, mail_bytes: int) -> Path | None:
     """Returns a new file for a group, or None if there is no room; only its owner can read it."""
     folder = FOLDER if FOLDER.is_dir() else Path(tempfile.gettempdir())
     path = None
@@ -173,7 +163,7 @@ def create(num_ranks: int, mail: bool = True) -> Path | None:
         os.close(handle)
         path = Path(name)
         # Written, not only sized: a full file system raises here, instead of SIGBUS later.
-        path.write_bytes(bytes(num_bytes(num_ranks, mail)))
+        path.write_bytes(bytes(num_bytes(num_ranks, mail_bytes)))
     except OSError:
         if path is not None:
             path.unlink(missing_ok=True)

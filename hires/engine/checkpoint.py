@@ -308,8 +308,7 @@ def _fitting(
     return tensor
 
 
-def _sync(folder: Path) -> None:
-    """Returns when the names in a folder are on the disk."""
+def _sync(folder: Path) -> None:  # returns when the names in a folder are on the disk
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -45,8 +45,7 @@ class Loader:
     """Returns microbatches, of which a thread reads ``prefetch`` ahead; 0: read on demand."""
 
     def __init__(self, microbatches: Iterator[Microbatch], prefetch: int) -> None:
-        self.wait_s = 0.0
-        """Seconds that the caller has waited for data, so far."""
+        self.wait_s = 0.0  # seconds that the caller has waited for data, so far
         self._microbatches = microbatches
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: collections.deque[Future[Microbatch | None]] = collections.deque()

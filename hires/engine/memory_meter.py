@@ -28,8 +28,7 @@ from hires.engine.optimizer import FusedSGD
 
 EXACT_BYTES = 2**16
 """From this size on memory comes straight from the system, and goes back when it is freed."""
-FAST_BYTES = 2**25
-"""The same in all other steps: the largest size that glibc takes."""
+FAST_BYTES = 2**25  # the same in all other steps: the largest size that glibc takes
 KEPT_BYTES = 2**31 - 1
 """Freed memory that the process keeps. A step allocates what the last one freed; if that went back
 in between, the system would have to clear every page again, at a twentieth of a step's time."""
@@ -60,7 +59,7 @@ class PeakMeter:
         self._own_import = _status("RssAnon") + _status("RssShmem")
         self._peak_rss = 0
         self._own_peak: int | None = None
-        reset_peak()
+        _reset_peak()
 
     @contextlib.contextmanager
     def watch(self, step: int) -> Iterator[None]:
@@ -69,15 +68,15 @@ class PeakMeter:
             yield
             return
         gc.collect()
-        self._peak_rss = peak_rss_bytes()
-        reset_peak()
+        self._peak_rss = _status("VmHWM")
+        _reset_peak()
         yield
-        self._own_peak = peak_rss_bytes() - _status("RssFile")
+        self._own_peak = _status("VmHWM") - _status("RssFile")
         keep_memory()
 
     def line(self) -> dict[str, int | str]:
         """Returns the peak as the record holds it."""
-        peak_rss = max(self._peak_rss, peak_rss_bytes())
+        peak_rss = max(self._peak_rss, _status("VmHWM"))
         if torch.cuda.is_available():
             peak, source = int(torch.cuda.max_memory_allocated()), "device"
         elif self._own_peak is not None:
@@ -105,14 +104,8 @@ def load_lazy_parts() -> None:
     np.random.default_rng()
 
 
-def peak_rss_bytes() -> int:
-    """Returns the largest resident memory since :func:`reset_peak`, or since the start."""
-    return _status("VmHWM")
-
-
-def reset_peak() -> None:
-    """Begins to count the peak anew; where the kernel does not allow it, the old peak stands."""
-    with contextlib.suppress(OSError):
+def _reset_peak() -> None:
+    with contextlib.suppress(OSError):  # where the kernel does not allow it, the old peak stands
         Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -132,7 +125,6 @@ def _set_allocator(system_bytes: int, kept_bytes: int) -> bool:
 
 def _status(field: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
     return 0

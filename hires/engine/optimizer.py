@@ -27,12 +27,10 @@ class Optimizer:
         settings: the values of ``keys``.
     """
 
-    keys: ClassVar[tuple[str, ...]]
-    """Keys of ``task`` that it takes, named as in its reference."""
+    keys: ClassVar[tuple[str, ...]]  # keys of ``task`` that it takes, named as in its reference
     reference: ClassVar[type[torch.optim.Optimizer]]
     """Torch's optimiser that does the same, with which ``hires verify`` compares a step."""
-    kernel: ClassVar[str]
-    """ATen name of its kernel, for which torch has no shape function."""
+    kernel: ClassVar[str]  # ATen name of its kernel, for which torch has no shape function
     kept: dict[str, Callable[[Tensor], Tensor]]
     """What it keeps for each parameter, by names that begin a file of a checkpoint: from the
     parameter's numbers to the first value."""

@@ -21,6 +21,7 @@ from hires.core.errors import ConfigError
 from hires.nets.build_network import NETS
 
 Cells = tuple[list[tuple[int, str]], list[int]]
+Size = tuple[int, int]
 
 NORMAL: Cells = (
     [
@@ -55,18 +56,11 @@ class ReluConvBN(nn.Sequential):
     """ReLU, a convolution without bias that keeps or halves the map, and a norm."""
 
     def __init__(
-        self,
-        width_in: int,
-        width: int,
-        kernel: tuple[int, int] = (1, 1),
-        stride: tuple[int, int] = (1, 1),
+        self, width_in: int, width: int, kernel: Size = (1, 1), stride: Size = (1, 1)
     ) -> None:
         padding = (kernel[0] // 2, kernel[1] // 2)
-        super().__init__(
-            nn.ReLU(),
-            nn.Conv2d(width_in, width, kernel, stride, padding, bias=False),
-            nn.BatchNorm2d(width),
-        )
+        conv = nn.Conv2d(width_in, width, kernel, stride, padding, bias=False)
+        super().__init__(nn.ReLU(), conv, nn.BatchNorm2d(width))
 
 
 class FactorizedReduction(nn.Module):
@@ -158,23 +152,16 @@ class AmoebaNetD(nn.Module):
 def _check_sizes(layers: int, filters: int) -> None:
     problems = []
     if layers < 3 or layers % 3:
-        low = max(3, layers // 3 * 3)
-        problems.append(
-            f"model.layers={layers} is no multiple of 3: a third of the cells follows each "
-            f"reduction; use {low} or {low + 3}"
-        )
+        low, why = max(3, layers // 3 * 3), "a third of the cells follows each reduction"
+        problems.append(f"model.layers={layers} is no multiple of 3: {why}; use {low} or {low + 3}")
     if filters < 8 or filters % 4:
-        low = max(8, filters // 4 * 4)
-        problems.append(
-            f"model.filters={filters} must be a multiple of 4, and 8 or more; use {low} or "
-            f"{low + 4}"
-        )
+        low, must = max(8, filters // 4 * 4), "must be a multiple of 4, and 8 or more"
+        problems.append(f"model.filters={filters} {must}; use {low} or {low + 4}")
     if problems:
         raise ConfigError("; ".join(problems))
 
 
 def _operation(name: str, width: int, stride: int) -> nn.Module:
-    """Returns an operation that keeps its channels, as ``NORMAL`` names it."""
     if name == "same":
         return nn.Identity() if stride == 1 else FactorizedReduction(width, width)
     if name == "max2x2":

@@ -84,7 +84,7 @@ def build_model(config: ModelConfig, seed: int) -> nn.Module:
 def materialise(model: nn.Module, names: Collection[str], seed: int) -> None:
     """Allocates and initialises the named parameters and buffers that are on the meta device.
 
-    Names are qualified, as ``layer1.0.conv1.weight``; the seed of a layer is ``seed`` with its name.
+    ``names`` are qualified, as ``layer1.0.conv1.weight``; a layer's seed is ``seed`` and its name.
     """
     wanted = set(names)
     for path, module in model.named_modules():

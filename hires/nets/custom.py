@@ -34,9 +34,7 @@ _imported_to_build: set[str] = set()
 
 @NETS.register("custom")
 def custom(target: str, args: dict[str, Any]) -> nn.Module:
-    """Returns the module that the user's function makes.
-
-    The function is looked up on the Python path and in the current folder.
+    """Returns the module that a function of the Python path or the current folder makes.
 
     Raises:
         ConfigError: the target cannot be imported or does not return a torch module.
@@ -97,11 +95,8 @@ def _imported(target: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if callable(function):
         return function  # type: ignore[no-any-return]
-    own = [
-        key
-        for key, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", "") == module.__name__
-    ]
+    functions = {key: value for key, value in vars(module).items() if callable(value)}
+    own = [k for k, v in functions.items() if getattr(v, "__module__", "") == module.__name__]
     raise ConfigError(
         f"model.target={target!r}: {module.__name__} has no function {name!r}; it has "
         f"{', '.join(own) or 'none at all'}"
@@ -109,7 +104,6 @@ def _imported(target: str) -> Callable[..., Any]:
 
 
 def _made(function: Callable[..., Any], target: str, args: dict[str, Any]) -> Any:
-    """Returns what the user's function returns for model.args."""
     try:
         inspect.signature(function).bind(**args)
     except TypeError as error:

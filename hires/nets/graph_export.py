@@ -68,6 +68,8 @@ class GraphWriter:
             if made.name in wanted:
                 wanted.update(made.inputs)
                 live.append(made)
+        if INPUT not in wanted:
+            raise ConfigError("the network's output does not depend on the image")
         used = {name for made in live for name in made.params}
         facts = {
             name: Parameter(list(t.shape), _name_of(t.dtype), bool(t.requires_grad))
@@ -75,25 +77,23 @@ class GraphWriter:
             if name in used
         }
         graph = Graph(live[::-1], output, input_shape, facts)
-        if not any(INPUT in made.inputs for made in live):
-            raise ConfigError("the network's output does not depend on the image")
         for made in graph.nodes:
             trainable = any(facts[name].trainable for name in made.params)
-            above = any(graph.needs_grad(name) for name in made.inputs)
+            above = any(map(graph.needs_grad, made.inputs))
             floating = made.dtype is None or "float" in made.dtype
             ends = facts_of(made.kind).ends_gradient
             made.needs_grad = floating and (trainable or above) and not ends
         return graph
 
     def _call(self, node: torch.fx.Node) -> None:
-        """Adds the node of one operation, unless its value equals its input."""
+        # Adds the node of one operation, unless its value equals its input.
         call = _Call.of(node)
         name, facts = call.name, facts_of(call.name)
         source = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
-        shares = source is not None and (facts.may_share or call.aliases)
-        family = self.memory.setdefault(source, {source}) if shares and source else set()
-        family.add(node)
-        self.memory[node] = family
+        self.memory[node] = {node}
+        if source is not None and (facts.may_share or call.aliases):
+            self.memory[node] = self.memory.setdefault(source, {source})
+            self.memory[node].add(node)
         if source is not None and source.name in self.refs:
             first = self.refs[source.name]
             counts = call.writes and first.get("param", "").endswith(COUNTER)
@@ -104,15 +104,11 @@ class GraphWriter:
                 self._refuse_write(node, source, name)
                 name = name.removesuffix("_")
         value = node.meta.get("val")
-        tensor = value if isinstance(value, Tensor) else None
-        made = Node(
-            name=self._unique(node),
-            op=f"{name}.{call.overload}",
-            args={key: self._encode(arg) for key, arg in call.arguments.items()},
-            shape=None if tensor is None else list(tensor.shape),
-            dtype=None if tensor is None else _name_of(tensor.dtype),
-            layer=_layer(node),
-        )
+        shape = list(value.shape) if isinstance(value, Tensor) else None
+        dtype = _name_of(value.dtype) if isinstance(value, Tensor) else None
+        args = {key: self._encode(arg) for key, arg in call.arguments.items()}
+        op, made_name = f"{name}.{call.overload}", self._unique(node)
+        made = Node(made_name, op, args, shape, dtype, _layer(node))
         weights = (list(self.tensors[param].shape) for param in made.params)
         weight = next((shape for shape in weights if len(shape) > 1), None)
         read = self.shapes[made.inputs[0]] if made.inputs else None
@@ -122,7 +118,7 @@ class GraphWriter:
         self.written.append(made)
 
     def _refuse_write(self, node: torch.fx.Node, source: torch.fx.Node, name: str) -> None:
-        """Refuses a write to the memory of a parameter, or of a value that is read later."""
+        # A write to the memory of a parameter, or of a value that is read later.
         plain = hasattr(torch.ops.aten, name.removesuffix("_"))
         for other in self.memory[source] - {node}:
             if param := self.refs[other.name].get("param"):
@@ -154,7 +150,6 @@ class GraphWriter:
         raise ConfigError(f"the network passes {arg!r} to an operation; hires cannot record that")
 
     def _output(self) -> str:
-        """Returns the name of the value that the network returns."""
         [returned] = [node for node in self.nodes if node.op == "output"]
         spec = self.exported.call_spec.out_spec
         values = [arg for arg in returned.args[0] if isinstance(arg, torch.fx.Node)]
@@ -172,17 +167,16 @@ class GraphWriter:
         )
 
     def _unique(self, node: torch.fx.Node) -> str:
-        """Returns a name for a value: the path of its module, with the operation if it is taken."""
+        # The path of its module, with the operation if that is taken.
         path = _layer(node)
-        plain = node.name.removesuffix("_")
-        name = path if path and path not in self.shapes else (f"{path}.{plain}" if path else plain)
+        name = path if path not in self.shapes else f"{path}.{node.name.removesuffix('_')}"
+        name = name or node.name.removesuffix("_")
         while name in self.shapes:
             name += "_"
         return name
 
 
 def _inputs(exported: ExportedProgram, names: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Returns for each input of a program the parameter, buffer or value that it stands for."""
     refs = {}
     for spec in exported.graph_signature.input_specs:
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -199,17 +193,12 @@ def _inputs(exported: ExportedProgram, names: dict[str, str]) -> dict[str, dict[
 
 
 @dataclass
-class _Call:
-    """An operation of the program, as the schema of its operator describes it."""
-
+class _Call:  # an operation of the program, as the schema of its operator describes it
     name: str
     overload: str
-    arguments: dict[str, Any]
-    """All arguments by name, with the defaults of the operator."""
-    aliases: bool = False
-    """Whether it returns its input's memory, as a view or after a write."""
-    writes: bool = False
-    """Whether it writes into its first argument; writes into others are refused."""
+    arguments: dict[str, Any]  # all of them by name, with the defaults of the operator
+    aliases: bool = False  # whether it returns its input's memory, as a view or after a write
+    writes: bool = False  # whether it writes into its first argument; others are refused
 
     @classmethod
     def of(cls, node: torch.fx.Node) -> _Call:
@@ -232,7 +221,6 @@ class _Call:
 
 
 def _layer(node: torch.fx.Node) -> str:
-    """Returns the path of the innermost module that computes a node."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]).removeprefix("L['self'].") if stack else ""
 

@@ -27,15 +27,12 @@ LAYOUTS: dict[int, tuple[bool, tuple[int, int, int, int]]] = {
 class PostactBlock(nn.Module):
     """Convolutions, each with a norm and a ReLU, the last ReLU after the sum with the shortcut.
 
-    Args:
-        width_in: channels of the input.
-        convs: (kernel, channels, stride) of each convolution.
+    ``convs`` are (kernel, channels, stride) of each convolution.
     """
 
     def __init__(self, width_in: int, convs: list[tuple[int, int, int]]) -> None:
         super().__init__()
-        self.num_convs = len(convs)
-        width = width_in
+        self.num_convs, width = len(convs), width_in
         for k, (kernel, width_out, stride) in enumerate(convs, start=1):
             conv = nn.Conv2d(width, width_out, kernel, stride, kernel // 2, bias=False)
             self.add_module(f"conv{k}", conv)
@@ -72,11 +69,10 @@ class ResNet(nn.Module):
         bottleneck, counts = LAYOUTS[depth]
 
         def block(width_in: int, width: int, stride: int) -> nn.Module:
+            convs = [(3, width, stride), (3, width, 1)]
             if bottleneck:
-                return PostactBlock(
-                    width_in, [(1, width, 1), (3, width, stride), (1, 4 * width, 1)]
-                )
-            return PostactBlock(width_in, [(3, width, stride), (3, width, 1)])
+                convs = [(1, width, 1), (3, width, stride), (1, 4 * width, 1)]
+            return PostactBlock(width_in, convs)
 
         self.conv1 = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
@@ -105,17 +101,15 @@ class PreactBlock(nn.Module):
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, width_out, 1, bias=False)
-        projects = stride != 1 or width_in != width_out
-        self.projection = (
-            nn.Conv2d(width_in, width_out, 1, stride, bias=False) if projects else None
-        )
+        self.projection: nn.Module | None = None
+        if stride != 1 or width_in != width_out:
+            self.projection = nn.Conv2d(width_in, width_out, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, width_in, h, w) -> (n, 4 * width, h / stride, w / stride)."""
         y = F.relu(self.bn1(x))
         shortcut = x if self.projection is None else self.projection(y)
-        y = self.conv1(y)
-        y = self.conv2(F.relu(self.bn2(y)))
+        y = self.conv2(F.relu(self.bn2(self.conv1(y))))
         y = self.conv3(F.relu(self.bn3(y)))
         return y + shortcut  # type: ignore[no-any-return]
 

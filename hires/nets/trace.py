@@ -34,8 +34,7 @@ from hires.plan.graph import Graph
 LARGER = (2, 4)
 """Factors by which an image is enlarged to find out whether a network refuses only its size."""
 
-Answer = Callable[[dict[str, Any]], dict[str, Any]]
-"""Answers one request of the front end."""
+Answer = Callable[[dict[str, Any]], dict[str, Any]]  # answers one request of the front end
 
 
 def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
@@ -92,11 +91,10 @@ def trace_config(config: RunConfig) -> Graph:
             height, width = factor * config.height, factor * config.width
             with contextlib.suppress(ConfigError):
                 trace_of(height, width)
-                works = f"image={height}" if height == width else f"image=[{height},{width}]"
+                size = str(height) if height == width else f"[{height},{width}]"
+                problem.args = (f"{problem}; image={size} works",)
                 break
-        else:
-            raise
-        raise ConfigError(f"{problem}; {works} works") from problem
+        raise
 
 
 def main(answers: dict[str, Answer] | None = None) -> int:

@@ -22,10 +22,8 @@ class Context:
 
     plan: Plan
     rank: int
-    groups: dict[int, Group]
-    """By index in ``plan.groups.groups``."""
-    cursor: Cursor
-    """The rank's place in the events of a step; the slots of a rank share it."""
+    groups: dict[int, Group]  # by index in ``plan.groups.groups``
+    cursor: Cursor  # the rank's place in the events of a step; the slots of a rank share it
     direction: int = 0
     exchanges: dict[int, Any] = field(default_factory=dict)
     """The slot's ``halo.Exchange`` by its position in ``Stage.comm``, made when first used."""
@@ -36,8 +34,7 @@ class Context:
         slot = self.plan.slot_of(self.rank, self.direction)
         self.stage = self.plan.stages[slot.stage]
         self.replica = slot.replica
-        self.tile = slot.tile
-        """The slot's tile of the stage, counted row by row, or its shard."""
+        self.tile = slot.tile  # the slot's tile of the stage, counted row by row, or its shard
         self.tiles = self.groups[tile_group(self.plan, self.rank, self.direction)]
         """The ranks of all tiles or shards of this stage, replica and direction."""
         self.dtype: torch.dtype = getattr(torch, self.plan.dtype)

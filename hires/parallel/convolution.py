@@ -38,8 +38,7 @@ from hires.core.registry import Registry
 from hires.plan.operators.operator_table import pair
 
 HALF = (torch.bfloat16, torch.float16)
-BLOCK = 16
-"""Channels that the library pads a weight to."""
+BLOCK = 16  # channels that the library pads a weight to
 
 Size = int | Sequence[int]
 

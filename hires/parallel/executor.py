@@ -34,10 +34,8 @@ Batch = tuple[Tensor | None, Tensor | None]
 """Images (n, C, h, w) for ranks that read them; for ranks of the last stage the target: labels (n),
 or images of the size of the output."""
 NOTHING: Batch = (None, None)
-Feed = Sequence[Iterator[Batch]]
-"""The microbatches of each direction."""
-Arrived = list[tuple[Event, Tensor]]
-"""Receives and the tensors that they filled."""
+Feed = Sequence[Iterator[Batch]]  # the microbatches of each direction
+Arrived = list[tuple[Event, Tensor]]  # receives and the tensors that they filled
 
 
 @dataclass
@@ -58,8 +56,7 @@ class _Optimiser(Protocol):
 class StepResult:
     """Results of a step on one rank, by microbatch of its replica."""
 
-    losses: dict[int, Tensor] = field(default_factory=dict)
-    """On ranks that see the output."""
+    losses: dict[int, Tensor] = field(default_factory=dict)  # on ranks that see the output
     outputs: dict[int, Tensor] = field(default_factory=dict)
     """The network's output, if it was asked for."""
 

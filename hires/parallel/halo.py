@@ -28,22 +28,17 @@ from hires.plan.halos import name_of
 from hires.plan.plan import CommOp
 from hires.plan.tiling import inside, intersect, is_empty
 
-Piece = tuple[Rect, Tensor]
-"""Pixels of the whole map, and the tensor that holds them."""
+Piece = tuple[Rect, Tensor]  # pixels of the whole map, and the tensor that holds them
 
 
 @dataclass(frozen=True)
 class Frame:
     """A window of a map, in pixels of the whole map."""
 
-    held: Rect
-    """What the tile holds."""
-    window: Rect
-    """What it wants; it may reach beyond the map."""
-    size: tuple[int, int]
-    """Rows and columns of the map."""
-    fill: float = 0.0
-    """Value of the pixels outside."""
+    held: Rect  # what the tile holds
+    window: Rect  # what it wants; it may reach beyond the map
+    size: tuple[int, int]  # rows and columns of the map
+    fill: float = 0.0  # value of the pixels outside
     private: bool = True
     """Whether the gradient of the window is its reader's alone, and may be added to: not that of an
     addition, which hands one tensor to both operands."""

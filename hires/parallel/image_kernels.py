@@ -40,12 +40,9 @@ from hires.parallel.halo import crop, part
 from hires.plan.graph import Node, Rect
 from hires.plan.layout import held_by
 
-Values = dict[str, Any]
-"""The values of a pass by the names of their nodes."""
-Operator = Callable[[Values], Any]
-"""Computes the value of a node."""
-Bind = Callable[[Values], dict[str, Any]]
-"""Collects the arguments of a node by name."""
+Values = dict[str, Any]  # the values of a pass by the names of their nodes
+Operator = Callable[[Values], Any]  # computes the value of a node
+Bind = Callable[[Values], dict[str, Any]]  # collects the arguments of a node by name
 
 IMAGE_KERNELS: Registry[Callable[[Node, Context, Bind], Operator]] = Registry("image kernel")
 """ATen name -> makes the callable of a node whose rule is ``norm`` or ``reduce``."""
@@ -62,7 +59,7 @@ def _image_mean(node: Node, context: Context, bind: Bind) -> Operator:
     def run(values: Values) -> Tensor:
         x = crop(values[source], held, own)  # (n, C, h, w); a tile may hold no pixel
         partial = x.sum((2, 3), keepdim=True, dtype=_wide(x))
-        total = _SumOverTiles.apply(partial, context.cursor, node.name)  # type: ignore[no-untyped-call]
+        total = _SumOverTiles.apply(partial, context.cursor, node.name, False)  # type: ignore[no-untyped-call]
         mean: Tensor = (total / (height * width)).to(x.dtype)
         return mean.flatten(1) if flat else mean
 
@@ -103,9 +100,9 @@ def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
 
 
 class _NormTiles:
-    # The ranks that normalise one value together. ``counts``: pixels times samples that each tile or
-    # shard owns, in the order of ranks. ``rects``: what this tile holds and what it owns, if that is
-    # less. All held pixels are normalised, but each counts once: with its owner.
+    # The ranks that normalise one value together. ``counts``: pixels times samples that each tile
+    # or shard owns, in the order of ranks. ``rects``: what this tile holds and what it owns, if
+    # that is less. All held pixels are normalised, but each counts once: with its owner.
     def __init__(
         self, cursor: Cursor, node: str, counts: list[int], rects: tuple[Rect, Rect] | None
     ) -> None:
@@ -206,33 +203,26 @@ def _gradient_of_input(
 
 
 class _SumOverTiles(torch.autograd.Function):
-    # Partial sums -> the sum on all tiles, added in rank order so that all get the same bits.
+    # Each tile's value -> the sum on all tiles, added in rank order so that all get the same bits.
+    # What follows is computed alike on all tiles: each has the complete gradient already.
+    #
+    # ``back``: the opposite. All tiles hold a value, and use it with their own pixels; each makes
+    # only the part of its gradient that its pixels cause, so the parts are summed.
     @staticmethod
-    def forward(ctx: Any, partial: Tensor, cursor: Cursor, node: str) -> Tensor:
-        return cursor.gather(partial.contiguous(), node).sum(0)
+    def forward(ctx: Any, x: Tensor, cursor: Cursor, node: str, back: bool) -> Tensor:
+        ctx.cursor, ctx.node, ctx.back = cursor, node, back
+        return x.view_as(x) if back else cursor.gather(x.contiguous(), node).sum(0)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        # What follows is computed alike on all tiles: each has the complete gradient already.
-        return grad, None, None
-
-
-class _Share(torch.autograd.Function):
-    # A value that all tiles hold, about to be used with each tile's own pixels. Every tile makes
-    # only the part of its gradient that its pixels cause; the parts are summed.
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, cursor: Cursor, node: str) -> Tensor:
-        ctx.cursor, ctx.node = cursor, node
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.cursor.gather(grad.contiguous(), ctx.node, back=True).sum(0), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        if ctx.back:
+            grad = ctx.cursor.gather(grad.contiguous(), ctx.node, back=True).sum(0)
+        return grad, None, None, None
 
 
 def share(whole: Tensor, cursor: Cursor, node: str) -> Tensor:
     """Returns a value that all tiles hold, about to be used by a node; its gradient is summed."""
-    return _Share.apply(whole, cursor, node)  # type: ignore[no-any-return,no-untyped-call]
+    return _SumOverTiles.apply(whole, cursor, node, True)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -46,8 +46,7 @@ class Window:
         assert facts is not None
         assert node.shape is not None
         self.axes: Axes = axes
-        self.out = context.extent(node.name)
-        """The pixels that it makes."""
+        self.out = context.extent(node.name)  # the pixels that it makes
         self.shape = (*node.shape[:2], self.out[1] - self.out[0], self.out[3] - self.out[2])
         self.held = context.extent(source)
         self.size = (axes[0].size_in, axes[1].size_in)
@@ -57,8 +56,7 @@ class Window:
         # In a dim that is not cut, torch's kernel pads by itself, which saves a copy.
         self.native = [padded and parts == 1 for parts in context.stage.tiles]
         pads = [axis.padding if n else 0 for axis, n in zip(axes, self.native, strict=True)]
-        self.padding = pads
-        """Padding that torch's kernel applies in each dim."""
+        self.padding = pads  # padding that torch's kernel applies in each dim
         self.rect = self._rect(need_of(axes, self.out))
         self.blank = 0 in self.shape or is_empty(self.rect)  # the tile makes no pixel, or only 0
         self.local = exchange is None and not is_empty(self.rect) and inside(self.rect, self.held)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hires.comm import shared
 from hires.comm.attach import _pieces
 from hires.core.errors import CommError
-from hires.core.ranks.mailbox_limits import SLOTS
+from hires.core.ranks.mailbox_limits import MAIL_BYTES, SLOTS
 from tests.helpers.jobs import (
     agreement_of_rank,
     gather_of_rank,
@@ -87,7 +87,7 @@ def test_no_room_for_shared_memory_is_no_error(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(shared, "FOLDER", tmp_path)
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(full))
-    assert shared.create(2) is None
+    assert shared.create(2, MAIL_BYTES) is None
     assert not list(tmp_path.iterdir())
 
 
@@ -95,9 +95,9 @@ def test_mailboxes_have_the_places_that_the_proof_counts_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(shared, "FOLDER", tmp_path)
-    path = shared.create(2)
+    path = shared.create(2, MAIL_BYTES)
     assert path is not None
-    here, there = (shared.SharedMemory(path, 2, index, timeout_s=0.05) for index in (0, 1))
+    here, there = (shared.SharedMemory(path, 2, index, 0.05, MAIL_BYTES) for index in (0, 1))
     for number in range(SLOTS):
         here.send(torch.tensor([number]), 1)
     with pytest.raises(CommError, match="member 1 to read"):
