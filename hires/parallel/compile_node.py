@@ -57,12 +57,8 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
 
 def _comm_of(node: Node, context: Context, kind: str) -> dict[str, int]:
     # The values that a node gets from other ranks in one way, and the position in ``Stage.comm``.
-    comm = enumerate(context.stage.comm)
-    return {
-        op.value: number
-        for number, op in comm
-        if op.kind == kind and node.name in (op.node, *op.readers)
-    }
+    comm = [(n, op) for n, op in enumerate(context.stage.comm) if op.kind == kind]
+    return {op.value: n for n, op in comm if node.name in (op.node, *op.readers)}
 
 
 def _exchanges(node: Node, context: Context) -> dict[str, Exchange]:
@@ -143,17 +139,12 @@ def _binder(node: Node, tensors: dict[str, Tensor]) -> Bind:
             return any(map(reads_value, arg))
         return isinstance(arg, dict) and "value" in arg
 
-    from_values = [(key, arg) for key, arg in node.args.items() if reads_value(arg)]
-    fixed = {
-        key: None if reads_value(arg) else _decode(arg, {}, tensors)
-        for key, arg in node.args.items()
-    }
+    args = node.args.items()
+    from_values = [(key, arg) for key, arg in args if reads_value(arg)]
+    fixed = {k: None if reads_value(arg) else _decode(arg, {}, tensors) for k, arg in args}
 
     def bind(values: Values) -> dict[str, Any]:
-        bound = dict(fixed)
-        for key, arg in from_values:
-            bound[key] = _decode(arg, values, tensors)
-        return bound
+        return fixed | {key: _decode(arg, values, tensors) for key, arg in from_values}
 
     return bind
 

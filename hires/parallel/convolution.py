@@ -70,10 +70,9 @@ def convolve(
         x = _read_rows(x, weight.shape[2], stride, padding, dilation)
         stride = [weight.shape[2], pair(stride)[1]]
         padding, dilation = [0, zeros], [1, pair(dilation)[1]]
-    rest: tuple[Any, ...] = (stride, padding, dilation, groups)
-    if not _fails(x, dtype, weight, stride, columns):
-        return torch.conv2d(x, weight, bias, *rest)
-    return _in_fp32(torch.conv2d, (x, weight, bias), rest, dtype)
+    how: tuple[Any, ...] = (stride, padding, dilation, groups)
+    wide = _fails(x, dtype, weight, stride, columns)
+    return _run(torch.conv2d, (x, weight, bias), how, dtype if wide else None)
 
 
 @SUBSTITUTES.register("conv_transpose2d")
@@ -92,17 +91,15 @@ def convolve_transposed(
     Under autocast the arithmetic and the result are of autocast's type.
     """
     dtype, skipped = _type_of(x), pair(stride)[0] - weight.shape[2]
+    how = (stride, padding, output_padding, groups, dilation)
     if dtype != torch.float64 and skipped > 0 and x.device.type == "cpu":
         # The gradient of x is a convolution whose row stride is above the kernel's rows.
         weight = torch.nn.functional.pad(weight, (0, 0, 0, skipped))
-        how = (stride, padding, output_padding, groups, dilation)
         longer = convolve_transposed(x, weight, bias, *how)
         kept = longer[:, :, : longer.shape[2] - skipped * pair(dilation)[0]]
         return kept.contiguous(memory_format=torch.channels_last)
-    rest = (stride, padding, output_padding, groups, dilation)
-    if not _fails(x, dtype, weight, stride, x.shape[3]):
-        return torch.conv_transpose2d(x, weight, bias, *rest)
-    return _in_fp32(torch.conv_transpose2d, (x, weight, bias), rest, dtype)
+    wide = _fails(x, dtype, weight, stride, x.shape[3])
+    return _run(torch.conv_transpose2d, (x, weight, bias), how, dtype if wide else None)
 
 
 def convolve_backward(
@@ -162,20 +159,22 @@ def _fails(x: Tensor, dtype: torch.dtype, weight: Tensor, stride: Size, columns:
 
 def _overruns(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | str) -> bool:
     # The second fault: strided 1x1 kernels in fp32.
-    if dtype != torch.float32 or weight.device.type != "cpu" or weight.shape[1] >= BLOCK:
-        return False
-    if tuple(weight.shape[2:]) != (1, 1) or tuple(pair(stride)) == (1, 1):
-        return False
-    return not isinstance(padding, str) and tuple(pair(padding)) == (0, 0)
+    narrow = dtype == torch.float32 and weight.shape[1] < BLOCK
+    strided = tuple(pair(stride)) != (1, 1) and _is_pointwise(weight, padding)
+    return narrow and strided and weight.device.type == "cpu"
 
 
 def _skips_rows(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | str) -> bool:
-    # The third fault: row strides above the rows of the kernel.
+    # The third fault: row strides above the rows of the kernel. 1x1 kernels without padding take
+    # another way through the library.
     if dtype == torch.float64 or weight.device.type != "cpu" or isinstance(padding, str):
         return False
-    # 1x1 kernels without padding take another way through the library.
-    pointwise = tuple(weight.shape[2:]) == (1, 1) and tuple(pair(padding)) == (0, 0)
-    return pair(stride)[0] > weight.shape[2] and not pointwise
+    return pair(stride)[0] > weight.shape[2] and not _is_pointwise(weight, padding)
+
+
+def _is_pointwise(weight: Tensor, padding: Size | str) -> bool:
+    unpadded = not isinstance(padding, str) and tuple(pair(padding)) == (0, 0)
+    return unpadded and tuple(weight.shape[2:]) == (1, 1)
 
 
 def _read_rows(x: Tensor, rows: int, stride: Size, padding: Size | str, dilation: Size) -> Tensor:
@@ -195,13 +194,16 @@ def _picked(x: Tensor, stride: Size) -> Tensor:
     return x[:, :, ::rows, ::columns]
 
 
-def _in_fp32(
+def _run(
     operation: Callable[..., Tensor],
     operands: tuple[Tensor, Tensor, Tensor | None],
-    rest: tuple[Any, ...],
-    dtype: torch.dtype,
+    how: tuple[Any, ...],
+    narrow: torch.dtype | None,
 ) -> Tensor:
-    # The operands are rounded to the narrow type first: the products are exact in fp32.
-    wide = [None if t is None else t.to(dtype).float() for t in operands]
+    # With a narrow type the arithmetic is in fp32. The operands are rounded to that type first: the
+    # products are exact in fp32.
+    if narrow is None:
+        return operation(*operands, *how)
+    wide = [None if t is None else t.to(narrow).float() for t in operands]
     with torch.autocast(operands[0].device.type, enabled=False):
-        return operation(*wide, *rest).to(dtype)
+        return operation(*wide, *how).to(narrow)

@@ -57,8 +57,7 @@ class StepResult:
     """Results of a step on one rank, by microbatch of its replica."""
 
     losses: dict[int, Tensor] = field(default_factory=dict)  # on ranks that see the output
-    outputs: dict[int, Tensor] = field(default_factory=dict)
-    """The network's output, if it was asked for."""
+    outputs: dict[int, Tensor] = field(default_factory=dict)  # of the network, if kept
 
     @property
     def loss(self) -> float | None:
@@ -79,12 +78,9 @@ class Executor:
         optimiser: _Optimiser | None,
         recorder: Recorder,
     ) -> None:
-        self.slots = slots
-        self.plan = slots[0].context.plan
-        self.cursor = slots[0].context.cursor
-        self.sync = sync
-        self.optimiser = optimiser
-        self.recorder = recorder
+        self.slots, self.sync = slots, sync
+        self.optimiser, self.recorder = optimiser, recorder
+        self.plan, self.cursor = slots[0].context.plan, slots[0].context.cursor
         self.methods: dict[str, Callable[[Event], None]] = {
             "read": self._read,
             "forward": self._forward,
@@ -124,7 +120,7 @@ class Executor:
         # What the next pass takes, and what passes leave for later events.
         self.batch = NOTHING
         self.flights: dict[int, Flight] = {}
-        self.arrived: dict[str, list[tuple[Event, Tensor]]] = {}
+        self.arrived: dict[str, Arrived] = {}
         self.made: dict[str, Tensor] = {}
         for event in self.cursor:
             self._execute(event)
@@ -235,13 +231,13 @@ class SlotPass:
     def __init__(
         self, context: Context, module: StageModule, loss: str, autocast: torch.dtype | None = None
     ) -> None:
-        self.context = context
-        self.module = module
-        self.loss = loss
-        self.autocast = autocast
+        self.context, self.module = context, module
+        self.loss, self.autocast = loss, autocast
         plan, stage = context.plan, context.stage.index
         self.edges_in = {edge.value: edge for edge in plan.edges if edge.target == stage}
-        self.edges_out = [edge for edge in plan.edges if edge.source == stage]
+        sent = (edge for edge in plan.edges if edge.source == stage and edge.back)
+        self.roots = list(dict.fromkeys(edge.value for edge in sent))
+        """Values whose gradient comes back."""
         self.is_last = stage == len(plan.stages) - 1
         self.reads_images = any(INPUT in node.inputs for node in module.nodes)
 
@@ -249,9 +245,10 @@ class SlotPass:
         """Computes the stage, and the loss in the last one."""
         images, target = batch
         plan = self.context.plan
-        inputs = {value: self._joined(value, arrived) for value in self.edges_in}
-        for value, edge in self.edges_in.items():
-            inputs[value].requires_grad_(bool(edge.back))
+        inputs = {
+            value: self._joined(value, arrived).requires_grad_(bool(edge.back))
+            for value, edge in self.edges_in.items()
+        }
         leaves = dict(inputs)
         if self.reads_images:
             assert images is not None
@@ -272,7 +269,7 @@ class SlotPass:
         # its gradient is the sum of all that arrived.
         roots: list[Tensor] = []
         gradients: list[Tensor | None] = []
-        for value in {edge.value: None for edge in self.edges_out if edge.back}:
+        for value in self.roots:
             roots.append(flight.outputs[value])
             total = self._joined(value, arrived, add=True)
             gradients.append(total.to(flight.outputs[value].dtype))
@@ -281,11 +278,8 @@ class SlotPass:
             roots.append(flight.loss / self.context.plan.pieces)
             gradients.append(None)
         torch.autograd.backward(roots, gradients)
-        leaves = {v: flight.inputs[v] for v, edge in self.edges_in.items() if edge.back}
-        return {
-            value: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            for value, leaf in leaves.items()
-        }
+        leaves = {v: leaf for v, leaf in flight.inputs.items() if leaf.requires_grad}
+        return {v: torch.zeros_like(t) if t.grad is None else t.grad for v, t in leaves.items()}
 
     def empty(self, shape: tuple[int, ...]) -> Tensor:
         """Returns an uninitialised tensor; an image lies in channels-last order."""
@@ -312,10 +306,7 @@ class SlotPass:
             whole.zero_()
         for event, tensor in pieces:
             view = _view(whole, held, event)
-            if add:
-                view.add_(tensor)
-            else:
-                view.copy_(tensor)
+            view.add_(tensor) if add else view.copy_(tensor)
         return whole
 
 

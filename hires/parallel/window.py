@@ -72,10 +72,7 @@ class Window:
             self.strips = strips_of(axes, self.held, self.out, overlap)
 
     def __call__(self, x: Tensor, borrowed: Borrowed | None, args: dict[str, Any]) -> Tensor:
-        """Returns this tile of the node's value from what the tile holds and borrows of its input.
-
-        ``borrowed`` is None if the tile holds all pixels of the image that it needs.
-        """
+        """Returns this tile of the node's value from what it holds, and borrows, of its input."""
         if self.strips is not None:
             return strip_convolution(x.to(self.dtype), borrowed, self.strips, args)
         ring = args.get(self.ring) if isinstance(self.ring, str) else self.ring
@@ -95,12 +92,8 @@ class Window:
     def _rect(self, need: Rect) -> Rect:
         if is_empty(self.out) or self.ring is None:
             return need
-        rows, cols = (
-            (0, axis.size_in) if native else axis.reach(out)
-            for axis, native, out in zip(
-                self.axes, self.native, (self.out[:2], self.out[2:]), strict=True
-            )
-        )
+        dims = zip(self.axes, self.native, (self.out[:2], self.out[2:]), strict=True)
+        rows, cols = ((0, a.size_in) if native else a.reach(out) for a, native, out in dims)
         return rows + cols
 
     def _without_crop(self) -> Rect:
@@ -148,9 +141,8 @@ def _avg_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 @WINDOW_KERNELS.register("conv_transpose2d")
 def _conv_transpose(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     # All outputs that the window's pixels reach, cut to those that the tile makes.
-    raw = convolve_transposed(
-        x, args["weight"], None, args["stride"], 0, 0, args["groups"], args["dilation"]
-    )
+    how = args["stride"], 0, 0, args["groups"], args["dilation"]
+    raw = convolve_transposed(x, args["weight"], None, *how)
     pads: list[int] = []
     for dim in (1, 0):  # F.pad counts from the last dim
         axis, first = w.axes[dim], w.rect[2 * dim]
