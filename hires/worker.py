@@ -51,21 +51,23 @@ def main(argv: list[str] | None = None) -> int:
         world = from_environment()
         logs.setup(world.rank)
         return run_rank(options.run_dir, world, options.verify)
-    except HiresError as error:
-        _note_failure(options.run_dir, world, error)
-        log.error("%s", error)
-        return error.exit_code
     except Exception as error:
-        _note_failure(options.run_dir, world, error)
+        if world is not None:
+            # Every failure is recorded: the launcher separates the cause from its consequences.
+            fields = {"rank": world.rank, "type": type(error).__name__, "text": str(error)}
+            try:
+                records.event(options.run_dir, world.attempt, "rank_failed", **fields)
+            except HiresError:
+                log.error("the failure could not be recorded in events.jsonl")
+        if isinstance(error, HiresError):
+            log.error("%s", error)
+            return error.exit_code
         log.exception("rank failed")
         return 1
 
 
 def run_rank(run_dir: Path, world: World, verify: bool) -> int:
-    """Runs a rank of a run folder from its frozen config and plan; returns the exit code.
-
-    ``verify``: it compares one step with one process, instead of running the attempt.
-    """
+    """Runs a rank of a run folder, or compares one of its steps; returns the exit code."""
     records.require_seen(run_dir)
     config = records.read_config(run_dir)
     binding = bind(world, config)  # before the first thread starts: it is inherited
@@ -116,25 +118,9 @@ def run_attempt(
 
 def _log_place(engine: RankEngine) -> None:
     comm.activity.recorder = engine.recorder  # the heartbeat reads the rank's step there
-    plan, stage = engine.context.plan, engine.context.stage
-    log.info(
-        "stage %d of %d holds %s to %s",
-        stage.index,
-        len(plan.stages),
-        stage.first_layer,
-        stage.last_layer,
-    )
-
-
-def _note_failure(run_dir: Path, world: World | None, error: Exception) -> None:
-    # Every failure is recorded: the launcher separates the cause from its consequences.
-    if world is None:
-        return
-    fields = {"rank": world.rank, "type": type(error).__name__, "text": str(error)}
-    try:
-        records.event(run_dir, world.attempt, "rank_failed", **fields)
-    except HiresError:
-        log.error("the failure could not be recorded in events.jsonl")
+    stage, count = engine.context.stage, len(engine.context.plan.stages)
+    layers = stage.first_layer, stage.last_layer
+    log.info("stage %d of %d holds %s to %s", stage.index, count, *layers)
 
 
 if __name__ == "__main__":

@@ -86,13 +86,12 @@ class PeerMemory:
     def _reaches(self, places: Tensor) -> bool:
         # Each rank reads the number that every other one has prepared: the call may exist and be
         # forbidden (containers, Yama), or process ids may be of another namespace.
-        for rank, (pid, address) in enumerate(places.tolist()):
+        def reads(rank: int, pid: int, address: int) -> bool:
             word = torch.zeros(1, dtype=torch.int64)
-            if self._read is None or self._read(word, pid, address) != word.nbytes:
-                return False
-            if word.item() != _MAGIC + rank:
-                return False
-        return True
+            got = self._read is not None and self._read(word, pid, address) == word.nbytes
+            return got and word.item() == _MAGIC + rank
+
+        return all(reads(rank, *place) for rank, place in enumerate(places.tolist()))
 
     def _fetch(self, target: Tensor, pid: int, address: int) -> None:
         assert self._read is not None

@@ -9,6 +9,7 @@ would.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -60,9 +61,8 @@ def main() -> int:
 def facts(folder: Path) -> dict[str, Any]:
     """Returns what this node has, and how fast it writes into a folder."""
     cuda = torch.cuda
-    count = cuda.device_count() if cuda.is_available() else 0
+    count, own = cuda.device_count() if cuda.is_available() else 0, provenance.collect()
     pairs = itertools.permutations(range(count), 2)
-    own = provenance.collect()
     try:
         bytes_per_s = write_rate(folder)
     except OSError as error:
@@ -112,18 +112,14 @@ def _unseen(folder: Path, world: World) -> list[int]:
     write_atomically(files[world.rank], token)
     comm.barrier()
 
-    def is_seen(file: Path) -> bool:
-        try:
-            return file.read_text(encoding="utf-8") == token
-        except OSError:
-            return False
-
-    until = time.monotonic() + _SEEN_S
-    while True:
-        unseen = [rank for rank, file in enumerate(files) if not is_seen(file)]
-        if not unseen or time.monotonic() > until:
-            return unseen
-        time.sleep(0.1)
+    unseen, until = [*range(world.size)], time.monotonic() + _SEEN_S
+    while unseen and time.monotonic() < until:
+        for rank in [*unseen]:
+            with contextlib.suppress(OSError):
+                if files[rank].read_text(encoding="utf-8") == token:
+                    unseen.remove(rank)
+        time.sleep(0.1 if unseen else 0.0)
+    return unseen
 
 
 def _sum_s(world: World, ones: torch.Tensor, group: Any = None) -> float | None:

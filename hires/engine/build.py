@@ -66,10 +66,7 @@ class RankEngine:
 
 
 def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int | range) -> RankEngine:
-    """Returns what a rank runs; all ranks call it together, since it creates the groups.
-
-    ``steps`` are those for which the data is read: a range of them, or how many.
-    """
+    """Returns what a rank runs in some steps; all ranks call it together: it creates groups."""
     # Dropout follows the seed; every rank draws its own numbers.
     torch.manual_seed(config.seed * 2**20 + rank)
     contexts = contexts_of(plan, rank)
@@ -96,17 +93,12 @@ def contexts_of(plan: Plan, rank: int) -> list[Context]:
 def assemble(
     config: RunConfig, contexts: list[Context], tensors: dict[str, Tensor], loaders: list[Loader]
 ) -> RankEngine:
-    """Returns what a rank runs.
-
-    ``tensors``: parameters and buffers of its stages by name, filled and of the run's type.
-    """
+    """Returns what a rank runs on its stages' parameters and buffers, cast to the run's type."""
     training = contexts[0].plan.training
     low = torch.bfloat16 if config.precision.name == "bf16" and training else None
     modules = [StageModule(context, tensors) for context in contexts]
-    slots = [
-        SlotPass(context, module, config.loss, low)
-        for context, module in zip(contexts, modules, strict=True)
-    ]
+    pairs = zip(contexts, modules, strict=True)
+    slots = [SlotPass(context, module, config.loss, low) for context, module in pairs]
     sync = GradientSync(contexts, modules, _counters(contexts, tensors)) if training else None
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
     optimizer = make_optimizer(config, list(parameters.values()))
@@ -145,17 +137,14 @@ def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
             tensor.data = tensor.data.to(dtype).contiguous(memory_format=order)
 
 
-def _counter_of(name: str) -> str:
-    return name.removesuffix("running_mean") + "num_batches_tracked"
-
-
 def _counters(contexts: list[Context], tensors: dict[str, Tensor]) -> list[tuple[Tensor, int]]:
     # The counters of the norms that train, and how often each norm runs in a microbatch.
-    plan = contexts[0].plan
-    uses = collections.Counter(
-        _counter_of(node.args["running_mean"]["param"])
-        for stage in {context.stage.index for context in contexts}
-        for node in plan.nodes(stage)
-        if updates_statistics(node)
-    )
+    stages = {context.stage.index for context in contexts}
+    nodes = (node for stage in stages for node in contexts[0].plan.nodes(stage))
+    norms = [node.args["running_mean"]["param"] for node in nodes if updates_statistics(node)]
+    uses = collections.Counter(map(_counter_of, norms))
     return [(tensors[name], count) for name, count in uses.items() if name in tensors]
+
+
+def _counter_of(name: str) -> str:
+    return name.removesuffix("running_mean") + "num_batches_tracked"

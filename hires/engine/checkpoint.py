@@ -33,6 +33,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,8 +56,7 @@ RANDOM = "torch"  # name of the state of torch's random numbers in a rank's file
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(NamedTuple):
     """Where an attempt begins."""
 
     step: int  # number of its first step
@@ -83,13 +83,9 @@ class Saver:
         All ranks call it, and leave it, together. Disks may be slow, so no rank counts as stuck
         meanwhile, whether it writes or waits.
         """
-        began_s = time.perf_counter()
-        path = checkpoints.place(self.run_dir, step)
-        parts = {
-            "making the folder": self._make_folder,
-            "writing": self._write,
-            "naming it": self._publish,
-        }
+        began_s, path = time.perf_counter(), checkpoints.place(self.run_dir, step)
+        parts = {"making the folder": self._make_folder, "writing": self._write}
+        parts["naming it"] = self._publish
         with comm.activity.may_stand_still(comm.PATIENCE_S):
             for name, part in parts.items():
                 problem = None
@@ -156,12 +152,9 @@ class Saver:
             records.event(self.run_dir, self.attempt, event, rank=self._rank, **fields)
 
     def restore(self, metrics: Path) -> None:
-        """Fills the rank, which was just built, with the state of the checkpoint, if there is one.
+        """Fills the rank, just built, from the checkpoint, if any; RunError: of another network.
 
         Rank 0 notes it in ``metrics``: ``attempt`` is None for a checkpoint of another run.
-
-        Raises:
-            RunError: the checkpoint is of another network.
         """
         checkpoint, engine, step = self.begin.checkpoint, self.engine, self.begin.step
         if checkpoint is None:
@@ -194,28 +187,25 @@ class Saver:
 
 
 def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> Begin:
-    """Returns where all ranks begin; they call it together.
-
-    A checkpoint that is damaged for one rank is passed over by all.
+    """Returns where all ranks begin; all pass over a checkpoint that is damaged for one of them.
 
     Raises:
         ConfigError: ``checkpoint.resume`` names something that this run cannot go on with.
         RunError: all that it names is damaged.
     """
-    passed_over = []
-    for path in _candidates(run_dir, config, world):
-        problem = None
+    paths = _candidates(run_dir, config, world)
+    for path in paths:
+        is_damaged = False
         try:
             checkpoint = checkpoints.read(path)
             _check(checkpoint, plan, world.rank)
         except DamagedError as error:
-            problem = str(error)
-            _warn(run_dir, world, problem)
-        if not comm.max_all(int(problem is not None), patient=True):
+            is_damaged = True
+            _warn(run_dir, world, str(error))
+        if not comm.max_all(int(is_damaged), patient=True):
             return Begin(checkpoints.begin_of(checkpoint, config), checkpoint)
-        passed_over.append(path)
-    if passed_over and config.checkpoint.source:
-        raise RunError(f"{', '.join(passed_over)}: damaged, and there is no other checkpoint")
+    if paths and config.checkpoint.source:
+        raise RunError(f"{', '.join(paths)}: damaged, and there is no other checkpoint")
     return Begin(0, None)
 
 
@@ -298,14 +288,15 @@ def _files(checkpoint: Checkpoint, kind: str) -> dict[str, TensorFile]:
 def _fitting(
     files: dict[str, TensorFile], name: str, like: Tensor, checkpoint: Checkpoint
 ) -> Tensor:
-    advice = "the checkpoint is of another network: use the model and model.classes of its run"
-    if name not in files:
-        raise RunError(f"{checkpoint.path} has no {name}; {advice}")
-    tensor = files[name].tensor(name)
-    if tensor.shape != like.shape:
+    problem = f"{checkpoint.path} has no {name}"
+    if name in files:
+        tensor = files[name].tensor(name)
+        if tensor.shape == like.shape:
+            return tensor
         shapes = f"{list(tensor.shape)}, not {list(like.shape)}"
-        raise RunError(f"{name} of {checkpoint.path} has the shape {shapes}; {advice}")
-    return tensor
+        problem = f"{name} of {checkpoint.path} has the shape {shapes}"
+    advice = "the checkpoint is of another network: use the model and model.classes of its run"
+    raise RunError(f"{problem}; {advice}")
 
 
 def _sync(folder: Path) -> None:  # returns when the names in a folder are on the disk

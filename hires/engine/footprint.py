@@ -109,8 +109,7 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes that are alive at once while the mode is active, by what they are for.
 
-    The dispatcher shows every tensor that an operator returns; its storage counts until the last
-    tensor on it is gone. Real tensors count like those of ``FakeTensorMode``.
+    The storage of every tensor that an operator returns counts until the last tensor on it is gone.
     """
 
     def __init__(self) -> None:
@@ -128,8 +127,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for item in tree_iter(results):
             if isinstance(item, Tensor):
                 self._count(item)
-        scratch = _scratch_bytes(func, args, results)
-        if scratch:
+        if scratch := _scratch_bytes(func, args, results):
             self._update_peak(scratch)
         return results
 
@@ -202,9 +200,8 @@ def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterato
 
 def _blank(tensor: Tensor) -> Tensor:
     blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(blank, requires_grad=tensor.requires_grad)
-    return blank
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(blank, requires_grad=tensor.requires_grad) if is_parameter else blank
 
 
 def _scratch_bytes(func: Any, args: tuple[Any, ...], result: Any) -> int:

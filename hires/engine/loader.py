@@ -110,7 +110,7 @@ def needs_of(config: RunConfig, context: Context) -> Needs:
     window = context.own(config.image) if reads else None
     compares = stage.index == len(plan.stages) - 1 and plan.training
     target, size = config.target_rect, config.target_size
-    if size and stage.layout[plan.graph.output] == TILED:
+    if compares and size and stage.layout[plan.graph.output] == TILED:
         target = context.own(list(size))
     return Needs(end - first, window, compares, target)
 

@@ -20,11 +20,9 @@ from hires.parallel.gradients import flat, shaped
 
 
 class Optimizer:
-    """Moves parameters along their gradients.
+    """Moves parameters, contiguous or channels-last, along their gradients.
 
-    Args:
-        parameters: what is trained; contiguous, or channels-last with four dims.
-        settings: the values of ``keys``.
+    ``settings`` are the values of ``keys``.
     """
 
     keys: ClassVar[tuple[str, ...]]  # keys of ``task`` that it takes, named as in its reference

@@ -74,9 +74,7 @@ class TensorFile:
 def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors of any memory order into a new file, which is on the disk when this returns.
 
-    Raises:
-        OSError: the file cannot be written.
-        RunError: safetensors has no name for a tensor's type.
+    OSError: the file cannot be written; RunError: safetensors has no name for a tensor's type.
     """
     # Wide numbers come first, so that all of them are aligned.
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))

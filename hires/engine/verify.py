@@ -34,11 +34,7 @@ Tensors = dict[str, Tensor]
 
 
 def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
-    """Runs and compares one step of one rank; rank 0 writes ``verify.json`` into ``attempt``.
-
-    Raises:
-        ParityError: on rank 0, if the layout does not compute what one process computes.
-    """
+    """Compares a step of one rank; rank 0 writes ``verify.json``, and raises ParityError."""
     rank = engine.context.rank
     held = _layout_step(engine)
     reference_file = attempt / "reference.pt"
@@ -61,30 +57,24 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
         write_atomically(attempt / file_names.VERIFY, json.dumps(answer))
     engine.close()
     if rank == 0 and not answer["ok"]:
-        worst = ", ".join(
-            f"{kind.replace('_', ' ')} {error:.2e}"
-            for kind, error in answer["errors"].items()
-            if error is not None and not error <= TOLERANCE
-        )
+        found = [(kind, error) for kind, error in answer["errors"].items() if error is not None]
+        worse = [f"{k.replace('_', ' ')} {e:.2e}" for k, e in found if not e <= TOLERANCE]
         raise ParityError(
             f"the layout differs from one process by {answer['max_rel_err']:.2e}, allowed is "
-            f"{TOLERANCE:.0e}: {worst}"
+            f"{TOLERANCE:.0e}: {', '.join(worse)}"
         )
 
 
 def summary(lines: list[dict[str, Any]], wanted: list[str]) -> dict[str, Any]:
     """Returns ``ok``, ``max_rel_err`` and the largest ``errors`` of all ranks by kind.
 
-    A kind that neither side has, as the gradients of an inference, is None.
-
-    Args:
-        lines: what every rank compared: ``names``, and the largest of ``errors`` by kind.
-        wanted: ``kind/name`` of everything that must be compared, or is infinitely wrong.
+    A kind that neither side has, as the gradients of an inference, is None. What is ``wanted``, by
+    ``kind/name``, and in the ``names`` of no rank's line is infinitely wrong.
     """
-    worst: dict[str, float | None] = {}
-    for kind in KINDS:
-        errors = [line["errors"][kind] for line in lines if kind in line["errors"]]
-        worst[kind] = max(errors, default=None)
+    errors = [line["errors"] for line in lines]
+    worst: dict[str, float | None] = {
+        kind: max((one[kind] for one in errors if kind in one), default=None) for kind in KINDS
+    }
     names = {name for line in lines for name in line["names"]}
     for name in wanted:
         if name not in names:

@@ -65,13 +65,11 @@ class StageGradients:
     def terms(self, number: int) -> list[Tensor]:
         """Returns what this rank contributes to a sum; the tensors take the result."""
         one = self.sums[number]
-        gradients = []
-        for name in one.parameters:
-            gradient = self.gradient(name)
-            if name in self.copied:
-                gradient.div_(self.num_tiles)
-            gradients.append(flat(gradient))
-        return [*gradients, *(self.statistics[name].terms for name in one.statistics)]
+        gradients = {name: self.gradient(name) for name in one.parameters}
+        for name in self.copied & gradients.keys():
+            gradients[name].div_(self.num_tiles)
+        statistics = [self.statistics[name].terms for name in one.statistics]
+        return [*map(flat, gradients.values()), *statistics]
 
     def gradient(self, name: str) -> Tensor:
         """Returns a parameter's gradient; zeros where a tile without pixels has made none."""

@@ -53,16 +53,12 @@ class Exchange:
     #   backward   c: keep its part of the gradient    b: add its part
     #              a: add its part, post; compute; wait, add what returns to own pixels
     def __init__(self, context: Context, op: CommOp, number: int) -> None:
-        self.context = context
-        self.cursor = context.cursor
-        self.number = number
+        self.context, self.cursor, self.number = context, context.cursor, number
         self.key, self.node = name_of(op), op.node
         self.value, self.readers = op.value, op.readers
         _, _, *size = context.plan.graph.shape(op.value)
-        self.own = context.own(size)
-        self.size = size[0], size[1]
-        self.dtype = context.dtype
-        self.tiles = context.tiles
+        self.own, self.size = context.own(size), (size[0], size[1])
+        self.dtype, self.tiles = context.dtype, context.tiles
 
     def borrow(self, values: dict[str, Any], reader: str) -> Borrowed:
         """Returns the pixels that travel, sent on their way by the first reader.
@@ -83,16 +79,14 @@ class Exchange:
     def _borrowed(self, values: dict[str, Any]) -> Borrowed:
         if self.key not in values:
             values[self.key] = Borrowed(self, values[self.value].detach())
-        borrowed: Borrowed = values[self.key]
-        return borrowed
+        return values[self.key]  # type: ignore[no-any-return]
 
 
 def exchange_at(context: Context, number: int) -> Exchange:
     """Returns an exchange by its position in ``Stage.comm``; its readers share it."""
     if number not in context.exchanges:
         context.exchanges[number] = Exchange(context, context.stage.comm[number], number)
-    exchange: Exchange = context.exchanges[number]
-    return exchange
+    return context.exchanges[number]  # type: ignore[no-any-return]
 
 
 class Borrowed:
@@ -129,10 +123,7 @@ class Borrowed:
         return self._pieces
 
     def add_gradient(self, origin: Rect, grad: Tensor, within: Rect) -> None:
-        """Adds the gradient of the borrowed pixels within a rectangle; ``grad`` holds ``origin``.
-
-        Borrowed pixels outside the rectangle are added apart.
-        """
+        """Adds the gradient of the borrowed pixels in a rectangle; ``grad`` holds ``origin``."""
         for rect, pixels in self._pieces:
             common = intersect(rect, within)
             if is_empty(common):

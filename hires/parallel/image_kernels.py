@@ -106,9 +106,7 @@ class _NormTiles:
     def __init__(
         self, cursor: Cursor, node: str, counts: list[int], rects: tuple[Rect, Rect] | None
     ) -> None:
-        self.cursor = cursor
-        self.node = node
-        self.rects = rects
+        self.cursor, self.node, self.rects = cursor, node, rects
         self.count = sum(counts)
         self._shares = (torch.tensor(counts, dtype=torch.float64) / self.count).view(-1, 1)
         self._constants: dict[torch.dtype, Tensor] = {}
@@ -166,19 +164,11 @@ class _TiledBatchNorm(torch.autograd.Function):
         grad_x = None
         if ctx.needs_input_grad[0]:
             total = tiles.gather(sums, back=True).sum(0)
-            grad_x = _gradient_of_input(grad, x, weight * invstd, mean, invstd, total, tiles)
+            grad_x = _gradient_of_input(ctx, grad, total)
         return grad_x, sums[0].to(weight.dtype), sums[1].to(weight.dtype), None, None
 
 
-def _gradient_of_input(
-    grad: Tensor,
-    x: Tensor,
-    a: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    total: Tensor,
-    tiles: _NormTiles,
-) -> Tensor:
+def _gradient_of_input(ctx: Any, grad: Tensor, total: Tensor) -> Tensor:
     # a * (grad - mean(grad) - xhat * mean(grad * xhat)), with a = weight * invstd. ``total`` holds
     # the sums over all tiles of grad * xhat and of grad, from every pixel that a tile holds. As
     # xhat = (x - mean) * invstd, the result is linear in x, with one number per channel each:
@@ -188,8 +178,11 @@ def _gradient_of_input(
     #
     # so two passes over the tile do it: batch_norm with mean 0 and variance 1 is the fused
     # b * x + c. The statistics are made of own pixels, so only these have the terms b and c.
+    saved: tuple[Tensor, ...] = ctx.saved_tensors
+    (x, weight, mean, invstd), tiles = saved, ctx.tiles
     if not x.numel():
         return torch.zeros_like(x)
+    a = weight * invstd
     pulled = total * (a / -tiles.count)  # (2, C)
     b = pulled[0] * invstd
     c = torch.addcmul(pulled[1], b, mean, value=-1)
