@@ -97,10 +97,7 @@ class SharedMemory:
         self._written[self._index, target] = number
 
     def expect(self, buffer: Tensor, source: int) -> Callable[[], None]:
-        """Returns a function that waits for the next message of a member and copies it.
-
-        Messages must be awaited in the order in which they were expected.
-        """
+        """Returns a function that waits for a member's next message; call these in this order."""
         self._expected[source] = number = self._expected[source] + 1
 
         def receive() -> None:
@@ -118,11 +115,8 @@ class SharedMemory:
         return peers if peers.works else None
 
     def _slot(self, source: int, target: int, number: int, like: Tensor) -> Tensor:
-        return (
-            self._mail[source, target, number % SLOTS, : like.nbytes]
-            .view(like.dtype)
-            .view(like.shape)
-        )
+        slot = self._mail[source, target, number % SLOTS, : like.nbytes]
+        return slot.view(like.dtype).view(like.shape)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         polls, begin_s = 0, 0.0

@@ -23,6 +23,8 @@ config}`` with ``{"graph": ...}``, ``{"memory": {"config": ..., "plan": ...}}`` 
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import weakref
 from collections import deque
@@ -37,11 +39,13 @@ from torch.utils._pytree import tree_iter
 
 from hires.comm import rehearsal
 from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.errors import HiresError, RunError
 from hires.engine.build import assemble, cast, contexts_of, named_tensors, names_of
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.optimizer import OPTIMIZERS
-from hires.nets import trace
 from hires.nets.build_network import build_model
+from hires.nets.custom import error_line, source_hashes
+from hires.nets.trace import trace_config
 from hires.parallel.context import Context
 from hires.parallel.executor import Batch
 from hires.plan.graph import Rect
@@ -224,15 +228,36 @@ def _scratch_bytes(func: Any, args: tuple[Any, ...], result: Any) -> int:
     return int(pixels * weight[0].numel() * weight.element_size())
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def main() -> int:
+    """Answers the front end until its input ends; requests and replies are one line of JSON each.
+
+    All other output, of a user's network or of a library below Python, goes to standard error.
+    """
+    with os.fdopen(os.dup(1), "w") as output:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            output.write(json.dumps(reply_to(json.loads(line))) + "\n")
+            output.flush()
+    return 0
+
+
+def reply_to(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns the answer to ``{name: values}``, or the error that its user should read."""
+    [(name, values)] = request.items()
     try:
-        plan = Plan.from_dict(request["plan"])
-        ranks = footprint(from_dict(request["config"]), plan)
-    except Exception as error:  # a user's network and FakeTensorMode raise any type
-        lines = str(error).strip().splitlines() or [""]
-        return {"error": {"type": "RunError", "text": f"{type(error).__name__}: {lines[0]}"}}
-    return {"memory": [memory.to_dict() for memory in ranks]}
+        if name == "trace":
+            config = from_dict(values)
+            graph = trace_config(config).to_dict()
+            sources = source_hashes() if config.model.name == "custom" else {}
+            return {"graph": graph, "sources": sources}
+        try:
+            ranks = footprint(from_dict(values["config"]), Plan.from_dict(values["plan"]))
+            return {"memory": [memory.to_dict() for memory in ranks]}
+        except Exception as error:  # a user's network and FakeTensorMode raise any type
+            raise RunError(error_line(error)) from error
+    except HiresError as error:
+        return {"error": {"type": type(error).__name__, "text": str(error)}}
 
 
 if __name__ == "__main__":
-    sys.exit(trace.main({"trace": trace.answer, "memory": _answer}))
+    sys.exit(main())

@@ -117,8 +117,7 @@ def _set_allocator(system_bytes: int, kept_bytes: int) -> bool:
         set_option, trim = library.mallopt, library.malloc_trim
     except (OSError, AttributeError):
         return False
-    done = set_option(_MMAP_THRESHOLD, system_bytes)
-    done = done and set_option(_TRIM_THRESHOLD, kept_bytes)
+    done = set_option(_MMAP_THRESHOLD, system_bytes) and set_option(_TRIM_THRESHOLD, kept_bytes)
     trim(0)
     return bool(done)
 

@@ -96,10 +96,8 @@ def run_steps(
             if step - saver.first == meter.step:  # long runs report their peak while they run
                 note("memory", **meter.line())
             if loss is not None and not math.isfinite(loss):
-                lr = config.task.lr
-                raise LossError(
-                    f"the loss is {loss} at step {step}; a smaller task.lr (now {lr}) helps"
-                )
+                helps = f"a smaller task.lr (now {config.task.lr}) helps"
+                raise LossError(f"the loss is {loss} at step {step}; {helps}")
             if every and (step + 1) % every == 0:
                 saver.save(step + 1)
         note("memory", **meter.line(), **engine.byte_counts())

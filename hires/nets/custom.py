@@ -39,20 +39,16 @@ def custom(target: str, args: dict[str, Any]) -> nn.Module:
     Raises:
         ConfigError: the target cannot be imported or does not return a torch module.
     """
-    before = set(sys.modules)
+    before, key = set(sys.modules), f"model.target={target!r}"
     try:
         net = _made(_imported(target), target, args)
     finally:
         _imported_to_build.update(set(sys.modules) - before)
     if not isinstance(net, nn.Module):
-        raise ConfigError(
-            f"model.target={target!r} returned {type(net).__name__}, not a torch.nn.Module"
-        )
+        raise ConfigError(f"{key} returned {type(net).__name__}, not a torch.nn.Module")
     on_meta = [name for name, tensor in net.state_dict().items() if tensor.is_meta]
     if on_meta:
-        raise ConfigError(
-            f"model.target={target!r} leaves {on_meta[0]} on the meta device; make it on the CPU"
-        )
+        raise ConfigError(f"{key} leaves {on_meta[0]} on the meta device; make it on the CPU")
     return net
 
 

@@ -151,10 +151,8 @@ def _add_groups(
     width: int,
     expansion: int,
 ) -> int:
-    """Adds groups of blocks, ``name`` 1, 2, ...; returns the channels of the last.
-
-    The first block of every group but the first halves the map; each group doubles the width.
-    """
+    # Adds groups of blocks, ``name`` 1, 2, ...; returns the channels of the last. The first block
+    # of every group but the first halves the map; each group doubles the width.
     for group, count in enumerate(counts):
         blocks = []
         for index in range(count):

@@ -3,38 +3,28 @@
 ``torch.export`` runs the forward pass once without data and records the operations, so modules and
 functional calls look alike, sizes computed from other tensors become numbers, and Python control
 flow that depends on shapes is resolved. Nothing is allocated.
-
-The front end, which imports no torch, runs ``python -m hires.nets.trace`` as a process: a request
-``{"trace": config}`` is one line of JSON on standard input, the reply ``{"graph": ...}`` or
-``{"error": ...}`` one line on standard output.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import json
-import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
-from hires.core.config.run_config import RunConfig, from_dict
-from hires.core.errors import ConfigError, HiresError
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
 from hires.nets.build_network import build_model
-from hires.nets.custom import error_line, source_hashes
+from hires.nets.custom import error_line
 from hires.nets.graph_export import COUNTER, GraphWriter, written
 from hires.plan.graph import Graph
 
 LARGER = (2, 4)
 """Factors by which an image is enlarged to find out whether a network refuses only its size."""
-
-Answer = Callable[[dict[str, Any]], dict[str, Any]]  # answers one request of the front end
 
 
 def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
@@ -97,32 +87,6 @@ def trace_config(config: RunConfig) -> Graph:
         raise
 
 
-def main(answers: dict[str, Answer] | None = None) -> int:
-    """Answers the front end until its input ends; requests and replies are one line of JSON each.
-
-    All other output, of a user's network or of a library below Python, goes to standard error.
-    """
-    functions = answers or {"trace": answer}
-    with os.fdopen(os.dup(1), "w") as output:
-        os.dup2(2, 1)
-        for line in sys.stdin:
-            [(name, values)] = json.loads(line).items()
-            output.write(json.dumps(functions[name](values)) + "\n")
-            output.flush()
-    return 0
-
-
-def answer(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the graph of a config with its sources, or the error that its user should read."""
-    try:
-        config = from_dict(values)
-        graph = trace_config(config).to_dict()
-        sources = source_hashes() if config.model.name == "custom" else {}
-        return {"graph": graph, "sources": sources}
-    except HiresError as error:
-        return {"error": {"type": type(error).__name__, "text": str(error)}}
-
-
 @contextlib.contextmanager
 def _refused_assignments(model: nn.Module) -> Iterator[None]:
     # Refuses a forward pass that assigns to a buffer, which torch.export may drop.
@@ -149,7 +113,3 @@ def _reason(error: Exception) -> str:
     if "data-dependent" in text:
         return f"its control flow depends on the values of tensors ({text})"
     return text
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -48,15 +48,10 @@ class Context:
 
     def own(self, size: list[int]) -> Rect:
         """Returns the rectangle of an H x W map that this slot's tile owns."""
-        if self.stage.num_tiles == 1:
-            return 0, size[0], 0, size[1]
-        return own_rect(size, self.stage.tiles, self.tile)
+        return own_rect(size, self.stage.tiles, self.tile if self.stage.num_tiles > 1 else 0)
 
     def extent(self, value: str) -> Rect:
-        """Returns the rectangle of a tiled value that this slot's tile computes.
-
-        It is more than the tile owns where one halo exchange serves several layers.
-        """
+        """Returns what the tile computes; more than its own if one halo serves several layers."""
         if value in self.stage.extents:
             r0, r1, c0, c1 = self.stage.extents[value][self.tile]
             return r0, r1, c0, c1

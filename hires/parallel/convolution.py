@@ -129,10 +129,8 @@ def convolve_backward(
     wide = _fails(x, dtype, weight, stride, grad.shape[3])
     if wide:
         grad, x, weight = grad.float(), x.float(), weight.float()
-    grads: Any = torch.ops.aten.convolution_backward(
-        *(grad, x, weight, [weight.shape[0]]),
-        *(stride, padding, dilation, False, [0, 0], groups, mask),
-    )
+    rest = stride, padding, dilation, False, [0, 0], groups, mask
+    grads: Any = torch.ops.aten.convolution_backward(grad, x, weight, [weight.shape[0]], *rest)
     if wide:
         grads = tuple(None if g is None else g.to(dtype) for g in grads)
     return grads

@@ -29,8 +29,9 @@ WAITS = {"wait_send": "send", "wait_recv": "recv"}
 
 class _Sums(Protocol):
     # The gradient sums that begin during a backward pass: GradientSync, which imports this module.
+    ready: set[tuple[int, int]]
+
     def start(self, event: Event) -> None: ...
-    def is_ready(self, event: Event) -> bool: ...
 
 
 class Cursor:
@@ -124,7 +125,9 @@ class Cursor:
         #   plan    issue conv3   issue conv2        ready: conv2          -> nothing begins
         #           ^ here                           ready: conv2, conv3   -> both begin
         assert self.sums is not None
-        while (event := self.events[self.at]).kind == "issue" and self.sums.is_ready(event):
+        while (event := self.events[self.at]).kind == "issue":
+            if (event.peer, event.tag) not in self.sums.ready:
+                return
             self.at += 1
             self.sums.start(event)
 

@@ -164,7 +164,7 @@ class Executor:
     def _backward(self, event: Event) -> None:
         assert self.sync is not None
         action = event.part.action
-        self.sync.begin_backward()
+        self.sync.ready.clear()  # the pass makes its gradients again
         with self.recorder.span(timeline.BACKWARD, action):
             # Taken out of the table: autograd frees the pass's activations while it goes back.
             flight = self.flights.pop(int(action[1:]))

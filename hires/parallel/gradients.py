@@ -26,6 +26,8 @@ from hires.parallel.stage import StageModule
 from hires.plan.event import Event
 from hires.plan.groups import gradient_group, running_decays, sums_of, trained
 
+Counters = list[tuple[Tensor, int]]
+
 
 @dataclass
 class _RunningStatistic:
@@ -87,18 +89,12 @@ class GradientSync:
     """
 
     def __init__(
-        self,
-        contexts: list[Context],
-        modules: list[StageModule],
-        counters: list[tuple[Tensor, int]],
+        self, contexts: list[Context], modules: list[StageModule], counters: Counters
     ) -> None:
-        plan = contexts[0].plan
-        self.pieces = plan.pieces
+        plan, self.cursor = contexts[0].plan, contexts[0].cursor
+        self.pieces, self.counters, self.contexts = plan.pieces, counters, contexts
         self.first_piece = contexts[0].replica * plan.total_microbatches
-        self.counters = counters
-        self.cursor = contexts[0].cursor
         self.cursor.sums = self
-        self.contexts = contexts
         self.by_group: dict[int, StageGradients] = {}
         self.of_direction: list[StageGradients] = []
         for context, module in zip(contexts, modules, strict=True):
@@ -113,7 +109,7 @@ class GradientSync:
                         add_hook.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             self.of_direction.append(self.by_group[group])
         # Sums by group and tag: complete in this backward pass, and begun in this step.
-        self._ready: set[tuple[int, int]] = set()
+        self.ready: set[tuple[int, int]] = set()
         self._under_way: dict[tuple[int, int], Handle] = {}
 
     @torch.no_grad()
@@ -124,10 +120,6 @@ class GradientSync:
             for statistic in stage.statistics.values():
                 statistic.before.copy_(statistic.tensor)
                 statistic.terms.zero_()
-
-    def begin_backward(self) -> None:
-        """Begins a backward pass, which makes its gradients again."""
-        self._ready.clear()
 
     @torch.no_grad()
     def before_forward(self, direction: int) -> None:
@@ -143,10 +135,6 @@ class GradientSync:
         later = self.pieces - 1 - (self.first_piece + microbatch)
         for statistic in self.of_direction[direction].statistics.values():
             statistic.terms.add_(statistic.tensor, alpha=statistic.decay**later)
-
-    def is_ready(self, event: Event) -> bool:
-        """Whether the gradient of a sum is complete in this pass."""
-        return (event.peer, event.tag) in self._ready
 
     @torch.no_grad()
     def start(self, event: Event) -> None:
@@ -180,7 +168,7 @@ class GradientSync:
 
     def _gradient_is_ready(self, key: tuple[int, int], _parameter: nn.Parameter) -> None:
         assert key not in self._under_way, "the plan sums a gradient before it is complete"
-        self._ready.add(key)
+        self.ready.add(key)
         self.cursor.start_ready_sums()
 
 

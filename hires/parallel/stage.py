@@ -125,20 +125,15 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         segment: Segment = ctx.segment
-        leaves = [
-            tensor.detach().requires_grad_(needed)
-            for tensor, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
-        ]
+        needs = zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
+        leaves = [tensor.detach().requires_grad_(needed) for tensor, needed in needs]
         enabled, dtype = ctx.autocast
         with _second_run(segment.context, ctx.random), torch.enable_grad():
             with torch.autocast("cpu", dtype=dtype, enabled=enabled):
                 outputs = segment.run(dict(zip(segment.inputs, leaves, strict=True)))
-            made = [
-                (outputs[name], grad)
-                for name, grad in zip(segment.outputs, grads, strict=True)
-                if grad is not None and outputs[name].requires_grad
-            ]
-            torch.autograd.backward([tensor for tensor, _ in made], [grad for _, grad in made])
+            pairs = zip(map(outputs.__getitem__, segment.outputs), grads, strict=True)
+            made = [(y, grad) for y, grad in pairs if grad is not None and y.requires_grad]
+            torch.autograd.backward([y for y, _ in made], [grad for _, grad in made])
         return None, None, *(leaf.grad for leaf in leaves)
 
 
@@ -164,11 +159,10 @@ def _in_place(
     makers = {node.name: node for node in nodes}
     chosen = set()
     for node in nodes:
-        if facts_of(node.kind).in_place and node.inputs[0] in makers:
-            source = makers[node.inputs[0]]
+        source = makers.get(node.inputs[0]) if facts_of(node.kind).in_place else None
+        if source is not None and facts_of(source.kind).overwritable:
             free = readers[source.name] == 1 and source.name not in outputs
-            same_pixels = extents.get(source.name) == extents.get(node.name)
-            if free and same_pixels and facts_of(source.kind).overwritable:
+            if free and extents.get(source.name) == extents.get(node.name):
                 chosen.add(node.name)
     return chosen
 

@@ -100,10 +100,9 @@ class Window:
         # A convolution of stride 2 may end one row before the tile. Without that row the window
         # would be a crop, whose gradient is a copy of the whole tile.
         rect = list(self.rect)
-        for index, axis in enumerate(self.axes):
-            end, held_end = rect[2 * index + 1], self.held[2 * index + 1]
-            if not self.native[index] and held_end - end < axis.stride:
-                rect[2 * index + 1] = held_end
+        for end, axis, native in zip((1, 3), self.axes, self.native, strict=True):
+            if not native and self.held[end] - rect[end] < axis.stride:
+                rect[end] = self.held[end]
         return rect[0], rect[1], rect[2], rect[3]
 
 

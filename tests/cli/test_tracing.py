@@ -18,7 +18,7 @@ def trace(config: RunConfig, module: str):
 
 @pytest.fixture
 def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Makes a module that stands for ``hires.nets.trace`` and runs the given lines."""
+    """Makes a module that stands for ``hires.engine.footprint`` and runs the given lines."""
 
     def make(text: str) -> str:
         (tmp_path / "fake_trace.py").write_text("import json, sys\n" + text)

@@ -1,4 +1,4 @@
-"""The front end talks to ``python -m hires.nets.trace``: JSON in, JSON out, nothing else."""
+"""The front end talks to ``python -m hires.engine.footprint``: JSON in, JSON out, nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
-from hires.nets.trace import answer
+from hires.engine.footprint import reply_to
 from hires.plan.graph import Graph
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def test_nothing_that_a_network_prints_spoils_theanswer(tmp_path):
     (tmp_path / "noisy.py").write_text(NOISY)
     config = RunConfig(image=[9, 8], batch=2, model=ModelConfig("custom", target="noisy:Net"))
     done = subprocess.run(
-        [sys.executable, "-m", "hires.nets.trace"],
+        [sys.executable, "-m", "hires.engine.footprint"],
         input=json.dumps({"trace": to_dict(config)}),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
@@ -55,13 +55,13 @@ def test_nothing_that_a_network_prints_spoils_theanswer(tmp_path):
 
 def test_error_of_the_user_is_ananswer():
     values = to_dict(RunConfig(model=ModelConfig("custom", target="nowhere:net")))
-    error = answer(json.loads(json.dumps(values)))["error"]
+    error = reply_to({"trace": json.loads(json.dumps(values))})["error"]
     assert error["type"] == "ConfigError"
     assert error["text"].startswith("model.target='nowhere:net' cannot be imported")
-    assert "unknown key" in answer({"imagee": 3})["error"]["text"]
+    assert "unknown key" in reply_to({"trace": {"imagee": 3}})["error"]["text"]
 
 
 def test_graph_of_a_network_of_hires_is_ananswer():
     config = RunConfig(image=16, batch=2, model=ModelConfig("preact_resnet", n=1, classes=3))
-    graph = Graph.from_dict(answer(to_dict(config))["graph"])
+    graph = Graph.from_dict(reply_to({"trace": to_dict(config)})["graph"])
     assert graph.shape(graph.output) == [2, 3]
