@@ -44,7 +44,7 @@ from hires.core.errors import HiresError, RunError
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints, records
 from hires.core.store.checkpoints import Checkpoint, DamagedError
-from hires.core.store.files import cannot_write, write_atomically
+from hires.core.store.files import append_line, cannot_write, write_atomically
 from hires.core.units import size
 from hires.engine import tensorfile
 from hires.engine.build import RankEngine, names_of
@@ -183,7 +183,7 @@ class Saver:
             line = {"kind": "begin", "rank": 0, "step": step}
             line["checkpoint"] = checkpoint.name if ours else str(checkpoint.path)
             line["attempt"] = checkpoint.attempt if ours else None
-            records.append(metrics, line)
+            append_line(metrics, line)
 
 
 def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> Begin:
