@@ -77,10 +77,10 @@ class PeerMemory:
             _add_up(terms, own)
         self._gather(self._secret)  # a barrier: all shares are finished
         for rank, pid in enumerate(self._pids):
-            if rank != self._index:
-                for tensor, first, end in _pieces(sizes, num_ranks, rank, MAX_READ_BYTES // width):
-                    start = int(addresses[rank, tensor]) + first * width
-                    self._fetch(flat[tensor][first:end], pid, start)
+            pieces = _pieces(sizes, num_ranks, rank, MAX_READ_BYTES // width)
+            for tensor, first, end in pieces if rank != self._index else ():
+                start = int(addresses[rank, tensor]) + first * width
+                self._fetch(flat[tensor][first:end], pid, start)
         self._gather(self._secret)  # a barrier: no rank reads any more
 
     def _reaches(self, places: Tensor) -> bool:
@@ -132,9 +132,7 @@ def _reader() -> Callable[[Tensor, int, int], int] | None:
     call.restype = ctypes.c_ssize_t
 
     def read(target: Tensor, pid: int, address: int) -> int:
-        here = _Vector(target.data_ptr(), target.nbytes)
-        there = _Vector(address, target.nbytes)
-        done = call(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
-        return int(done)
+        here, there = _Vector(target.data_ptr(), target.nbytes), _Vector(address, target.nbytes)
+        return int(call(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0))
 
     return read

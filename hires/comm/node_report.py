@@ -3,8 +3,7 @@
     facts-rank0000.json   what the node has; written before the ranks meet
     met-rank0000.json     what the ranks measured together: sums, clocks, visible files
 
-``python -m hires.comm.node_report FOLDER`` is started like the ranks of a run, so it fails as they
-would.
+It is started like the ranks of a run, so it fails as they would.
 """
 
 from __future__ import annotations

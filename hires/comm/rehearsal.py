@@ -81,8 +81,8 @@ class SilentBackend:
 class SilentMemory:
     """Stands for the :class:`SharedMemory` and :class:`PeerMemory` of a group.
 
-    A page of shared memory counts once it is touched, so the largest message of each kind to or
-    from each peer is what counts: its bytes are in ``largest``.
+    A page counts once it is touched, so ``largest`` holds the bytes of the largest message of each
+    kind to or from each peer.
     """
 
     def __init__(self, num_ranks: int, mail_bytes: int) -> None:

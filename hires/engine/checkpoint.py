@@ -13,9 +13,8 @@ Which images come next is a function of the step and the seed (``hires.data.sour
     rank 0      renames the folder
 
 A crash at any moment leaves the checkpoint before whole. A failure on any rank ends the save on all
-of them, and the run goes on. Saving happens between steps, when no activation is alive, and adds a
-few MiB (:data:`hires.engine.tensorfile.PIECE_BYTES`) to what is kept, so the peak that is predicted
-and measured for a step holds.
+of them, and the run goes on. Saving happens between steps and adds a few MiB to what is kept
+(:data:`hires.engine.tensorfile.PIECE_BYTES`), so the predicted peak of a step holds.
 
 An attempt begins at the latest checkpoint in which every rank finds what it needs unharmed. Layers
 are found by their names, whatever stage the run that wrote them had them in.

@@ -16,9 +16,7 @@ The objects of a run are built for one rank at a time, and run one step:
 So activations in flight follow the schedule, and halos, receive buffers and recomputation are those
 of a run. What no operator allocates (shared memory, the process) is added.
 
-``python -m hires.engine.footprint`` answers the front end, one line of JSON for each: ``{"trace":
-config}`` with ``{"graph": ...}``, ``{"memory": {"config": ..., "plan": ...}}`` with ``{"memory":
-[...]}``, and both with ``{"error": ...}`` on failure.
+``python -m hires.engine.footprint`` answers the front end, which has no torch.
 """
 
 from __future__ import annotations
@@ -242,7 +240,7 @@ def main() -> int:
 
 
 def reply_to(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer to ``{name: values}``, or the error that its user should read."""
+    """Returns the answer to ``{"trace": config}`` or ``{"memory": {"config":.., "plan":..}}``."""
     [(name, values)] = request.items()
     try:
         if name == "trace":

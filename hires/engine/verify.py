@@ -131,8 +131,7 @@ def _compare(held: Tensors, reference: Tensors, engine: RankEngine) -> dict[str,
         for kind in KINDS
     }
     for name, tensor in held.items():
-        kind = name.split("/")[0]
-        expected = reference[name]
+        kind, expected = name.split("/")[0], reference[name]
         if kind == "output":  # this rank has its tile or shard of it
             microbatch = int(name.partition("/")[2]) % plan.total_microbatches
             context = engine.contexts[plan.direction_of(f"F{microbatch}")]
@@ -140,9 +139,8 @@ def _compare(held: Tensors, reference: Tensors, engine: RankEngine) -> dict[str,
             expected = expected[n0:n1]
             expected = expected[:, :, r0:r1, c0:c1] if expected.dim() == 4 else expected
         scale = max(_size(expected), FLOOR * largest[kind])
-        if tensor.shape != expected.shape:
-            error = float("inf")
-        else:
+        error = float("inf")
+        if tensor.shape == expected.shape:
             error = _size(tensor.double() - expected.double()) / scale if scale else 0.0
         worst[kind] = max(worst.get(kind, 0.0), error if error == error else float("inf"))
     return worst

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -97,11 +97,10 @@ def materialise(model: nn.Module, names: Collection[str], seed: int) -> None:
                 first_values(module)
 
 
-def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters(recurse=False)
-    yield from module.named_buffers(recurse=False)
+def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
 
 
 def _can_be_filled(module: nn.Module) -> bool:
     is_listed = first_values.dispatch(type(module)) is not first_values.dispatch(nn.Module)
-    return is_listed or hasattr(module, "reset_parameters") or not any(_own(module))
+    return is_listed or hasattr(module, "reset_parameters") or not _own(module)

@@ -28,14 +28,11 @@ class DoubleConv(nn.Sequential):
     """Two 3x3 convolutions, each followed by a norm and a ReLU."""
 
     def __init__(self, width_in: int, width: int) -> None:
-        super().__init__(
-            nn.Conv2d(width_in, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-        )
+        layers: list[nn.Module] = []
+        for inputs in (width_in, width):
+            conv = nn.Conv2d(inputs, width, 3, padding=1, bias=False)
+            layers += [conv, nn.BatchNorm2d(width), nn.ReLU()]
+        super().__init__(*layers)
 
 
 class TransposedUp(nn.Module):

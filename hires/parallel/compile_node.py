@@ -10,7 +10,6 @@ means of the image in :mod:`hires.parallel.image_kernels`.
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -95,12 +94,12 @@ def _with_operands(run: Operator, node: Node, context: Context) -> Operator:
     def fit_of(name: str) -> Callable[[Values], Tensor] | None:
         held = context.extent(name)
         wanted = context.extent(node.name) if makes_map else context.own(graph.shape(name)[2:])
-        if name in exchanges:
-            # The gradient of an operand may be another operand's too: nothing is added to it.
-            exchange = exchanges[name]
-            frame = Frame(held, wanted, exchange.size, private=False)
-            return lambda v: gather_window(v[name], exchange.borrow(v, node.name), frame)
-        return None if wanted == held else lambda v: part(v[name], held, wanted)
+        if name not in exchanges:
+            return None if wanted == held else lambda v: part(v[name], held, wanted)
+        # The gradient of an operand may be another operand's too: nothing is added to it.
+        exchange = exchanges[name]
+        frame = Frame(held, wanted, exchange.size, private=False)
+        return lambda v: gather_window(v[name], exchange.borrow(v, node.name), frame)
 
     maps = [n for n in node.inputs if layout[n] == TILED and not is_list(graph, n)]
     fits = {name: fit for name in maps if (fit := fit_of(name)) is not None}
@@ -117,7 +116,7 @@ def _with_operands(run: Operator, node: Node, context: Context) -> Operator:
 def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
     if node.kind == "getitem":
         [source], index = node.inputs, node.args["index"]
-        return lambda values: operator.getitem(values[source], index)
+        return lambda values: values[source][index]
     name, overload = node.op.split(".", 1)
     function = getattr(getattr(torch.ops.aten, name), overload or "default")
     keyword = {a.name for a in function._schema.arguments if a.kwarg_only}

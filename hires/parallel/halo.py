@@ -39,9 +39,9 @@ class Frame:
     window: Rect  # what it wants; it may reach beyond the map
     size: tuple[int, int]  # rows and columns of the map
     fill: float = 0.0  # value of the pixels outside
+    # Whether the gradient of the window is its reader's alone, and may be added to: not that of an
+    # addition, which hands one tensor to both operands.
     private: bool = True
-    """Whether the gradient of the window is its reader's alone, and may be added to: not that of an
-    addition, which hands one tensor to both operands."""
 
 
 class Exchange:
@@ -61,10 +61,7 @@ class Exchange:
         self.dtype, self.tiles = context.dtype, context.tiles
 
     def borrow(self, values: dict[str, Any], reader: str) -> Borrowed:
-        """Returns the pixels that travel, sent on their way by the first reader.
-
-        ``values`` of this forward pass keeps the exchange until its last reader has come.
-        """
+        """Returns the pixels that travel; ``values`` keep them until the last reader has come."""
         if reader == self.readers[0]:
             # The plan may let the next value's pixels set out at this node too: messages of two
             # branches travel together.
@@ -190,10 +187,7 @@ class _GatherWindow(torch.autograd.Function):
 
 
 def gather_window(x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
-    """Returns the window of a tile from the pixels (n, C, h, w) that it holds; differentiable.
-
-    ``borrowed`` is None if the tile holds all of the window in the image.
-    """
+    """Returns a tile's window from what it holds, (n, C, h, w), and borrows; differentiable."""
     if borrowed is not None:
         x = x.to(borrowed.exchange.dtype)
     return _GatherWindow.apply(x, borrowed, frame)  # type: ignore[no-any-return,no-untyped-call]

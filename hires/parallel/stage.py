@@ -51,10 +51,8 @@ class StageModule:
         self.recomputes = bool(stage.segments)
         # Parameters of tiled values have a part of their gradient on each tile. Behind the global
         # pool every tile has all of it. A shard has its samples' part of every gradient.
-        tiled = [node for node in self.nodes if stage.layout[node.name] == TILED]
-        of_tiles = {name for node in tiled for name in node.params}
-        everything = set(self.parameters)
-        self.partial = everything if stage.shards > 1 else everything & of_tiles
+        partial = [n for n in self.nodes if stage.shards > 1 or stage.layout[n.name] == TILED]
+        self.partial = self.parameters.keys() & {name for n in partial for name in n.params}
 
     def forward(self, inputs: Values) -> dict[str, Tensor]:
         """Returns the values that leave the stage, from those that enter it."""

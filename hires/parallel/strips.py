@@ -239,15 +239,10 @@ def _divide(axis: Axis, held: Interval, out: Interval) -> _Division | None:
     after = _ceil_between(main[1] - last, axis.dilation, 0, axis.kernel)
     until = until if low < main[0] else a
     since = since if main[1] < high else b
-    if since <= until:
-        return None
-    return _Division(
-        main,
-        padding,
-        _Edge((low, main[0]), (a, until), (0, before)),
-        _Edge((main[1], high), (since, b), (after, axis.kernel)),
-        (until, since),
-    )
+    before_main = _Edge((low, main[0]), (a, until), (0, before))
+    behind_main = _Edge((main[1], high), (since, b), (after, axis.kernel))
+    inner = (until, since)
+    return _Division(main, padding, before_main, behind_main, inner) if until < since else None
 
 
 def _fit(axis: Axis, held: Interval, out: Interval) -> tuple[Interval, int] | None:
