@@ -59,11 +59,9 @@ class SharedMemory:
         split = 2 * num_ranks * GATHER_BYTES
         self._gathers = rest[:split].view(2, num_ranks, GATHER_BYTES)
         self._mail = rest[split:].view(num_ranks, num_ranks, SLOTS, self.mail_bytes)
-        self._index = index
-        self._timeout_s = timeout_s
+        self._index, self._timeout_s = index, timeout_s
         self._num_gathers = 0
-        self._sent = [0] * num_ranks
-        self._expected = [0] * num_ranks
+        self._sent, self._expected = [0] * num_ranks, [0] * num_ranks
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Returns the tensors of all ranks, stacked in their order; CommError: one did not come."""

@@ -37,10 +37,7 @@ _preempted = False
 
 
 def hold_preemption() -> None:
-    """Installs the handler, and blocks the signal until :func:`accept_preemption`.
-
-    Only the main thread can do that; elsewhere nothing happens.
-    """
+    """Installs the handler, in the main thread; blocks the signal until it is accepted."""
     # Without a handler it would end the process. Blocked, it stays away from threads that start
     # meanwhile: those of libraries do not expect that a system call is interrupted.
     if threading.current_thread() is threading.main_thread():

@@ -29,18 +29,9 @@ from hires.core.store.checkpoints import DamagedError
 
 PIECE_BYTES = 2**22
 """A tensor is written in pieces of about this size: all memory that writing adds."""
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_NAMES |= {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"}
+_NAMES |= {torch.uint8: "U8", torch.bool: "BOOL"}
 
 
 class TensorFile:

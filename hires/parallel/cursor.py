@@ -35,14 +35,11 @@ class _Sums(Protocol):
 
 
 class Cursor:
-    """A rank's place in the events of one step, and its messages under way.
-
-    ``groups``: those of the rank, by their index in the plan.
-    """
+    """A rank's place in the events of one step, and its messages under way."""
 
     def __init__(self, events: Sequence[Event], groups: dict[int, Group]) -> None:
         self.events = events
-        self.groups = groups
+        self.groups = groups  # of the rank, by their index in the plan
         self.at = 0
         self.sums: _Sums | None = None
         # By (kind, peer, tag), the oldest first: halos of all microbatches have one tag, and
