@@ -83,8 +83,11 @@ class Saver:
         meanwhile, whether it writes or waits.
         """
         began_s, path = time.perf_counter(), checkpoints.place(self.run_dir, step)
-        parts = {"making the folder": self._make_folder, "writing": self._write}
-        parts["naming it"] = self._publish
+        parts = {
+            "making the folder": self._make_folder,
+            "writing": self._write,
+            "naming it": self._publish,
+        }
         with comm.activity.may_stand_still(comm.PATIENCE_S):
             for name, part in parts.items():
                 problem = None

@@ -65,11 +65,11 @@ SMALL_ELEMENTS = 20480
 # FakeTensorMode runs an operator without a shape function on real zeros of the size of its inputs:
 # minutes and gigabytes for a large image. These have none in torch.
 _META = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
-for _name, _shape_function in {
-    "batch_norm_update_stats": lambda x, *rest: (x.new_empty(x.shape[1]), x.new_empty(x.shape[1])),
-    **{OPTIMIZERS[name].kernel: lambda *args, **kwargs: None for name in OPTIMIZERS},
-}.items():
-    _META.impl(_name, _shape_function)  # type: ignore[no-untyped-call]
+for _kernel in filter(None, (OPTIMIZERS[name].kernel for name in OPTIMIZERS)):
+    _META.impl(_kernel, lambda *args, **kwargs: None)  # type: ignore[no-untyped-call]
+_META.impl(  # type: ignore[no-untyped-call]
+    "batch_norm_update_stats", lambda x, *rest: (x.new_empty(x.shape[1]), x.new_empty(x.shape[1]))
+)
 
 
 def footprint(config: RunConfig, plan: Plan) -> list[RankMemory]:

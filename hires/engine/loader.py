@@ -25,8 +25,7 @@ from hires.plan.graph import INPUT, Rect
 from hires.plan.rules import TILED
 
 Data = Source | PairSource
-Order = Callable[[int], list[int]]
-"""Returns a rank's samples of a step, microbatch after microbatch."""
+Order = Callable[[int], list[int]]  # step -> a rank's samples, microbatch after microbatch
 Target = Callable[[int], Any]
 """Returns what the output for a sample is compared with: its class, or an image (C, h, w)."""
 
@@ -117,19 +116,15 @@ def needs_of(config: RunConfig, context: Context) -> Needs:
 
 def slot_loader(config: RunConfig, context: Context, steps: int | range) -> Loader:
     """Returns the loader of a slot: its window of its replica's images, for some steps."""
-    source, needs, own = open_data(config), needs_of(config, context), context.plan.microbatches_of
-    size, (first, end) = context.plan.graph.input_shape[0], context.samples
+    source, needs, (first, end) = open_data(config), needs_of(config, context), context.samples
+    size, own = context.plan.graph.input_shape[0], context.plan.microbatches_of(context.direction)
 
     def order(step: int) -> list[int]:
         samples = replica_samples(config, source, step, context.replica)
-        return [
-            index
-            for microbatch in own(context.direction)
-            for index in samples[microbatch * size + first : microbatch * size + end]
-        ]
+        return [index for m in own for index in samples[m * size + first : m * size + end]]
 
     steps = range(steps) if isinstance(steps, int) else steps
-    parts = split_steps(order, len(own(context.direction)), steps)
+    parts = split_steps(order, len(own), steps)
     image = None if needs.window is None else image_of(source, needs.window)
     target = target_of(source, needs.target) if needs.compares else None
     microbatches = read_microbatches(parts, image, target, image_dtype(config))

@@ -26,9 +26,8 @@ class Optimizer:
     """
 
     keys: ClassVar[tuple[str, ...]]  # keys of ``task`` that it takes, named as in its reference
-    reference: ClassVar[type[torch.optim.Optimizer]]
-    """Torch's optimiser that does the same, with which ``hires verify`` compares a step."""
-    kernel: ClassVar[str]  # ATen name of its kernel, for which torch has no shape function
+    reference: ClassVar[type[torch.optim.Optimizer]]  # torch's own, for ``hires verify``
+    kernel: ClassVar[str | None] = None  # its ATen kernel, if torch has no shape function of it
     kept: dict[str, Callable[[Tensor], Tensor]]
     """What it keeps for each parameter, by names that begin a file of a checkpoint: from the
     parameter's numbers to the first value."""
@@ -103,9 +102,9 @@ class FusedSGD(Optimizer):
         self, parameters: list[Tensor], gradients: list[Tensor], kept: dict[str, list[Tensor]]
     ) -> None:
         """Moves numbers; the momentum is zero at first, to which the gradient is added."""
-        rest: Any = {"nesterov": False, "maximize": False, "is_first_step": False}
-        momenta, rest = kept.get("momentum", []), {"dampening": 0.0, **self.settings, **rest}
-        torch._fused_sgd_(parameters, gradients, momenta, **rest)
+        rest: Any = {**self.settings, "dampening": 0.0, "nesterov": False, "maximize": False}
+        momenta = kept.get("momentum", [])
+        torch._fused_sgd_(parameters, gradients, momenta, **rest, is_first_step=False)
 
 
 def optimizer_of(config: RunConfig) -> tuple[type[Optimizer], dict[str, float]]:
