@@ -93,7 +93,7 @@ def materialise(model: nn.Module, names: Collection[str], seed: int) -> None:
             module.to_empty(device="cpu", recurse=False)
             digest = hashlib.sha256(f"{seed}/{prefix}".encode()).digest()
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int.from_bytes(digest[:7], "big"))
+                torch.default_generator.manual_seed(int.from_bytes(digest[:7], "big"))
                 first_values(module)
 
 
