@@ -92,7 +92,7 @@ def test_depth_that_nobody_published_is_refused():
 
 
 def test_unknown_network_is_refused_with_the_nearest_names():
-    with pytest.raises(ConfigError, match=r"unknown network 'resnext'; choose one of .*resnet"):
+    with pytest.raises(ConfigError, match=r"unknown network 'resnext'; did you mean resnet\?"):
         build_model(ModelConfig(name="resnext", classes=2), seed=0)
 
 
