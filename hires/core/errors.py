@@ -1,8 +1,4 @@
-"""Defines the errors that a user sees, each with its exit code.
-
-Every message names the value, why it fails and what would work. Anything else that
-escapes is a bug of hires and keeps its traceback.
-"""
+"""Defines the errors that a user sees, each with its exit code; all others are bugs of hires."""
 
 PREEMPTED = 75
 """Exit code of ranks and launchers that were preempted (SIGUSR2), once the state is saved:

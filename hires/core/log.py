@@ -1,8 +1,4 @@
-"""Formats the log: one line per event, with time, rank, level when it matters, and text.
-
-Rank 0 logs at ``info``, the others at ``warning`` and above.
-A module logs through ``log = logging.getLogger(__name__)``.
-"""
+"""Formats the log: one line per event, with time, rank, level when it matters, and text."""
 
 from __future__ import annotations
 

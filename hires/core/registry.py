@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Named choices of one kind; the error for an unknown name offers the nearest ones."""
+    """Named choices of one kind, in order of registration."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -39,11 +39,9 @@ class Registry(Generic[T]):
         return self._items[name]
 
     def __contains__(self, name: object) -> bool:
-        """Whether an item of that name is registered."""
         return name in self._items
 
     def __iter__(self) -> Iterator[str]:
-        """Yields the names in order of registration."""
         return iter(self._items)
 
 

@@ -1,7 +1,7 @@
 """Sets rows of text in columns: the one aligner of the screens, the benchmarks and the reports.
 
-rich is not used for it: its import takes a tenth of a second, which ``hires status`` does not have,
-it writes no Markdown, and it folds cells to the width of a terminal, where a file keeps them whole.
+rich takes a tenth of a second to import, which ``hires status`` does not have, and folds cells to
+the width of a terminal, where a file keeps them whole.
 """
 
 from __future__ import annotations

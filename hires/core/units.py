@@ -1,7 +1,4 @@
-"""Formats numbers for people, with their units, and parses sizes.
-
-Records hold plain numbers in bytes and seconds; only text for people goes through here.
-"""
+"""Formats numbers for people, with their units, and parses sizes."""
 
 from __future__ import annotations
 

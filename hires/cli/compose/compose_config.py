@@ -31,14 +31,9 @@ _YAML_REMEDIES = (  # a part of YAML's own message -> what to do; the first that
 
 
 def compose(overrides: list[str], config_dir: str | None = None) -> RunConfig:
-    """Returns the config of one run.
+    """Returns the config of one run; raises ConfigError with all mistakes.
 
-    Args:
-        overrides: words of Hydra's override grammar, as ``parallel=sp`` or ``image=[75,61]``.
-        config_dir: a folder of groups that add choices to those of ``conf/``.
-
-    Raises:
-        ConfigError: an override is misspelt, has the wrong type, or its value makes no sense.
+    ``config_dir`` is a folder of groups that add choices to those of ``conf/``.
     """
     return labelled(Composer(config_dir).composed(overrides)[0])
 

@@ -48,13 +48,10 @@ class Expression:
     """An expression that is true or false for given values of its names."""
 
     def __init__(self, text: str, known: Collection[str], *, gaps: bool = False) -> None:
-        """Takes the expression and the names that it may hold.
+        """Takes the expression and the names that it may hold; ``a.`` stands for all below ``a``.
 
-        Args:
-            text: as typed.
-            known: names; one that ends in a dot stands for all that begin with it.
-            gaps: whether values may be missing (None): arithmetic with a missing value gives a
-                missing one, and a comparison of size with it is false.
+        With ``gaps`` values may be missing (None): arithmetic with one gives a missing value, and a
+        comparison of size is false.
         """
         self.text = text
         self._known = {*known, *CONSTANTS}

@@ -1,8 +1,7 @@
 """Checks the overrides on the command line.
 
 Hydra's own answers to a typo are misleading ("use +paralel=..."), so every word is checked before
-Hydra reads it: its form, its key, its choice, and that it has one value. The error names the word,
-why it fails and what would work.
+Hydra reads it: its form, its key, its choice, and that it has one value.
 """
 
 from __future__ import annotations
@@ -24,17 +23,10 @@ _FREE = ("model.args.", "cluster.options.", "cluster.environment.")
 
 
 def checked(words: list[str], groups: Groups) -> list[str]:
-    """Returns the words as Hydra takes them, every one of them known to be usable.
+    """Returns overrides as Hydra takes them; raises ConfigError with all that cannot be used.
 
-    Text values that Hydra's grammar cannot read, as a path with spaces, come back quoted; new
-    keys of ``model.args`` and of the other :data:`_FREE` ones get the ``++`` that Hydra wants.
-
-    Args:
-        words: the overrides as typed.
-        groups: group -> choices, see :func:`hires.cli.compose.choices.groups`.
-
-    Raises:
-        ConfigError: a word is no override, or its key or value is unknown.
+    Text values that Hydra's grammar cannot read, as a path with spaces, come back quoted; keys
+    below the :data:`_FREE` ones get the ``++`` that Hydra wants.
     """
     _refuse_torn_brackets(words)
     check = Checks()
@@ -55,10 +47,8 @@ def is_key(word: str) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def parsed(word: str) -> Any | None:
-    """Returns Hydra's ``Override`` of a word; None if its grammar cannot read the word.
-
-    Hydra takes a tenth of a second to import, which the shell completion does not have.
-    """
+    """Returns Hydra's ``Override`` of a word; None if its grammar cannot read the word."""
+    # Imported here: it takes a tenth of a second, which the shell completion does not have.
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -97,16 +87,12 @@ def _checked_word(word: str, before: str, groups: Groups) -> str:
             f"spaces or brackets that are not a list"
         )
     takes_list = type_words.startswith("a list") or key in ("image", "parallel.tiles")
-    if override.is_sweep_override() and takes_list:
-        raise ConfigError(
-            f"{key}={value} needs brackets; write '{key}=[{value}]', or run one after the other "
-            f"with `hires sweep`"
-        )
     if override.is_sweep_override():
-        raise ConfigError(
-            f"{key}={value} names several values and one run takes one; `hires sweep` runs all of "
-            f"them; put the value in quotes if the comma belongs to it"
-        )
+        why = "names several values and one run takes one; put the value in quotes if the comma "
+        why += "belongs to it"
+        if takes_list:
+            why = f"needs brackets; write '{key}=[{value}]'"
+        raise ConfigError(f"{key}={value} {why}, or run one after the other with `hires sweep`")
     if f"{key}.".startswith(_FREE):
         return f"++{key}={value}"
     # Every key has a default, so a + has nothing to add, except a group of --config-dir.
@@ -130,9 +116,10 @@ def _check_key(key: str, groups: Groups) -> None:
             raise ConfigError(f"unknown key {key!r}: hires calls it {name} ({what})")
     names = [*known, *groups]
     hits = nearest(key, names) or [n for n in names if n.split(".")[-1] == key.split(".")[-1]]
-    if hits:
-        raise ConfigError(f"unknown key {key!r}; did you mean {' or '.join(hits)}?")
-    raise ConfigError(f"unknown key {key!r}; `hires list keys` shows every key with its default")
+    remedy = f"did you mean {' or '.join(hits)}?"
+    if not hits:
+        remedy = "`hires list keys` shows every key with its default"
+    raise ConfigError(f"unknown key {key!r}; {remedy}")
 
 
 def _check_choice(group: str, value: str, choices: dict[str, str]) -> None:

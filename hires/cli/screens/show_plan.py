@@ -32,10 +32,7 @@ _PARTS = (
 def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> list[str]:
     """Returns the text of a plan; only the findings if they kept it from being made.
 
-    Args:
-        plan: as ``plan.json`` holds it.
-        timeline: one line a stage.
-        limit: most bytes that a rank may need, if that is set.
+    ``timeline`` has a line for each stage; ``limit`` is the most bytes that a rank may need.
     """
     findings = finding_lines(plan["findings"])
     if not any(stage["num_layers"] for stage in plan["stages"]):

@@ -55,8 +55,7 @@ class Checks:
 def choice(default: str | None, choices: Iterable[str]) -> Any:
     """Returns a field that takes one of some names, and None only if that is its default.
 
-    The names may be a registry that another package fills: while it is empty nothing is refused,
-    since looking up a name in it refuses an unknown one, too.
+    They may be a registry that another package fills; while it is empty nothing is refused.
     """
     return dataclasses.field(default=default, metadata={"choices": choices})
 
@@ -84,10 +83,7 @@ def word(default: str | None = None) -> Any:
 
 
 class Section:
-    """A section of the config: its fields are checked as they are declared.
-
-    It is declared with its dotted key, as ``class HaloConfig(Section, key="parallel.halo")``.
-    """
+    """A section of the config, declared with its dotted key; checks fields as they declare."""
 
     _key: ClassVar[str] = ""
 
@@ -139,14 +135,12 @@ def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> 
 
     Args:
         cls: the class.
-        values: by the names of its fields; those that are left out keep their defaults. Those of a
-            NamedTuple may be a list.
+        values: by the names of its fields; a NamedTuple may be a list.
         prefix: what stands before the names in messages, as ``parallel.``.
-        usable: leave out what cannot be used: unknown keys, wrong values and entries of lists.
+        usable: leave out unknown keys, wrong values and wrong entries of lists.
 
     Raises:
-        ConfigError: a key is unknown, a value has the wrong type or makes no sense, or a field
-            without a default has no value.
+        ConfigError: names all that is unknown, wrong or missing.
     """
     whole = prefix.rstrip(".") or "the config"
     names = getattr(cls, "_fields", None)

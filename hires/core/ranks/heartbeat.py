@@ -236,10 +236,8 @@ def beat(
 ) -> Iterator[None]:
     """Shows that this rank lives, and whether it moves, while the block runs.
 
-    Without a move of its ``activity`` for longer than ``timeout_s`` seconds the rank is stuck.
-
-    Raises:
-        RunError: the files cannot be written.
+    Without a move of its ``activity`` for longer than ``timeout_s`` seconds the rank is stuck. It
+    raises RunError if the files cannot be written.
     """
     thread = HeartbeatThread(run_dir, attempt, rank, activity, timeout_s)
     stacks = thread.stacks

@@ -1,7 +1,6 @@
 """Finds the address of this machine that other machines reach, and its interface.
 
-The launcher needs it for the place where ranks meet. Every rank of a world on several machines
-needs it because the transport otherwise takes the interface of the host's own name, which is often
+Ranks meet there. Left alone, a transport takes the interface of the host's own name, which is often
 the loopback.
 """
 

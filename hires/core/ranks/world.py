@@ -64,11 +64,7 @@ class World:
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> World:
-    """Returns this process's world from its environment variables.
-
-    Raises:
-        ConfigError: a variable is missing, is no number, or does not fit the others.
-    """
+    """Returns this process's world; raises ConfigError if a variable is missing or wrong."""
     missing = [name for name in _NAMES.values() if not environ.get(name)]
     if missing:
         raise ConfigError(
