@@ -35,10 +35,10 @@ def compose(overrides: list[str], config_dir: str | None = None) -> RunConfig:
 
     ``config_dir`` is a folder of groups that add choices to those of ``conf/``.
     """
-    return labelled(Composer(config_dir).composed(overrides)[0])
+    return config_of(Composer(config_dir).composed(overrides)[0])
 
 
-def labelled(values: dict[str, Any]) -> RunConfig:
+def config_of(values: dict[str, Any]) -> RunConfig:
     """Returns the config of plain values, ``parallel.name`` being what the layout is.
 
     A stored config is read without this: a run keeps the name under which it was made.
@@ -46,6 +46,12 @@ def labelled(values: dict[str, Any]) -> RunConfig:
     config = from_dict(values)
     launcher_of(config)  # refuses an unknown launcher.name
     config.parallel.name = config.parallel.label
+    # Ranks may start elsewhere, so folders that are read become absolute paths.
+    if config.data.path:
+        config.data.path = str(Path(config.data.path).expanduser().absolute())
+    if config.checkpoint.source:
+        config.checkpoint.resume = str(Path(config.checkpoint.source).expanduser().absolute())
+    config.results = str(Path(config.results).expanduser())
     return config
 
 
@@ -85,15 +91,6 @@ class Composer:
             raise ConfigError(_yaml_mistake(error)) from error
         except (HydraException, OmegaConfBaseException, RecursionError, ValueError) as error:
             raise ConfigError(self._explained(error, words)) from error
-        # Ranks may start elsewhere, so folders that are read become absolute paths.
-        saving = values["checkpoint"]
-        sections = [(values["data"], "path"), (values, "results")]
-        if saving["resume"] not in ("auto", "never"):
-            sections.append((saving, "resume"))
-        for section, key in sections:
-            if section[key]:
-                path = Path(section[key]).expanduser()
-                section[key] = str(path if key == "results" else path.absolute())
         return values, choices
 
     def _base(self, words: tuple[str, ...]) -> tuple[bytes, dict[str, str]]:

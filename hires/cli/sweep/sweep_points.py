@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.compose.choices import config_keys
-from hires.cli.compose.compose_config import Composer, labelled
+from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.expression import Expression
 from hires.cli.planning import PackedPlan, Planner, with_classes
 from hires.cli.sweep.axes import SweepAxis
@@ -150,7 +150,7 @@ def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) 
         point = SweepPoint(place, list(itertools.chain.from_iterable(steps)))
         values, choices = composer.composed(point.words)
         try:
-            point.config = labelled(values)
+            point.config = config_of(values)
         except ConfigError as error:  # values that make no sense together
             point.reason = str(error)
         if where is None or point.config is None or where.keeps(point.config, choices):

@@ -12,7 +12,7 @@ from typing import Any
 
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.value_checks import SIZE, Checks, Section, build, choice, number
+from hires.core.config.value_checks import SIZE, Checks, Section, build, choice, number, word
 from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES, choices_for
 
@@ -106,16 +106,9 @@ class CheckpointConfig(Section, key="checkpoint"):
     backward pass computes again is ``memory.checkpoint``."""
     keep: int = number(2, least=1)
     """Checkpoints of the run that are kept, the latest ones."""
-    resume: str = "auto"
+    resume: str = word("auto")
     """Where an attempt begins: at the run's latest checkpoint (``auto``), at step 0 (``never``), or
     at a run folder or checkpoint, perhaps of another layout, until the run has one of its own."""
-
-    def _check_more(self, check: Checks) -> None:
-        if not self.resume or "\0" in self.resume:
-            raise ConfigError(
-                f"checkpoint.resume={self.resume!r} must be auto, never or the path of a run "
-                f"folder or checkpoint"
-            )
 
     @property
     def source(self) -> str | None:

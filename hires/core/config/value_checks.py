@@ -116,7 +116,7 @@ class Section:
 def check_word(key: str, value: str) -> None:
     """Refuses text that no line of a job script can hold."""
     if not value or not value.isprintable():
-        raise ConfigError(f"{key}={value!r} must be a name on one line, or null")
+        raise ConfigError(f"{key}={value!r} must be text on one line, or null")
 
 
 def _check_size(key: str, value: Any) -> None:

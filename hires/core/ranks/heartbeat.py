@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import faulthandler
+import functools
 import itertools
 import json
 import os
@@ -216,18 +217,10 @@ def last_sign(attempt: StrPath) -> float:
     return max(signs, default=0.0)
 
 
-class FileClock:
-    """The time by the clocks of file systems; that of each campaign is read once."""
-
-    def __init__(self) -> None:
-        self._offsets: dict[Path, float] = {}
-
-    def now(self, run: Path) -> float:
-        """Returns the time where a run is kept, in seconds since the epoch."""
-        folder = run.parent
-        if folder not in self._offsets:
-            self._offsets[folder] = file_clock(folder) - time.time()
-        return time.time() + self._offsets[folder]
+@functools.cache
+def clock_ahead_s(folder: Path) -> float:
+    """Returns how far a file system's clock is ahead of this machine's; it is read once."""
+    return file_clock(folder) - time.time()
 
 
 @contextlib.contextmanager

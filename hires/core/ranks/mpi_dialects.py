@@ -192,12 +192,6 @@ def hosts_of(config: RunConfig, num_ranks: int) -> list[Host]:
     return [Host(name, size) for name, size in zip(names, sizes, strict=False)]
 
 
-def starts_itself(config: RunConfig) -> bool:
-    """Whether one command starts the ranks of a run, on machines that are known beforehand."""
-    name = config.launcher.name
-    return name == "torchrun" or (name == "mpirun" and config.mpi != "srun")
-
-
 def require_program(starter: Starter) -> None:
     """Refuses a command whose program is not here: RunError names it, and what would help."""
     program = starter.words[0]

@@ -78,24 +78,22 @@ class Recorder:
         self.steps: collections.deque[StepSpans] = collections.deque(maxlen=kept_steps)
         self.next_step = 0
         """Number of the step that begins next."""
-        self._now: StepSpans | None = None
 
     def begin_step(self) -> None:
         """Begins a step, right behind a barrier where clocks of machines are to be aligned."""
-        self._now = StepSpans(-1, self.next_step, "", time.perf_counter())
-        self.steps.append(self._now)
+        self.steps.append(StepSpans(-1, self.next_step, "", time.perf_counter()))
         self.next_step += 1
         self.action = ""
 
     def note(self, kind: str, begin_s: float, what: str = "") -> None:
         """Keeps a span that ends now; ``begin_s`` is of ``time.perf_counter``."""
-        now = self._now
-        if now is None:
+        if not self.steps:
             return
-        if len(now.spans) >= MAX_SPANS:
+        now = self.steps[-1]
+        if len(now.spans) < MAX_SPANS:
+            now.spans.append(Span(kind, self.action, begin_s, time.perf_counter(), what))
+        else:
             now.dropped += 1
-            return
-        now.spans.append(Span(kind, self.action, begin_s, time.perf_counter(), what))
 
     @contextlib.contextmanager
     def span(self, kind: str, action: str = "", what: str = "") -> Iterator[None]:

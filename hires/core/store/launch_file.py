@@ -37,7 +37,9 @@ def launch_script(config: RunConfig, argv: Sequence[str]) -> str:
     """Returns the text of a run's ``launch.sh``; ``argv`` is the command line as typed."""
     if config.launcher.has_jobs:
         return render(argv, f"{config.launcher.name}.sh")
-    if mpi_dialects.starts_itself(config):
+    name = config.launcher.name
+    if name == "torchrun" or (name == "mpirun" and config.mpi != "srun"):
+        # One command starts the ranks, on machines that are known beforehand.
         hosts = mpi_dialects.hosts_of(config, config.parallel.num_ranks)
         return render(argv, "mpirun.sh", STARTER=mpi_dialects.starter(config, hosts).words)
     return render(argv, "local.sh")

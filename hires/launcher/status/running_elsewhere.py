@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hires.core.errors import RunError
-from hires.core.ranks.heartbeat import FileClock
 from hires.core.store import file_names, files
 from hires.core.store.attempts import Attempt, job_name
 from hires.launcher import interface
@@ -71,10 +70,9 @@ def holders(
     jobs = [a.job for some in every.values() for a in some if a.job and may_restart(a)]
     statuses = interface.job_states(each for each in jobs if job_name(each) != job)
     held: dict[Path, str] = {}
-    clock = FileClock()
     for run, attempts in every.items():
         for attempt in attempts:
-            who = _holder(attempt, job, submitted, statuses, clock)
+            who = _holder(attempt, job, submitted, statuses)
             if who is None:
                 continue
             stop = f"`hires cancel {shlex.quote(str(run))}`"
@@ -118,18 +116,17 @@ def _holder(
     job: str | None,
     submitted: int | None,
     statuses: Mapping[str, JobStatus],
-    clock: FileClock,
 ) -> str | None:
     """Returns which job or process has an attempt, in words; None: no other than this one."""
     name, label = attempt.job_name, f"attempt a{attempt.number}"
     if name is None:
         if attempt.exit:
             return None
-        if is_alive(attempt, clock):
+        if is_alive(attempt):
             who = attempt.launched
             return f"process {who.get('pid')} on {who.get('host')} runs {label}"
         # A job starts long after the command that submitted it has made its attempt.
-        if job is None and not attempt.launched and age_s(attempt, clock) <= _STARTS_S:
+        if job is None and not attempt.launched and age_s(attempt) <= _STARTS_S:
             return f"{label} was just made, and its ranks are being started"
         return None
     if name == job or not may_restart(attempt):
@@ -139,6 +136,6 @@ def _holder(
     waits = status.state == PENDING and (submitted is None or attempt.number <= submitted)
     if waits or status.state == RUNNING:
         return f"job {name} has it as {label} ({status.state})"
-    if status.state == UNKNOWN and (not attempt.launched or is_alive(attempt, clock)):
+    if status.state == UNKNOWN and (not attempt.launched or is_alive(attempt)):
         return f"job {name} may have it as {label}, and {status.reason or 'its state is unknown'}"
     return None

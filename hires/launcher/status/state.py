@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
-from hires.core.ranks.heartbeat import FileClock, heartbeats, last_sign
+from hires.core.ranks.heartbeat import clock_ahead_s, heartbeats, last_sign
 from hires.core.store import campaign, checkpoints, file_names, provenance, reading, rundir
 from hires.core.store.attempts import Attempt, latest
 from hires.core.store.naming import SCHEMA
@@ -89,23 +89,24 @@ def goes_on(attempt: Attempt) -> bool:
     return timeouts <= _config_numbers(attempt.run).get("requeues", 0)
 
 
-def is_alive(attempt: Attempt, clock: FileClock) -> bool:
+def is_alive(attempt: Attempt) -> bool:
     """Whether a process that started an attempt's ranks runs, as far as that is seen from here."""
     if not attempt.launched:
         return False
     lives = provenance.lives(attempt.launched)
-    return age_s(attempt, clock) <= OLD_S if lives is None else lives
+    return age_s(attempt) <= OLD_S if lives is None else lives
 
 
-def age_s(attempt: Attempt, clock: FileClock) -> float:
+def age_s(attempt: Attempt) -> float:
     """Returns the seconds since an attempt's last sign of life, by the file system's clock."""
-    return max(0.0, clock.now(attempt.run) - last_sign(attempt.folder))
+    now_s = time.time() + clock_ahead_s(attempt.run.parent)
+    return max(0.0, now_s - last_sign(attempt.folder))
 
 
 def _look(paths: Sequence[Path]) -> list[RunState]:
     attempts = [latest(path) for path in paths]
     jobs = [a.job for a in attempts if a is not None and a.job and may_restart(a)]
-    answers, clock = interface.job_states(jobs), FileClock()
+    answers = interface.job_states(jobs)
 
     @functools.cache
     def repeats(folder: Path) -> dict[str, int]:
@@ -117,7 +118,7 @@ def _look(paths: Sequence[Path]) -> list[RunState]:
         if attempt is not None:
             answer = answers.get(attempt.job_name or "", JobStatus(UNKNOWN))
             state = replace(state, attempt=attempt.number, cause=None)
-            state = _judge(state, attempt, answer, clock)
+            state = _judge(state, attempt, answer)
         state = _with_progress(state, path, attempt)
         # A repeat that failed leaves the run done, so the state alone does not show it.
         wanted = repeats(path.parent).get(path.name, 1) if state.state == DONE else 1
@@ -139,7 +140,7 @@ def _is_doubtful(state: RunState) -> bool:
     return state.state == CANCELLED or state.heartbeat_s is None or state.heartbeat_s <= OLD_S
 
 
-def _judge(state: RunState, attempt: Attempt, answer: JobStatus, clock: FileClock) -> RunState:
+def _judge(state: RunState, attempt: Attempt, answer: JobStatus) -> RunState:
     end = attempt.exit
     if end and answer.state in (PENDING, RUNNING) and goes_on(attempt):
         why = f" ({answer.reason})" if answer.reason else ""
@@ -152,13 +153,13 @@ def _judge(state: RunState, attempt: Attempt, answer: JobStatus, clock: FileCloc
     if end:
         name = end["state"] if end["state"] in STATES else FAILED
         return replace(state, state=name, reason=end.get("reason"), cause=end.get("cause"))
-    age, launched = age_s(attempt, clock), attempt.launched
+    age, launched = age_s(attempt), attempt.launched
     if attempt.job:
         return _judge_job(replace(state, job=attempt.job_name), attempt, answer, age)
     if not launched and age <= OLD_S and not attempt.damaged:
         return replace(state, cause="its ranks were not started yet")
     state = replace(state, heartbeat_s=age)
-    if is_alive(attempt, clock):
+    if is_alive(attempt):
         return replace(state, state=RUNNING)
     cause: str | None = _silent(age, launched.get("host"))
     if not launched:
