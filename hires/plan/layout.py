@@ -30,9 +30,9 @@ class Box(NamedTuple):
 
 
 def lay_out(
-    graph: Graph, stages: list[Stage], fuse: int = 1, listed: bool = False
+    graph: Graph, stages: list[Stage], fuse: int = 1, listed: bool = False, connected: bool = True
 ) -> list[Finding]:
-    """Fills in how every value lies on the tiles of each stage, and the stage's communication.
+    """Fills in how every value lies on the tiles of each stage and, if ``connected``, what travels.
 
     Returns an error for every kind of node that the tiles of a stage cannot compute, with what
     avoids it. One exchange serves ``fuse`` windowed layers; ``listed``: ``parallel.tiles`` names a
@@ -41,19 +41,11 @@ def lay_out(
     findings: list[Finding] = []
     for stage in stages:
         rules, refused = _rules(graph, stages, stage)
-        widen(graph, stage, rules, fuse if not refused else 1)
-        stage.comm = _stage_comm(graph, stage, rules)
+        if connected:
+            widen(graph, stage, rules, fuse if not refused else 1)
+            stage.comm = _stage_comm(graph, stage, rules)
         findings += [no_rule(graph, stages, stage, nodes, listed) for nodes in refused]
     return findings
-
-
-def judge(graph: Graph, stages: list[Stage], listed: bool) -> list[Finding]:
-    """Returns the errors of :func:`lay_out` and fills in the layouts, without communication."""
-    return [
-        no_rule(graph, stages, stage, nodes, listed)
-        for stage in stages
-        for nodes in _rules(graph, stages, stage)[1]
-    ]
 
 
 def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:

@@ -6,17 +6,10 @@ import itertools
 from collections.abc import Sequence
 
 from hires.core.config.run_config import RunConfig
-from hires.plan.checks import (
-    check_cuts,
-    check_directions,
-    check_numbers,
-    check_output,
-    check_shared,
-    check_ties,
-)
+from hires.plan import checks
 from hires.plan.graph import Graph
 from hires.plan.groups import gradient_mode
-from hires.plan.layout import edges_of, judge, lay_out
+from hires.plan.layout import edges_of, lay_out
 from hires.plan.partition import add_segments, layer_starts, partition
 from hires.plan.plan import CommOp, Finding, Plan, Stage
 from hires.plan.proof.prove import verify
@@ -31,11 +24,8 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) -> Plan:
     """Returns the plan of a run; what forbids to start it is in ``plan.findings``.
 
-    Args:
-        config: the run.
-        graph: the network of ``config``, traced for one microbatch.
-        known: findings about the layout that others made; with an error nothing is connected or
-            proved, which takes long for thousands of ranks.
+    With an error, also among the ``known`` findings that others made, nothing is connected or
+    proved, which takes long for thousands of ranks.
     """
     parallel = config.parallel
     plan = Plan(
@@ -52,10 +42,10 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
         gradients=gradient_mode(config, parallel.num_ranks),
         num_directions=parallel.directions,
         num_pairs=parallel.pairs,
-        findings=[*check_numbers(config), *check_output(config, graph)],
+        findings=[*checks.check_numbers(config), *checks.check_output(config, graph)],
     )
     possible = plan.ok and all(finding.severity != "error" for finding in known)
-    uncut = check_cuts(parallel, graph)
+    uncut = checks.check_cuts(parallel, graph)
     plan.findings += uncut
     if not uncut:
         stages = _stages(config, graph)
@@ -63,13 +53,13 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
             plan.stages = stages
             make = SCHEDULES[parallel.schedule] if plan.training else forward_only
             plan.schedule = make(plan.pipeline)
-            plan.findings += check_directions(plan)
+            plan.findings += checks.check_directions(plan)
             plan.findings += lay_out(graph, stages, parallel.halo.fuse, parallel.listed)
         else:  # the errors of a layout come without its messages, which are many where tiles are
-            plan.findings += judge(graph, stages, parallel.listed)
+            plan.findings += lay_out(graph, stages, listed=parallel.listed, connected=False)
             plan.findings += vanishing(graph, stages, parallel.listed)
-        plan.findings += check_ties(graph, stages, plan.training)
-        plan.findings += check_shared(graph, stages, plan.training)
+        plan.findings += checks.check_ties(graph, stages, plan.training)
+        plan.findings += checks.check_shared(graph, stages, plan.training)
     plan.findings += known
     if not plan.ok:
         return plan

@@ -24,11 +24,11 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from hires.core.ranks.mailbox_limits import mail_bytes
 from hires.plan.event import BYTES, Event, Part
-from hires.plan.graph import INPUT
+from hires.plan.graph import INPUT, Node
 from hires.plan.groups import gradient_group, held_stages, sums_of, tile_group, wide_dtype
 from hires.plan.halos import companions, name_of
 from hires.plan.plan import CommOp, Plan, Stage, derived
@@ -94,22 +94,46 @@ def _reads(plan: Plan, stage: int) -> bool:
     return compares or any(INPUT in node.inputs for node in plan.nodes(stage))
 
 
+class Step(NamedTuple):
+    """A node, forward or backward, and the communication between ranks of the stage at it."""
+
+    node: Node
+    back: bool
+    comm: list[CommOp]
+
+
+@derived
+def steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
+    """Returns what a pass of a stage computes, in order; segments run again before their way back.
+
+    A backward pass is empty of nodes to which no gradient comes.
+    """
+    ops: dict[str, list[CommOp]] = {}
+    for op in stage.comm:
+        ops.setdefault(op.node, []).append(op)
+    left_out = ("share", "loss") if back else ("share",)
+    nodes = plan.graph.nodes
+
+    def forward(part: list[Node]) -> list[Step]:
+        at = ((node, ops.get(node.name, [])) for node in part)
+        return [Step(n, False, [op for op in own if op.kind not in left_out]) for n, own in at]
+
+    if not back:
+        return forward(nodes[stage.first : stage.last])
+    steps: list[Step] = []
+    for first, last in reversed([*itertools.pairwise(stage.segments or [stage.first, stage.last])]):
+        steps += forward(nodes[first:last]) if stage.segments else []
+        for node in reversed(nodes[first:last]):
+            if node.needs_grad:
+                own = [op for op in reversed(ops.get(node.name, [])) if op.back]
+                steps.append(Step(node, True, own))
+    return steps
+
+
 @derived
 def pass_comm(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
-    """Returns the communication between the ranks of a stage in a pass, and whether it goes back.
-
-    A backward pass of a stage with segments begins each of them with its forward operations again.
-    """
-    if not back:
-        return [(op, False) for op in stage.comm if op.kind != "share"]
-    bounds = stage.segments or [stage.first, stage.last]
-    ops: list[tuple[CommOp, bool]] = []
-    for first, last in reversed([*itertools.pairwise(bounds)]):
-        own = [op for op in stage.comm if first <= plan.graph.position[op.node] < last]
-        if stage.segments:
-            ops += [(op, False) for op in own if op.kind not in ("share", "loss")]
-        ops += [(op, True) for op in reversed(own) if op.back]
-    return ops
+    """Returns the communication between a stage's ranks in a pass, and whether it goes back."""
+    return [(op, step.back) for step in steps_of(plan, stage, back) for op in step.comm]
 
 
 def _inside(

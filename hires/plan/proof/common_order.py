@@ -22,13 +22,8 @@ received in one order, so that they pass a stream one after the other; a wait ne
 group call that it shares a stream with; and mailboxes are read in the order of writing.
 
 Tiles in the same place among their neighbours have the same program but for the numbers of their
-peers, so one of each kind is read (``rank_kinds.translated_kinds``), and equal events of all ranks
-are one node: a circle of ranks would be a circle of these.
-
-    a b b b c      nine kinds of program in a grid of any size
-    d e e e f
-    d e e e f      any e: to its peer + 1 as another e to its own peer + 1
-    g h h h i
+peers, nine kinds in a grid of any size. So one of each is read (``rank_kinds.translated_kinds``),
+and equal events of all ranks are one node: a circle of ranks would be a circle of these.
 
 Where no order is found there is no proof here, and the machine decides and explains.
 """

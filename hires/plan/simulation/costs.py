@@ -14,39 +14,21 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from hires.core.ranks.timeline import (
-    BACKWARD,
-    COLLECTIVE,
-    DATA,
-    FORWARD,
-    GRADIENTS,
-    HALO,
-    OPTIMISER,
-    WAIT,
-    Span,
-    StepSpans,
-)
+from hires.core.ranks import timeline
+from hires.core.ranks.timeline import Span, StepSpans
 from hires.plan.event import ALONE, BYTES, Event
-from hires.plan.graph import Node
 from hires.plan.groups import held_stages
 from hires.plan.halos import BORDER_SHARE, extents_of, is_list
 from hires.plan.layout import shares_of
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import CommOp, Plan, Slot, Stage, derived
-from hires.plan.program import events, pass_comm
+from hires.plan.program import Step, events, steps_of
 from hires.plan.tiling import area
 
 BACK = 2
 """Operations of a backward pass for one of the forward pass: the gradients of input and weight."""
 SGD_TOUCHES = 5
 """Numbers that an update with momentum reads or writes for each parameter."""
-
-
-class Step(NamedTuple):
-    """A node, forward or backward."""
-
-    node: Node
-    back: bool
 
 
 class Costs(Protocol):
@@ -60,34 +42,12 @@ class Costs(Protocol):
 
 
 @derived
-def steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
-    """Returns what a pass of a stage computes, in order; segments run again before their way back.
-
-    A backward pass is empty of nodes to which no gradient comes.
-    """
-    nodes = plan.graph.nodes
-    if not back:
-        return [Step(node, False) for node in nodes[stage.first : stage.last]]
-    bounds = stage.segments or [stage.first, stage.last]
-    steps: list[Step] = []
-    for first, last in reversed([*itertools.pairwise(bounds)]):
-        if stage.segments:
-            steps += [Step(node, False) for node in nodes[first:last]]
-        steps += [Step(node, True) for node in reversed(nodes[first:last]) if node.needs_grad]
-    return steps
-
-
-@derived
 def pieces_of(plan: Plan, stage: Stage, back: bool) -> list[list[Step]]:
     """Returns the steps of a pass between its collectives; the last ends with the pass."""
-    ops = (op for op in pass_comm(plan, stage, back) if op[0].kind != "halo")
-    left = deque((op.node, way) for op, way in ops)
     pieces: list[list[Step]] = [[]]
     for step in steps_of(plan, stage, back):
         pieces[-1].append(step)
-        while left and left[0] == (step.node.name, step.back):
-            left.popleft()
-            pieces.append([])
+        pieces += [[] for op in step.comm if op.kind != "halo"]
     return pieces
 
 
@@ -126,9 +86,7 @@ class ActionCosts:
 def measured_costs(plan: Plan, steps: list[StepSpans]) -> ActionCosts:
     """Returns the median seconds that ranks really computed in an action, without their waits.
 
-    Args:
-        plan: of the run.
-        steps: what its ranks kept; of one step, its own seconds come back.
+    Of one step, its own seconds come back.
     """
     passes: dict[tuple[int, str], list[list[float]]] = defaultdict(list)
     updates: dict[int, list[float]] = defaultdict(list)
@@ -137,7 +95,7 @@ def measured_costs(plan: Plan, steps: list[StepSpans]) -> ActionCosts:
         for action in {span.action: None for span in step.spans if span.action}:
             spans = [span for span in step.spans if span.action == action]
             passes[local, action].append(_busy_pieces(spans))
-        updates[local].append(sum(s.duration_s for s in step.spans if s.kind == OPTIMISER))
+        updates[local].append(sum(s.duration_s for s in step.spans if s.kind == timeline.OPTIMISER))
     return ActionCosts(
         plan,
         {
@@ -216,21 +174,22 @@ def _divided(steps: list[Step], seconds: float) -> list[float]:
 def _busy_pieces(spans: list[Span]) -> list[float]:
     """Returns the seconds that an action computed before, between and after its collectives.
 
-    Args:
-        spans: of one action of one rank. Reading the data counts as its beginning.
+    Reading the data counts as its beginning.
     """
-    collectives = sorted((s for s in spans if s.kind == COLLECTIVE), key=lambda s: s.begin_s)
+    collectives = sorted(
+        (s for s in spans if s.kind == timeline.COLLECTIVE), key=lambda s: s.begin_s
+    )
     ends = [span.begin_s for span in collectives] + [math.inf]
     pieces = [0.0] * len(ends)
     for span in spans:
-        if span.kind in (FORWARD, BACKWARD, DATA):
+        if span.kind in (timeline.FORWARD, timeline.BACKWARD, timeline.DATA):
             edges = [span.begin_s, *(t for c in collectives for t in c[2:4]), span.end_s]
-            if span.kind == DATA:
+            if span.kind == timeline.DATA:
                 edges = [span.begin_s, span.end_s]
             for index, (begin_s, end_s) in enumerate(itertools.pairwise(edges)):
                 if index % 2 == 0:
                     pieces[index // 2] += end_s - begin_s
-        elif span.kind == HALO:
+        elif span.kind == timeline.HALO:
             pieces[bisect.bisect_right(ends, span.begin_s)] -= span.duration_s
     return [max(0.0, piece) for piece in pieces]
 
@@ -263,12 +222,12 @@ def timed_program(plan: Plan, rank: int, costs: Costs) -> list[Item]:
             body = [*itertools.takewhile(lambda e: e.kind != "end", stream)]
             seconds = costs.steps_s(rank, action)
             items += _pass(plan, rank, action, [e for e in body if e.part.node], seconds)
-            items += [Item(WAIT, action, e) for e in body if not e.part.node]
+            items += [Item(timeline.WAIT, action, e) for e in body if not e.part.node]
         elif event.kind == "optimise":
-            items.append(Item(OPTIMISER, "", None, costs.optimiser_s(rank)))
+            items.append(Item(timeline.OPTIMISER, "", None, costs.optimiser_s(rank)))
         elif event.kind not in ALONE and event.kind != "barrier":
             summed = event.kind in ("collective", *SUMS)
-            items.append(Item(GRADIENTS if summed else WAIT, action, event))
+            items.append(Item(timeline.GRADIENTS if summed else timeline.WAIT, action, event))
     return items
 
 
@@ -291,7 +250,7 @@ def _pass(
         """Adds computation to the piece before, if there is one."""
         if items and items[-1].event is None:
             step_s += items.pop().seconds
-        items.append(Item(BACKWARD if back else FORWARD, action, None, step_s))
+        items.append(Item(timeline.BACKWARD if back else timeline.FORWARD, action, None, step_s))
 
     for step, step_s in zip(steps_of(plan, stage, back), seconds, strict=True):
         here = []
@@ -305,12 +264,12 @@ def _pass(
             compute(step_s - hidden_s)
             left_s = hidden_s
         for event in here:
-            kind = GRADIENTS if event.kind in SUMS else HALO
-            kind = COLLECTIVE if event.kind == "collective" else kind
+            kind = timeline.GRADIENTS if event.kind in SUMS else timeline.HALO
+            kind = timeline.COLLECTIVE if event.kind == "collective" else kind
             if event.kind.startswith("wait") and hidden_s:
                 compute(hidden_s)
                 left_s, hidden_s = left_s - hidden_s, 0.0
-            if kind != HALO and left_s:
+            if kind != timeline.HALO and left_s:
                 compute(left_s)
                 left_s = 0.0
             items.append(Item(kind, action, event))

@@ -18,14 +18,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hires.core.ranks.timeline import (
-    BACKWARD,
-    COLLECTIVE,
-    FORWARD,
-    HALO,
-    Span,
-    StepSpans,
-)
+from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, Span, StepSpans
 from hires.plan.event import BYTES, POSTS
 from hires.plan.groups import groups, num_tile_groups
 from hires.plan.plan import Plan
@@ -150,12 +143,9 @@ class Simulation:
 
 
 def simulate(plan: Plan, costs: Costs, network: Network | None = None) -> Simulation:
-    """Returns what one step of a plan would take.
+    """Returns what one step of a plan that is free of deadlock would take.
 
-    Args:
-        plan: any that the proof finds free of deadlock.
-        costs: seconds of computation.
-        network: what messages take; unset: nothing.
+    Without a network messages take no time.
     """
     programs = [timed_program(plan, rank, costs) for rank in range(plan.ranks_per_replica)]
     points = _Points(plan)

@@ -23,14 +23,13 @@ from hires.core.ranks.timeline import (
 from hires.plan.event import ALONE
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from hires.plan.program import events
+from hires.plan.program import events, steps_of
 from hires.plan.schedule import started
 from hires.plan.simulation.costs import (
     ActionCosts,
     Device,
     Roofline,
     measured_costs,
-    steps_of,
     timed_program,
 )
 from hires.plan.simulation.simulate import Link, Network, simulate
@@ -230,7 +229,7 @@ def test_action_is_measured_between_its_collectives():
 
 
 def test_recomputed_segments_run_forward_again_before_their_way_back():
-    plan = chained()
+    plan = Plan.from_dict(chained().to_dict())  # without derived facts
     stage = plan.stages[0]
     stage.segments = [0, 1, 2]
     names = [(step.node.name, step.back) for step in steps_of(plan, stage, back=True)]

@@ -15,8 +15,8 @@ from hires.plan.event import ALONE, Event
 from hires.plan.halos import companions
 from hires.plan.plan import CommOp, Plan
 from hires.plan.planner import make_plan
-from hires.plan.program import events
-from hires.plan.simulation.costs import steps_of, timed_program
+from hires.plan.program import events, steps_of
+from hires.plan.simulation.costs import timed_program
 from tests.helpers.custom_nets import cells
 from tests.helpers.small_plans import LAYOUTS, plan_of
 from tests.helpers.tiny_nets import Net
