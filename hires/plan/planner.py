@@ -76,22 +76,22 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
 
 
 def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
-    grids, shards = config.parallel.grids, config.parallel.shards
-    num_ranks = [rows * cols * parts for (rows, cols), parts in zip(grids, shards, strict=True)]
+    cuts = [*zip(config.parallel.grids, config.parallel.shards, strict=True)]
+    num_ranks = [rows * cols * shards for (rows, cols), shards in cuts]
     bounds = partition(graph, num_ranks, config.parallel.balance)
     starts = set(layer_starts(graph))
     stages: list[Stage] = []
-    rank = 0
     for index, (first, last) in enumerate(itertools.pairwise(bounds)):
         nodes = graph.nodes[first:last]
         used = [graph.params[name] for name in {name for node in nodes for name in node.params}]
+        tiles, shards = cuts[index]
         stage = Stage(
             index,
             first,
             last,
-            grids[index],
-            rank,
-            shards[index],
+            tiles,
+            sum(num_ranks[:index]),
+            shards,
             num_layers=len(starts & set(range(first, last))),
             first_layer=nodes[0].name,
             last_layer=nodes[-1].name,
@@ -99,5 +99,4 @@ def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
             params=sum(param.num_elements for param in used if param.trainable),
         )
         stages.append(stage)
-        rank += stage.num_ranks
     return stages

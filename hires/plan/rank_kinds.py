@@ -29,7 +29,7 @@ TILED_NODE = 4
 """Passes of a node on one rank that take as long as one of a node in tiles, with its halos."""
 START = 50
 """Node passes that take as long as to build one rank."""
-# By how much ranks of a group may differ in size, and whether they share the stage of most bytes.
+# By how much the ranks of a group may differ in size, and whether they hold most in one stage.
 _COARSER = ((0.02, True), (0.1, True), (0.3, True), (0.1, False), (0.5, False), (1.0, False))
 
 
@@ -76,16 +76,22 @@ def representatives(plan: Plan) -> list[int]:
     sizes_of = {rank: _size(plan, rank) for rank in first.values()}
     sizes = [sizes_of[rank] for rank in chosen]
     places = [(kind[0], *(slot[0] for slot in kind[1])) for kind in kinds]
+    by_size = sorted(range(len(kinds)), key=lambda rank: -sum(sizes[rank]))
     if len(first) > KINDS_PER_STAGE * len(set(places)):
         largest: dict[Any, int] = {}
-        for rank, place in enumerate(places):
-            if place not in largest or sum(sizes[rank]) > sum(sizes[largest[place]]):
-                largest[place] = rank
+        for rank in by_size:
+            largest.setdefault(places[rank], rank)
         chosen = [largest[place] for place in places]
     for slack, by_stage in _COARSER:
         if sum(_work(plan, rank) for rank in set(chosen)) <= WORK:
             break
-        leaders = _leaders(sizes, slack, by_stage)
+        leaders: dict[int, int] = {}
+        last: dict[int, int] = {}  # the largest rank of the group that is filled now
+        for rank in by_size:
+            group = sizes[rank].index(max(sizes[rank])) if by_stage else 0
+            if group not in last or sum(sizes[rank]) < (1 - slack) * sum(sizes[last[group]]):
+                last[group] = rank
+            leaders[rank] = last[group]
         chosen = [leaders[rank] for rank in chosen]
     return chosen
 
@@ -111,23 +117,6 @@ def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
         for message in edge_messages(plan, rank, action, outgoing)
     ]
     return actions, slots, tuple(sorted(edges))
-
-
-def _leaders(sizes: list[list[int]], slack: float, by_stage: bool) -> dict[int, int]:
-    """Returns for each rank the largest one of its group, by the sizes of all ranks by stage.
-
-    The smallest of a group is at most a share ``slack`` below; ``by_stage``: the ranks of a group
-    hold most in the same stage.
-    """
-    leaders: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for rank in sorted(range(len(sizes)), key=lambda r: -sum(sizes[r])):
-        group = sizes[rank].index(max(sizes[rank])) if by_stage else 0
-        leader = last.get(group)
-        if leader is None or sum(sizes[rank]) < (1 - slack) * sum(sizes[leader]):
-            last[group] = leader = rank
-        leaders[rank] = leader
-    return leaders
 
 
 def _size(plan: Plan, rank: int) -> list[int]:

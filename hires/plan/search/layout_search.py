@@ -223,14 +223,7 @@ class Budget:
 
 
 class Search:
-    """Tries changes of one config until its budget is used.
-
-    Args:
-        config: what was asked for.
-        bound: rules out without a trial what cannot fit.
-        predict: plans and predicts; None: what is sensible fits.
-        budget: of all trials together.
-    """
+    """Tries changes of one config until its budget is used; without ``predict`` all may fit."""
 
     def __init__(
         self,

@@ -142,8 +142,8 @@ def test_layout_that_is_refused_already_is_looked_over_only(monkeypatch):
         raise AssertionError("a refused layout is connected")
 
     graph, keys = five(2), {"tiles": [13, 10]}
-    for name in ("verify", "lay_out", "edges_of"):
-        monkeypatch.setattr(f"hires.plan.planner.{name}", never)
+    for name in ("planner.verify", "planner.edges_of", "layout.widen", "layout._stage_comm"):
+        monkeypatch.setattr(f"hires.plan.{name}", never)
     refusal = Finding("error", "launcher.max_ranks", "too many")
     plan = make_plan(config_of("train", 4, **keys), graph, [refusal])
     found = [f.key for f in plan.findings if f.severity == "error"]
