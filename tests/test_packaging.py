@@ -46,7 +46,7 @@ def test_every_package_is_listed():
 
 
 @pytest.mark.parametrize(
-    "folder", ["conf", "launch", "hires/report/plots", "hires/report/templates"]
+    "folder", ["conf", "launch", "hires/cli/verbs", "hires/report/plots", "hires/report/templates"]
 )
 def test_every_data_file_is_shipped(folder):
     package = folder.replace("/", ".") if folder.startswith("hires/") else f"hires.{folder}"

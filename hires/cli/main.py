@@ -18,27 +18,29 @@ from hires.core.errors import INTERRUPTED, ConfigError, HiresError
 
 VERBS = {
     "run": "run an experiment and print its throughput and memory",
-    "sweep": "run every combination of several values, or a stored sweep",
+    "sweep": "run every combination of several values of some keys, or a stored sweep",
     "plan": "show what each rank computes and sends, without running it",
-    "verify": "compare a layout with one process, in float64",
+    "verify": "compare a layout with one process on the same microbatches, in float64",
     "show": "print the tables or the time line of a run",
-    "report": "turn runs into tables, plots and one page",
+    "report": "turn run folders into tables, plots and one page that opens in any browser",
     "compare": "tell whether B is better or worse than A; exit code 4 if it is worse",
-    "export": "write runs as CSV, or into an mlflow store",
-    "index": "rebuild the index of all runs",
-    "status": "show the state of runs: step, speed, memory",
-    "logs": "print the logs of a run's ranks",
-    "retry": "run failed and lost points again, as their next attempt",
-    "cancel": "stop runs",
+    "export": "write runs as CSV files, or into a file store of mlflow",
+    "index": "rebuild the index of all attempts that have ended from the run folders",
+    "status": "show the state of runs: step, speed, memory, and why one waits or failed",
+    "logs": "print the logs of a run's ranks, merged by time",
+    "retry": "run failed and lost points again as their next attempt: same config, plan and folder",
+    "cancel": "stop runs: their ranks end as after Ctrl-C, Slurm's jobs are cancelled",
     "list": "list models, layouts, keys and other choices, or runs",
     "data": "make a folder of labelled images",
     "bench": "measure layouts beside torch's own",
-    "doctor": "check what this machine has",
+    "doctor": "check what this machine and its cluster have, and say what would help",
     "completion": "print the completion script of a shell",
 }
 """Verb -> what it does. ``hires.cli.verbs.verb_NAME`` has ``PARSER``, which declares the options,
-and ``main(words)``, which returns the exit code; it is imported when the verb is used, so that
+and ``main(args)``, which returns the exit code; it is imported when the verb is used, so that
 ``hires --help`` answers at once."""
+MULTIRUN = ("-m", "--multirun")
+"""Options of ``hires run`` that make it ``hires sweep``."""
 
 _HELP = """\
 usage: hires VERB [overrides] [options]
@@ -95,8 +97,13 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if verb == "_complete":  # the scripts of `hires completion` call this
         return int(module_of("completion").complete(rest))
+    if verb == "run" and any(word in MULTIRUN for word in rest):
+        verb, rest = "sweep", [word for word in rest if word not in MULTIRUN]
     if verb in VERBS:
-        return int(module_of(verb).main(rest))
+        module = module_of(verb)
+        if verb == "bench":  # its options are those of a benchmark
+            return int(module.main(rest))
+        return int(module.main(module.PARSER.read(rest)))
     if "=" in verb:
         raise ConfigError(f"{verb!r} is an override and a verb comes first: hires run {verb}")
     if verb.startswith("-"):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hires.cli.compose.choices import EXPERIMENTS, config_keys, experiments, groups
+from hires.cli.main import VERBS
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
 from hires.core.store import file_names
@@ -23,49 +24,61 @@ CONF = "HIRES_CONF"
 _NEGATIVE = re.compile(r"-\.?\d")
 """Beginning of a number below 0, which no option has."""
 
-
 Complete = Callable[[str], Iterable[str]] | Iterable[str]
 """The words that an argument may take, or what returns them for the word under the cursor."""
 Option = tuple[tuple[str, ...], Complete, dict[str, Any]]
 """Names and settings, as for :meth:`argparse.ArgumentParser.add_argument`, and completion."""
 
 
-def option(*names: str, help: str, complete: Complete = (), **settings: Any) -> Option:
-    """Returns an option or a positional argument."""
-    return names, complete, {"help": help, **settings}
+def option(
+    name: str, metavar: str | None, help: str, complete: Complete = (), **settings: Any
+) -> Option:
+    """Returns an option with a value, or a positional argument."""
+    return (name,), complete, {"help": help, "metavar": metavar, **settings}
 
 
-def flag(*names: str, help: str) -> Option:
-    """Returns an option without a value."""
-    return option(*names, help=help, action="store_true")
+def flag(*names_and_help: str) -> Option:
+    """Returns an option without a value, from its names and its help text."""
+    *names, help = names_and_help
+    return tuple(names), (), {"help": help, "action": "store_true"}
+
+
+def number(name: str, help: str, default: int | None = None, least: int = 1) -> Option:
+    """Returns an option that takes a whole number of at least ``least``."""
+
+    def read(text: str) -> int:
+        value = int(text) if text.isascii() and text.isdigit() else -1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, {least} or more")
+        return value
+
+    shown = help if default is None else f"{help} (default: {default})"
+    return option(name, "N", shown, type=read, default=default)
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are ConfigErrors and whose help ends in examples."""
 
     def __init__(
-        self, verb: str, description: str, examples: Sequence[str], *options: Option
+        self, verb: str, examples: Sequence[str], *options: Option, more: str = ""
     ) -> None:
         """Makes the parser of ``hires VERB``; each example is one whole command line."""
         self.examples = examples
         super().__init__(
             prog=f"hires {verb}",
-            description=description,
+            description=f"{VERBS[verb][0].upper()}{VERBS[verb][1:]}.\n\n{more}".strip(),
             epilog="examples:\n" + "\n".join(f"  {example}" for example in examples),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        self._complete = {
-            self.add_argument(*names, **settings).dest: complete
-            for names, complete, settings in options
-        }
+        self._complete = {self.add_argument(*n, **more).dest: c for n, c, more in options}
 
     def error(self, message: str) -> NoReturn:
         """Raises the message as a ConfigError."""
         raise ConfigError(f"{message}; `{self.prog} --help` shows the options")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """Returns the options of a command line, overrides and options in any order."""
+        """Returns overrides and options, given in any order, and the whole command as ``argv``."""
         self._refuse_unknown([word for word in words if word.startswith("--")])
         joined: list[str] = []
         for word in words:
@@ -75,6 +88,7 @@ class Parser(argparse.ArgumentParser):
             else:
                 joined.append(word)
         args = self.parse_intermixed_args(joined)
+        args.argv = [*self.prog.split(), *words]
         if getattr(args, "config_dir", "") is None:
             args.config_dir = os.environ.get(CONF) or None
         return args
@@ -122,14 +136,6 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(f"unknown option {one}; {self.prog} has {', '.join(hits)}")
 
 
-def positive(text: str) -> int:
-    """Returns an option's number, 1 or more."""
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of 1 or more")
-    return value
-
-
 def chosen(option: str, text: str, choices: Iterable[str]) -> list[str]:
     """Returns the names of a list with commas, each once, all among the choices."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
@@ -148,9 +154,7 @@ def overrides(current: str) -> Iterable[str]:
         return [f"{key}=" for key in (*groups(), *config_keys()) if not key.endswith(".name")]
     key = config_keys().get(name)
     values: Iterable[str] = groups().get(name) or (key.choices if key else ())
-    if key and key.hint is bool:
-        values = ("true", "false")
-    return [f"{name}={value}" for value in values]
+    return [f"{name}={v}" for v in (("true", "false") if key and key.hint is bool else values)]
 
 
 def sweep_overrides(current: str) -> Iterable[str]:
@@ -175,49 +179,39 @@ def campaign_names(current: str = "") -> list[str]:
 def composing(complete: Complete = overrides) -> tuple[Option, ...]:
     """Returns the overrides, ``--cfg`` and ``--config-dir``."""
     what = "Hydra overrides, as parallel=sp steps=20"
+    words = option("overrides", "KEY=VALUE", what, complete, nargs="*")
     config = "print the composed config as YAML and do nothing else"
-    return (
-        option("overrides", nargs="*", metavar="KEY=VALUE", complete=complete, help=what),
-        option("--cfg", choices=("job",), help=config),
-        CONFIG_DIR,
-    )
+    return words, option("--cfg", None, config, choices=("job",)), CONFIG_DIR
 
 
-def named_runs(help: str = "unset: all campaigns", **settings: Any) -> tuple[Option, ...]:
+def named_runs(
+    help: str = "unset: all campaigns", nargs: str = "*", metavar: str = "CAMPAIGN|RUN"
+) -> tuple[Option, ...]:
     """Returns the names of runs and campaigns, and ``--results``."""
 
     def known(current: str) -> list[str]:
         return [*campaign_names(), *run_folders()]
 
-    settings = {"nargs": "*", "metavar": "CAMPAIGN|RUN", **settings}
-    return option("names", complete=known, help=help, **settings), RESULTS
+    return option("names", metavar, help, known, nargs=nargs), RESULTS
 
 
-JSON = flag("--json", help="print the result as one JSON object, nothing else")
-RESULTS = option("--results", default="results", metavar="DIR", help="where runs are kept")
-RUN = (
-    option(
-        "run",
-        metavar="RUN",
-        complete=run_folders,
-        help="path of a run folder, its name or its hash",
-    ),
-    RESULTS,
-)
+JSON = flag("--json", "print the result as one JSON object, nothing else")
+RESULTS = option("--results", "DIR", "where runs are kept", default="results")
+RUN = (option("run", "RUN", "path of a run folder, its name or its hash", run_folders), RESULTS)
 CONFIG_DIR = option(
     "--config-dir",
-    metavar="DIR",
-    help="a folder that adds choices, as DIR/model/mine.yaml or DIR/cluster/ours.yaml "
+    "DIR",
+    "a folder that adds choices, as DIR/model/mine.yaml or DIR/cluster/ours.yaml "
     f"(default: the folder that the variable {CONF} names)",
 )
 AFTER = tuple(
     option(
         name,
+        "JOB|CAMPAIGN",
+        f"launcher=slurm: start when this job or all of this campaign has {ended}",
+        campaign_names,
         action="append",
         default=[],
-        metavar="JOB|CAMPAIGN",
-        complete=campaign_names,
-        help=f"launcher=slurm: start when this job or all of this campaign has {ended}",
     )
     for name, ended in (("--after", "succeeded"), ("--after-any", "ended in any state"))
 )

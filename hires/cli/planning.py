@@ -1,8 +1,7 @@
 """Turns configs into plans with all findings; nothing is started here.
 
-The number of classes is read from the data, the network is traced, the layout is planned and
-proved, and its memory is predicted. Points of a sweep share this work: a network is traced once at
-each size, and points that differ only in keys that do not decide the plan have one plan.
+Points of a sweep share the work: a network is traced once at each size, and points that differ only
+in keys that do not decide the plan have one plan.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import math
 import sys
 import time
 import zlib
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,43 +37,30 @@ FORECASTS_S = 100.0
 """Seconds after which no further memory is predicted but what the cache holds: a sweep of a
 thousand different layouts would otherwise be planned for as long as it runs."""
 UNRELATED = (
-    "campaign",
-    "results",
-    "steps",
-    "measure",
-    "checkpoint",
-    "task.lr",
-    "comm.timeout_s",
-    "launcher.port",
-    "data.path",
-    "data.classes",
-    "data.length",
-    "data.fit",
-    "data.shuffle",
-)
-"""Keys that change neither the network, nor the plan, nor its memory. What is not named here may:
-a new key costs time until it is thought about, and no wrong answer. Of ``data.classes`` the config
-holds what follows, ``model.classes``."""
+    "campaign", "results", "steps", "measure", "checkpoint", "task.lr", "comm.timeout_s",
+    "launcher.port", "data.path", "data.classes", "data.length", "data.fit", "data.shuffle",
+)  # fmt: skip
+"""Keys that change neither the network, nor the plan, nor its memory. A new key that is not
+named here costs time and gives no wrong answer. ``model.classes`` is what follows of
+``data.classes``."""
 _DECIDE = ("image", "model", "data", "parallel", "precision", "comm", "task", "memory", "seed")
 """Parts of the config that may decide the memory together with the plan."""
 _DERIVED = ("findings", "verdict", "totals", "memory", "placement")
 """What follows from the rest of a plan."""
-_PARTS = ("params_bytes", "grads_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes")
 _MOST_GRAPHS = 128
 """Networks that are kept at the same time; a large one takes some megabytes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedPlan:
-    """What a sweep keeps of a plan; thousands of whole ones would fill the memory."""
+    """What a sweep keeps of a plan, since thousands of whole ones would fill the memory."""
 
-    refusal: str
+    refusal: str = ""
     """All its errors; nothing if it can run."""
-    warnings: tuple[str, ...]
-    ranks: int
-    peak_bytes: int | None
+    warnings: Sequence[str] = ()
+    peak_bytes: int | None = None
     """Predicted memory of the rank that needs most; None if unknown."""
-    needs_bytes: int
+    needs_bytes: int = 0
     """Predicted memory of all ranks with their libraries; 0 if unknown."""
     packed: bytes = b""
     """``plan.json``, packed; nothing if it cannot run."""
@@ -93,7 +78,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Takes what answers for torch, and the seconds for predictions that no cache holds."""
         self._process = TorchProcess() if process is None else process
         self._left_s = forecasts_s
-        self._graphs: OrderedDict[str, Graph] = OrderedDict()
+        self._graphs: dict[str, Graph] = {}
         self._plans: dict[str, PackedPlan] = {}
         self.classes: dict[str, int] = {}
         """Number of classes of each data that was looked at."""
@@ -102,62 +87,69 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         self._process.__exit__(*error)
 
     def plan(self, config: RunConfig, memory: bool = True) -> Plan:
-        """Returns the plan of a config, with all findings.
+        """Returns the plan of a config (:func:`with_classes`), with all findings.
 
-        Args:
-            config: as :func:`with_classes` returns it.
-            memory: whether the memory of every rank is predicted and compared with what there is;
-                a plan that does not fit comes with the changes that would.
+        With ``memory`` the memory of every rank is predicted and compared with what there is; a
+        plan that does not fit comes with the changes that would.
 
         Raises:
             ConfigError: the network cannot be built or traced, or ``checkpoint.resume`` names
                 nothing that the run can go on with.
             RunError: the process that has torch failed.
         """
-        # A search for what would fit ends in time for an answer within DEADLINE_S.
-        deadline_s = time.monotonic() + DEADLINE_S
-        self._check_resume(config)
+        budget = Budget()  # tracing and planning count: the answer is to come in time
         plan = self._planned(config)
         if memory:
             print_activity("predicting the memory ...")
-            self.add_forecast(config, plan, deadline_s)
+            self.add_memory(config, plan, budget)
         print_activity("")
         return plan
 
     def packed(self, config: RunConfig) -> PackedPlan:
         """Returns the plan of one point of a sweep; raises what :meth:`plan` raises."""
-        self._check_resume(config)  # no part of the plan, so it is not in the key
         key = json.dumps(deciding(config), sort_keys=True)
-        if key not in self._plans:
-            plan = self._planned(config)
-            shortage = self.add_memory(config, plan)
-            if shortage is not None:
-                plan.findings.append(Finding("error", "memory.limit", shortage))
-            peaks = [entry["peak_bytes"] for entry in plan.memory]
-            everyone = dataclasses.replace(room_of(config), rank_bytes=None)
-            self._plans[key] = PackedPlan(
-                refusal="; ".join(_texts(plan, "error")),
-                warnings=tuple(_texts(plan, "warning")),
-                ranks=config.parallel.num_ranks,
-                peak_bytes=max(peaks, default=None),
-                needs_bytes=everyone.needed(plan) if peaks else 0,
-                packed=zlib.compress(json.dumps(plan.to_dict()).encode(), 1) if plan.ok else b"",
-            )
+        if key in self._plans:
+            self._check_resume(config)  # it is no part of the plan, so not of the key
+            return self._plans[key]
+        plan = self._planned(config)
+        self.add_memory(config, plan)
+        peaks = [entry["peak_bytes"] for entry in plan.memory]
+        everyone = dataclasses.replace(room_of(config), rank_bytes=None)
+        self._plans[key] = PackedPlan(
+            refusal="; ".join(_texts(plan, "error")),
+            warnings=_texts(plan, "warning"),
+            peak_bytes=max(peaks, default=None),
+            needs_bytes=everyone.needed(plan) if peaks else 0,
+            packed=zlib.compress(json.dumps(plan.to_dict()).encode(), 1) if plan.ok else b"",
+        )
         return self._plans[key]
 
-    def add_forecast(self, config: RunConfig, plan: Plan, deadline_s: float | None = None) -> None:
-        """Adds the memory of every rank, and an error with what would fit if it does not.
+    def add_memory(self, config: RunConfig, plan: Plan, budget: Budget | None = None) -> None:
+        """Adds the memory of every rank to a plan, and an error if it does not fit.
 
-        The search for what would fit ends at ``deadline_s`` on the monotonic clock.
+        With a budget the error holds the changes that would fit. A prediction that fails is a
+        warning: the run may go well all the same.
         """
+        if not plan.ok:
+            return
         began_s = time.monotonic()
-        shortage = self.add_memory(config, plan)
+        try:
+            plan.memory = self._forecast(config, plan)
+        except HiresError as error:
+            text = f"the memory of the ranks could not be predicted: {error}"
+            plan.findings.append(Finding("warning", "memory", text))
+            return
+        finally:
+            self._left_s -= time.monotonic() - began_s
+        shortage = room_of(config).shortage(config, plan)
         if shortage is None:
+            return
+        if budget is None:
+            plan.findings.append(Finding("error", "memory.limit", shortage))
             return
         print_activity("looking for what would fit ...")
         # A quarter of the time is left for the search, however long the plan itself took.
-        deadline_s = began_s + DEADLINE_S if deadline_s is None else deadline_s
-        budget = Budget(max(deadline_s, time.monotonic() + DEADLINE_S / 4))
+        budget.deadline_s = max(budget.deadline_s, time.monotonic() + DEADLINE_S / 4)
 
         def predicted(changed: RunConfig) -> Plan | None:
             with contextlib.suppress(HiresError):  # a change that makes no sense here
@@ -171,38 +163,19 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
         plan.findings.append(would_fit(config, shortage, plan.graph, predicted, budget))
 
-    def add_memory(self, config: RunConfig, plan: Plan) -> str | None:
-        """Adds the memory of every rank to a plan, and returns what does not fit, or None.
-
-        A prediction that fails is a warning: the run may go well all the same.
-        """
-        if not plan.ok:
-            return None
-        began_s = time.monotonic()
-        try:
-            plan.memory = self._forecast(config, plan)
-        except HiresError as error:
-            text = f"the memory of the ranks could not be predicted: {error}"
-            plan.findings.append(Finding("warning", "memory", text))
-            return None
-        finally:
-            self._left_s -= time.monotonic() - began_s
-        return room_of(config).shortage(config, plan)
-
     def _planned(self, config: RunConfig) -> Plan:
-        """Returns the plan of a config without its memory."""
+        self._check_resume(config)
         graph = self._traced(config)
         return make_plan(config, graph, offered(config, len(layer_starts(graph))))
 
     def _check_resume(self, config: RunConfig) -> None:
         """Refuses a checkpoint of another run that this one cannot begin with."""
         source = config.checkpoint.source
-        if source is None:
-            return
-        run = Path(config.results) / config.campaign / run_name(config)
-        candidates, _ = checkpoints.candidates(run, config)
-        others = [one for one in candidates if one.path.parent != run / checkpoints.FOLDER]
-        checkpoints.refuse_other_network(others, shapes_of(self._traced(config)), source)
+        if source is not None:
+            run = Path(config.results) / config.campaign / run_name(config)
+            candidates, _ = checkpoints.candidates(run, config)
+            others = [one for one in candidates if one.path.parent != run / checkpoints.FOLDER]
+            checkpoints.refuse_other_network(others, shapes_of(self._traced(config)), source)
 
     def _traced(self, config: RunConfig) -> Graph:
         """Returns the graph of the network, which is traced once at each size.
@@ -220,20 +193,17 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
                 others = [f"{f.text} [{f.key}]" for f in [*check_numbers(config), *offered(config)]]
                 raise ConfigError("; ".join([str(error), *others])) from None
             if len(self._graphs) > _MOST_GRAPHS:
-                self._graphs.popitem(last=False)
-        self._graphs.move_to_end(key)
+                del self._graphs[next(iter(self._graphs))]
         return self._graphs[key]
 
     def _forecast(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         """Returns the memory of every rank of a replica, from the user's cache if it is there."""
         values = {key: value for key, value in deciding(config).items() if key in _DECIDE}
-        values["memory"].pop("limit")
+        del values["memory"]["limit"]
         facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
         key = answer_cache.key_of(values, facts)
         memory: list[dict[str, int]] = answer_cache.read("memory", key)
-        names = {*_PARTS, "peak_bytes"}
-        whole = isinstance(memory, list) and len(memory) == plan.ranks_per_replica
-        if not whole or not all(isinstance(one, dict) and set(one) == names for one in memory):
+        if not isinstance(memory, list) or len(memory) != plan.ranks_per_replica:
             if self._left_s <= 0:
                 raise RunError("the time for it is used up; planning again goes on with the cache")
             memory = self._process.footprint(config, plan)
@@ -250,7 +220,7 @@ def planned(config: RunConfig, memory: bool = True) -> Plan:
 def with_classes(config: RunConfig, seen: dict[str, int] | None = None) -> RunConfig:
     """Returns the config with ``model.classes`` as many as the data has, unless it is set.
 
-    The number of classes of data that was ``seen`` is not looked up again.
+    Data that was ``seen`` is not opened again.
 
     Raises:
         ConfigError: the data folder is missing or unusable, or has more classes than the network.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from hires.cli.screens.progress import StepProgress
 from hires.core.config.run_config import RunConfig
@@ -24,32 +25,36 @@ _ENDS = {"failed": "failed", "cancelled": "was cancelled", "lost": "is lost"}
 
 
 def submit(
-    runs: Sequence[FrozenRun], options: SubmitOptions, freeze: Callable[[Path], object]
+    runs: Sequence[FrozenRun],
+    options: SubmitOptions,
+    freeze: Callable[[Path], object],
+    seen: Mapping[Path, int | None] = MappingProxyType({}),
 ) -> list[Submitted]:
     """Submits runs of one launcher, and prints their jobs; one that fails does not stop the others.
 
-    Runs that wait or run already stay as they are; ``freeze`` is called with the folder of every
-    other one. Call it within :func:`hires.core.store.campaign.starting`.
+    Runs that wait or run already stay as they are, and those that were begun since their latest
+    attempt was ``seen``; ``freeze`` is called with the folder of every other one.
     """
-    if not runs:
-        return []
     launcher = launcher_of(runs[0].config)
     folders = sorted({run.path.parent for run in runs})
-    for note in (note for folder in folders for note in launcher.repair(folder)):
-        print(f"note: {note}", file=sys.stderr)
-    held = running_elsewhere.holders(run.path for run in runs)
-    refused = {path: f"{path.name} is under way: {why}" for path, why in held.items()}
-    for run in runs:
-        if run.path not in refused:
+    with campaign.starting(folders):
+        for note in (note for folder in folders for note in launcher.repair(folder)):
+            print(f"note: {note}", file=sys.stderr)
+        held, refused = running_elsewhere.holders(run.path for run in runs), {}
+        for path in (run.path for run in runs):
             try:
-                freeze(run.path)
+                if path in seen:
+                    running_elsewhere.refuse_begun(path, seen[path])
+                if path in held:
+                    raise RunError(f"{path.name} is under way: {held[path]}")
+                freeze(path)
             except RunError as error:
-                refused[run.path] = str(error)
-    submitted = [Submitted(path, None, why) for path, why in refused.items()]
-    free = [run for run in runs if run.path not in refused]
-    submitted += launcher.submit_many(
-        free, options, lambda: any(map(campaign.is_stopped, {run.path.parent for run in free}))
-    )
+                refused[path] = str(error)
+        submitted = [Submitted(path, None, why) for path, why in refused.items()]
+        free = [run for run in runs if run.path not in refused]
+        submitted += launcher.submit_many(
+            free, options, lambda: any(map(campaign.is_stopped, folders))
+        )
     _print_jobs(submitted)
     order = {run.path: number for number, run in enumerate(runs)}
     return sorted(submitted, key=lambda one: order[one.path])
@@ -81,43 +86,40 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
 
     The folder is named only if it is to be kept.
     """
-    if keep:
-        for event in read_lines(run.attempt_dir / file_names.EVENTS):
-            if event.get("event") == "checkpoint_failed":
-                text = f"no checkpoint of step {event['step']}: {event['text']}"
-                print(f"warning: {text}", file=sys.stderr)
-            elif event.get("event") == "checkpoint_damaged":
-                print(f"warning: {event['text']}", file=sys.stderr)
-    if outcome.exit_code == 0:
-        return
-    print(f"hires: the run {_ENDS[outcome.state]}: {outcome.cause}", file=sys.stderr)
-    page = hang_head(run.attempt_dir) if outcome.reason == "hang" else []
-    for line in page[2:]:  # it begins with the cause, which was printed
-        print(f"  {line}", file=sys.stderr)
-    if page and keep:
-        print(f"the whole page: {run.attempt_dir / file_names.HANG}", file=sys.stderr)
-    if outcome.tail:
-        print(f"last lines of rank {outcome.failed_rank}:", file=sys.stderr)
-        for line in outcome.tail:
-            print(f"  {line}", file=sys.stderr)
-    if keep:
-        print(f"all lines: {run.attempt_dir / file_names.LOGS}", file=sys.stderr)
+    lines = []
+    for event in read_lines(run.attempt_dir / file_names.EVENTS) if keep else ():
+        if event.get("event") == "checkpoint_failed":
+            lines.append(f"warning: no checkpoint of step {event['step']}: {event['text']}")
+        elif event.get("event") == "checkpoint_damaged":
+            lines.append(f"warning: {event['text']}")
+    if outcome.exit_code != 0:
+        lines.append(f"hires: the run {_ENDS[outcome.state]}: {outcome.cause}")
+        page = hang_head(run.attempt_dir) if outcome.reason == "hang" else []
+        lines += [f"  {line}" for line in page[2:]]  # it begins with the cause
+        if page and keep:
+            lines.append(f"the whole page: {run.attempt_dir / file_names.HANG}")
+        if outcome.tail:
+            lines.append(f"last lines of rank {outcome.failed_rank}:")
+            lines += [f"  {line}" for line in outcome.tail]
+        if keep:
+            lines.append(f"all lines: {run.attempt_dir / file_names.LOGS}")
+    for line in lines:
+        print(line, file=sys.stderr)
 
 
 def _print_jobs(submitted: Sequence[Submitted]) -> None:
     """Prints the jobs of runs, and why others have none, each reason once."""
     jobs = [one for one in submitted if one.job is not None]
-    if len(jobs) <= _SHOWN:
-        for one in jobs:
-            print(f"{one.path.name}: job {one.job}", file=sys.stderr)
-    else:
+    lines = [f"{one.path.name}: job {one.job}" for one in jobs]
+    if len(jobs) > _SHOWN:
         arrays = collections.Counter(str(one.job).partition("_")[0] for one in jobs)
-        for number, count in arrays.items():
-            print(f"job array {number}: {count} points", file=sys.stderr)
+        lines = [f"job array {number}: {count} points" for number, count in arrays.items()]
     reasons = collections.defaultdict(list)
     for one in submitted:
         if one.why is not None:
             reasons[one.why].append(one.path.name)
     for why, names in reasons.items():
         others = f" and {len(names) - 1} more were" if len(names) > 1 else " was"
-        print(f"hires: {names[0]}{others} not submitted: {why}", file=sys.stderr)
+        lines.append(f"hires: {names[0]}{others} not submitted: {why}")
+    for line in lines:
+        print(line, file=sys.stderr)

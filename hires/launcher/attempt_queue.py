@@ -19,12 +19,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from hires.core.errors import RunError
 from hires.core.store import file_names, provenance, rundir
 from hires.core.store.attempts import Attempt, next_attempt
 from hires.core.store.run_index import write_exit
+from hires.launcher.interface import FrozenRun, Share
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.rank_group import last_lines
@@ -183,34 +184,11 @@ def _end_of(run: Running[Task], code: int) -> tuple[str, str | None]:
     return state, cause
 
 
-class Share(NamedTuple):
-    """A part of this machine: what an attempt needs, or what all that run at once may use."""
-
-    attempts: int = 1
-    cores: int = 1
-    memory_bytes: float = 0
-
-
-@dataclass(frozen=True)
-class PlannedAttempt:
-    """One attempt that is to be made of a frozen run."""
-
-    path: Path
-    """The run folder."""
-    argv: tuple[str, ...]
-    """The command line that makes this run alone, for its record."""
-    ranks: int
-    needs: Share
-    """Of the memory what is predicted for all ranks with their libraries."""
-    done: int = 0
-    """Complete attempts that the run had when this one was planned."""
-
-
 @dataclass(frozen=True)
 class Ended:
     """How a task ended."""
 
-    task: PlannedAttempt
+    task: FrozenRun
     attempt: int | None
     """None if no attempt could be made."""
     state: str
@@ -222,25 +200,25 @@ class Ended:
 class Watcher(Protocol):
     """Is called when something happens to a task."""
 
-    def started(self, task: PlannedAttempt, attempt: int) -> None:
+    def started(self, task: FrozenRun, attempt: int) -> None:
         """An attempt was started."""
 
-    def line(self, task: PlannedAttempt, line: dict[str, Any]) -> None:
+    def line(self, task: FrozenRun, line: dict[str, Any]) -> None:
         """A rank appended a line to ``metrics.jsonl``."""
 
     def ended(self, end: Ended) -> None:
         """An attempt ended, or could not be made."""
 
-    def left(self, task: PlannedAttempt, why: str) -> None:
+    def left(self, task: FrozenRun, why: str) -> None:
         """Another command makes the task, or has completed it."""
 
 
-class LocalQueue(AttemptQueue[PlannedAttempt]):
+class LocalQueue(AttemptQueue[FrozenRun]):
     """Attempts that wait, run and have ended; two of the same run never run at once."""
 
     def __init__(
         self,
-        tasks: Sequence[PlannedAttempt],
+        tasks: Sequence[FrozenRun],
         rooms: Share,
         watcher: Watcher,
         module: str | None = None,
@@ -268,14 +246,14 @@ class LocalQueue(AttemptQueue[PlannedAttempt]):
         """Returns why nothing more may start: a signal, ``hires cancel``, or the budget."""
         if not self.interrupts.count and self._cancelled():
             self.interrupts.count_signal(signal.SIGTERM, "hires cancel")
-        attempts: list[Ended | Running[PlannedAttempt]] = [*self.ends, *self.running]
+        attempts: list[Ended | Running[FrozenRun]] = [*self.ends, *self.running]
         used_h = sum(one.task.ranks * one.wall_s for one in attempts) / 3600
         why, hours = super().stop_reason(), self._rank_hours
         if why is None and hours and used_h >= hours:
             return f"the budget of {hours:g} rank hours is used up"
         return why
 
-    def begin(self, task: PlannedAttempt) -> None:
+    def begin(self, task: FrozenRun) -> None:
         """Starts a task, unless another command makes or has made it; a failed start is its end."""
         try:
             with running_elsewhere.alone(task.path):
@@ -295,12 +273,12 @@ class LocalQueue(AttemptQueue[PlannedAttempt]):
             self._tails[task.path] = MetricsTail(run.attempt_dir / file_names.METRICS)
             self._watcher.started(task, run.attempt)
 
-    def look(self, run: Running[PlannedAttempt]) -> None:
+    def look(self, run: Running[FrozenRun]) -> None:
         """Passes on what the ranks recorded."""
         for line in self._tails[run.task.path].read():
             self._watcher.line(run.task, line)
 
-    def ended(self, run: Running[PlannedAttempt], code: int, state: str, cause: str | None) -> None:
+    def ended(self, run: Running[FrozenRun], code: int, state: str, cause: str | None) -> None:
         """Takes in how an attempt ended."""
         self._end(Ended(run.task, run.attempt, state, cause, run.wall_s))
 

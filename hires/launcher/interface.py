@@ -79,17 +79,38 @@ class JobStatus:
     """When it is expected to start, in the scheduler's words."""
 
 
+class Share(NamedTuple):
+    """A part of this machine: what an attempt needs, or what all that run at once may use."""
+
+    attempts: int = 1
+    cores: int = 1
+    memory_bytes: float = 0
+
+
 @dataclass(frozen=True)
 class FrozenRun:
-    """A run folder that is to be submitted."""
+    """A run folder that is to be started here or submitted."""
 
     path: Path
     argv: tuple[str, ...] | None
     """The command line that makes this run alone, for its record; None: as its first attempt."""
-    ranks: int
     config: RunConfig
     attempts: int = 1
     """How many complete attempts its job is to make, one after the other."""
+    needs_bytes: int = 0
+    """Predicted memory of all ranks with their libraries; 0: unknown."""
+    done: int = 0
+    """Complete attempts that it had when it was planned."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of its world."""
+        return self.config.parallel.num_ranks
+
+    @property
+    def needs(self) -> Share:
+        """What an attempt of it takes of this machine."""
+        return Share(1, self.ranks * self.config.launcher.threads, self.needs_bytes)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.units import MIB
 from hires.plan.memory import RankMemory
 from hires.plan.planner import make_plan
+from hires.plan.search.layout_search import Budget
 from tests.cli.conftest import SMALL
 
 MODEL = ModelConfig(depth=18, classes=10)
@@ -51,7 +52,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forecast(config: RunConfig, process) -> object:
     plan = make_plan(config, process.graph)
-    Planner(process).add_forecast(config, plan)
+    Planner(process).add_memory(config, plan, Budget())
     return plan
 
 
@@ -165,12 +166,13 @@ def test_limit_that_is_no_size_is_refused(limit):
 def test_keys_that_do_not_matter_share_a_forecast_and_time_that_is_used_up_makes_none(graph):
     process = Process(graph)
     plan = make_plan(CONFIG, graph)
-    assert Planner(process, 0).add_memory(CONFIG, plan) is None
+    Planner(process, 0).add_memory(CONFIG, plan)
     assert plan.memory == []
     assert "planning again goes on" in plan.findings[-1].text
     forecast(CONFIG, process)
     other = RunConfig(image=32, batch=4, model=MODEL, seed=5, steps=40, task=TaskConfig(lr=0.5))
     plan = make_plan(other, graph)
-    assert Planner(process, 0).add_memory(other, plan) is None
+    Planner(process, 0).add_memory(other, plan)
+    assert plan.ok
     assert plan.memory
     assert process.asked == 1

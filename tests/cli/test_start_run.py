@@ -19,7 +19,7 @@ last communications of each rank
 
 
 def test_first_lines_of_the_page_are_shown_and_where_the_rest_is(tmp_path, capsys):
-    run = RunDir(tmp_path, 0, complete=False)
+    run = RunDir(tmp_path, 0)
     run.attempt_dir.mkdir()
     (run.attempt_dir / "hang.txt").write_text(PAGE)
     explain(Outcome("failed", "no progress: rank 1 does not answer", {}, [], 1, "hang"), run)
@@ -31,6 +31,6 @@ def test_first_lines_of_the_page_are_shown_and_where_the_rest_is(tmp_path, capsy
 
 
 def test_page_that_could_not_be_written_is_no_crash(tmp_path, capsys):
-    run = RunDir(tmp_path, 0, complete=False)
+    run = RunDir(tmp_path, 0)
     explain(Outcome("failed", "no progress: no rank answers", {}, [], None, "hang"), run)
     assert "the whole page" not in capsys.readouterr().err

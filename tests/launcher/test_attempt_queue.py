@@ -8,10 +8,13 @@ import os
 
 import pytest
 
+from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.store import attempts, records, rundir
 from hires.core.store.reading import read_lines
-from hires.launcher.attempt_queue import LocalQueue, PlannedAttempt, Share
+from hires.launcher.attempt_queue import LocalQueue
+from hires.launcher.interface import FrozenRun, Share
 from tests.helpers.run_folders import begin
 from tests.launcher.conftest import ROOT, alive
 
@@ -52,11 +55,12 @@ def make(tmp_path, monkeypatch):
 
     def frozen(seed, ranks=1, threads=1, memory_bytes=0):
         config = RunConfig(
-            seed=seed, steps=3, results=str(tmp_path / "results"), measure=MeasureConfig(warmup=1)
-        )
+            seed=seed, steps=3, results=str(tmp_path / "results"), measure=MeasureConfig(warmup=1),
+            parallel=ParallelConfig(replicas=ranks), launcher=LauncherConfig(threads=threads),
+        )  # fmt: skip
         argv = ("hires", "run", f"seed={seed}")
         path = rundir.freeze(config, {"world": ranks, "totals": {}}, argv)
-        return PlannedAttempt(path, argv, ranks, Share(1, ranks * threads, memory_bytes))
+        return FrozenRun(path, argv, config, needs_bytes=memory_bytes)
 
     return frozen
 

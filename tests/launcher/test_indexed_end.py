@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from hires.core.store import attempts, run_index, rundir
+from hires.core.store import run_index, rundir
 from hires.core.store.run_index import write_exit
 from hires.launcher.local import local_launcher
 
@@ -21,10 +21,8 @@ def lines(run):
 
 def test_done_and_failed_attempts_have_a_line_each(fake_world, launch):
     launch(fake_world("ok", "ok"))
-    run = fake_world("ok", "ok")  # complete: again only if asked
-    assert run.complete
-    number = attempts.next_attempt(run.path)
-    launch(rundir.RunDir(run.path, number, False))
+    run = fake_world("ok", "ok")
+    launch(run)
     launch(fake_world("raise", steps=4))
     done, again, failed = lines(run)
     assert (done["campaign"], done["run"], done["attempt"]) == ("default", run.name, 0)
@@ -53,7 +51,7 @@ def test_folder_that_was_copied_writes_nothing_beside_it(fake_world, launch, tmp
     run = fake_world("ok")
     copy = tmp_path / "elsewhere" / "copy"
     shutil.copytree(run.path, copy)
-    assert launch(rundir.RunDir(copy, 0, False)).state == "done"
+    assert launch(rundir.RunDir(copy, 0)).state == "done"
     assert not list(tmp_path.glob("**/index.jsonl"))
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from hires.cli.screens.screen import print_activity
-from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import file_names, records
 from hires.core.units import seconds
-from hires.launcher.attempt_queue import Ended, PlannedAttempt
+from hires.launcher.attempt_queue import Ended
+from hires.launcher.interface import FrozenRun
 from hires.launcher.status.run_progress import RunProgress
 
 _PLAIN_EVERY_S = 2.0
@@ -109,25 +108,24 @@ class PlanningProgress(contextlib.AbstractContextManager["PlanningProgress"]):
 class SweepProgress(Bars):
     """Shows the attempts of a sweep: a bar for all, and one for each that runs."""
 
-    def __init__(self, total: int, configs: Mapping[Path, RunConfig]) -> None:
-        """Takes the number of attempts, and the config of every run folder."""
+    def __init__(self, total: int) -> None:
+        """Takes the number of attempts."""
         super().__init__()
         self.total = total
         self.count = 0
-        self._configs = configs
         self._running: dict[Path, tuple[Any, RunProgress]] = {}
         """Run folder -> bar, steps."""
         self._all = self.bars.add_task("attempts", total=total, facts="")
 
-    def started(self, task: PlannedAttempt, attempt: int) -> None:
+    def started(self, task: FrozenRun, attempt: int) -> None:
         """An attempt was started."""
-        config, name = self._configs[task.path], task.path.name
+        config, name = task.config, task.path.name
         bar = self.bars.add_task(name, total=config.steps, facts="starting the ranks")
         self._running[task.path] = bar, RunProgress(task.ranks, config.batch, config.steps)
         if self.bars.disable:
             self.print(f"{name} a{attempt}: started")
 
-    def line(self, task: PlannedAttempt, line: dict[str, Any]) -> None:
+    def line(self, task: FrozenRun, line: dict[str, Any]) -> None:
         """A rank of a running attempt recorded something."""
         if task.path in self._running:
             bar, progress = self._running[task.path]
@@ -155,11 +153,11 @@ class SweepProgress(Bars):
         if end.state in ("failed", "lost") and folder is not None:
             self.print(f"    logs: {folder / file_names.LOGS}")
 
-    def left(self, task: PlannedAttempt, why: str) -> None:
+    def left(self, task: FrozenRun, why: str) -> None:
         """A task is left to another process, or was completed by one."""
         self._count(task, f"{task.path.name} is left out: {why}")
 
-    def _count(self, task: PlannedAttempt, text: str) -> None:
+    def _count(self, task: FrozenRun, text: str) -> None:
         self.count += 1
         if task.path in self._running:
             self.bars.remove_task(self._running.pop(task.path)[0])

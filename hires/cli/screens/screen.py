@@ -49,30 +49,43 @@ def print_record(record: dict[str, Any]) -> None:
         print(f"again: {line}")
 
 
-def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table, numbers flush right.
+def print_table(title: str, columns: Sequence[Column | str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table, numbers flush right; a column that is only a heading holds text.
 
     A single row that is wider than the terminal is printed as one line a column instead, several
     rows as tables below each other, each of which begins with the first column.
     """
+    drawn = [Column(one, one) if isinstance(one, str) else one for one in columns]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
-    only = zip(columns, rows[0], strict=True) if len(rows) == 1 else ()
+    only = zip(drawn, rows[0], strict=True) if len(rows) == 1 else ()
     # With the headings on one line.
     if sum(max(len(c.title), len(c.unit) + 2, len(cell)) + 3 for c, cell in only) > width:
-        heads = [f"  {column.title}" for column in columns]
-        cells = [f"{c} {column.unit}" for c, column in zip(rows[0], columns, strict=True)]
+        heads = [f"  {column.title}" for column in drawn]
+        cells = [f"{c} {column.unit}" for c, column in zip(rows[0], drawn, strict=True)]
         print("\n".join([title, *aligned(list(zip(heads, cells, strict=True)), "ll"), ""]))
         return
     if title:
         print(f"{title}\n")
-    for part in _parts(columns, rows, width):
-        heads = [_two_lines(columns[i]) for i in part]
+    for part in _parts(drawn, rows, width):
+        heads = [_two_lines(drawn[i]) for i in part]
         below = max(head.count("\n") for head in heads)
         heads = ["\n" * (below - head.count("\n")) + head for head in heads]
-        sides = "".join("r" if columns[i].numeric else "l" for i in part)
+        sides = "".join("r" if drawn[i].numeric else "l" for i in part)
         lines = aligned([heads, *([row[i] for i in part] for row in rows)], sides)
         lines.insert(below + 1, "─" * max(map(len, lines)))
         print("\n".join([*(f" {line}".rstrip() for line in lines), ""]))
+
+
+def percent(ratio: float | None) -> str:
+    """Returns by how much a number grows, as ``+10.0``; ``-`` if that is unknown."""
+    return "-" if ratio is None else f"{100 * (ratio - 1):+.1f}"
+
+
+def shown(value: Any) -> str:
+    """Returns a value with at most five significant digits; ``-`` if it is missing."""
+    if value is None:
+        return "-"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def print_notes(notes: Sequence[Note]) -> None:

@@ -10,9 +10,8 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hires.cli.compose.choices import EXPERIMENTS, Groups, experiments
 from hires.cli.compose.compose_config import read_mapping
@@ -37,8 +36,7 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
 _WORD = re.compile(r"(?P<sign>\+{0,2})(?P<key>[^=+~]+)=(?P<value>.*)", re.DOTALL)
 
 
-@dataclass
-class StoredSweep:
+class StoredSweep(NamedTuple):
     """What a file of ``conf/experiment`` holds.
 
     # What it compares, on the first line
@@ -50,14 +48,13 @@ class StoredSweep:
     repeat: 3
     """
 
-    words: list[str] = field(default_factory=list)
+    words: list[str]
     """Overrides."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any]
     """Options of the verb by their names in its parser."""
 
 
-@dataclass(frozen=True)
-class SweepAxis:
+class SweepAxis(NamedTuple):
     """One key, or several that change together, and what they take one after the other."""
 
     keys: tuple[str, ...]
@@ -70,11 +67,10 @@ def stored_sweep(words: Sequence[str], extra: Path | None) -> tuple[list[str], S
 
     ``extra`` is the folder of ``--config-dir``, which may hold experiments too.
     """
-    stored = [word for word in words if _is_experiment(word)]
     rest = [word for word in words if not _is_experiment(word)]
-    names = [word.partition("=")[2].strip("'\"") for word in stored]
+    names = [word.partition("=")[2].strip("'\"") for word in words if _is_experiment(word)]
     if not names:
-        return rest, StoredSweep()
+        return rest, StoredSweep([], {})
     if len(names) > 1 or "," in names[0]:
         raise ConfigError(f"{EXPERIMENTS}={','.join(names)} names more than one; a sweep has one")
     files = experiments(extra)
@@ -87,17 +83,16 @@ def stored_sweep(words: Sequence[str], extra: Path | None) -> tuple[list[str], S
     inside = values.pop("overrides", [])
     if not isinstance(inside, list) or not all(isinstance(word, str) for word in inside):
         raise ConfigError(f"{path}: overrides must be a list of words, as [model=resnet18]")
-    nested = [word for word in inside if _is_experiment(word)]
-    if nested:
-        raise ConfigError(f"{path}: {nested[0]} names another experiment, which none may")
+    for word in filter(_is_experiment, inside):
+        raise ConfigError(f"{path}: {word} names another experiment, which none may")
     options = {name.replace("-", "_"): value for name, value in values.items()}
     for name, value in options.items():
         if name not in OPTIONS:
             meant = offer(name, ["overrides", *OPTIONS])
             raise ConfigError(f"{path}: unknown key {name!r}; {meant}")
         if isinstance(value, bool) or not isinstance(value, OPTIONS[name]):
-            text = f"{path}: {name}={value!r} has the wrong type; see `hires sweep --help`"
-            raise ConfigError(text)
+            why = "has the wrong type; see `hires sweep --help`"
+            raise ConfigError(f"{path}: {name}={value!r} {why}")
     return rest, StoredSweep(inside, options)
 
 
@@ -108,11 +103,8 @@ def _is_experiment(word: str) -> bool:
 def axes_of(words: Sequence[str], zipped: Sequence[str], groups: Groups) -> list[SweepAxis]:
     """Returns the axes that the words on a command line describe; the first changes slowest.
 
-    Args:
-        words: overrides, each with one or several values; a later one replaces an earlier one of
-            the same key.
-        zipped: keys with commas between them, as ``image,batch``, whose values are paired.
-        groups: group -> choices.
+    A word replaces an earlier one of the same key. ``zipped`` are keys with commas between them, as
+    ``image,batch``, whose values are paired.
     """
     check = Checks()
     axes: dict[str, SweepAxis] = {}
@@ -144,11 +136,9 @@ def _axis(word: str, groups: Groups) -> SweepAxis:
     if key in ONE_FOR_ALL and len(values) > 1:
         raise ConfigError(f"{word} gives a sweep {len(values)} values of {key}; it has one")
     words = [f"{match['sign']}{key}={value}" for value in dict.fromkeys(values)]
-    check = Checks()
-    usable = [check(checked, [one], groups) for one in words]
-    check.done()
+    usable = checked(words, groups)
     if key in groups:  # in the order of its parts, as sp+gems for gems+sp
-        words = [one[0] for one in usable if one]
+        words = usable
     return SweepAxis((key,), tuple((one,) for one in words))
 
 
@@ -189,22 +179,15 @@ def _zip(keys: str, by_key: dict[str, SweepAxis]) -> None:
     names = [name.strip() for name in keys.split(",")]
     for name in names:
         if name not in by_key:
-            raise ConfigError(
-                f"--zip {keys}: {name!r} is given no values; {offer(name, by_key)}"
-                if by_key
-                else f"--zip {keys}: no key is given values; write them as {name}=1,2"
-            )
+            meant = offer(name, by_key) if by_key else f"write them as {name}=1,2"
+            raise ConfigError(f"--zip {keys}: {name!r} is given no values; {meant}")
     axes = [by_key[name] for name in names]
     if len(set(names)) < 2:
         raise ConfigError(f"--zip {keys} pairs keys; name two or more, as --zip image,batch")
-    counts = [len(axis.steps) for axis in axes]
-    if len(set(counts)) > 1:
-        have = ", ".join(f"{name} {count}" for name, count in zip(names, counts, strict=True))
+    if len({len(axis.steps) for axis in axes}) > 1:
+        have = ", ".join(f"{name} {len(by_key[name].steps)}" for name in names)
         raise ConfigError(f"--zip {keys} pairs values, but their numbers differ: {have}")
-    joined = tuple(
-        tuple(itertools.chain.from_iterable(parts))
-        for parts in zip(*(axis.steps for axis in axes), strict=True)
-    )
+    steps = zip(*(axis.steps for axis in axes), strict=True)
     for name in names[1:]:
         del by_key[name]
-    by_key[names[0]] = SweepAxis(tuple(names), joined)
+    by_key[names[0]] = SweepAxis(tuple(names), tuple(sum(parts, ()) for parts in steps))

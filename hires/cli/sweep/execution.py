@@ -14,141 +14,135 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from hires.cli.screens.progress import SweepProgress
 from hires.cli.screens.screen import plural, print_table
 from hires.cli.start_run import submit
-from hires.cli.sweep.sweep_points import ORDERS, Points, SweepPoint, in_order
-from hires.cli.sweep.sweep_tables import as_json, print_points
+from hires.cli.sweep.sweep_points import READY, Points, SweepPoint, as_json, print_points
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
-from hires.launcher.attempt_queue import LocalQueue, PlannedAttempt, Share
-from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launcher_of
+from hires.launcher.attempt_queue import LocalQueue
+from hires.launcher.interface import CANCELLED, FrozenRun, Share, SubmitOptions, launcher_of
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
 from hires.report.tables import campaign_tables, write, write_tables
 
+GROUPED, INTERLEAVED = "grouped", "interleaved"
+"""Orders: all attempts of a point together, or one attempt of every point, then the next ones."""
+
 
 @dataclass
 class Sweep:
-    """A sweep with its points and options."""
+    """A sweep with its points and options, all of one campaign and one launcher.
+
+    Raises:
+        ConfigError: the points have several launchers, or repeats in an order that no job array
+            can make.
+    """
 
     points: Points
-    argv: list[str]
-    """The command line as typed."""
     options: argparse.Namespace
-    """Options of the verb, those of an experiment included."""
-    folder: Path
-    """The folder of its campaign, which all points share."""
-    has_jobs: bool
-    """Whether its points are submitted to a scheduler."""
-    after: str | None = None
-    """What its jobs wait for, in the scheduler's words."""
+    """Options of the verb, those of an experiment included, and ``argv`` as typed."""
+
+    def __post_init__(self) -> None:
+        configs = [point.config for point in self.points.listed if point.config]
+        names, first = sorted({config.launcher.name for config in configs}), configs[0]
+        if len(names) > 1:
+            raise ConfigError(
+                f"launcher={','.join(names)}: a sweep has one launcher; sweep once with each"
+            )
+        launcher, options = launcher_of(first), self.options
+        self.folder, self.threads = rundir.run_path(first).parent, first.launcher.threads
+        self.has_jobs = launcher.has_jobs
+        self.after = launcher.dependency(options.after, options.after_any, first.results)
+        if options.repeat == 1 or not self.has_jobs:
+            return
+        if options.order != GROUPED:
+            raise ConfigError(
+                f"--order {options.order}: with launcher=slurm each point is one task of an array, "
+                f"which makes all its attempts one after the other; leave --order out"
+            )
+        packs = {config.launcher.pack for config in configs} - {1}
+        if packs:
+            raise ConfigError(
+                f"launcher.pack={max(packs)} and --repeat {options.repeat}: runs that share a job "
+                f"make one attempt each; use launcher.pack=1, or sweep seed=0,1 instead of repeats"
+            )
 
     def attempts(self) -> list[SweepPoint]:
         """Returns each point once for every attempt that it lacks, in the order of their start."""
         options = self.options
-        ready = [point for point in self.points.valid if point.planned is not None]
-        return list(in_order(ready, options.repeat, options.order, options.again))
+        ready = [point for point in self.points.valid if point.state == READY]
+        lacking = [options.repeat - (0 if options.again else len(point.done)) for point in ready]
+        turns = [(turn, number) for number, n in enumerate(lacking) for turn in range(n)]
+        if options.order == INTERLEAVED:
+            turns.sort()
+        return [ready[number] for _, number in turns]
 
-    def argv_of(self, point: SweepPoint) -> tuple[str, ...]:
-        """Returns the command line that makes one point alone."""
+    def run_of(self, point: SweepPoint, attempts: int = 1) -> FrozenRun:
+        """Returns a point as what a launcher starts."""
         folder = self.options.config_dir
-        return ("hires", "run", *point.words, *(("--config-dir", folder) if folder else ()))
+        argv = ("hires", "run", *point.words, *(("--config-dir", folder) if folder else ()))
+        needs_bytes, done = point.planned.needs_bytes, len(point.done)
+        return FrozenRun(point.path, argv, point.ready, attempts, needs_bytes, done)
 
     def freeze(self, point: SweepPoint) -> None:
         """Freezes a point in its run folder."""
-        rundir.freeze(point.ready, point.plan.facts(), self.argv_of(point))
+        run = self.run_of(point)
+        rundir.freeze(run.config, point.planned.facts(), run.argv or ())
 
+    def refuse_costly(self) -> None:
+        """Refuses jobs that may need more than the budget, since none is stopped early.
 
-def check_launcher(points: Points, options: argparse.Namespace) -> None:
-    """Refuses points of several launchers, and repeats in an order that no job array can make."""
-    configs = [point.config for point in points.listed if point.config]
-    names = sorted({config.launcher.name for config in configs})
-    if len(names) > 1:
-        raise ConfigError(
-            f"launcher={','.join(names)}: a sweep has one launcher; sweep once with each"
-        )
-    if options.repeat == 1 or not launcher_of(configs[0]).has_jobs:
-        return
-    if options.order != ORDERS[0]:
-        raise ConfigError(
-            f"--order {options.order}: with launcher=slurm each point is one task of an array, "
-            f"which makes all its attempts one after the other; leave --order out"
-        )
-    packs = {config.launcher.pack for config in configs} - {1}
-    if packs:
-        raise ConfigError(
-            f"launcher.pack={max(packs)} and --repeat {options.repeat}: runs that share a job make "
-            f"one attempt each; use launcher.pack=1, or sweep seed=0,1 instead of repeats"
-        )
-
-
-def refuse_costly(sweep: Sweep) -> None:
-    """Refuses jobs that may need more than the budget: none is stopped early, so all count in full.
-
-    Local attempts are stopped in time.
-    """
-    hours = sweep.options.budget_gpu_hours
-    if hours is None or not sweep.has_jobs:
-        return
-    most = 0.0
-    for point in sweep.attempts():
-        job = point.ready.launcher
-        most += point.plan.ranks * job.minutes * (1 + job.requeues) / 60
-    if most > hours:
-        raise ConfigError(
-            f"--budget-gpu-hours {hours:g}: with launcher=slurm these attempts may need {most:g} "
-            f"rank hours (the sum of ranks x launcher.minutes x (1 + launcher.requeues)); lower "
-            f"launcher.minutes or launcher.requeues, sweep fewer points, or raise the budget"
-        )
+        Local attempts are stopped in time.
+        """
+        hours, most = self.options.budget_gpu_hours, 0.0
+        if hours is None or not self.has_jobs:
+            return
+        for point in self.attempts():
+            job = point.ready.launcher
+            most += point.ready.parallel.num_ranks * job.minutes * (1 + job.requeues) / 60
+        if most > hours:
+            raise ConfigError(
+                f"--budget-gpu-hours {hours:g}: with launcher=slurm these attempts may need "
+                f"{most:g} rank hours (the sum of ranks x launcher.minutes x (1 + "
+                f"launcher.requeues)); lower launcher.minutes or launcher.requeues, sweep fewer "
+                f"points, or raise the budget"
+            )
 
 
 def run_sweep(sweep: Sweep) -> int:
-    """Runs the points of a planned sweep and prints its tables; returns the exit code.
+    """Shows the points of a planned sweep and, unless it is a dry run, runs them; the exit code.
 
-    The caller holds the lock of its campaign.
+    The caller holds the lock of its campaign if they are to run.
     """
     points, options = sweep.points, sweep.options
     if not options.json:
         print_points(points, options.repeat)
-    recorded = _record(sweep)
-    if not points.valid:
-        if options.json:
-            print(json.dumps(as_json(points), indent=2))
-        return PlanError.exit_code
-    attempts = sweep.attempts()
-    if attempts and sweep.has_jobs:
-        return _submit(sweep, attempts)
-    queue = _run_here(sweep, attempts)
-    for path in dict.fromkeys(end.task.path for end in queue.ends if end.state == "done"):
-        record = read_record(path)
-        if record is not None:
-            write(path, record)
-    tables = campaign_tables(sweep.folder, recorded)
-    write_tables(sweep.folder, tables)
+    recorded = None if options.dry_run else _record(sweep)
+    code, facts = 0 if points.valid else PlanError.exit_code, as_json(points)
+    if points.valid and recorded is not None:
+        attempts = sweep.attempts()
+        if attempts and sweep.has_jobs:
+            code, facts["submitted"] = _submit(sweep, attempts)
+        else:
+            queue = _run_here(sweep, attempts)
+            code = _finish(sweep, queue, recorded)
+            facts = as_json(points, queue.ends, options.repeat)
     if options.json:
-        print(json.dumps(as_json(points, queue.ends, options.repeat), indent=2))
-    else:
-        for table in tables:
-            print_table(table.title, table.columns, table.text_rows())
-    return _explain(queue, sweep.folder)
+        print(json.dumps(facts, indent=2))
+    return code
 
 
 def _record(sweep: Sweep) -> campaign.Campaign:
     """Adds the sweep to ``campaign.json`` and returns the campaign."""
     options, recorded = sweep.options, campaign.read(sweep.folder)
-    facts = {"argv": sweep.argv, "time": provenance.now(), "repeat": options.repeat}
+    facts = {"argv": options.argv, "time": provenance.now(), "repeat": options.repeat}
     facts |= {"order": options.order, "max_parallel": options.max_parallel}
-    points = [
-        campaign.PlannedPoint(point.path.name, point.words, options.repeat)
-        for point in sweep.points.valid
-        if point.path is not None
-    ]
-    excluded = []
+    valid, excluded = sweep.points.valid, []
     for point in sweep.points.excluded:
         config, what = point.config, None
         if config is not None:  # in the words of a record
@@ -163,14 +157,15 @@ def _record(sweep: Sweep) -> campaign.Campaign:
             }
         one = campaign.ExcludedPoint(point.words, point.reason, point.nearest, what=what)
         excluded.append(one)
-    recorded.add(facts, points, excluded)
+    runs = [campaign.PlannedPoint(p.path.name, p.words, options.repeat) for p in valid]
+    recorded.add(facts, runs, excluded)
     campaign.write(sweep.folder, recorded)
     return recorded
 
 
 def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> LocalQueue:
     """Runs the attempts on this machine, but those of runs that are under way elsewhere."""
-    points = {point.folder: point for point in attempts}
+    points = {point.path: point for point in attempts}
     with campaign.starting([sweep.folder]):
         elsewhere = running_elsewhere.holders(points)
         for path, point in points.items():
@@ -178,17 +173,7 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> LocalQueue:
                 print(f"{path.name} is left out: {elsewhere[path]}", file=sys.stderr)
             else:
                 sweep.freeze(point)
-    tasks = [
-        PlannedAttempt(
-            point.folder,
-            sweep.argv_of(point),
-            point.plan.ranks,
-            Share(1, point.plan.ranks * point.ready.launcher.threads, point.plan.needs_bytes),
-            len(point.done),
-        )
-        for point in attempts
-        if point.path not in elsewhere
-    ]
+    tasks = [sweep.run_of(point) for point in attempts if point.path not in elsewhere]
     options, cores = sweep.options, provenance.collect()["hardware"]["cores"]
     most = max((task.needs.cores for task in tasks), default=0)
     if most > cores:
@@ -199,41 +184,46 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> LocalQueue:
         )
     rooms = Share(options.max_parallel or 1, cores, machine_bytes() or math.inf)
     hours = options.budget_gpu_hours
-    with SweepProgress(len(tasks), {path: p.ready for path, p in points.items()}) as progress:
+    with SweepProgress(len(tasks)) as progress:
         stopped = functools.partial(campaign.is_stopped, sweep.folder)
         queue = LocalQueue(tasks, rooms, progress, rank_hours=hours, cancelled=stopped)
         queue.work()
     return queue
 
 
-def _submit(sweep: Sweep, attempts: Sequence[SweepPoint]) -> int:
-    """Submits the points, each as one job that makes all its attempts; returns the exit code."""
-    points = {point.folder: point for point in attempts}
+def _submit(sweep: Sweep, attempts: Sequence[SweepPoint]) -> tuple[int, list[Any]]:
+    """Submits each point as one job that makes all its attempts; returns exit code and jobs."""
+    points = {point.path: point for point in attempts}
     counts = collections.Counter(point.path for point in attempts)
-    runs = [
-        FrozenRun(path, sweep.argv_of(point), point.plan.ranks, point.ready, counts[path])
-        for path, point in points.items()
-    ]
-    options = SubmitOptions(sweep.argv, sweep.options.max_parallel, sweep.after)
-    with campaign.starting([sweep.folder]):
-        submitted = submit(runs, options, lambda path: sweep.freeze(points[path]))
+    runs = [sweep.run_of(point, counts[point.path]) for point in points.values()]
+    options = SubmitOptions(sweep.options.argv, sweep.options.max_parallel, sweep.after)
+    submitted = submit(runs, options, lambda path: sweep.freeze(points[path]))
+    lines = [{"run": str(one.path), "job": one.job, "why": one.why} for one in submitted]
     jobs = [one for one in submitted if one.job is not None]
-    if sweep.options.json:
-        lines = [{"run": str(one.path), "job": one.job, "why": one.why} for one in submitted]
-        print(json.dumps(as_json(sweep.points) | {"submitted": lines}, indent=2))
-    elif jobs:
+    if jobs and not sweep.options.json:
         watch = f"`hires status {sweep.folder.name}` watches"
         print(f"{len(jobs)} of {len(submitted)} points submitted; {watch}")
-    return 0 if len(jobs) == len(submitted) else RunError.exit_code
+    return 0 if len(jobs) == len(submitted) else RunError.exit_code, lines
 
 
-def _explain(queue: LocalQueue, folder: Path) -> int:
-    """Prints how the attempts ended; returns 130 after Ctrl-C, 1 if a point failed, else 0."""
+def _finish(sweep: Sweep, queue: LocalQueue, recorded: campaign.Campaign) -> int:
+    """Writes the tables of the campaign, and prints them and how the attempts ended.
+
+    Returns 130 after Ctrl-C, 1 if a point failed, else 0.
+    """
+    for path in dict.fromkeys(end.task.path for end in queue.ends if end.state == "done"):
+        record = read_record(path)
+        if record is not None:
+            write(path, record)
+    tables = campaign_tables(sweep.folder, recorded)
+    write_tables(sweep.folder, tables)
+    for table in () if sweep.options.json else tables:
+        print_table(table.title, table.columns, table.text_rows())
     bad = [end for end in queue.ends if end.state != "done"]
     total = len(queue.ends) + len(queue.waiting)
     if total:
         done = f"{len(queue.ends) - len(bad)} of {total} attempts done"
-        print(f"{done}; tables and campaign.json: {folder}", file=sys.stderr)
+        print(f"{done}; tables and campaign.json: {sweep.folder}", file=sys.stderr)
     for end in bad:
         print(f"hires: {end.task.path.name} {end.state}: {end.cause}", file=sys.stderr)
     if queue.waiting:

@@ -1,4 +1,4 @@
-"""Composes and plans the points of a sweep.
+"""Composes, plans and shows the points of a sweep.
 
 Every combination of the axes is composed, filtered by ``--where``, planned and proved before
 anything is started.
@@ -6,8 +6,12 @@ anything is started.
 
 from __future__ import annotations
 
+import collections
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,16 +20,25 @@ from hires.cli.compose.choices import config_keys
 from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.expression import Expression
 from hires.cli.planning import PackedPlan, Planner, with_classes
+from hires.cli.screens.screen import plural, print_table
 from hires.cli.sweep.axes import SweepAxis
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
 from hires.core.store.rundir import done_attempts, run_path
+from hires.core.text_table import aligned
+from hires.core.units import MIB
+from hires.launcher.attempt_queue import Ended
+from hires.report.columns import RANKS, RUN, Column, Table
 
-ORDERS = ("grouped", "interleaved")
+INFEASIBLE, COMPLETE, READY = "infeasible", "complete", "ready"
 _SHOWN = 3
 """Reasons that one error names."""
 _DERIVED = ("height", "width", "ranks")
 """What ``--where`` may name besides keys and groups."""
+
+_WIDTH = 120
+"""Columns of the excluded points when the output is no terminal."""
+_FACTS = (RANKS, Column("peak", "memory", "MiB", 1 / MIB, 0), Column("state", "state"), RUN)
 
 
 @dataclass
@@ -38,12 +51,12 @@ class SweepPoint:
     """Its overrides."""
     config: RunConfig | None = None
     """None if its values do not go together."""
-    path: Path | None = None
-    """Its run folder, there or not."""
+    path: Path = Path()
+    """Its run folder, there or not, once it is planned."""
     done: list[int] = field(default_factory=list)
     """Attempts that completed it earlier."""
-    planned: PackedPlan | None = None
-    """None if it is complete, or its values do not go together."""
+    planned: PackedPlan = field(default_factory=PackedPlan)
+    """Empty if it is complete, or its values do not go together."""
     reason: str = ""
     """Why it cannot run; nothing if it can."""
     nearest: str | None = None
@@ -56,23 +69,11 @@ class SweepPoint:
         return self.config
 
     @property
-    def folder(self) -> Path:
-        """The run folder of a point whose values go together."""
-        assert self.path is not None
-        return self.path
-
-    @property
-    def plan(self) -> PackedPlan:
-        """The plan of a point that is to run."""
-        assert self.planned is not None
-        return self.planned
-
-    @property
     def state(self) -> str:
         """``infeasible``, ``complete`` (it needs no plan) or ``ready``."""
         if self.reason:
-            return "infeasible"
-        return "complete" if self.planned is None else "ready"
+            return INFEASIBLE
+        return READY if self.planned.packed else COMPLETE
 
 
 @dataclass
@@ -99,11 +100,8 @@ class Points:
 
     def varied_words(self, point: SweepPoint) -> list[str]:
         """Returns what sets a point apart: its words of the axes with several values."""
-        return [
-            word
-            for axis, at in zip(self.axes, point.place, strict=True)
-            for word in (axis.steps[at] if len(axis.steps) > 1 else ())
-        ]
+        places = zip(self.axes, point.place, strict=True)
+        return [word for axis, at in places if len(axis.steps) > 1 for word in axis.steps[at]]
 
 
 class Where(Expression):
@@ -142,7 +140,7 @@ def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) 
 
     Raises:
         ConfigError: a value has the wrong type, no point has values that go together, or
-            ``--where`` has no value at some point.
+            ``--where`` keeps none or has no value at some point.
     """
     points = Points(axes)
     for place in itertools.product(*(range(len(axis.steps)) for axis in axes)):
@@ -153,11 +151,13 @@ def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) 
             point.config = config_of(values)
         except ConfigError as error:  # values that make no sense together
             point.reason = str(error)
-        if where is None or point.config is None or where.keeps(point.config, choices):
-            points.listed.append(point)
-        else:
+        if where is not None and point.config and not where.keeps(point.config, choices):
             points.left_out += 1
-    if points.listed and all(point.config is None for point in points.listed):
+        else:
+            points.listed.append(point)
+    if where is not None and not points.listed:
+        raise where.wrong(f"keeps none of {points.left_out} points")
+    if all(point.config is None for point in points.listed):
         reasons = list(dict.fromkeys(point.reason for point in points.listed))
         raise ConfigError("no point has values that go together: " + "; ".join(reasons[:_SHOWN]))
     return points
@@ -166,17 +166,12 @@ def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) 
 def plan_all(
     points: Points, planner: Planner, wanted: int | None, report: Callable[[int, int], None]
 ) -> None:
-    """Plans all points that are not complete, and finds the nearest valid one of the others.
+    """Plans all points, and finds the nearest valid one of those that cannot run.
 
-    Points that are the same run as another are dropped.
-
-    Args:
-        points: as :func:`compose_all` returns them.
-        planner: plans them.
-        wanted: complete attempts after which a point needs no plan; None: it always does.
-        report: called before each point, with its number and that of all points.
+    Points that are the same run as another are dropped. One with as many complete attempts as
+    ``wanted`` needs no plan. ``report`` is called with the number of each point, and of all.
     """
-    seen: dict[str, SweepPoint] = {}
+    runs: set[Path] = set()
     listed: list[SweepPoint] = []
     for number, point in enumerate(points.listed):
         report(number, len(points.listed))
@@ -190,30 +185,75 @@ def plan_all(
                     point.reason = point.planned.refusal
             except HiresError as error:
                 point.reason = str(error)
-        if point.path is None or point.reason or seen.setdefault(point.path.name, point) is point:
-            listed.append(point)
-        else:
+        if not point.reason and point.path in runs:
             points.alike += 1
-    points.listed = listed
-    valid = points.valid
+        else:
+            listed.append(point)
+            runs |= set() if point.reason else {point.path}
+    points.listed, valid = listed, [point for point in listed if not point.reason]
     for point in points.excluded:
         point.nearest = _nearest(point, valid)
 
 
-def in_order(
-    points: Sequence[SweepPoint], repeat: int, order: str, again: bool
-) -> Iterator[SweepPoint]:
-    """Yields the points once for every attempt that is missing, in the order of their start.
+def print_points(points: Points, repeat: int) -> None:
+    """Prints the points that can run, then those that cannot with the reason, then the counts."""
+    keys = [key for axis in points.axes if len(axis.steps) > 1 for key in axis.keys]
+    columns = [Column("point", "point", digits=0), *(Column(key, key) for key in keys), *_FACTS]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+    rest = max(width - 14, 40)
+    rows: list[list[Any]] = []
+    excluded = [("point", "overrides", "reason", "nearest that can run")]
+    for number, point in enumerate(points.listed, start=1):
+        words, state = points.varied_words(point), point.state
+        if point.reason:  # a sentence, which is wrapped
+            reason = textwrap.fill(point.reason, rest // 2)
+            nearest = textwrap.fill(point.nearest or "-", rest // 4)
+            typed = "\n".join(words) or " ".join(point.words)
+            excluded.append((str(number), typed, reason, nearest))
+            continue
+        if repeat > 1:
+            state += f" ({len(point.done)} of {repeat})"
+        values = [word.partition("=")[2] for word in words]
+        facts = point.ready.parallel.num_ranks, point.planned.peak_bytes, state
+        rows.append([number, *values, *facts, point.path.name])
+    if rows:
+        print_table("Points", columns, Table("points", "Points", columns, rows).text_rows())
+    if len(excluded) > 1:
+        print("\n".join(["Excluded", "", *aligned(excluded), ""]))
+    _print_counts(points)
 
-    The order is ``grouped`` (all attempts of a point together) or ``interleaved`` (one attempt of
-    every point, then the next one of each). With ``again`` complete attempts do not count.
+
+def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1) -> dict[str, Any]:
+    """Returns the points as plain values, each with the ends of its attempts by this command.
+
+    ``ends`` is None if none was to be started; ``repeat`` is how many each point shall complete.
     """
-    missing = [repeat if again else max(0, repeat - len(point.done)) for point in points]
-    turns = [(turn, number) for number, count in enumerate(missing) for turn in range(count)]
-    if order == "interleaved":
-        turns.sort()
-    for _, number in turns:
-        yield points[number]
+    by_path = collections.defaultdict(list)
+    for end in ends or ():
+        attempt = {"attempt": end.attempt, "state": end.state, "cause": end.cause}
+        by_path[end.task.path].append(attempt)
+    listed = []
+    for point in points.valid:
+        attempts = by_path[point.path]
+        listed.append(
+            {
+                "run": point.path.name,
+                "path": str(point.path),
+                "overrides": point.words,
+                "state": point.state if ends is None else _end(point, attempts, repeat),
+                "ranks": point.ready.parallel.num_ranks,
+                "peak_bytes": point.planned.peak_bytes,
+                "warnings": point.planned.warnings,
+                "complete_attempts": point.done,
+                "attempts": attempts,
+            }
+        )
+    excluded = [
+        {"overrides": p.words, "state": p.state, "reason": p.reason, "nearest": p.nearest}
+        for p in points.excluded
+    ]
+    counted = {"left_out": points.left_out, "alike": points.alike}
+    return {"points": listed, "excluded": excluded, **counted}
 
 
 def _nearest(point: SweepPoint, valid: list[SweepPoint]) -> str | None:
@@ -227,6 +267,29 @@ def _nearest(point: SweepPoint, valid: list[SweepPoint]) -> str | None:
         return sum(step > 0 for step in steps), sum(steps)
 
     best = min(valid, key=distance, default=None)
-    if best is None:
-        return None
-    return " ".join(word for word in best.words if word not in point.words)
+    return (
+        None if best is None else " ".join(word for word in best.words if word not in point.words)
+    )
+
+
+def _print_counts(points: Points) -> None:
+    plans = (point.planned for point in points.valid)
+    texts = collections.Counter(text for plan in plans for text in plan.warnings)
+    for text, count in texts.items():
+        print(f"warning: {text} ({plural(count, 'point')})", file=sys.stderr)
+    states = collections.Counter(point.state for point in points.listed)
+    parts = [f"{states[READY]} to run", f"{states[COMPLETE]} complete"]
+    parts.append(f"{states[INFEASIBLE]} excluded")
+    if points.left_out:
+        parts.append(f"{points.left_out} left out by --where")
+    if points.alike:
+        parts.append(f"{points.alike} the same run as another")
+    print(f"{len(points.listed)} points: {', '.join(parts)}")
+
+
+def _end(point: SweepPoint, attempts: list[dict[str, Any]], repeat: int) -> str:
+    """Returns the state of a point after its attempts: that of the last one if some is missing."""
+    bad = [attempt["state"] for attempt in attempts if attempt["state"] != "done"]
+    if bad:
+        return str(bad[-1])
+    return "done" if len(point.done) + len(attempts) >= repeat else "pending"

@@ -23,11 +23,11 @@ BENCHMARKS = {
 }
 PARSER = Parser(
     "bench",
-    "Measure on this machine; `hires bench NAME --help` shows the benchmark's own options.\n\n"
-    "benchmarks:\n" + "\n".join(f"  {name:<10}{what}" for name, what in BENCHMARKS.items()),
     ("hires bench layouts --help", "hires bench plan"),
-    option("name", metavar="NAME", complete=BENCHMARKS, help=f"one of {', '.join(BENCHMARKS)}"),
-    option("rest", nargs=argparse.REMAINDER, metavar="...", help="options of the benchmark"),
+    option("name", "NAME", f"one of {', '.join(BENCHMARKS)}", BENCHMARKS),
+    option("rest", "...", "options of the benchmark", nargs=argparse.REMAINDER),
+    more="`hires bench NAME --help` shows the benchmark's own options.\n\n"
+    "benchmarks:\n" + "\n".join(f"  {name:<10}{what}" for name, what in BENCHMARKS.items()),
 )
 
 

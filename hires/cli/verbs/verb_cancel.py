@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from argparse import Namespace
 
 from hires.cli.options import Parser, named_runs
 from hires.core.errors import ConfigError, RunError
@@ -17,7 +17,6 @@ from hires.launcher.status.state import states
 _POLL_S = 0.1
 PARSER = Parser(
     "cancel",
-    "Stop runs: their ranks end as after Ctrl-C, Slurm's jobs are cancelled.",
     (
         "hires cancel 0123abcd           one run, by the beginning of its hash",
         "hires cancel mycampaign         all runs of a campaign that wait or run, and its sweep",
@@ -26,9 +25,8 @@ PARSER = Parser(
 )
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Namespace) -> int:
     """Stops runs; returns 0 if none is left running, 1 if some could not be stopped."""
-    args = PARSER.read(words)
     if not args.names:
         raise ConfigError("name the runs or campaigns to cancel; `hires status` shows them")
     selection = select(args.names, args.results)

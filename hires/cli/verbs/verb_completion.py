@@ -8,61 +8,36 @@ and the parsers of all verbs would be built at every Tab.
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from hires.cli.main import VERBS, module_of
 from hires.cli.options import Parser, option, overrides
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
 
-_SCRIPTS = {
-    "bash": r"""_hires() {
-    local line=${COMP_LINE:0:COMP_POINT} words current found
-    read -ra words <<<"$line"
-    [[ $line == *" " ]] && words+=("")
-    current=${words[${#words[@]} - 1]}
-    mapfile -t found < <("${words[0]}" _complete "${words[@]:1}" 2>/dev/null)
-    # bash breaks words at = and :, and replaces only what follows the last break.
-    local last=${current##*[=:]}
-    COMPREPLY=("${found[@]#"${current%"$last"}"}")
-    [[ ${#found[@]} -gt 0 && ${found[0]} == *= ]] && compopt -o nospace
-    return 0
-}
-complete -o default -F _hires hires
-""",
-    "zsh": r"""#compdef hires
-_hires() {
-    local -a found
-    found=("${(@f)$(${words[1]} _complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    compadd -Q -S '' -- ${(M)found:#*=}
-    compadd -Q -- ${found:#*=}
-    _files
-}
-compdef _hires hires
-""",
-    "fish": r"""complete -c hires -a '(hires _complete (commandline -opc)[2..] (commandline -ct))'
-""",
-}
+_SHELLS = ("bash", "zsh", "fish")
+"""Shells, each with its script ``completion.SHELL`` beside this file."""
 _COMPOSING = ("run", "plan", "verify")
 """Verbs that take overrides, for which the launchers behind their parsers need not be imported."""
 PARSER = Parser(
     "completion",
-    "Print the completion script of a shell.",
     (
         'eval "$(hires completion bash)"              in ~/.bashrc',
         'eval "$(hires completion zsh)"               in ~/.zshrc, after compinit',
         "hires completion fish > ~/.config/fish/completions/hires.fish",
     ),
-    option("shell", metavar="SHELL", complete=_SCRIPTS, help="bash, zsh or fish"),
+    option("shell", "SHELL", "bash, zsh or fish", _SHELLS),
 )
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Namespace) -> int:
     """Prints the script of a shell; returns 0."""
-    shell = PARSER.read(words).shell
-    if shell not in _SCRIPTS:
-        raise ConfigError(f"unknown shell {shell!r}; {offer(shell, _SCRIPTS)}")
-    print(_SCRIPTS[shell], end="")
+    if args.shell not in _SHELLS:
+        raise ConfigError(f"unknown shell {args.shell!r}; {offer(args.shell, _SHELLS)}")
+    script = Path(__file__).with_name(f"completion.{args.shell}")
+    print(script.read_text(encoding="utf-8"), end="")
     return 0
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
-from hires.cli.options import JSON, Parser, flag, option
+from hires.cli.options import JSON, Parser, flag, number, option
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
+
+
+def _action(text: str) -> str:
+    if text != "make":
+        raise ConfigError(f"unknown verb 'data {text}'; {offer(text, ['make'])}")
+    return text
 
 
 def _size(text: str) -> list[int]:
@@ -23,45 +28,33 @@ def _size(text: str) -> list[int]:
 
 PARSER = Parser(
     "data",
-    "Write a folder of TIFF images, one sub-folder a class, whose class a network can learn.\n"
-    "The same numbers give the same files; a folder that is complete is left as it is.",
     (
         "hires data make data/textures --classes 4 --count 64 --size 256x320",
         "hires run data=folder data.path=data/textures image=256",
     ),
-    option("action", metavar="make", complete=["make"], help="the only action"),
-    option("path", type=Path, metavar="PATH", help="the folder to write"),
-    *(
-        option(name, type=int, default=default, metavar="N", help=f"{what} (default: {default})")
-        for name, default, what in (
-            ("--classes", 4, "classes"),
-            ("--count", 64, "images"),
-            ("--seed", 0, "seed of the images"),
-        )
-    ),
-    option(
-        "--size", type=_size, default=[256, 256], metavar="HxW", help="pixels (default: 256x256)"
-    ),
-    flag("--striped", help="write ordinary TIFF instead of tiled TIFF"),
+    option("action", "make", "the only action", ["make"], type=_action),
+    option("path", "PATH", "the folder to write", type=Path),
+    number("--classes", "classes", default=4),
+    number("--count", "images, at least one a class", default=64),
+    number("--seed", "seed of the images", default=0, least=0),
+    option("--size", "HxW", "pixels (default: 256x256)", type=_size, default=[256, 256]),
+    flag("--striped", "write ordinary TIFF instead of tiled TIFF"),
     JSON,
+    more="The images are TIFF files, one sub-folder a class, whose class a network can learn. The\n"
+    "same numbers give the same files; a folder that is complete is left as it is.",
 )
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: argparse.Namespace) -> int:
     """Writes a folder of labelled images; returns 0."""
     from hires.data.textures import make_folder
 
-    if words and words[0] != "make" and not words[0].startswith("-"):
-        raise ConfigError(f"unknown verb 'data {words[0]}'; {offer(words[0], ['make'])}")
-    args = PARSER.read(words or ["--help"])
-    for name, low in (("classes", 1), ("count", args.classes), ("seed", 0)):
-        if getattr(args, name) < low:
-            raise ConfigError(f"--{name} {getattr(args, name)} must be at least {low}")
+    if args.count < args.classes:
+        raise ConfigError(f"--count {args.count} must be at least {args.classes}, one a class")
     path = args.path.expanduser()
-    tiled = not args.striped
-    written = make_folder(path, args.classes, args.count, args.size, args.seed, tiled)
+    facts = {key: getattr(args, key) for key in ("classes", "count", "size", "seed")}
+    written = make_folder(path, **facts, tiled=not args.striped)
     if args.json:
-        facts = {key: getattr(args, key) for key in ("classes", "count", "size", "seed")}
         print(json.dumps({"path": str(path), **facts, "written": written}, indent=2))
         return 0
     state = f"{written} written now" if written else "there already"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.doctor_checks import machine_checks, mpi_checks, torch_checks
-from hires.cli.options import JSON, Parser, composing, option, positive
+from hires.cli.options import JSON, Parser, composing, number
 from hires.cli.screens.screen import print_config
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
@@ -16,33 +17,22 @@ from hires.core.text_table import aligned
 from hires.launcher.doctor_check import FAILED, OK, Check
 from hires.launcher.interface import all_launchers, launcher_of
 
-PATIENCE_S = 600
 PARSER = Parser(
     "doctor",
-    "Check what this machine and its cluster have, and say what would help.",
     (
         "hires doctor                             this machine",
         "hires doctor launcher=slurm --nodes 2    this machine, and two nodes by a job of its own",
         "hires doctor --json",
     ),
     *composing(),
-    option(
-        "--nodes", type=positive, metavar="N", help="machines that runs are to use (launcher.nodes)"
-    ),
-    option(
-        "--patience",
-        type=positive,
-        default=PATIENCE_S,
-        metavar="S",
-        help=f"seconds that the job may wait and take (default: {PATIENCE_S})",
-    ),
+    number("--nodes", "machines that runs are to use (launcher.nodes)"),
+    number("--patience", "seconds that the job may wait and take", default=600),
     JSON,
 )
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Namespace) -> int:
     """Prints one line a check, each with a remedy if it is not ok; returns 1 if one failed."""
-    args = PARSER.read(words)
     config = RunConfig()  # the defaults need no Hydra to be installed
     if args.overrides or args.config_dir:
         from hires.cli.compose.compose_config import compose
@@ -53,13 +43,10 @@ def main(words: Sequence[str]) -> int:
         config = dataclasses.replace(config, launcher=launcher)
     if args.cfg:
         return print_config(config)
-    checks = all_checks(config, ["hires", "doctor", *words], args.patience)
+    checks = all_checks(config, args.argv, args.patience)
     ok = all(check.state != FAILED for check in checks)
-    if args.json:
-        body = {"ok": ok, "checks": [dataclasses.asdict(check) for check in checks]}
-        print(json.dumps(body, indent=2))
-    else:
-        print("\n".join(lines(checks)))
+    body = {"ok": ok, "checks": [dataclasses.asdict(check) for check in checks]}
+    print(json.dumps(body, indent=2) if args.json else "\n".join(lines(checks)))
     return 0 if ok else RunError.exit_code
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 
 from hires.cli.options import JSON, RESULTS, Parser
@@ -15,7 +15,6 @@ from hires.report.load.runs import rebuild_index
 
 PARSER = Parser(
     "index",
-    "Rebuild the index of all attempts that have ended from the run folders.",
     (
         "hires index                     after folders were copied, moved or removed",
         "hires index --results /data/results",
@@ -25,9 +24,8 @@ PARSER = Parser(
 )
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Namespace) -> int:
     """Writes the index; returns 0."""
-    args = PARSER.read(words)
     results = Path(args.results)
     if not results.is_dir():
         raise ConfigError(f"there is no folder {results}; name one with --results DIR")
@@ -35,8 +33,7 @@ def main(words: Sequence[str]) -> int:
     attempts, notes = rebuild_index(results, paths)
     print_notes(notes)
     file = results / run_index.FILE
-    if args.json:
-        print(json.dumps({"file": str(file), "runs": len(paths), "attempts": attempts}))
-    else:
-        print(f"{file}: {attempts} attempts of {plural(len(paths), 'run')}")
+    facts = {"file": str(file), "runs": len(paths), "attempts": attempts}
+    line = f"{file}: {attempts} attempts of {plural(len(paths), 'run')}"
+    print(json.dumps(facts) if args.json else line)
     return 0

@@ -7,8 +7,10 @@ reference pages of the documentation are written here, too.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 
 from hires.cli.compose.choices import (
@@ -21,16 +23,21 @@ from hires.cli.compose.choices import (
 )
 from hires.cli.main import VERBS, module_of
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, campaign_names, flag, option
+from hires.cli.screens.screen import print_table
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
 from hires.core.text_table import aligned
+from hires.plan.operators.operator_facts import operator_rows, operators_page
 from hires.report.compare.metrics import METRICS
+from hires.report.templates import rendered
 
 Listing = dict[str, dict[str, str]]
 """Section -> name -> one line about it."""
 
 RUNS = "runs"
+_SORTED = (*METRICS, "state", "started", "model", "image", "layout", "precision")
 OPERATORS = "operators"
+PAGES = ("keys", "verbs", OPERATORS)
 
 
 def _sections(current: str) -> Iterable[str]:
@@ -39,7 +46,6 @@ def _sections(current: str) -> Iterable[str]:
 
 PARSER = Parser(
     "list",
-    "List what can be chosen, one line each.",
     (
         "hires list                      everything",
         "hires list parallel             the layouts",
@@ -54,48 +60,52 @@ PARSER = Parser(
     ),
     option(
         "what",
+        None,
+        "a group (models or model, ...), keys, one key, verbs, aliases, operators or runs",
+        _sections,
         nargs="?",
-        complete=_sections,
-        help="a group (models or model, ...), keys, one key, verbs, aliases, operators or runs",
     ),
     CONFIG_DIR,
-    flag("--markdown", help="keys, verbs, operators: print the reference page in Markdown"),
+    flag("--markdown", "keys, verbs, operators: print the reference page in Markdown"),
     option(
         "--where",
-        metavar="EXPR",
-        help="runs: those of which it is true: keys, groups, throughput (img/s), step_time (s), "
+        "EXPR",
+        "runs: those of which it is true: keys, groups, throughput (img/s), step_time (s), "
         "memory (bytes of the fullest rank), loss, state, reason, host, git, ...",
     ),
+    option("--campaign", "NAME", "runs: those of one campaign", campaign_names),
     option(
-        "--campaign", metavar="NAME", complete=campaign_names, help="runs: those of one campaign"
+        "--sort", "NAME", "runs: in the order of any of these; --sort=-NAME: descending", _SORTED
     ),
-    option(
-        "--sort",
-        metavar="NAME",
-        complete=(*METRICS, "state", "started", "model", "image", "layout", "precision"),
-        help="runs: in the order of any of these; --sort=-NAME: descending",
-    ),
-    flag("--csv", help="runs: print all columns as CSV"),
+    flag("--csv", "runs: print all columns as CSV"),
     RESULTS,
     JSON,
 )
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Namespace) -> int:
     """Prints choices as text, Markdown or JSON; returns 0."""
-    args = PARSER.read(words)
     if args.markdown:
-        print(_page(args.what))
+        if args.what not in PAGES:
+            raise ConfigError(f"--markdown is for {' and '.join(PAGES)}, not {args.what or 'all'}")
+        print(_page(args.what), end="")
         return 0
     if args.what == RUNS:
-        from hires.cli.verbs.list_runs import list_runs
+        from hires.cli.verbs.list_runs import list_runs  # choices come without reading runs
 
         return list_runs(args)
     for name in ("where", "campaign", "sort", "csv"):
         if getattr(args, name):
             raise ConfigError(f"--{name} is for runs: hires list runs --{name} ...")
     if args.what == OPERATORS:
-        return _print_operators(args.json)
+        operators = {name: dataclasses.asdict(row) for name, row in operator_rows().items()}
+        fields = [field for field in next(iter(operators.values())) if field != "bytes"]
+        rows = [[name, *(row[field] for field in fields)] for name, row in operators.items()]
+        if args.json:
+            print(json.dumps({OPERATORS: operators}, indent=2))
+        else:
+            print_table("Operators", ["operator", *fields], rows)
+        return 0
     listing = _chosen(args.what, args.config_dir)
     if args.json:
         print(json.dumps(listing, indent=2))
@@ -133,61 +143,12 @@ def _chosen(what: str | None, config_dir: str | None) -> Listing:
     }
 
 
-def _print_operators(as_json: bool) -> int:
-    from hires.cli.screens.screen import print_table
-    from hires.plan.operators.operator_facts import operator_rows
-    from hires.report.columns import Column
-
-    rows = {name: dataclasses.asdict(row) for name, row in operator_rows().items()}
-    if as_json:
-        print(json.dumps({OPERATORS: rows}, indent=2))
-        return 0
-    names = ("operator", *(field for field in next(iter(rows.values())) if field != "bytes"))
-    lines = [[name, *(row[key] for key in names[1:])] for name, row in rows.items()]
-    print_table("Operators", [Column(name, name) for name in names], lines)
-    return 0
-
-
-def _page(what: str | None) -> str:
-    """Returns a reference page in Markdown."""
-    from hires.plan.operators.operator_facts import operators_page
-
-    pages = {"keys": _keys_page, "verbs": _verbs_page, OPERATORS: operators_page}
-    if what not in pages:
-        raise ConfigError(f"--markdown is for {' and '.join(pages)}, not {what or 'all'}")
-    return pages[what]()
-
-
-def _verbs_page() -> str:
-    """Returns every verb with its options and examples."""
-    parts = ["# Options of every verb", "Written by `hires list verbs --markdown`."]
-    for verb in VERBS:
-        parser: Parser = module_of(verb).PARSER
-        rows = [(f"`{name}`", meaning) for name, meaning in parser.options()]
-        parts += [f"## {parser.prog}", parser.description or ""]
-        parts += [_markdown(("option", "meaning"), rows)] if rows else []
-        parts += ["\n".join(f"    {example}" for example in parser.examples)]
-    return "\n\n".join(parts)
-
-
-def _keys_page() -> str:
-    """Returns every key of the config, section by section, with its default, values and meaning."""
-    sections: dict[str, list[tuple[str, ...]]] = {}
-    for key in config_keys().values():
-        row = (f"`{key.name}`", f"`{key.default}`", key.values, key.meaning)
-        sections.setdefault(key.name.rpartition(".")[0], []).append(row)
-    parts = [
-        "# Keys of the config",
-        "Written by `hires list keys --markdown`. Set a key on the command line as `KEY=VALUE`.",
-    ]
-    for section, rows in sections.items():
-        heads = ("key", "default", "values", "meaning")
-        parts += [f"## {section or 'The run'}", _markdown(heads, rows)]
-    return "\n\n".join(parts)
-
-
-def _markdown(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Returns a table in Markdown."""
-    lines = [heads, ("---",) * len(heads), *rows]
-    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+def _page(name: str) -> str:
+    if name == OPERATORS:
+        return operators_page()
+    sections = itertools.groupby(config_keys().values(), lambda key: key.name.rpartition(".")[0])
+    values = {
+        "sections": {section: list(keys) for section, keys in sections},
+        "parsers": [module_of(verb).PARSER for verb in VERBS] if name == "verbs" else [],
+    }
+    return rendered(f"{name}.md", values, autoescape=False)

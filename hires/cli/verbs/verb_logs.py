@@ -10,7 +10,8 @@ import heapq
 import re
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +29,6 @@ _DAY_S = 86400.0
 
 PARSER = Parser(
     "logs",
-    "Print the logs of a run's ranks, merged by time.",
     (
         "hires logs 0123abcd                    all ranks of the latest attempt, by time",
         "hires logs 0123abcd -f                 and new lines as they come, of later attempts too",
@@ -37,10 +37,10 @@ PARSER = Parser(
         "hires logs 0123abcd --attempt 0        an earlier attempt",
     ),
     *RUN,
-    flag("-f", "--follow", help="wait for more"),
-    option("--rank", action="append", type=int, metavar="R", help="only this rank"),
-    option("--grep", metavar="X", help="only lines that match a regular expression"),
-    option("--attempt", type=int, metavar="K", help="unset: the latest"),
+    flag("-f", "--follow", "wait for more"),
+    option("--rank", "R", "only this rank", action="append", type=int),
+    option("--grep", "X", "only lines that match a regular expression"),
+    option("--attempt", "K", "unset: the latest", type=int),
 )
 
 
@@ -96,9 +96,8 @@ class RankLogs:
         yield from heapq.merge(*(log.entries(to_end) for log in self._logs.values()))
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Namespace) -> int:
     """Prints the ranks' logs, merged by time; returns 0, or 130 after Ctrl-C."""
-    args = PARSER.read(words)
     run = locate(args.run, args.results)
     try:
         pattern = re.compile(args.grep or "")

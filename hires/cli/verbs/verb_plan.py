@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from argparse import Namespace
 
 from hires.cli.compose.compose_config import compose
 from hires.cli.options import JSON, Parser, composing, flag
@@ -18,7 +18,6 @@ from hires.plan.proof.prove import judged
 
 PARSER = Parser(
     "plan",
-    "Show what each rank computes and sends, without running it.",
     (
         "hires plan parallel=pp image=512",
         "hires plan parallel=sp 'parallel.tiles=[2,2]' --json",
@@ -26,16 +25,12 @@ PARSER = Parser(
     ),
     *composing(),
     JSON,
-    flag(
-        "--prove",
-        help="show the proof under each semantics of messages, with the cycle if it fails",
-    ),
+    flag("--prove", "show the proof under each semantics of messages, with the cycle if it fails"),
 )
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Namespace) -> int:
     """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0."""
-    args = PARSER.read(words)
     config = compose(args.overrides, args.config_dir)
     if args.cfg:
         return print_config(config)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.options import JSON, Parser, chosen, named_runs, option
+from hires.cli.verbs.list_runs import add_live_states
 from hires.cli.verbs.verb_export import no_runs
 from hires.core.errors import ConfigError
 from hires.launcher.status.run_selection import select
@@ -17,7 +19,6 @@ OUT = "report"
 
 PARSER = Parser(
     "report",
-    "Turn run folders into tables, plots and one page that opens in any browser.",
     (
         "hires report                                  all campaigns under results/, into report/",
         "hires report default --out paper              one campaign",
@@ -25,25 +26,23 @@ PARSER = Parser(
         "hires report default --format all             everything: " + ", ".join(FORMATS),
     ),
     *named_runs(),
-    option("--out", default=OUT, metavar="DIR", help=f"folder to write (default: {OUT})"),
+    option("--out", "DIR", f"folder to write (default: {OUT})", default=OUT),
     option(
         "--format",
+        "LIST",
+        f"any of {', '.join(FORMATS)}, or all (default: {','.join(DEFAULT)})",
+        [*FORMATS, "all"],
         action="append",
-        metavar="LIST",
-        complete=[*FORMATS, "all"],
-        help=f"any of {', '.join(FORMATS)}, or all (default: {','.join(DEFAULT)})",
     ),
-    option("--title", help="heading of the page"),
+    option("--title", "TITLE", "heading of the page"),
     JSON,
 )
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Namespace) -> int:
     """Writes a report; returns 0, however the runs ended."""
-    from hires.cli.verbs.list_runs import add_live_states
-    from hires.report.report import ReportRequest, write_report
+    from hires.report.report import ReportRequest, write_report  # matplotlib: --help does without
 
-    args = PARSER.read(words)
     formats: Sequence[str] = DEFAULT
     if args.format:
         formats = chosen("--format", ",".join(args.format), [*FORMATS, "all"])

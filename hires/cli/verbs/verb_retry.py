@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -14,13 +14,14 @@ import yaml
 from hires.cli.compose.choices import config_keys
 from hires.cli.options import Parser, chosen, named_runs, option
 from hires.cli.start_run import explain, submit, wait_for
-from hires.cli.verbs.verb_status import count, repeats
+from hires.cli.verbs.verb_status import count
+from hires.cli.verbs.verb_status import repeats as lacking
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.registry import offer
 from hires.core.store import attempts, campaign, records, rundir
 from hires.core.store.file_names import last_number
-from hires.core.store.naming import COSMETIC, identity, plain
+from hires.core.store.naming import COSMETIC, plain
 from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launcher_of
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import FAILED, INFEASIBLE, RUNNING, STATES, RunState
@@ -30,13 +31,14 @@ from hires.launcher.status.state import states
 _NEVER = (RUNNING, INFEASIBLE)
 RETRIED = tuple(state for state in STATES if state not in _NEVER)
 """States of runs that may be run again."""
-_PLACES = ("campaign", "results")
-"""Cosmetic keys that say where a run is kept."""
-FREE = [key for key in COSMETIC if key not in _PLACES]
+FREE = [key for key in COSMETIC if key not in ("campaign", "results")]
 """Keys that a retry may change."""
+States = dict[Path, RunState]
+"""Run folder -> how the run ended."""
+Seen = dict[Path, int | None]
+"""Run folder -> its latest attempt when its state was read."""
 PARSER = Parser(
     "retry",
-    "Run points again as their next attempt: same config, same plan, same run folder.",
     (
         "hires retry                                       all runs that failed or were lost",
         "hires retry mycampaign --state failed,cancelled   those of a campaign in these states",
@@ -45,48 +47,24 @@ PARSER = Parser(
     *named_runs(),
     option(
         "--state",
+        "STATES",
+        f"which ones, of {', '.join(RETRIED)} (default: failed,lost)",
+        RETRIED,
         default="failed,lost",
-        metavar="STATES",
-        complete=RETRIED,
-        help=f"which ones, of {', '.join(RETRIED)} (default: failed,lost)",
     ),
     option(
         "--set",
+        "KEY=VALUE",
+        "change a key that does not change the point, as comm.timeout_s",
+        [f"{key}=" for key in FREE],
         action="append",
         default=[],
-        metavar="KEY=VALUE",
-        complete=[f"{key}=" for key in FREE],
-        help="change a key that does not change the point, as comm.timeout_s",
     ),
 )
 
 
-@dataclass(frozen=True)
-class _Repeat:
-    """A point that is to be run again."""
-
-    path: Path
-    state: RunState
-    """How it ended."""
-    config: RunConfig
-    """With the changes of ``--set``."""
-    seen: int | None
-    """Its latest attempt when its state was read."""
-
-    @property
-    def attempts(self) -> int:
-        """How many complete attempts it lacks."""
-        return max(1, self.state.missing)
-
-    @property
-    def world(self) -> int:
-        """Its number of ranks."""
-        return int(records.read_plan(self.path)["world"])
-
-
-def main(words: Sequence[str]) -> int:
+def main(args: Namespace) -> int:
     """Runs points again: jobs are submitted, others run here, one after the other."""
-    args = PARSER.read(words)
     wanted = chosen("--state", args.state, STATES)
     for name in wanted:
         if name in _NEVER:
@@ -103,27 +81,26 @@ def main(words: Sequence[str]) -> int:
         if all_states:
             print(count(all_states))
         return 0
-    here: list[_Repeat] = []
-    jobs: dict[str, list[_Repeat]] = {}
     code = 0
-    for state in ended:  # all are checked before the first one starts
-        assert state.path is not None
+    here: list[FrozenRun] = []
+    jobs: dict[str, list[FrozenRun]] = {}
+    by_path = {state.path: state for state in ended if state.path}
+    for path, state in by_path.items():  # all are checked before the first one starts
         try:
-            config = records.read_config(state.path)
+            config = records.read_config(path)
         except HiresError as error:  # an older hires wrote it
-            print(f"hires: {state.path.name} is left out: {error}", file=sys.stderr)
+            print(f"hires: {path.name} is left out: {error}", file=sys.stderr)
             code = RunError.exit_code
             continue
         if args.set:
-            command = attempts.reproduce_line_of(state.path) or "hires run ..."
+            command = attempts.reproduce_line_of(path) or "hires run ..."
             config = with_keys(config, args.set, command)
         launcher = launcher_of(config)
-        group = jobs.setdefault(config.launcher.name, []) if launcher.has_jobs else here
-        group.append(_Repeat(state.path, state, config, seen[state.path]))
+        runs = jobs.setdefault(config.launcher.name, []) if launcher.has_jobs else here
+        runs.append(FrozenRun(path, None, config, max(1, state.missing)))
     for _, runs in sorted(jobs.items()):
-        with campaign.starting(run.path.parent for run in runs):
-            code = _submit(runs, ["hires", "retry", *words]) or code
-    return _run_here(here) or code
+        code = _submit(runs, by_path, seen, args.argv) or code
+    return _run_here(here, by_path, seen) or code
 
 
 def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunConfig:
@@ -138,75 +115,57 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
         key, equals, text = change.partition("=")
         if not equals or key not in config_keys():
             raise ConfigError(f"--set {change}: there is no key {key!r}; {offer(key, FREE)}")
-        if key in _PLACES:
+        if key not in FREE:
             raise ConfigError(
-                f"--set {change} would keep the run elsewhere; run it there with "
-                f"`{command} {shlex.quote(change)}`"
+                f"--set {change} makes another point, which is a run of its own: "
+                f"`{command} {shlex.quote(change)}`; a retry may change {', '.join(FREE)}"
             )
         *sections, last = key.split(".")
-        section = functools.reduce(dict.__getitem__, sections, values)
         try:
-            section[last] = yaml.safe_load(text)
+            functools.reduce(dict.__getitem__, sections, values)[last] = yaml.safe_load(text)
         except yaml.YAMLError:
-            raise ConfigError(
-                f"--set {change}: the value cannot be read; put text in quotes"
-            ) from None
-    changed = from_dict(values)
-    if identity(plain(changed)) != identity(plain(config)):
-        other = [c for c in changes if c.partition("=")[0] not in FREE]
-        raise ConfigError(
-            f"--set {' '.join(other)} makes another point, which is a run of its own: "
-            f"`{command} {shlex.join(other)}`; a retry may change {', '.join(FREE)}"
-        )
-    return changed
+            why = f"--set {change}: the value cannot be read; put text in quotes"
+            raise ConfigError(why) from None
+    return from_dict(values)
 
 
-def _submit(runs: Sequence[_Repeat], argv: list[str]) -> int:
+def _submit(runs: Sequence[FrozenRun], states: States, seen: Seen, argv: list[str]) -> int:
     """Submits the next attempts of points of one launcher; returns 0 if all were submitted."""
-    frozen, code = [], 0
-    for run in runs:
+    configs = {run.path: run.config for run in runs}
+    launcher, ends = launcher_of(runs[0].config), [states[run.path] for run in runs]
+    exclude = tuple(launcher.avoided_nodes(ends, list(configs.values())))
+    if exclude:
+        print(f"not on {', '.join(exclude)}, where an attempt failed", file=sys.stderr)
+    options = SubmitOptions(argv, exclude=exclude)
+    submitted = submit(runs, options, lambda path: rundir.refreeze(path, configs[path]), seen)
+    jobs = [one for one in submitted if one.job is not None]
+    print(f"{len(jobs)} of {len(runs)} runs submitted; `hires status` watches")
+    return 0 if len(jobs) == len(runs) else RunError.exit_code
+
+
+def _run_here(runs: Sequence[FrozenRun], states: States, seen: Seen) -> int:
+    """Runs points one after the other, each as often as it lacks attempts; returns the code."""
+    code = 0
+    turns = [run for run in runs for _ in range(run.attempts)]
+    for number, frozen in enumerate(turns, start=1):
+        path, state = frozen.path, states[frozen.path]
         try:
-            refuse_begun(run.path, run.seen)
-            frozen.append(FrozenRun(run.path, None, run.world, run.config, run.attempts))
+            with campaign.starting([path.parent]):
+                refuse_begun(path, seen[path])
+                with alone(path):
+                    rundir.refreeze(path, frozen.config)
+                    run = rundir.RunDir(path, attempts.next_attempt(path))
+            seen[path] = run.attempt
+            progress = f"{number} of {len(turns)}: {run.name}, attempt {run.attempt}"
+            print(f"{progress}; it was {state.state}{lacking(state)}", file=sys.stderr)
+            outcome = wait_for(frozen.config, run, frozen.ranks)
         except RunError as error:
             print(f"hires: {error}", file=sys.stderr)
             code = RunError.exit_code
-    ends, configs = [run.state for run in runs], {run.path: run.config for run in runs}
-    exclude = launcher_of(runs[0].config).avoided_nodes(ends, list(configs.values()))
-    if exclude:
-        print(f"not on {', '.join(exclude)}, where an attempt failed", file=sys.stderr)
-    options = SubmitOptions(argv, exclude=tuple(exclude))
-    submitted = submit(frozen, options, lambda path: rundir.refreeze(path, configs[path]))
-    jobs = [one for one in submitted if one.job is not None]
-    print(f"{len(jobs)} of {len(runs)} runs submitted; `hires status` watches")
-    return code if len(jobs) == len(submitted) else RunError.exit_code
-
-
-def _run_here(runs: Sequence[_Repeat]) -> int:
-    """Runs points one after the other, each as often as it lacks attempts; returns the code."""
-    code = number = 0
-    total = sum(run.attempts for run in runs)
-    for repeat in runs:
-        seen = repeat.seen
-        for _ in range(repeat.attempts):
-            number += 1
-            try:
-                with campaign.starting([repeat.path.parent]):
-                    refuse_begun(repeat.path, seen)
-                    with alone(repeat.path):
-                        rundir.refreeze(repeat.path, repeat.config)
-                        run = rundir.RunDir(repeat.path, attempts.next_attempt(repeat.path))
-                seen, state = run.attempt, repeat.state
-                progress = f"{number} of {total}: {run.name}, attempt {run.attempt}"
-                print(f"{progress}; it was {state.state}{repeats(state)}", file=sys.stderr)
-                outcome = wait_for(repeat.config, run, repeat.world)
-            except RunError as error:
-                print(f"hires: {error}", file=sys.stderr)
-                code = RunError.exit_code
-                continue
-            explain(outcome, run)
-            print(f"{repeat.path.name}: {outcome.state}")
-            code = code or outcome.exit_code
-            if outcome.exit_code == CANCELLED:
-                return CANCELLED
+            continue
+        explain(outcome, run)
+        print(f"{run.name}: {outcome.state}")
+        code = code or outcome.exit_code
+        if outcome.exit_code == CANCELLED:
+            return CANCELLED
     return code

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from hires.cli.options import JSON, RUN, Parser, flag, option, run_folders
-from hires.cli.screens.screen import print_record, print_table
+from hires.cli.screens.screen import percent, print_record, print_table, shown
 from hires.cli.screens.show_plan import placement_lines
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
@@ -21,11 +21,21 @@ from hires.core.store.reading import text
 from hires.core.store.records import read_plan, read_record
 from hires.core.store.rundir import RunDir, locate, open_run
 from hires.core.units import size
+from hires.plan.plan import Plan
 from hires.report.columns import Column
+from hires.report.compare.differences import (
+    Difference,
+    named_differences,
+    number_rows,
+    origin,
+    run_differences,
+)
+from hires.report.compare.metrics import METRICS
+from hires.report.compare.pairing import ComparedPoint
 from hires.report.load.plain_values import count, number, value_text
-
-if TYPE_CHECKING:  # pandas would keep --help and the shell completion waiting
-    from hires.report.compare.differences import Difference
+from hires.report.load.repeats import median
+from hires.report.load.runs import read_run
+from hires.report.timelines import timeline_lines, write_trace
 
 _EXAMPLES = (
     "hires show results/default/resnet50-224x224-single-fp32-0123abcd",
@@ -38,13 +48,12 @@ _EXAMPLES = (
 )
 PARSER = Parser(
     "show",
-    "Print the tables or the time line of a run.",
     _EXAMPLES,
     *RUN,
-    flag("--timeline", help="draw one step of every rank"),
-    option("--trace", metavar="FILE", help="write the last steps in Chrome's trace format"),
-    flag("--reproduce", help="print the line that makes it again, and what differs now"),
-    option("--diff", metavar="OTHER", complete=run_folders, help="print how another run differs"),
+    flag("--timeline", "draw one step of every rank"),
+    option("--trace", "FILE", "write the last steps in Chrome's trace format"),
+    flag("--reproduce", "print the line that makes it again, and what differs now"),
+    option("--diff", "OTHER", "print how another run differs", run_folders),
     JSON,
 )
 _DIRTY = "-dirty"
@@ -54,30 +63,26 @@ _RULE = (
 )
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Namespace) -> int:
     """Prints the tables or the time line of a run; returns 0, however the run ended."""
-    args = PARSER.read(words)
     drawn = args.timeline or args.trace is not None
     if sum((drawn, args.reproduce, args.diff is not None)) > 1:
         raise ConfigError("--reproduce, --diff, --timeline and --trace exclude each other")
     if args.json and args.timeline:
-        raise ConfigError(
-            "--json prints the record and --timeline a drawing; for the time line as data use "
-            "--trace FILE"
-        )
+        raise ConfigError("--timeline is a drawing; for the time line as data use --trace FILE")
+    path = locate(args.run, args.results)
     if args.reproduce:
-        _reproduce(locate(args.run, args.results), args.json)
+        _reproduce(path, args.json)
     elif args.diff is not None:
-        _diff(locate(args.run, args.results), locate(args.diff, args.results), args.json)
+        _diff(path, locate(args.diff, args.results), args.json)
     elif drawn:
-        _show_timeline(open_run(locate(args.run, args.results)), args.timeline, args.trace)
+        _show_timeline(open_run(path), args.timeline, args.trace)
     else:
-        _show(open_run(locate(args.run, args.results)), args.json)
+        _show(open_run(path), args.json)
     return 0
 
 
 def _show(run: RunDir, as_json: bool) -> None:
-    """Prints the record of a run, what it saved, and its layout."""
     whole, damaged = checkpoints.whole_checkpoints(run.path)
     saved = [f"{c.name} ({size(c.num_bytes)}, attempt a{c.attempt})" for c in whole]
     saved = [f"checkpoints: {', '.join(saved)}"] if saved else []
@@ -107,12 +112,6 @@ def _show(run: RunDir, as_json: bool) -> None:
 
 def _print_layout(run: RunDir) -> None:
     """Prints the throughput over several attempts, placement and time line, as far as there are."""
-    from hires.report.compare.metrics import METRICS
-    from hires.report.compare.pairing import ComparedPoint
-    from hires.report.load.repeats import median
-    from hires.report.load.runs import read_run
-    from hires.report.timelines import timeline_lines
-
     read = read_run(run.path)
     repeats = ComparedPoint([read]).repeats(METRICS["throughput"])
     if len(repeats) > 1:
@@ -135,9 +134,6 @@ def _print_layout(run: RunDir) -> None:
 
 def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> None:
     """Draws the time line of the attempt that the record is of, or writes it into a file."""
-    from hires.plan.plan import Plan
-    from hires.report.timelines import timeline_lines, write_trace
-
     record = read_record(run.path)
     attempt = None if record is None else count(record.get("attempt"))
     folder = run.attempt_dir if attempt is None else attempt_dir(run.path, attempt)
@@ -152,9 +148,6 @@ def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> None:
 
 def _reproduce(path: Path, as_json: bool) -> None:
     """Prints the line that makes a run again, and what of code and machine is not as it was."""
-    from hires.report.compare.differences import named_differences, origin
-    from hires.report.load.runs import read_run
-
     run = read_run(path)
     try:  # every word quoted, so that a shell reads words and nothing else
         line = shlex.join(shlex.split(run.reproduce)) if run.reproduce else None
@@ -180,10 +173,6 @@ def _reproduce(path: Path, as_json: bool) -> None:
 
 
 def _diff(path: Path, other: Path, as_json: bool) -> None:
-    """Prints in what two runs differ: config, versions, machine and numbers."""
-    from hires.report.compare.differences import number_rows, run_differences
-    from hires.report.load.runs import read_run
-
     a, b = read_run(path), read_run(other)
     config, machine = run_differences([a], [b])
     rows = number_rows(a, b)
@@ -200,28 +189,18 @@ def _diff(path: Path, other: Path, as_json: bool) -> None:
     print(f"A: {a.campaign}/{a.name}\nB: {b.campaign}/{b.name}\n")
     _print_differences("Config", ("key", "A", "B"), config)
     _print_differences("Code, versions and machine", ("", "A", "B"), machine)
-    heads = ("A", "B", "change [%]")
-    columns = [Column("what", ""), *(Column(head, head, digits=0) for head in heads)]
-    print_table("Numbers", columns, [_number_row(*row) for row in rows])
+    columns = [Column(head, head, digits=0) for head in ("A", "B", "change [%]")]
+    cells = []
+    for what, x, y in rows:
+        old, new = number(x), number(y)
+        ratio = new / old if old and new is not None else None
+        cells.append([what, shown(x), shown(y), percent(ratio)])
+    print_table("Numbers", ["", *columns], cells)
     print(_RULE)
 
 
 def _print_differences(title: str, heads: Sequence[str], differences: Sequence[Difference]) -> None:
-    if not differences:
+    if differences:
+        print_table(title, heads, [[d.what, d.a, d.b] for d in differences])
+    else:
         print(f"{title}: no difference\n")
-        return
-    columns = [Column(head, head) for head in heads]
-    print_table(title, columns, [[d.what, d.a, d.b] for d in differences])
-
-
-def _number_row(what: str, a: Any, b: Any) -> list[str]:
-    """Returns the cells of two numbers, and by how much the second one is larger."""
-
-    def shown(value: Any) -> str:
-        if value is None:
-            return "-"
-        return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-    old, new = number(a), number(b)
-    change = f"{100 * (new / old - 1):+.1f}" if old and new is not None else "-"
-    return [what, shown(a), shown(b), change]

@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 
 from hires.cli.options import JSON, Parser, flag, named_runs
@@ -34,17 +35,15 @@ _EXAMPLES = (
 )
 PARSER = Parser(
     "status",
-    "Show the state of runs: step, speed, memory, and why one waits or failed.",
     _EXAMPLES,
     *named_runs(),
-    flag("--watch", help="look again every two seconds"),
+    flag("--watch", "look again every two seconds"),
     JSON,
 )
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Namespace) -> int:
     """Prints the states of runs; returns 0, or 130 if Ctrl-C ended ``--watch``."""
-    args = PARSER.read(words)
     on_screen = args.watch and sys.stdout.isatty() and not args.json
     try:
         while True:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Sequence
+from argparse import Namespace
 from typing import Any
 
 from hires.cli.compose.compose_config import compose
@@ -17,7 +17,7 @@ from hires.cli.options import JSON, Parser, composing
 from hires.cli.planning import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_table
 from hires.cli.start_run import explain, wait_for
-from hires.core.config.run_config import PrecisionConfig, RunConfig
+from hires.core.config.run_config import PrecisionConfig
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store import file_names, reading
 from hires.core.store.rundir import create
@@ -32,7 +32,6 @@ BOUND = 1e-10
 
 PARSER = Parser(
     "verify",
-    "Compare a layout with one process on the same microbatches, in float64.",
     (
         "hires verify parallel=sp 'parallel.tiles=[3,1]' 'image=[75,61]'",
         "hires verify parallel=sp+pp parallel.microbatches=4 --json",
@@ -43,51 +42,43 @@ PARSER = Parser(
 )
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Namespace) -> int:
     """Prints the largest relative errors; returns 0 if all are within 1e-10, else 1."""
-    args = PARSER.read(words)
     config = compose(args.overrides, args.config_dir)
     config = dataclasses.replace(config, precision=PrecisionConfig("fp64"))
     if args.cfg:
         return print_config(config)
-    folders = tempfile.TemporaryDirectory(prefix="hires-verify-")
-    with folders as folder, spawn.warm(config.launcher.threads):
-        config = dataclasses.replace(config, results=folder)
-        answer = _answer(config, ["hires", "verify", *words])
-    if isinstance(answer, int):
-        return answer
-    if args.json:
-        print(json.dumps(answer, indent=2))
-    else:
-        _print(answer)
-    return 0 if answer["ok"] else RunError.exit_code
-
-
-def _answer(config: RunConfig, argv: list[str]) -> dict[str, Any] | int:
-    """Returns the answer of rank 0, or the exit code of ranks that failed, after explaining it."""
     if launcher_of(config).has_jobs:
         raise ConfigError(
             f"launcher={config.launcher.name} cannot verify: the ranks run on this machine; leave "
             f"it out"
         )
-    config = with_classes(config)
-    plan = planned(config, memory=False)  # rank 0 holds the whole network besides
-    random = next((node for node in plan.graph.nodes if is_random(node)), None)
-    if random is not None:
-        raise PlanError(
-            f"{describe(random)} draws random numbers, which differ from one process to several; "
-            f"compare the network without it, as with a dropout of 0, or with task=infer"
-        )
-    require_feasible(plan)
-    run = create(config, plan.to_dict(), argv)
-    outcome = wait_for(config, run, plan.world, args=("--verify",))
-    file = run.attempt_dir / file_names.VERIFY
-    if file.exists():
-        return reading.read_json(file)
-    if outcome.exit_code == 0:
-        raise RunError("the ranks ended without comparing anything")
-    explain(outcome, run, keep=False)
-    return outcome.exit_code
+    folders = tempfile.TemporaryDirectory(prefix="hires-verify-")
+    with folders as folder, spawn.warm(config.launcher.threads):
+        config = with_classes(dataclasses.replace(config, results=folder))
+        plan = planned(config, memory=False)  # rank 0 holds the whole network besides
+        random = next((node for node in plan.graph.nodes if is_random(node)), None)
+        if random is not None:
+            raise PlanError(
+                f"{describe(random)} draws random numbers, which differ from one process to "
+                f"several; compare the network without it, as with a dropout of 0, or with "
+                f"task=infer"
+            )
+        require_feasible(plan)
+        run = create(config, plan.to_dict(), args.argv)
+        outcome = wait_for(config, run, plan.world, args=("--verify",))
+        file = run.attempt_dir / file_names.VERIFY
+        if not file.exists():
+            if outcome.exit_code == 0:
+                raise RunError("the ranks ended without comparing anything")
+            explain(outcome, run, keep=False)
+            return outcome.exit_code
+        answer = reading.read_json(file)
+    if args.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        _print(answer)
+    return 0 if answer["ok"] else RunError.exit_code
 
 
 def _print(answer: dict[str, Any]) -> None:
@@ -97,7 +88,7 @@ def _print(answer: dict[str, Any]) -> None:
         if error is not None:  # a NaN does not pass
             cells = (f"{error:.2e}", "ok" if error <= BOUND else "too large")
         rows.append((name.replace("_", " "), *cells))
-    columns = (Column("name", "compared"), Column("error", "error", digits=2), Column("ok", ""))
+    columns = ("compared", Column("error", "error", digits=2), "")
     print_table("Largest relative error", columns, rows)
     verdict = "equal" if answer["ok"] else "NOT equal"
     print(f"{verdict} to one process: {answer['max_rel_err']:.2e}, allowed {BOUND:.0e}")

@@ -43,8 +43,6 @@ class RunDir:
     """The folder, absolute."""
     attempt: int
     """The attempt to launch, or of a complete run that of its record."""
-    complete: bool = False
-    """Whether the run was complete already, so that nothing needs to be started."""
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -65,26 +63,21 @@ def run_path(config: RunConfig) -> Path:
     return Path(config.results).absolute() / config.campaign / run_name(config)
 
 
-def create(config: RunConfig, plan: Values, argv: Sequence[str], *, again: bool = False) -> RunDir:
-    """Returns the folder of a run with a fresh attempt in it, or as it is if the run is complete.
+def create(config: RunConfig, plan: Values, argv: Sequence[str]) -> RunDir:
+    """Returns the folder of a run with a fresh attempt in it.
 
-    The caller makes sure that the run is not under way.
+    The caller makes sure that the run is not under way, nor complete unless it is wanted again.
 
     Args:
         config: the resolved config, for ``config.yaml``.
         plan: the verified plan as plain values, for ``plan.json``.
         argv: the command line as typed: ``["hires", "run", ...]``.
-        again: whether a complete run gets another attempt.
 
     Raises:
         RunError: the folder cannot be written, or its ``config.yaml`` was edited.
         ConfigError: the config holds something that cannot be written down.
     """
     path = run_path(config)
-    done = done_attempt(path)
-    if done is not None and not again:
-        _check_same_config(path, config)
-        return RunDir(path, done, complete=True)
     _freeze(config, plan, argv, {})
     return RunDir(path, next_attempt(path, argv))
 
@@ -131,7 +124,7 @@ def open_run(path: StrPath) -> RunDir:
             f"{path} is pending: no attempt has started; sweep its campaign again, or start it "
             f"with {path / file_names.LAUNCH_SCRIPT}"
         )
-    return RunDir(path, last if done is None else done, complete=done is not None)
+    return RunDir(path, last if done is None else done)
 
 
 def locate(name: str, results: StrPath = "results") -> Path:

@@ -10,9 +10,11 @@ import pytest
 
 from hires.cli.screens.progress import PlanningProgress, SweepProgress
 from hires.core.config.run_config import RunConfig
-from hires.launcher.attempt_queue import Ended, PlannedAttempt, Share
+from hires.launcher.attempt_queue import Ended
+from hires.launcher.interface import FrozenRun
 
-TASK = PlannedAttempt(Path("results/default/one-0123abcd"), ("hires", "run"), 1, Share())
+PATH = Path("results/default/one-0123abcd")
+TASK = FrozenRun(PATH, ("hires", "run"), RunConfig(steps=4))
 STEP = {"kind": "step", "rank": 0, "step": 0, "step_s": 0.5, "loss": 1.0}
 
 
@@ -30,7 +32,7 @@ def told(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> str:
     planning = PlanningProgress()
     planning(0, 2)
     planning.__exit__()
-    with SweepProgress(2, {TASK.path: RunConfig(steps=4)}) as progress:
+    with SweepProgress(2) as progress:
         progress.started(TASK, 0)
         progress.line(TASK, STEP)
         progress.ended(Ended(TASK, 0, "failed", "rank 0 is [gone]", 2.0))

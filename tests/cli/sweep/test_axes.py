@@ -91,7 +91,7 @@ def test_every_wrong_value_is_told_at_once():
         (["batch=1,2", "image=1,2,3"], ("batch,image",), "batch 2, image 3"),
         (["batch=1,2"], ("batch,image",), "'image' is given no values"),
         (["batch=1,2"], ("batch",), "name two or more"),
-        ([], ("batch,image",), "no key is given values"),
+        ([], ("batch,image",), "write them as batch=1,2"),
         (["parallel=sp", "pp"], (), "is not an override"),
         (["image=[1,2"], (), "bracket"),
         (["experiment=layouts"], (), "hires sweep experiment="),

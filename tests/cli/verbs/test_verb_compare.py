@@ -106,7 +106,7 @@ class TestCampaigns:
             (["before", "same", "--metric", "troughput"], "did you mean throughput?"),
             (["before", "same", "--metric", ","], "--metric names none"),
             (["before", "same", "--tolerance", "much"], "write 5%"),
-            (["before", "same", "--resamples", "3"], "use 100 or more"),
+            (["before", "same", "--resamples", "3"], "100 or more"),
             (["before", "same", "--seed", "-3"], "--seed"),
             (["before", "same", "--cluster", "x"], "--write-reference"),
             (["before", "none.yaml"], "none.yaml cannot be read: No such file"),

@@ -29,10 +29,10 @@ def test_json(hires):
     [
         (["--size", "big"], "write HEIGHTxWIDTH"),
         (["--size", "0x4"], "write HEIGHTxWIDTH"),
-        (["--classes", "0"], "--classes 0 must be at least 1"),
+        (["--classes", "0"], "'0' must be a whole number, 1 or more"),
         (["--classes", "4", "--count", "2"], "--count 2 must be at least 4"),
-        (["--count", "many"], "invalid int value"),
-        (["--seed", "-1"], "--seed -1 must be at least 0"),
+        (["--count", "many"], "must be a whole number"),
+        (["--seed", "-1"], "'-1' must be a whole number, 0 or more"),
         (["--cuont", "4"], "--count"),
     ],
 )

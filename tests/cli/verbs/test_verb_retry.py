@@ -98,7 +98,7 @@ def test_key_that_leaves_the_point_as_it_is_may_change(hires, runs):
         ("batch=2", "makes another point, which is a run of its own: `hires run model=resnet18"),
         ("campaign=a b", "`hires run model=resnet18 image=32 batch=4 steps=3 measure.warmup=1"),
         ("comm.timeout=9", "did you mean comm.timeout_s?"),
-        ("comm.timeout_s=-1", "must be above 0 seconds"),
+        ("comm.timeout_s=-1", "must be above 0, and finite"),
         ("comm.timeout_s=soon", "comm.timeout_s='soon' must be a number"),
         ("comm.timeout_s", "there is no key"),
         ("memory.limit=[", "the value cannot be read"),

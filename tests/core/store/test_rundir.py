@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 
 def test_new_run_is_frozen_whole(config):
     run = rundir.create(config, PLAN, ARGV)
-    assert (run.attempt, run.complete) == (0, False)
+    assert run.attempt == 0
     assert run.path.parent == Path(config.results) / "default"
     assert run.name.startswith("resnet50-224x224-single-fp32-")
     assert records.read_config(run) == config
@@ -29,12 +29,9 @@ def test_new_run_is_frozen_whole(config):
     assert not leftovers(Path(config.results))
 
 
-def test_complete_run_is_skipped_unless_asked_again(config):
+def test_complete_run_that_is_wanted_again_gets_another_attempt(config):
     complete(rundir.create(config, PLAN, ARGV))
-    skipped = rundir.create(config, PLAN, ARGV)
-    assert (skipped.attempt, skipped.complete) == (0, True)
-    again = rundir.create(config, PLAN, ARGV, again=True)
-    assert (again.attempt, again.complete) == (1, False)
+    assert rundir.create(config, PLAN, ARGV).attempt == 1
 
 
 @pytest.mark.parametrize("record", [None, '{"state": "failed", "attempt": 0}', '{"state": "do'])
@@ -54,13 +51,6 @@ def test_changed_plan_replaces_the_frozen_one_which_stays_with_its_attempt(confi
     assert not (run.path / "a0/config.yaml").exists()
 
 
-def test_plan_of_a_complete_run_stays(config):
-    run = rundir.create(config, PLAN, ARGV)
-    complete(run)
-    rundir.create(config, {**PLAN, "world": 3}, ARGV)
-    assert records.read_plan(run) == PLAN
-
-
 def test_edited_config_is_not_run_as_something_else(config):
     run = rundir.create(config, PLAN, ARGV)
     file = run.path / "config.yaml"
@@ -75,7 +65,7 @@ def test_open_run_is_at_the_latest_attempt_or_the_complete_one(config):
     attempts.next_attempt(run.path)
     assert rundir.open_run(run.path).attempt == 1
     complete(run)
-    assert rundir.open_run(run.path) == replace(run, complete=True)
+    assert rundir.open_run(run.path) == run
 
 
 def test_attempt_by_hand_is_reproduced_by_the_first_command(config):
@@ -104,7 +94,7 @@ def test_frozen_run_is_pending_until_its_first_attempt(config):
     assert records.read_plan(path) == newer
     assert attempts.next_attempt(path, ARGV) == 0
     run = rundir.open_run(path)
-    assert (run.path, run.attempt, run.complete) == (path, 0, False)
+    assert (run.path, run.attempt) == (path, 0)
     assert json.loads((run.attempt_dir / "env.json").read_text())["reproduce"] == (
         "hires run parallel=sp"
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
 from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.attempts import Attempt
@@ -66,11 +67,12 @@ def submitted(tmp_path, cluster):
                 batch=6,
                 results=str(tmp_path / "results"),
                 measure=MeasureConfig(warmup=1),
+                parallel=ParallelConfig(replicas=2),
                 launcher=LauncherConfig(name="slurm", pack=pack, requeues=1),
             )
             argv = ("hires", "run", f"seed={seed}")
             path = rundir.freeze(config, {"world": 2, "totals": {"messages": 7}}, argv)
-            wanted.append(FrozenRun(path, argv, 2, config, attempts))
+            wanted.append(FrozenRun(path, argv, config, attempts))
         assert all(one.job for one in job_arrays.submit_all(wanted, SubmitOptions(["hires"])))
         return [run.path for run in wanted]
 
