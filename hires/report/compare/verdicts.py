@@ -27,7 +27,6 @@ from hires.report.load.repeats import middle, paired, usable
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "same", "unknown"
 UNDECIDED = "undecided"
 DECIDED = (BETTER, WORSE, SAME)
-NO_DIFFERENCE = "no difference"
 OVERALL = "overall"
 _FAILED = ("failed", "lost")
 """States of a run that count as worse; a user who cancelled one did so on purpose."""
@@ -181,7 +180,7 @@ def _decided(label: str, metric: Metric, estimate: Estimate, settings: Settings)
     ratio, tolerance = estimate.ratio, settings.tolerance
     low, high = interval or (ratio, ratio)
     widest = _MUCH_WIDER * tolerance.width
-    status, word, why = SAME, NO_DIFFERENCE, estimate.unit
+    status, word, why = SAME, "no difference", estimate.unit
     up = ratio > 1 + tolerance.high and low > 1
     if up or (ratio < 1 + tolerance.low and high < 1):
         status = BETTER if up == metric.higher_is_better else WORSE

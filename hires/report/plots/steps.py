@@ -27,19 +27,8 @@ from hires.report.plots.base import MAX_RANKS, Drawing, DrawnRun, PlotData, plot
 from hires.report.timelines import planned_steps
 
 PIPELINE, BUBBLE, OTHER = "pipeline", "bubble", "other"
-PARTS = (
-    DATA, FORWARD, BACKWARD, HALO, COLLECTIVE, PIPELINE, GRADIENTS, OPTIMISER, BUBBLE, OTHER,
-)  # fmt: skip
+PARTS = tuple(kind for kind in style.KINDS if kind != WAIT)
 """Parts of a step; together they are as long as the step."""
-_LABELS = {
-    COLLECTIVE: "batch statistics",
-    GRADIENTS: "all-reduce",
-    PIPELINE: "pipeline messages",
-    BUBBLE: "bubble",
-    OTHER: "between spans",
-    WAIT: "wait for a stage",
-}
-"""Labels of parts and spans that differ from their names."""
 MAX_TIMELINES = 4
 """Runs whose time lines fit into a figure."""
 _FINEST = 1 / 1500
@@ -73,8 +62,8 @@ def split_step(data: PlotData) -> Drawing | str:
     places = [bar + gap for bar, gap in enumerate(gaps)]
     for part in PARTS:
         if times_ms[part].any():
-            colour, hatch = style.KINDS[part]
-            look = {"color": colour, "hatch": hatch, "label": _LABELS.get(part, part)}
+            label, colour, hatch = style.KINDS[part]
+            look = {"color": colour, "hatch": hatch, "label": label}
             axis.barh(places, times_ms[part], 0.8, left=left_ms[part], **look)
     axis.set_yticks(places, [f"{style.short(drawn.label)}  {rank}" for drawn, rank, _ in bars])
     axis.invert_yaxis()
@@ -174,12 +163,12 @@ def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> N
             merged = _merged([s for s in rank.spans if s.kind == kind], took_s)
             if not merged:
                 continue
-            colour, hatch = style.KINDS[kind]
+            label, colour, hatch = style.KINDS[kind]
             axis.broken_barh(
                 [(1e3 * begin, 1e3 * (end - begin)) for begin, end in merged],
                 (rank.rank - 0.41, 0.82), facecolors=colour, linewidth=0,
                 hatch=hatch if planned or kind not in (HALO, COLLECTIVE) else None,
-                label=_LABELS.get(kind, kind), zorder=2 + level / 10,
+                label=label, zorder=2 + level / 10,
             )  # fmt: skip
         for span in rank.spans:
             if span.kind in (FORWARD, BACKWARD) and span.duration_s > _NAMED * took_s:
@@ -213,5 +202,5 @@ def _split_words(drawn: DrawnRun, ranks: list[dict[str, float]]) -> str:
     top = sorted(shares, key=lambda part: -shares[part])[:3]
     if BUBBLE not in top and shares[BUBBLE] > 0.005:
         top.append(BUBBLE)
-    words = [f"{100 * shares[part]:.0f} % {_LABELS.get(part, part)}" for part in top]
+    words = [f"{100 * shares[part]:.0f} % {style.KINDS[part][0]}" for part in top]
     return f"{drawn.label}: {', '.join(words)}"

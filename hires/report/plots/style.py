@@ -70,20 +70,20 @@ _REPLICATED = {"local_dp": ("p", (0, (1, 1.5))), "dp": ("*", (0, (5, 2)))}
 """Marker and dashes of a layout that is also data-parallel."""
 
 KINDS = {
-    timeline.FORWARD: (BLUE, ""),
-    timeline.BACKWARD: (SKY, "//"),
-    timeline.HALO: (GREEN, "xx"),
-    timeline.COLLECTIVE: (YELLOW, "++"),
-    "pipeline": (PURPLE, "\\\\"),
-    timeline.GRADIENTS: (VERMILION, "||"),
-    timeline.OPTIMISER: (ORANGE, "--"),
-    timeline.DATA: (BLACK, ""),
-    timeline.WAIT: (PURPLE, "\\\\"),
-    "bubble": ("#c9c9c8", ""),
-    "other": ("#9a9a99", ""),
+    timeline.DATA: ("data", BLACK, ""),
+    timeline.FORWARD: ("forward", BLUE, ""),
+    timeline.BACKWARD: ("backward", SKY, "//"),
+    timeline.HALO: ("halo", GREEN, "xx"),
+    timeline.COLLECTIVE: ("batch statistics", YELLOW, "++"),
+    timeline.WAIT: ("wait for a stage", PURPLE, "\\\\"),
+    "pipeline": ("pipeline messages", PURPLE, "\\\\"),
+    timeline.GRADIENTS: ("all-reduce", VERMILION, "||"),
+    timeline.OPTIMISER: ("optimiser", ORANGE, "--"),
+    "bubble": ("bubble", "#c9c9c8", ""),
+    "other": ("between spans", "#9a9a99", ""),
 }
-"""Colour and hatch of each activity of a rank. Hatches are lines: an SVG would write every single
-dot of a dotted one."""
+"""Label, colour and hatch of each activity of a rank, in the order of a bar. Hatches are lines: an
+SVG would write every single dot of a dotted one."""
 PARTS = {
     "params_bytes": ("parameters", BLUE, ""),
     "optimizer_bytes": ("optimiser", ORANGE, "--"),
