@@ -29,6 +29,7 @@ _LATEX = str.maketrans(
         '"': r"\textquotedbl{}",
     }
 )
+_MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;", **{c: f"\\{c}" for c in "`*_[]\\"}})
 OPTION = "--out DIR"
 _MARKS = {
     "block_start_string": "<%", "block_end_string": "%>",
@@ -68,7 +69,8 @@ def write_frames(frames: Frames, out: Path) -> list[Path]:
 
 def markdown_text(table: Table) -> str:
     """Returns a table as Markdown, its caption below it."""
-    return f"{table.mapped(_no_markup).to_markdown()}\n{_no_markup(table.caption)}\n"
+    text = table.mapped(lambda cell: cell.translate(_MARKDOWN)).to_markdown()
+    return f"{text}\n{table.caption.translate(_MARKDOWN)}\n"
 
 
 def latex_text(table: Table) -> str:
@@ -79,28 +81,17 @@ def latex_text(table: Table) -> str:
     """
     *shown, _ = table.columns
     rows = [[column.heading for column in shown], *(row[:-1] for row in table.text_rows())]
-    heads, *lines = [" & ".join(map(latex, row)) for row in rows]
+    heads, *lines = [" & ".join(cell.translate(_LATEX) for cell in row) for row in rows]
     run = [column.key for column in shown].index("run")
     values = {
         "name": table.name,
-        "caption": latex(f"{table.title}. {table.caption}"),
+        "caption": f"{table.title}. {table.caption}".translate(_LATEX),
         "sides": "".join("r" if column.numeric else "l" for column in shown),
         "heads": heads,
         "rows": lines,
         "again": dict.fromkeys(f"{row[run] or '-'}: {row[-1] or '-'}" for row in table.rows),
     }
     return rendered("table.tex", values, autoescape=False, **_MARKS)
-
-
-def latex(text: str) -> str:
-    """Returns a text that LaTeX sets as it is."""
-    return text.translate(_LATEX)
-
-
-def _no_markup(text: str) -> str:
-    """Returns a text that Markdown shows as it is, HTML in it included."""
-    kept = text.replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{c}" if c in "`*_[]\\" else c for c in kept)
 
 
 _TEXTS = {"csv": safe_csv, "md": markdown_text, "tex": latex_text}

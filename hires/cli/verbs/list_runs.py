@@ -18,7 +18,7 @@ from hires.core.store.reading import Note
 from hires.core.units import MIB
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import states
-from hires.report.columns import Column, Row, Table, safe_csv
+from hires.report.columns import Column, Row, safe_csv, table_of
 from hires.report.compare.metrics import METRICS
 from hires.report.load.plain_values import dig, same_value, value_text
 from hires.report.load.rows import RUN_COLUMNS, run_row
@@ -115,9 +115,10 @@ def list_runs(args: Any) -> int:
         remarks = [{"where": note.where, "text": note.text} for note in notes]
         print(json.dumps({"runs": values, "notes": remarks}, indent=2))
     elif args.csv:
-        print(safe_csv(_table(rows, [Column(key, key) for key in RUN_COLUMNS])), end="")
+        columns = [Column(key, key) for key in RUN_COLUMNS]
+        print(safe_csv(table_of("runs", "Runs", columns, [row.values for row in rows])), end="")
     elif rows:
-        table = _table(rows, list(_SHOWN))
+        table = table_of("runs", "Runs", _SHOWN, [row.values for row in rows])
         # Of a time stamp day and minute fit.
         stamp = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*")
         shown = [[stamp.sub(r"\1 \2", cell) for cell in cells] for cells in table.text_rows()]
@@ -162,8 +163,3 @@ def _sorted(rows: list[RunRow], key: str, names: set[str]) -> list[RunRow]:
     present = [pair for pair in pairs if pair[1] is not None]
     present.sort(key=order, reverse=key.startswith("-"))
     return [row for row, _ in present] + [row for row, value in pairs if value is None]
-
-
-def _table(rows: list[RunRow], columns: list[Column]) -> Table:
-    cells = [[row.values.get(column.key) for column in columns] for row in rows]
-    return Table("runs", "Runs", columns, cells)

@@ -81,12 +81,12 @@ class Reference:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what the file holds."""
-        metric, tolerance = self.metric, self.tolerance
+        metric = self.metric
         return {
             "metric": metric.name,
             "value": float(f"{metric.shown(self.value):.6g}"),
             "unit": metric.unit,
-            "tolerance": [f"{100 * tolerance.low:+g}%", f"{100 * tolerance.high:+g}%"],
+            "tolerance": str(self.tolerance).split(","),
             "cluster": self.cluster,
             "point": {key: _typed(value) for key, value in self.point.items()},
             **({"others": _DEFAULT} if self.strict else {}),

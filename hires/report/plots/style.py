@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -116,9 +117,8 @@ def layout_style(layout: str) -> LayoutStyle:
 
 def styled() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which matplotlib has the defaults of reports."""
-    path = Path(__file__).with_name("report.mplstyle")
     # The site's own settings hold where the file says nothing.
-    return mpl.rc_context(mpl.rc_params_from_file(path, use_default_template=False))
+    return mpl.style.context(Path(__file__).with_name("report.mplstyle"))
 
 
 def figure(rows: int = 1, columns: int = 1, height: float = 3.4, **more: Any) -> tuple[Figure, Any]:
