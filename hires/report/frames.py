@@ -77,20 +77,18 @@ class Frames:
     def planned(self) -> pd.DataFrame:
         """One row a point of a campaign: the state of its run, or why it was excluded."""
         states = {(run.campaign, run.name): run.end[0] for run in self.run_list}
-        points = []
-        for row in self.planned_rows:
-            if row["state"] != "infeasible":
-                row = {**row, "state": states.get((row["campaign"], row["run"]), "pending")}
-            points.append(row)
+        now = [states.get((row["campaign"], row["run"]), row["state"]) for row in self.planned_rows]
+        points = [{**row, "state": s} for row, s in zip(self.planned_rows, now, strict=True)]
         return _frame(rows.PLANNED_COLUMNS, points)
 
     @functools.cached_property
     def configs(self) -> pd.DataFrame:
         """One row a run, one column for every key of its config, as ``parallel.stages``."""
-        configs = []
-        for run in self.run_list:
-            texts = {key: value_text(value) for key, value in run.flat_config.items()}
-            configs.append({"campaign": run.campaign, "run": run.name, **texts})
+        configs = [
+            {"campaign": run.campaign, "run": run.name}
+            | {key: value_text(value) for key, value in run.flat_config.items()}
+            for run in self.run_list
+        ]
         keys = dict.fromkeys(["campaign", "run", *(key for row in configs for key in row)])
         return _frame(list(keys), configs)
 

@@ -142,6 +142,11 @@ class PlotData:
             drawn.append(DrawnRun(run, style.short(label, MAX_LABEL), row["_layout"]))
         return drawn
 
+    @property
+    def plans(self) -> list[tuple[DrawnRun, Plan]]:
+        """Those of these runs whose plan can be drawn."""
+        return [(drawn, drawn.plan) for drawn in self.runs if drawn.plan is not None]
+
 
 PLOTS: dict[int, Plot] = {}
 """All plots by their place on the page."""

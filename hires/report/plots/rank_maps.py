@@ -23,11 +23,7 @@ _COLOURS = (style.SKY, style.ORANGE, style.GREEN, style.PURPLE, style.YELLOW, st
 @plot(90, "tile_grid", "The tile grid over the image")
 def grid(data: PlotData) -> Drawing | str:
     """Draws the image with the tiles of the first stage, for every tiled run."""
-    runs = [
-        (drawn, drawn.plan)
-        for drawn in data.runs
-        if drawn.plan is not None and drawn.plan.stages[0].num_tiles > 1
-    ]
+    runs = [(drawn, plan) for drawn, plan in data.plans if plan.stages[0].num_tiles > 1]
     if not runs:
         return "no run that is drawn cuts the image into tiles"
     fig, axes = style.panels(len(runs), 3, 2.4)
@@ -47,12 +43,8 @@ def grid(data: PlotData) -> Drawing | str:
 @plot(80, "traffic", "Traffic from rank to rank")
 def between_ranks(data: PlotData) -> Drawing | str:
     """Draws a matrix of bytes for every run with several ranks."""
-    matrices = [
-        (drawn, traffic.matrix(drawn.plan))
-        for drawn in data.runs
-        if drawn.plan is not None and drawn.plan.world > 1
-    ]
-    matrices = [(drawn, sent) for drawn, sent in matrices if any(map(any, sent))]
+    every = [(drawn, traffic.matrix(plan)) for drawn, plan in data.plans]
+    matrices = [(drawn, sent) for drawn, sent in every if any(map(any, sent))]
     if not matrices:
         return "no run that is drawn has ranks that send each other anything"
     most = max(max(map(max, sent)) for _, sent in matrices) / MIB

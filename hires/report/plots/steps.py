@@ -45,11 +45,8 @@ _ORDER = (FORWARD, BACKWARD, HALO, COLLECTIVE, WAIT, GRADIENTS, OPTIMISER, DATA)
 @plot(60, "step_split", "Where the time of a step goes")
 def split_step(data: PlotData) -> Drawing | str:
     """Draws where the time of a step goes, one bar for each rank."""
-    runs = [
-        (drawn, split_steps(drawn.plan, drawn.counted))
-        for drawn in data.runs
-        if drawn.plan is not None and drawn.counted
-    ]
+    counted = [(drawn, plan) for drawn, plan in data.plans if drawn.counted]
+    runs = [(drawn, split_steps(plan, drawn.counted)) for drawn, plan in counted]
     if not runs:
         warm_up = any(drawn.steps for drawn in data.runs)
         return "all steps whose time line was kept are warm-up" if warm_up else _MISSING
@@ -77,7 +74,7 @@ def split_step(data: PlotData) -> Drawing | str:
 @plot(70, "timeline", "Pipeline time line, planned and measured", wide=True)
 def timeline(data: PlotData) -> Drawing | str:
     """Draws the planned and the last measured step of some runs, a row for each rank."""
-    runs = [(drawn, drawn.plan) for drawn in data.runs if drawn.steps and drawn.plan is not None]
+    runs = [(drawn, plan) for drawn, plan in data.plans if drawn.steps]
     # Pipelines have most to show, a single rank the least.
     runs.sort(key=lambda item: (len(item[1].stages) == 1, item[1].world == 1))
     runs = runs[:MAX_TIMELINES]
