@@ -28,7 +28,7 @@ _FIRST_BYTES = 2**13
 
 
 class Attempt:
-    """One attempt of a run: its folder and what its files hold.
+    """One attempt of a run: its folder, which need not exist, and what its files hold.
 
     A file is read at its first use and kept: an Attempt is a snapshot; make another one
     to look again. A file that is missing or cannot be used is an empty dict.
@@ -43,10 +43,9 @@ class Attempt:
         strict: bool = False,
         held: Mapping[str, Values] | None = None,
     ) -> None:
-        """Takes a run folder and the number of an attempt; the folder need not exist.
+        """Notes what is wrong with its files, or raises a RunError if ``strict``.
 
-        What is wrong with its files goes to ``notes``, or raises a RunError if ``strict``. ``held``
-        has values of ``exit``, ``env`` or ``record`` that need not be read.
+        ``held`` has values of ``exit``, ``env`` or ``record`` that need not be read.
         """
         self.run = Path(run)
         self.number = number

@@ -77,9 +77,6 @@ MAX_BYTES = {
 }
 """Larger files are not read; those that are not listed hold at most 1 MiB."""
 
-_ATTEMPT = re.compile(r"a(0|[1-9]\d{0,8})")
-_RANK_LOG = re.compile(r"rank(\d{4,9})\.log")
-
 
 def attempt_dir(run_dir: StrPath, attempt: int) -> Path:
     """Returns the folder of one attempt of a run."""
@@ -88,12 +85,7 @@ def attempt_dir(run_dir: StrPath, attempt: int) -> Path:
 
 def attempt_numbers(run_dir: StrPath) -> list[int]:
     """Returns the numbers of a run's attempts, in order; none if the folder cannot be read."""
-    try:
-        with os.scandir(run_dir) as entries:
-            matches = [_ATTEMPT.fullmatch(entry.name) for entry in entries]
-    except (OSError, ValueError):
-        return []
-    return sorted(int(match[1]) for match in matches if match)
+    return sorted(_numbered(run_dir, r"a(0|[1-9]\d{0,8})"))
 
 
 def last_number(run_dir: StrPath) -> int | None:
@@ -108,9 +100,14 @@ def rank_log(attempt: StrPath, rank: int) -> Path:
 
 def rank_logs(attempt: StrPath) -> dict[int, Path]:
     """Returns the logs that are there, by rank; ``attempt`` is the folder of an attempt."""
+    return dict(sorted(_numbered(Path(attempt) / LOGS, r"rank(\d{4,9})\.log").items()))
+
+
+def _numbered(folder: StrPath, pattern: str) -> dict[int, Path]:
+    """Returns the entries of a folder by the number in their names; none if it cannot be read."""
     try:
-        with os.scandir(Path(attempt) / LOGS) as entries:
-            logs = {Path(entry): _RANK_LOG.fullmatch(entry.name) for entry in entries}
-    except OSError:
+        with os.scandir(folder) as entries:
+            matches = [(re.fullmatch(pattern, entry.name), Path(entry)) for entry in entries]
+    except (OSError, ValueError):
         return {}
-    return {int(match[1]): path for path, match in sorted(logs.items()) if match}
+    return {int(match[1]): path for match, path in matches if match}

@@ -71,10 +71,7 @@ def lives(process: dict[str, Any]) -> bool | None:
 
 
 def state_of(pid: int) -> str | None:
-    """Returns a process's state as Linux has it: ``R``, ``S``, ``T`` (stopped), ``Z`` (ended), ...
-
-    None: there is no such process, or the system does not show it.
-    """
+    """Returns a process's state as in Linux, as ``T`` (stopped), ``Z`` (ended); None: not shown."""
     return next(iter(_stat(pid)), None)
 
 
@@ -88,26 +85,24 @@ def clock_name() -> str:
 
 def _machine() -> dict[str, Any]:
     """Returns this machine, since it was started, and the name space of its process numbers."""
-    try:
+    space = ""
+    with contextlib.suppress(OSError):
         space = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 (it leads to no path)
-    except OSError:
-        space = ""
     return {"host": socket.gethostname(), "boot": clock_name(), "space": space}
 
 
 def _birth(pid: int) -> int | None:
-    """Returns when a process began, in ticks since the machine did; None if it is not shown."""
+    # In ticks since the machine started; None if it is not shown.
     facts = _stat(pid)
     return int(facts[19]) if facts else None
 
 
 def _stat(pid: int) -> list[str]:
-    """Returns what /proc/PID/stat holds behind the name: state first, start time at 19."""
-    try:
+    # What /proc/PID/stat holds behind the name: state first, start time at 19.
+    with contextlib.suppress(OSError):
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()
+        return text.rpartition(")")[2].split()
+    return []
 
 
 @functools.cache
@@ -123,7 +118,6 @@ def _git_commit(package: Path) -> str | None:
 
 
 def _git(folder: Path, *args: str) -> str | None:
-    """Returns the output of git, or None if it fails or is not installed."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(folder), *args]
     try:
@@ -137,7 +131,6 @@ def _git(folder: Path, *args: str) -> str | None:
 
 @functools.cache
 def _cpu_name() -> str:
-    """Returns the processor's name, or its architecture where the system does not show it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

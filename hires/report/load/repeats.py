@@ -16,8 +16,6 @@ from hires.report.load.plain_values import dig
 
 Origin = tuple[str | None, str | None, str]
 """Commit, machine and end of an attempt."""
-_BOUND = 1e100
-"""Beyond anything that is measured in any unit; sums and squares of smaller numbers are finite."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,8 @@ def middle(repeats: Sequence[Repeat]) -> float | None:
 
 
 def usable(values: Sequence[float]) -> bool:
-    """Whether numbers can be compared: all are finite, above 0 and below any bound."""
-    return all(1 / _BOUND < value < _BOUND for value in values)
+    """Whether numbers can be compared: finite, above 0, and so that their squares are finite."""
+    return all(1e-100 < value < 1e100 for value in values)
 
 
 def by_seed(repeats: Sequence[Repeat]) -> list[list[Repeat]]:
@@ -88,11 +86,9 @@ def paired(
 ) -> tuple[list[Repeat], list[Repeat], list[str]]:
     """Returns the repeats by which two sides are compared, and the seeds that are left out.
 
-    With several shared seeds these are compared in pairs and the others left out; otherwise all
-    repeats count.
+    Several shared seeds are compared in pairs, without the others; else all repeats count.
     """
-    shared = shared_seeds(a, b)
-    if len(shared) < 2:
-        return list(a), list(b), []
+    every = list(dict.fromkeys(repeat.seed for repeat in [*a, *b]))
+    shared = shared_seeds(a, b) if len(shared_seeds(a, b)) > 1 else every
     ours, theirs = ([repeat for repeat in side if repeat.seed in shared] for side in (a, b))
-    return ours, theirs, list(dict.fromkeys(r.seed for r in [*a, *b] if r.seed not in shared))
+    return ours, theirs, [seed for seed in every if seed not in shared]

@@ -20,7 +20,7 @@ from hires.report.columns import MEMORY, RATES, SPEED, Row, keys, memory_rows, v
 from hires.report.load import measured_points
 from hires.report.load.plain_values import count, dicts, dig, number, steps_of, value_text
 from hires.report.load.repeats import attempt_origin
-from hires.report.load.runs import Run
+from hires.report.load.runs import Run, end_of
 
 _EXACTNESS = ("fp64", "fp32", "bf16", "fp16", "int8")
 """Precisions, the most exact first."""
@@ -146,14 +146,11 @@ def traffic_rows(runs: Iterable[Run]) -> Iterator[Row]:
 def failure_rows(run: Run) -> Iterator[Row]:
     """Yields one row an attempt that failed, with the state of its run."""
     state = run.end[0]
-    ends = [
-        (n, (text(e.get("state"), 20), text(e.get("reason"), 40), text(e.get("cause"))))
-        for n, e in ((attempt.number, attempt.exit) for attempt in run.attempts)
-        if e and e.get("state") != "done"
-    ]
+    ends = {one.number: end_of(one.exit) for one in run.attempts if one.exit}
+    ends = {number: end for number, end in ends.items() if end[0] != "done"}
     if not ends and state in ("failed", "lost", "cancelled", "unknown"):
-        ends = [(run.shown.number, run.end)]
-    for attempt, end in ends:
+        ends = {run.shown.number: run.end}
+    for attempt, end in ends.items():
         row = dict(zip(("ended_as", "reason", "cause"), end, strict=True))
         yield {**what(run), "state": state, "attempt": attempt, **row}
 

@@ -108,11 +108,11 @@ class Run:
         if self.record.get("state") == "done":
             return "done", None, None
         if self.last is not None and self.last.exit:
-            return _end(self.last.exit)
+            return end_of(self.last.exit)
         if self.status is not None:
             return self.status
         if self.record:
-            return _end(self.record)
+            return end_of(self.record)
         return ("pending" if self.last is None else "unknown"), None, None
 
     @cached_property
@@ -206,7 +206,7 @@ def campaign_labels(folders: Iterable[Path]) -> dict[Path, str]:
         same_name.setdefault(text(folder.name, _MAX_NAME) or "?", []).append(folder)
     labels = {}
     for group in same_name.values():
-        for length in range(1, max(len(folder.absolute().parts) for folder in group)):
+        for length in range(1, 1 + max(len(folder.absolute().parts) for folder in group)):
             tails = {folder: folder.absolute().parts[-length:] for folder in group}
             if len(set(tails.values())) == len(group):
                 break
@@ -273,7 +273,8 @@ def _from_lines(path: Path, lines: Mapping[run_index.Key, Values]) -> Run | None
     return Run(path, config, attempts, (done or [last])[-1].record)
 
 
-def _end(values: Values) -> End:
+def end_of(values: Values) -> End:
+    """Returns how an attempt ended, from its ``exit.json`` or record."""
     state = values.get("state")
     known = state if state in _ENDED else "unknown"
     return str(known), text(values.get("reason"), 40), text(values.get("cause"))
