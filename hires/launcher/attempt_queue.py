@@ -113,6 +113,7 @@ class AttemptQueue(ABC, Generic[Task]):
         with self.interrupts:
             try:
                 while self.running or (self.waiting and self.stopped is None):
+                    # Ends first: they make room, and count for the budget.
                     for run in list(self.running):
                         code = run.process.poll()
                         self.look(run)
@@ -124,6 +125,7 @@ class AttemptQueue(ABC, Generic[Task]):
                         for number in self.interrupts.received[run.signals :]:
                             run.process.send_signal(number)
                             run.signals += 1
+                    # In order, but a run that has no room does not keep a smaller one waiting.
                     for task in list(self.waiting):
                         if self.stopped is None and self._fits(task):
                             self.waiting.remove(task)

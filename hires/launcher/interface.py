@@ -191,13 +191,9 @@ class Launcher(ABC):
     def wait(
         self, run: RunDir, job: str | None, on_line: OnLine | None, args: Sequence[str] = ()
     ) -> Outcome:
-        """Returns how a run ended; a launcher without jobs starts the ranks here.
+        """Returns how a run ended; without a job of :meth:`submit` it starts the ranks here.
 
-        Args:
-            run: the run folder and the attempt.
-            job: what :meth:`submit` returned.
-            on_line: called with every new line of ``metrics.jsonl``.
-            args: further words for every rank; only without jobs.
+        ``args`` are further words for every rank, only without jobs.
 
         Raises:
             ConfigError: the port that the config names is taken.
@@ -275,10 +271,7 @@ class Launcher(ABC):
     def node_checks(self, config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:
         """Returns what a small job on the nodes of ``config`` finds, which starts as runs do.
 
-        It is cancelled if it has not ended after ``patience_s``.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came; the job is cancelled.
+        It is cancelled after ``patience_s``, and before the KeyboardInterrupt of a signal.
         """
         return []
 

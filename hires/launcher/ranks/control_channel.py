@@ -68,6 +68,7 @@ class JsonConnection:
             return
         except OSError:
             data = b""
+        # A line may come in pieces: what follows the last line's end waits in _rest.
         *whole, self._rest = (self._rest + data).split(b"\n")
         if not data or len(self._rest) > _MOST_BYTES:
             self.close()
@@ -124,6 +125,7 @@ class ControlChannel:
             while True:
                 self._connections.append(JsonConnection(self._server.accept()[0]))
         messages = []
+        # Callers wait here without a rank until they have sent the key, so none can hold up others.
         for agent in list(self._connections):
             for line in agent.lines():
                 if agent.rank is not None:

@@ -82,6 +82,8 @@ def investigate(
     """
     folder = file_names.attempt_dir(run_dir, attempt)
     beats = heartbeat.heartbeats(folder)
+    # The signal makes the interpreter write the stacks even if a thread never lets go of it; the
+    # request reaches ranks of other machines, whose heartbeat threads answer within seconds.
     for rank, pid in pids.items():
         if rank in beats:  # before its first beat the signal would kill it
             with contextlib.suppress(ProcessLookupError, PermissionError):
