@@ -13,12 +13,11 @@ from pathlib import Path
 
 from hires.core import log
 from hires.core.errors import HiresError
-from hires.core.store import attempts, file_names, records, rundir
+from hires.core.store import attempts, records, rundir
 from hires.launcher.interface import launcher_of
 from hires.launcher.local import local_launcher
 from hires.launcher.local.local_launcher import say
 from hires.launcher.status import running_elsewhere
-from hires.launcher.status.run_progress import RunProgress
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,15 +46,7 @@ def _by_hand(path: Path, command: Sequence[str]) -> int:
     config, world = records.read_config(path), int(records.read_plan(path)["world"])
     say(f"{path.name}: attempt {attempt}, {world} ranks")
     places = launcher_of(config).rank_places(config, world, command)
-    progress = RunProgress(world, config.batch, config.steps)
-    outcome = local_launcher.launch(path, attempt, on_line=progress.printer(say), places=places)
-    for line in outcome.tail:
-        sys.stderr.write(f"    {line}\n")
-    if outcome.cause:
-        logs = file_names.attempt_dir(path, attempt) / file_names.LOGS
-        sys.stderr.write(f"{outcome.cause}; the logs are in {logs}\n")
-    say(f"{path.name}: {outcome.state}")
-    return outcome.exit_code
+    return local_launcher.launch(path, attempt, places=places, aloud=True).exit_code
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 from hires.core import units
 from hires.core.errors import RunError
-from hires.core.store import provenance, records
+from hires.core.store import file_names, provenance, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath
 from hires.core.store.run_index import write_exit
@@ -20,6 +20,7 @@ from hires.launcher.interface import OnLine, Outcome, launcher_of
 from hires.launcher.ranks import ports
 from hires.launcher.ranks.places import RankPlaces
 from hires.launcher.ranks.rank_group import Launch
+from hires.launcher.status.run_progress import RunProgress
 from hires.launcher.supervision.interrupts import Interrupts
 from hires.launcher.supervision.supervisor import Supervisor
 
@@ -37,6 +38,7 @@ def launch(
     on_line: OnLine | None = None,
     module: str = RANK,
     places: RankPlaces | None = None,
+    aloud: bool = False,
 ) -> Outcome:
     """Runs all ranks of a run and returns how it ended; none is left then.
 
@@ -50,6 +52,7 @@ def launch(
         on_line: called with every new line of ``metrics.jsonl``.
         module: the Python module that every rank runs.
         places: where the ranks run; unset: where the config's launcher places them.
+        aloud: whether the steps, and how it ended, are printed.
 
     Raises:
         ConfigError: ``launcher.port`` is taken.
@@ -60,6 +63,8 @@ def launch(
     if places is None:
         world = int(records.read_plan(run_dir)["world"])
         places = launcher_of(config).rank_places(config, world)
+    if aloud:
+        on_line = RunProgress(len(places.ranks), config.batch, config.steps).printer(say)
     job = Launch(run_dir, attempt, config, module, args, places, on_line)
     own, started = Attempt(run_dir, attempt), provenance.now()
     with Interrupts() as interrupts:
@@ -69,7 +74,13 @@ def launch(
             why = f"the launcher stopped: {str(error) or type(error).__name__}"
             _write_end(own, Outcome("failed", why, reason="launch"), started, not args)
             raise
-        return _write_end(own, end, started, not args)
+        end = _write_end(own, end, started, not args)
+    if aloud:
+        for line in end.tail:
+            say(f"    {line}")
+        why = f": {end.cause}; the logs are in {own.folder / file_names.LOGS}" if end.cause else ""
+        say(f"{run_dir.name}: {end.state}{why}")
+    return end
 
 
 def leave(

@@ -43,7 +43,6 @@ from hires.launcher.slurm import allocation, scheduler
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.slurm.job_attempts import JobRun, is_restarted
 from hires.launcher.slurm.job_script import BATCH, CHECKUP
-from hires.launcher.status.run_progress import RunProgress
 from hires.launcher.supervision.interrupts import Interrupts
 
 _CHECKUP_RANK = "hires.comm.node_report"
@@ -216,18 +215,10 @@ class JobAttempt:
             termination=self._termination,
             is_cancelled=lambda: self._run.is_cancelled,
         )
-        progress = RunProgress(world, self.config.batch, self.config.steps)
-        ranks: dict[str, Any] = {"module": _CHECKUP_RANK, "args": (CHECKUP,)}
-        outcome = launch(
-            self.path,
-            self.number,
-            on_line=progress.printer(say),
-            places=places,
-            **(ranks if self._checkup else {}),
-        )
-        for line in outcome.tail:
-            say(f"    {line}")
-        say(f"{name}: {outcome.state}" + (f": {outcome.cause}" if outcome.cause else ""))
+        ranks: dict[str, Any] = {}
+        if self._checkup:
+            ranks = {"module": _CHECKUP_RANK, "args": (CHECKUP,)}
+        outcome = launch(self.path, self.number, places=places, aloud=True, **ranks)
         if outcome.state == "done" and not self._checkup:
             # Tables are the business of reports, which launchers do not import.
             command = [sys.executable, "-m", "hires.report.tables", str(self.path)]
