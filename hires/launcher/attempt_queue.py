@@ -36,7 +36,7 @@ from hires.launcher.supervision.interrupts import Interrupts
 POLL_S = 0.1
 """How often the processes are polled; it costs nothing that a measurement would show."""
 _DIE_S = 1.0
-"""What kills a launcher may kill this process, too: within so long, before it blames anyone."""
+"""What kills a whole job ends this process within so long after a launcher: no run is lost then."""
 _END_S = 10.0
 """How long a launcher may take to stop its ranks when this process ends with an error."""
 

@@ -114,7 +114,7 @@ class ControlChannel:
         text = json.dumps({"line": [self.address, self.port], "key": self.key, **facts})
         try:
             path.unlink(missing_ok=True)
-            path.touch(0o600, exist_ok=False)  # nobody else may ever read it
+            path.touch(0o600, exist_ok=False)  # readable by this user only, from the start
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise cannot_write(path, error) from error

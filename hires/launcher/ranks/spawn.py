@@ -9,8 +9,8 @@ imported it once, has one thread, and forks instead:
       └─ waits for it, signals it, dies with it: as with any child
 
 The go-between exits at once. Linux hands its child to the nearest ancestor that is a *subreaper*,
-which this process is while it asks. So exit codes, signals and ``PR_SET_PDEATHSIG`` work as after
-:class:`subprocess.Popen`, and a warm process that dies takes no child along.
+which this process is during a request. So exit codes, signals and ``PR_SET_PDEATHSIG`` work as
+after :class:`subprocess.Popen`, and a warm process that dies takes no child along.
 
 Libraries read variables as they are loaded. So a child whose environment differs from the warm
 process's in more than :data:`MAY_DIFFER` is a fresh process, as is every child once the warm
@@ -289,7 +289,7 @@ def start_logged(
 def die_with(
     parent: int, number: signal.Signals = signal.SIGKILL, held: bool = False
 ) -> Callable[[], None]:
-    """Returns what a child does before it runs its program: it asks to die with ``parent``.
+    """Returns what a child does before it runs its program, so that it dies with ``parent``.
 
     The kernel sends it the signal ``number`` when the *thread* of the parent ends that started it.
     With ``held`` SIGUSR2 waits until the child listens; by default it would end the child.

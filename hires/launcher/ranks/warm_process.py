@@ -196,7 +196,7 @@ def _set_environment(request: Request) -> None:
 
 
 def _set_streams(streams: list[int]) -> None:
-    """Makes the received files standard input, output and error, which nobody has used yet."""
+    """Makes the received files standard input, output and error, which were not used yet."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
