@@ -150,8 +150,7 @@ class SeparateRanks(RankGroup):
         job, places = self.job, self.job.places
         local = (place.local_rank, place.local_size)
         world = World(number, size, *local, places.address, self.port, job.attempt)
-        launcher, site = job.config.launcher, job.config.cluster.environment
-        environ = rank_environment(os.environ, world, launcher.threads, places.interface, site)
+        environ = rank_environment(os.environ, world, job.config, places.interface)
         command = [*place.prefix, sys.executable, "-m", job.module, str(job.run_dir), *job.args]
         log = job.log(number)
         with contextlib.suppress(OSError):
@@ -218,22 +217,18 @@ def last_lines(log: Path, count: int = 20) -> list[str]:
 
 
 def rank_environment(
-    base: Mapping[str, str],
-    world: World,
-    threads: int,
-    interface: str | None,
-    site: Mapping[str, str] | None = None,
+    base: Mapping[str, str], world: World, config: RunConfig, interface: str | None
 ) -> dict[str, str]:
-    """Returns the environment variables of a rank with so many compute threads.
+    """Returns the environment variables of a rank.
 
     ``base`` is what it inherits, which decides on the ``interface`` of its messages and on the
-    variables of the cluster's ``site``, if it names them.
+    variables of ``cluster.environment``, if it names them.
     """
     # Under torchrun these make torch expect a store that another process hosts, and none does.
     environ = {k: v for k, v in base.items() if not k.startswith("TORCHELASTIC_")}
-    environ |= world.to_environment() | spawn.thread_variables(threads)
+    environ |= world.to_environment() | spawn.thread_variables(config.launcher.threads)
     environ["PYTHONUNBUFFERED"] = "1"  # or the last lines of a killed rank would be lost
     environ.setdefault("PYTHONFAULTHANDLER", "1")
     if interface is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return {**(site or {}), **environ}
+    return {**config.cluster.environment, **environ}
