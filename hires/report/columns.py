@@ -20,8 +20,6 @@ from hires.report.load.plain_values import count, dicts, dig, number, value_text
 
 Cell = str | int | float | None
 Row = dict[str, Any]
-NOWHERE = "none"
-"""Place of a rank in a direction that it has no part of; a hyphen would begin a formula."""
 _FORMULA = re.compile(r"[=+@\t]|-(?!$|(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?%?$| / [\d,]+$| / -$)")
 """How a text begins that a spreadsheet computes; a number below 0 is no formula, nor are places,
 as ``- / 1,0``."""
@@ -139,7 +137,8 @@ def place_text(value: Any) -> str | None:
     places = value if isinstance(value, list) else [value]
     if all(place is None for place in places) or len(places) > 2:
         return None
-    return " / ".join(NOWHERE if p is None else value_text(p).strip("[]") for p in places)
+    # A direction that it has no part of is "none": a hyphen would begin a formula.
+    return " / ".join("none" if p is None else value_text(p).strip("[]") for p in places)
 
 
 def memory_rows(record: Row) -> list[Row]:

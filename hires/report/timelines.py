@@ -67,6 +67,12 @@ def planned_steps(plan: Plan, length: float) -> list[StepSpans]:
     return ranks
 
 
+def passes_of(ranks: list[StepSpans]) -> dict[tuple[int, str], Span]:
+    """Returns the passes of a step by rank and action."""
+    spans = ((rank.rank, span) for rank in ranks for span in rank.spans)
+    return {(rank, s.action): s for rank, s in spans if s.kind in (FORWARD, BACKWARD)}
+
+
 def timeline_lines(plan: Plan, steps: list[StepSpans], width: int) -> list[str]:
     """Returns the planned and the last measured time line of a run in ``width`` columns."""
     number, ranks = list(complete_steps(steps, plan.world).items())[-1]
@@ -186,12 +192,7 @@ def _arrows(
     plan: Plan, ranks: list[StepSpans], begin_s: float, numbers: Iterator[int]
 ) -> Iterator[Event]:
     """Yields an arrow for every message between stages, from a pass to its reader's."""
-    passes = {
-        (rank.rank, span.action): span
-        for rank in ranks
-        for span in rank.spans
-        if span.kind in (FORWARD, BACKWARD)
-    }
+    passes = passes_of(ranks)
     for (rank, action), sender in passes.items():
         for message in edge_messages(plan, rank, action, outgoing=True):
             reader = passes.get((message.peer, action))

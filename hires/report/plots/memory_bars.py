@@ -132,7 +132,8 @@ def _image_bars(axis: Axes, part: pd.DataFrame) -> str:
         ran, refused = own[~own["refused"]], own[own["refused"]]
         edges = sorted(set(ran["edge"]))
         if edges:
-            axis.barh(place, max(edges), 0.5, **style.layout_style(layout).of_bar, alpha=0.85)
+            colour, _, hatch, _ = style.layout_style(layout)
+            axis.barh(place, max(edges), 0.5, color=colour, hatch=hatch, alpha=0.85)
             axis.plot(edges, [place] * len(edges), ls="", marker="|", color=style.INK, ms=8)
             # The fullest rank is that of the run with the largest image.
             order = ran.sort_values(["edge", "peak_bytes_max"], ascending=False, na_position="last")

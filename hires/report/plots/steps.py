@@ -24,7 +24,7 @@ from hires.plan.plan import Plan
 from hires.plan.program import edge_messages
 from hires.report.plots import style
 from hires.report.plots.base import MAX_RANKS, Drawing, DrawnRun, PlotData, plot
-from hires.report.timelines import planned_steps
+from hires.report.timelines import passes_of, planned_steps
 
 PIPELINE, BUBBLE, OTHER = "pipeline", "bubble", "other"
 PARTS = tuple(kind for kind in style.KINDS if kind != WAIT)
@@ -106,12 +106,7 @@ def split_steps(plan: Plan, steps: dict[int, list[StepSpans]]) -> list[dict[str,
     """Returns seconds of each part for every rank, the mean of some complete steps on one clock."""
     sums: list[dict[str, float]] = [defaultdict(float) for _ in range(plan.world)]
     for ranks in steps.values():
-        ends = {
-            (rank.rank, span.action): span.end_s
-            for rank in ranks
-            for span in rank.spans
-            if span.kind in (FORWARD, BACKWARD)
-        }
+        ends = {key: span.end_s for key, span in passes_of(ranks).items()}
         whole_s = length_s(ranks)
         for rank in ranks:
             for part, seconds in split_rank(plan, rank, ends, whole_s).items():

@@ -47,11 +47,6 @@ class LayoutStyle(NamedTuple):
         """The options of ``Axes.plot``."""
         return {"color": self.colour, "marker": self.marker, "ls": self.line}
 
-    @property
-    def of_bar(self) -> dict[str, Any]:
-        """The options of ``Axes.barh``."""
-        return {"color": self.colour, "hatch": self.hatch}
-
 
 _FAMILIES = (
     # Parts that the layout's name must hold; the first row that fits decides.
