@@ -7,11 +7,11 @@ import functools
 import sys
 
 from hires.launcher.local import local_launcher
-from hires.launcher.slurm import batch
+from hires.launcher.slurm import batch, job_attempts
 
 
 def main(words):
-    batch.launch = functools.partial(local_launcher.launch, module="fake_rank")
+    job_attempts.launch = functools.partial(local_launcher.launch, module="fake_rank")
     return batch.main(words, module="tests.helpers.fake_batch")
 
 

@@ -49,9 +49,10 @@ def path(tmp_path, monkeypatch) -> Path:
 
 
 def test_script_asks_for_the_nodes_the_ranks_need(tmp_path):
-    text = job_script.JobScript(
-        tmp_path / "run-1", config(nodes=2, threads=4, minutes=90), 5, []
-    ).text()
+    run = tmp_path / "run-1"
+    run.mkdir()
+    keys = config(nodes=2, threads=4, minutes=90)
+    text = job_script.write_script(run, keys, 5, []).read_text()
     assert options(text) == {
         "job-name": "run-1",
         "nodes": "2",
@@ -67,9 +68,9 @@ def test_script_asks_for_the_nodes_the_ranks_need(tmp_path):
 
 
 def test_script_names_partition_account_and_quality_if_they_are_set(tmp_path):
-    text = job_script.JobScript(
+    text = job_script.write_script(
         tmp_path, config(partition="big mem", account="a'b", qos="$(x)"), 1, []
-    ).text()
+    ).read_text()
     found = options(text)
     assert (found["partition"], found["account"], found["qos"]) == ("big mem", "a'b", "$(x)")
 
@@ -92,7 +93,9 @@ def test_time_limit_of_more_than_a_year_is_refused():
 def test_options_stand_before_anything_that_names_can_reach(tmp_path):
     """Slurm reads no option below the first command, whatever a name holds."""
     run = tmp_path / f"run {ODD}".replace("/", "")
-    text = job_script.JobScript(run, config(), 1, ["hires", "run", f"campaign={ODD}"]).text()
+    text = job_script.write_script(
+        run, config(), 1, ["hires", "run", f"campaign={ODD}"]
+    ).read_text()
     lines = text.split("\n")
     first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
     assert all(n < first for n, line in enumerate(lines) if line.startswith("#SBATCH"))
@@ -109,7 +112,7 @@ def run(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(sys, "executable", str(odd / "py thon"))
     monkeypatch.setenv("PYTHONPATH", str(odd / "lib"))
     (odd / "run").mkdir()
-    job_script.JobScript(odd / "run", config(), 1, ["hires", "run", f"campaign={ODD}"]).write()
+    job_script.write_script(odd / "run", config(), 1, ["hires", "run", f"campaign={ODD}"])
     return odd / "run"
 
 
@@ -145,7 +148,7 @@ def test_script_speaks_for_the_cluster_unless_the_launcher_does(tmp_path):
         options={"gres": "gpu:4", "exclusive": True, "mem": 0, "comment": "it's $(touch oops); #x"},
     )
     config = RunConfig(launcher=LauncherConfig(name="slurm", account="us"), cluster=cluster)
-    found = options(job_script.JobScript(tmp_path, config, 1, []).text())
+    found = options(job_script.write_script(tmp_path, config, 1, []).read_text())
     assert (found["partition"], found["account"]) == ("gpu", "us")
     assert (found["gres"], found["exclusive"], found["mem"]) == ("gpu:4", "", "0")
     assert found["comment"] == "it's $(touch oops); #x"
@@ -155,7 +158,7 @@ def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(
     odd = "it's $(touch oops) `touch oops`; touch oops"
     cluster = ClusterConfig(modules=["gcc/12", odd])
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
-    job_script.JobScript(run, config, 1, []).write()
+    job_script.write_script(run, config, 1, [])
     profile = tmp_path / "profile"
     profile.write_text(
         'module() { printf "%s|" "$@" >>"$HOME/loaded"; [ "$2" != "$BAD" ] || ! echo no "$2"; }\n'
@@ -205,7 +208,7 @@ def submitted(tmp_path: Path, **keys) -> Path:
     """Returns a run folder with a script and an attempt."""
     run = tmp_path / "run"
     (run / "a0").mkdir(parents=True)
-    job_script.JobScript(run, config(**keys), 2, ["hires", "run"]).write()
+    job_script.write_script(run, config(**keys), 2, ["hires", "run"])
     return run
 
 
@@ -252,7 +255,7 @@ def test_nodes_that_the_site_excludes_stay_excluded_when_others_are(tmp_path):
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
     array = job_script.ArrayShape(2, exclude=("n3", "n4"))
     assert (
-        options(job_script.JobScript(tmp_path, config, 1, [], array).text())["exclude"]
+        options(job_script.write_script(tmp_path, config, 1, [], array).read_text())["exclude"]
         == "n[1-2],n3,n4"
     )
 
@@ -294,9 +297,9 @@ def test_refusal_shows_what_the_site_asks_for_and_a_check_has_no_layout(tmp_path
     run = tmp_path / "run"
     (run / "a0").mkdir(parents=True)
     cluster = ClusterConfig(options={"exclude": "n2", "comment": "x"})
-    job_script.JobScript(
+    job_script.write_script(
         run, RunConfig(launcher=LauncherConfig("slurm"), cluster=cluster), 2, []
-    ).write()
+    )
     message = "sbatch: error: Requested node configuration is not available"
     command(path, "sbatch", f"echo '{message}' >&2; exit 1")
     with pytest.raises(job_script.RefusedError) as caught:

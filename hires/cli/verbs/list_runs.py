@@ -156,10 +156,10 @@ def _sorted(rows: list[RunRow], key: str, names: set[str]) -> list[RunRow]:
     if name not in names:
         raise ConfigError(f"--sort {name!r} is no name of a run; {offer(name, sorted(names))}")
 
-    def order(pair: tuple[RunRow, Any]) -> tuple[int, Any]:  # numbers, then all else as text
-        return (0, pair[1]) if isinstance(pair[1], (int, float)) else (1, str(pair[1]))
+    def order(row: RunRow) -> tuple[int, Any]:  # numbers, then all else as text
+        value = row.value(name)
+        return (0, value) if isinstance(value, (int, float)) else (1, str(value))
 
-    pairs = [(row, row.value(name)) for row in rows]
-    present = [pair for pair in pairs if pair[1] is not None]
-    present.sort(key=order, reverse=key.startswith("-"))
-    return [row for row, _ in present] + [row for row, value in pairs if value is None]
+    present = [row for row in rows if row.value(name) is not None]
+    missing = [row for row in rows if row.value(name) is None]
+    return sorted(present, key=order, reverse=key.startswith("-")) + missing

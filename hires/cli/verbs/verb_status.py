@@ -6,6 +6,7 @@ Plain text in columns: a table of 1,500 rows is ready at once, and can be search
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import shutil
 import sys
@@ -49,19 +50,16 @@ def main(args: Namespace) -> int:
         while True:
             selection = select(args.names, args.results)
             shown = [*states(selection.paths), *selection.planned]
-            if on_screen:
-                print(_CLEAR, end="")
-            height = shutil.get_terminal_size().lines if on_screen else None
-            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            size = shutil.get_terminal_size()
+            width = size.columns if sys.stdout.isatty() and len(shown) > 1 else None
+            text = "no runs here; start one with `hires run`, or name a folder with --results"
             if args.json:
-                print(json.dumps({"runs": [state.to_dict() for state in shown]}, indent=2))
-            elif not shown:
-                print("no runs here; start one with `hires run`, or name a folder with --results")
-            elif len(shown) == 1:
-                print("\n".join(lines(shown, None, height)[:-1]))
-            else:
-                print("\n".join(lines(shown, width, height)))
-            sys.stdout.flush()
+                runs = [dataclasses.asdict(state) for state in shown]
+                text = json.dumps({"runs": runs}, indent=2, default=str)
+            elif shown:
+                table = lines(shown, width, size.lines if on_screen else None)
+                text = "\n".join(table if len(shown) > 1 else table[:-1])
+            print(_CLEAR if on_screen else "", text, sep="", flush=True)
             if not args.watch or not any(state.state in (PENDING, RUNNING) for state in shown):
                 return 0
             time.sleep(WATCH_S)
@@ -77,10 +75,9 @@ def lines(states: Sequence[RunState], width: int | None, height: int | None = No
     Where there are more runs than the screen has lines, those that are done go first.
     """
     room = len(states) if height is None else max(1, height - 4)
+    shown = list(states)
     if len(states) > room:  # stable: in the order given, those that are done last
         shown = sorted(states, key=lambda state: state.state == DONE)[:room]
-    else:
-        shown = list(states)
     table = aligned([TITLES, *map(_cells, shown)], "llrrrll")
     if width is not None:  # the note, which is last, takes what is left of the screen
         most = max(width, len(table[0]) + 2 + _NOTE_MIN)

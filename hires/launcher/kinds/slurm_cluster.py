@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +25,7 @@ class SlurmLauncher(Launcher):
     cancel_command = "`scancel {}`"
 
     dependency = staticmethod(dependency)
+    start_estimate = staticmethod(job_script.start_estimate)
     submit_many = staticmethod(job_arrays.submit_all)
     job_states = staticmethod(scheduler.job_states)
     cancel = staticmethod(scheduler.cancel)
@@ -39,20 +39,8 @@ class SlurmLauncher(Launcher):
         self, run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]
     ) -> list[Path]:
         """Writes ``job.sbatch``."""
-        script = job_script.JobScript(run, config, num_ranks, argv).write()
+        script = job_script.write_script(run, config, num_ranks, argv)
         return [run / file_names.LAUNCH_SCRIPT, script]
-
-    def start_estimate(self, config: RunConfig, num_ranks: int) -> str:
-        """Returns when Slurm would start a run, in its own words."""
-        with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
-            argv = ["hires", "run"]
-            path = job_script.JobScript(Path(folder), config, num_ranks, argv).write()
-            try:
-                return job_script.start_estimate(path)
-            except ConfigError:
-                raise
-            except RunError as error:
-                return str(error)
 
     def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> str:
         """Submits ``job.sbatch`` for an attempt and returns the job's number."""

@@ -20,32 +20,24 @@ state, and no other begins. The output of a run goes to ``job.log`` in its own f
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hires.core import log
 from hires.core.errors import PREEMPTED, HiresError, RunError
-from hires.core.store import file_names, provenance, reading, records, rundir
-from hires.core.store.attempts import Attempt
+from hires.core.store import file_names, rundir
 from hires.core.store.campaign import read_array
 from hires.core.store.files import cannot_write
 from hires.launcher.attempt_queue import AttemptQueue, Running
-from hires.launcher.end_reasons import restarts
 from hires.launcher.interface import CANCELLED
-from hires.launcher.local.local_launcher import launch, leave, say
-from hires.launcher.ranks.places import Preemption
+from hires.launcher.local.local_launcher import leave, say
 from hires.launcher.slurm import allocation, scheduler
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.slurm.job_attempts import JobRun, is_restarted
 from hires.launcher.slurm.job_script import BATCH, CHECKUP
 from hires.launcher.supervision.interrupts import Interrupts
-
-_CHECKUP_RANK = "hires.comm.node_report"
 
 
 def main(argv: Sequence[str] | None = None, module: str = BATCH) -> int:
@@ -67,11 +59,11 @@ def main(argv: Sequence[str] | None = None, module: str = BATCH) -> int:
         job = allocation.current()
         if (Path(words[0]) / file_names.POINTS).exists():
             return _run_task(Path(words[0]).absolute(), number, job, module)
-        run = JobRun(rundir.frozen_folder(words[0]), job, number)
+        run = JobRun(rundir.frozen_folder(words[0]), job, number, is_packed=packed, checkup=checkup)
         if not packed and is_restarted() and run.is_over:
             say(f"{run.path.name} is complete: nothing is left for this start of job {job.name}")
             return 0
-        return JobAttempt(run, run.take_attempt(), packed=packed, checkup=checkup).run()
+        return run.make_attempt(run.take_attempt())
     except HiresError as error:
         say(str(error))
         return error.exit_code
@@ -109,7 +101,7 @@ def _run_single(run: JobRun) -> int:
         leave(run.path, number, "failed", cause)
         raise RunError(f"{run.path.name}: {cause}") from None
     with Interrupts() as interrupts:  # an attempt handles signals itself; here those in between
-        code = JobAttempt(run, number).run()
+        code = run.make_attempt(number)
         while code == 0 and run.is_open:
             if interrupts.count:
                 return CANCELLED
@@ -117,7 +109,7 @@ def _run_single(run: JobRun) -> int:
                 say(f"job {run.job.name} is preempted, and queued again for the next attempt")
                 scheduler.ask("scontrol", "requeue", run.job.name)
                 return PREEMPTED
-            code = JobAttempt(run, run.take_attempt()).run()
+            code = run.make_attempt(run.take_attempt())
     return code
 
 
@@ -180,90 +172,6 @@ class _PackedRuns(AttemptQueue[JobRun]):
         say(f"{run.task.path.name}: attempt {run.attempt} ended with code {code}: {cause or state}")
         if state != "done" and not self.code:
             self.code = code if code > 0 else RunError.exit_code
-
-
-class JobAttempt:
-    """One attempt of a run in a Slurm job, from its first rank to what follows its last."""
-
-    def __init__(
-        self, run: JobRun, number: int, *, packed: bool = False, checkup: bool = False
-    ) -> None:
-        """Takes a run and the number of an attempt that was not launched yet.
-
-        With ``packed`` another process decides whether the job is queued again; with ``checkup``
-        the ranks are those of ``hires doctor``.
-        """
-        self._run, self.path, self.job, self.number = run, run.path, run.job, number
-        self.config = records.read_config(run.path)
-        self._packed, self._checkup = packed, checkup
-        self._goes_on = False
-
-    def run(self) -> int:
-        """Runs it; returns the exit code of the job."""
-        world, name = int(records.read_plan(self.path)["world"]), self.path.name
-        nodes = ", ".join(node.name for node in self.job.nodes)
-        say(f"{name}: attempt {self.number}, {world} ranks on {nodes}, job {self.job.name}")
-        try:
-            self._refuse_other_code()
-            places = self.job.places(world, self.config, packed=self._packed)
-        except RunError as error:
-            leave(self.path, self.number, "failed", str(error))
-            raise
-        places = dataclasses.replace(
-            places,
-            preemption=self._preemption,
-            termination=self._termination,
-            is_cancelled=lambda: self._run.is_cancelled,
-        )
-        ranks: dict[str, Any] = {}
-        if self._checkup:
-            ranks = {"module": _CHECKUP_RANK, "args": (CHECKUP,)}
-        outcome = launch(self.path, self.number, places=places, aloud=True, **ranks)
-        if outcome.state == "done" and not self._checkup:
-            # Tables are the business of reports, which launchers do not import.
-            command = [sys.executable, "-m", "hires.report.tables", str(self.path)]
-            subprocess.run(command, check=False)
-        elif self._goes_on and restarts(outcome.reason) and not self._packed:
-            try:
-                scheduler.ask("scontrol", "requeue", self.job.name)
-            except RunError as error:  # the attempt's end is written, and stays as it is
-                say(f"the job could not be queued again: {error}; start the run again to go on")
-        return outcome.exit_code
-
-    def _refuse_other_code(self) -> None:
-        """Raises a RunError if another hires has planned the run, unless that is allowed."""
-        envs = [Attempt(self.path, number).env for number in range(self.number, -1, -1)]
-        envs.append(reading.read_json(self.path / file_names.PLANNED, []))
-        typed = [env for env in envs if env.get("argv") is not None]  # not those of jobs by hand
-        last = max(typed, key=lambda env: str(env.get("started")), default={})
-        planned, here = dict(last.get("provenance") or {}), provenance.collect()
-        pairs = [(planned.get(key), here[key]) for key in ("hires", "git")]
-        if all(was == now or not was or not now for was, now in pairs):
-            return
-        by = f"the run was planned by hires {planned['hires']} ({planned['git']})"
-        if not self.config.launcher.other_code:
-            raise RunError(
-                f"{by}, but this node has {here['hires']} ({here['git']}): start the run again "
-                f"with this one, or allow it with launcher.other_code=true"
-            )
-        say(f"{by} and runs with {here['hires']} ({here['git']})")
-
-    def _preemption(self) -> Preemption:
-        return self._with_sequel(self.job.after_sigusr2(self.config.launcher.signal_s))
-
-    def _termination(self) -> Preemption | None:
-        why = self.job.after_sigterm()
-        return None if why is None else self._with_sequel(why)
-
-    def _with_sequel(self, why: Preemption) -> Preemption:
-        """Decides whether the job is queued again, and adds that to why it ends, in words."""
-        requeues = self.config.launcher.requeues
-        is_last = why.reason == "timeout" and self._run.timeouts >= requeues
-        self._goes_on = not is_last and not why.requeued
-        then = "the job is queued again and the run goes on as its next attempt"
-        if is_last:
-            then = f"launcher.requeues={requeues} are used up: run it again to go on"
-        return dataclasses.replace(why, then=then)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def _sbatch(
     write_atomically(folder / file_names.POINTS, text)
     shape = job_script.ArrayShape(len(tasks), options.limit, options.exclude, largest.attempts)
     config = largest.config
-    script = job_script.JobScript(folder, config, largest.ranks, options.argv, shape).write()
+    script = job_script.write_script(folder, config, largest.ranks, options.argv, shape)
     words = job_script.after(config, options.after, before and f"afterany:{before}")
     job = job_script.submit(script, words)
     note_job(folder, job, None)

@@ -1,4 +1,4 @@
-"""Decides which attempt of a run a Slurm job makes, and whether the run needs another one.
+"""Makes the attempts of a run in a Slurm job, and decides which, and whether another is needed.
 
 Slurm starts one job again and again: after a time limit, a preemption or the failure of a node.
 Each start makes the next attempt of its run. All state is in the run folder, none in the job.
@@ -6,22 +6,32 @@ Each start makes the next attempt of its run. All state is in the run folder, no
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from hires.core.config.launcher_config import spread
-from hires.core.store import attempts, records, rundir
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import RunError
+from hires.core.store import attempts, file_names, provenance, reading, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, attempt_numbers
 from hires.launcher.end_reasons import restarts
-from hires.launcher.local.local_launcher import leave
+from hires.launcher.local.local_launcher import launch, leave, say
+from hires.launcher.ranks.places import Preemption
+from hires.launcher.slurm import scheduler
 from hires.launcher.slurm.allocation import Allocation
-from hires.launcher.slurm.job_script import note_job
+from hires.launcher.slurm.job_script import CHECKUP, note_job
 from hires.launcher.status import running_elsewhere
+
+_CHECKUP_RANK = "hires.comm.node_report"
 
 
 def is_restarted() -> bool:
@@ -29,7 +39,7 @@ def is_restarted() -> bool:
     return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
-@dataclass(frozen=True)
+@dataclass
 class JobRun:
     """A run that a job makes."""
 
@@ -42,14 +52,28 @@ class JobRun:
     """How many complete attempts the job is to make."""
     pack: int = 1
     """How many runs share the job."""
+    is_packed: bool = False
+    """Whether another process supervises the job, and decides whether it is queued again."""
+    checkup: bool = False
+    """Whether the ranks are those of ``hires doctor``."""
+    _goes_on: bool = field(default=False, init=False)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The frozen config; a RunError: it cannot be read."""
+        return records.read_config(self.path)
+
+    @cached_property
+    def world(self) -> int:
+        """How many ranks it has; a RunError: the plan cannot be read."""
+        return int(records.read_plan(self.path)["world"])
 
     @cached_property
     def needs(self) -> Sequence[float]:
         """Cores that it keeps busy on each node, all if its port is fixed; a RunError: unknown."""
-        config, world = records.read_config(self.path), int(records.read_plan(self.path)["world"])
-        each = math.inf if config.launcher.port else config.launcher.threads
+        each = math.inf if self.config.launcher.port else self.config.launcher.threads
         nodes = len(self.job.nodes)
-        sizes = spread(world, nodes)
+        sizes = spread(self.world, nodes)
         return [size * each for size in sizes] + [0] * (nodes - len(sizes))
 
     @property
@@ -97,7 +121,7 @@ class JobRun:
         if end["state"] == "cancelled":
             return not own[-1].is_cancelled
         if end.get("reason") == "timeout":
-            return self.timeouts <= records.read_config(self.path).launcher.requeues
+            return self.timeouts <= self.config.launcher.requeues
         return restarts(end.get("reason"))
 
     def take_attempt(self) -> int:
@@ -118,11 +142,42 @@ class JobRun:
                 note_job(attempt_dir(self.path, number), job, index, self.pack)
         return number
 
+    def make_attempt(self, number: int) -> int:
+        """Runs an attempt that was not launched yet; returns the exit code of the job."""
+        self._goes_on, config = False, self.config
+        nodes = ", ".join(node.name for node in self.job.nodes)
+        where = f"{self.world} ranks on {nodes}, job {self.job.name}"
+        say(f"{self.path.name}: attempt {number}, {where}")
+        try:
+            self._refuse_other_code(number)
+            places = self.job.places(self.world, config, packed=self.is_packed)
+        except RunError as error:
+            leave(self.path, number, "failed", str(error))
+            raise
+        places = dataclasses.replace(
+            places,
+            preemption=lambda: self._with_sequel(self.job.after_sigusr2(config.launcher.signal_s)),
+            termination=lambda: (why := self.job.after_sigterm()) and self._with_sequel(why),
+            is_cancelled=lambda: self.is_cancelled,
+        )
+        ranks: dict[str, Any] = {}
+        if self.checkup:
+            ranks = {"module": _CHECKUP_RANK, "args": (CHECKUP,)}
+        outcome = launch(self.path, number, places=places, aloud=True, **ranks)
+        if outcome.state == "done" and not self.checkup:
+            # Tables are the business of reports, which launchers do not import.
+            command = [sys.executable, "-m", "hires.report.tables", str(self.path)]
+            subprocess.run(command, check=False)
+        elif self._goes_on and restarts(outcome.reason) and not self.is_packed:
+            try:
+                scheduler.ask("scontrol", "requeue", self.job.name)
+            except RunError as error:  # the attempt's end is written, and stays as it is
+                say(f"the job could not be queued again: {error}; start the run again to go on")
+        return outcome.exit_code
+
     def _is_fresh(self) -> bool:
         """Whether the submitted attempt exists and was not launched yet."""
-        if self.submitted is None:
-            return False
-        attempt = Attempt(self.path, self.submitted)
+        attempt = Attempt(self.path, -1 if self.submitted is None else self.submitted)
         return attempt.folder.is_dir() and not attempt.has_ended and not attempt.launched
 
     def _close_silent(self) -> None:
@@ -139,3 +194,31 @@ class JobRun:
             f"left no exit.json: its node went down, or it was killed"
         )
         leave(self.path, last.number, "failed", cause, "node")
+
+    def _refuse_other_code(self, number: int) -> None:
+        """Raises a RunError if another hires has planned the run, unless that is allowed."""
+        envs = [Attempt(self.path, n).env for n in range(number, -1, -1)]
+        envs.append(reading.read_json(self.path / file_names.PLANNED, []))
+        typed = [env for env in envs if env.get("argv") is not None]  # not those of jobs by hand
+        last = max(typed, key=lambda env: str(env.get("started")), default={})
+        planned, here = dict(last.get("provenance") or {}), provenance.collect()
+        pairs = [(planned.get(key), here[key]) for key in ("hires", "git")]
+        if all(was == now or not was or not now for was, now in pairs):
+            return
+        by = f"the run was planned by hires {planned['hires']} ({planned['git']})"
+        if not self.config.launcher.other_code:
+            raise RunError(
+                f"{by}, but this node has {here['hires']} ({here['git']}): start the run again "
+                f"with this one, or allow it with launcher.other_code=true"
+            )
+        say(f"{by} and runs with {here['hires']} ({here['git']})")
+
+    def _with_sequel(self, why: Preemption) -> Preemption:
+        """Decides whether the job is queued again, and adds that to why it ends, in words."""
+        requeues = self.config.launcher.requeues
+        is_last = why.reason == "timeout" and self.timeouts >= requeues
+        self._goes_on = not is_last and not why.requeued
+        then = "the job is queued again and the run goes on as its next attempt"
+        if is_last:
+            then = f"launcher.requeues={requeues} are used up: run it again to go on"
+        return dataclasses.replace(why, then=then)

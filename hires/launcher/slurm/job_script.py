@@ -16,6 +16,7 @@ import getpass
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,63 +54,63 @@ class ArrayShape:
     """Attempts of a run that each task makes, one after the other, each within the time limit."""
 
 
-@dataclass(frozen=True)
-class JobScript:
-    """The script of a job, or of a job array."""
+def write_script(
+    folder: Path,
+    config: RunConfig,
+    num_ranks: int,
+    argv: Sequence[str],
+    array: ArrayShape | None = None,
+) -> Path:
+    """Writes ``job.sbatch`` into the folder of a run or array and returns its path.
 
-    folder: Path
-    """The run folder, or that of the array; absolute."""
-    config: RunConfig
-    """The frozen config, of an array that of any of its points."""
-    num_ranks: int
-    argv: Sequence[str]
-    """The command line as typed."""
-    array: ArrayShape | None = None
+    Args:
+        folder: absolute.
+        config: the frozen config, of an array that of any of its points.
+        num_ranks: ranks of the run, of an array those of its largest.
+        argv: the command line as typed.
+        array: its shape, if the job is one.
 
-    def write(self) -> Path:
-        """Writes ``job.sbatch`` into the folder and returns its path, or raises a RunError."""
-        path = self.folder / file_names.JOB_SCRIPT
-        write_atomically(path, self.text())
-        return path
+    Raises:
+        RunError: the script cannot be written.
+    """
+    from submitit.slurm.slurm import _make_sbatch_string
 
-    def text(self) -> str:
-        """Returns the text of the script."""
-        from submitit.slurm.slurm import _make_sbatch_string
-
-        config, launcher, array = self.config, self.config.launcher, self.array
-        name, attempts = self.folder.name, 1
-        options = dict(config.cluster.options)
-        if array is not None:
-            name, attempts = f"{config.campaign}-{name}", array.attempts
-            limit = "" if array.limit is None else f"%{array.limit}"
-            options["array"] = f"0-{array.count - 1}{limit}"
-            if array.exclude:  # nodes that the site excludes stay excluded
-                options["exclude"] = _joined(options.get("exclude"), *array.exclude)
-        return _make_sbatch_string(
-            command=f'exec {shlex.quote(sys.executable)} -u -m {BATCH} "$run_dir" "$@"',
-            folder="/dev",
-            # A folder that was renamed may have a name that no line of options can hold.
-            job_name=re.sub(r"[^A-Za-z0-9._+-]+", "_", name),
-            nodes=launcher.nodes,
-            ntasks_per_node=max(spread(self.num_ranks, launcher.nodes)),
-            cpus_per_task=launcher.threads,
-            time=launcher.minutes * attempts,
-            partition=config.partition,
-            account=launcher.account or config.cluster.account,
-            qos=launcher.qos,
-            wckey=None,  # type: ignore[arg-type]  # its own default is a key that few sites have
-            stderr_to_stdout=True,
-            use_srun=False,
-            setup=launch_file.job_setup(config, self.argv, self.folder),
-            additional_parameters={
-                **options,
-                "ntasks": self.num_ranks,
-                "requeue": True,
-                "signal": f"B:USR2@{launcher.signal_s}",
-                # No line of options can hold every path, so the script itself opens its log.
-                "output": "/dev/null",
-            },
-        )
+    launcher, name, attempts = config.launcher, folder.name, 1
+    options = dict(config.cluster.options)
+    if array is not None:
+        name, attempts = f"{config.campaign}-{name}", array.attempts
+        limit = "" if array.limit is None else f"%{array.limit}"
+        options["array"] = f"0-{array.count - 1}{limit}"
+        if array.exclude:  # nodes that the site excludes stay excluded
+            options["exclude"] = _joined(options.get("exclude"), *array.exclude)
+    text = _make_sbatch_string(
+        command=f'exec {shlex.quote(sys.executable)} -u -m {BATCH} "$run_dir" "$@"',
+        folder="/dev",
+        # A folder that was renamed may have a name that no line of options can hold.
+        job_name=re.sub(r"[^A-Za-z0-9._+-]+", "_", name),
+        nodes=launcher.nodes,
+        ntasks_per_node=max(spread(num_ranks, launcher.nodes)),
+        cpus_per_task=launcher.threads,
+        time=launcher.minutes * attempts,
+        partition=config.partition,
+        account=launcher.account or config.cluster.account,
+        qos=launcher.qos,
+        wckey=None,  # type: ignore[arg-type]  # its own default is a key that few sites have
+        stderr_to_stdout=True,
+        use_srun=False,
+        setup=launch_file.job_setup(config, argv, folder),
+        additional_parameters={
+            **options,
+            "ntasks": num_ranks,
+            "requeue": True,
+            "signal": f"B:USR2@{launcher.signal_s}",
+            # No line of options can hold every path, so the script itself opens its log.
+            "output": "/dev/null",
+        },
+    )
+    path = folder / file_names.JOB_SCRIPT
+    write_atomically(path, text)
+    return path
 
 
 def submit_attempt(run: Path, attempt: int, options: Sequence[str] = (), *words: str) -> str:
@@ -149,14 +150,20 @@ def submit(script: Path, options: Sequence[str] = (), *words: str) -> str:
     )
 
 
-def start_estimate(script: Path) -> str:
-    """Returns when Slurm would start a job, in its own words, without submitting it.
+def start_estimate(config: RunConfig, num_ranks: int) -> str:
+    """Returns when Slurm would start a run, in its own words, or why it does not answer.
 
     Raises:
         ConfigError: Slurm would refuse it.
-        RunError: Slurm is not here, or does not answer.
     """
-    lines = _sbatch("--test-only", str(script), script=script).splitlines()
+    with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
+        script = write_script(Path(folder), config, num_ranks, ["hires", "run"])
+        try:
+            lines = _sbatch("--test-only", str(script), script=script).splitlines()
+        except ConfigError:
+            raise
+        except RunError as error:
+            return str(error)
     estimates = [line for line in lines if " to start at " in line] or lines
     return " ".join(estimates).removeprefix("sbatch: ").strip()
 

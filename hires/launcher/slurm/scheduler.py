@@ -194,38 +194,36 @@ def avoided_nodes(states: Sequence[RunState], configs: Sequence[RunConfig]) -> l
 def _squeue(numbers: Sequence[str]) -> dict[str, JobStatus]:
     wanted = ("--states=all", f"--jobs={','.join(numbers)}", "--format=%F|%K|%T|%S|%r")
     try:
-        text = ask("squeue", "--noheader", *wanted)
+        rows = _rows(ask("squeue", "--noheader", *wanted), 5)
     except UnlistedError:
         return {}
-    return {
-        name: _status(state, reason, start)
-        for job, index, state, start, reason in _rows(text, 5)
-        for name in _names(job, index)
-    }
+    return _statuses((job, index, state, why, start) for job, index, state, start, why in rows)
 
 
 def _sacct(numbers: Sequence[str]) -> dict[str, JobStatus]:
     wanted = (f"--jobs={','.join(numbers)}", "--format=JobID,State,Reason")
     try:
-        text = ask("sacct", "--noheader", "--parsable2", "--allocations", *wanted)
+        rows = _rows(ask("sacct", "--noheader", "--parsable2", "--allocations", *wanted), 3)
     except RunError:  # the site keeps no accounts
         return {}
-    return {
-        name: _status(state, reason, "")
-        for job, state, reason in _rows(text, 3)
-        for name in _names(*job.partition("_")[::2])
-    }
+    return _statuses((*job.partition("_")[::2], state, why, "") for job, state, why in rows)
 
 
 def _scontrol(number: str) -> dict[str, JobStatus]:
+    keys = ("ArrayTaskId", "JobState", "Reason", "StartTime")
     try:
         jobs = show("job", number)
     except UnlistedError:
         return {}
+    return _statuses((number, *(job.get(key, "") for key in keys)) for job in jobs)
+
+
+def _statuses(rows: Iterable[tuple[str, ...]]) -> dict[str, JobStatus]:
+    """Returns the status of jobs, by name, from number, index, state, reason and start of each."""
     return {
-        name: _status(*(job.get(key, "") for key in ("JobState", "Reason", "StartTime")))
-        for job in jobs
-        for name in _names(number, job.get("ArrayTaskId", ""))
+        name: _status(state, reason, start)
+        for job, index, state, reason, start in rows
+        for name in _names(job, index)
     }
 
 

@@ -153,7 +153,7 @@ def _submit(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
     make_folder(folder / "a0" / file_names.LOGS)
     write_atomically(folder / file_names.CONFIG, yaml.safe_dump(plain(config), allow_unicode=False))
     write_atomically(folder / file_names.PLAN, json.dumps({"world": nodes}))
-    job_script.JobScript(folder, config, nodes, argv).write()
+    job_script.write_script(folder, config, nodes, argv)
     return job_script.submit_attempt(folder, 0, (), job_script.CHECKUP)
 
 

@@ -46,8 +46,7 @@ class FileTail:
     def lines(self, to_end: bool = False) -> Iterator[bytes]:
         """Yields the lines that were completed since the last call.
 
-        Args:
-            to_end: whether a last line without its end counts too; else it is still being written.
+        With ``to_end`` a last line without its end counts too; else it is still being written.
         """
         with contextlib.suppress(OSError), open_regular(self.path) as file:
             file.seek(self._offset)
@@ -85,9 +84,7 @@ class RunProgress:
 
     def __init__(self, world: int, batch: int, steps: int) -> None:
         """Takes the number of ranks, the images per step and the number of steps."""
-        self.world = world
-        self.batch = batch
-        self.steps = steps
+        self.world, self.batch, self.steps = world, batch, steps
         self._open: dict[int, dict[int, _Line]] = {}
 
     def feed(self, line: _Line) -> FinishedStep | None:
@@ -135,11 +132,9 @@ class ProgressEnds:
 
 
 def read_ends(path: Path, num_ranks: int) -> ProgressEnds:
-    """Returns the numbers, without reading the middle of the file.
+    """Returns the numbers, without reading the middle of the file, which need not exist.
 
-    Args:
-        path: ``metrics.jsonl``; it need not exist.
-        num_ranks: an estimate of the number of ranks; a wrong one costs precision only.
+    ``num_ranks`` is an estimate of the number of ranks; a wrong one costs precision only.
     """
     end_bytes = END_BYTES + RANK_BYTES * num_ranks
     try:
@@ -162,9 +157,7 @@ def read_ends(path: Path, num_ranks: int) -> ProgressEnds:
         and type(line.get("step_s")) in (int, float)
     ]
     progress = RunProgress(max([num_ranks, *(line["rank"] + 1 for line in whole)]), 1, 0)
-    over = sorted(
-        (step for step in map(progress.feed, whole) if step is not None), key=lambda s: s.index
-    )
+    over = sorted(filter(None, map(progress.feed, whole)), key=lambda step: step.index)
     times = [step.step_s for step in over[-RECENT_STEPS:]]
     return ProgressEnds(
         over[-1].index + 1 if over else 0,

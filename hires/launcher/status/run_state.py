@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 DONE, FAILED, CANCELLED, LOST = "done", "failed", "cancelled", "lost"
 INFEASIBLE, PENDING, RUNNING = "infeasible", "pending", "running"
@@ -46,7 +45,3 @@ class RunState:
     """How many complete attempts a sweep asked for."""
     missing: int = 0
     """How many of them a run that is done lacks."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values."""
-        return {**asdict(self), "path": None if self.path is None else str(self.path)}

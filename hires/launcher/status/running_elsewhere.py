@@ -8,6 +8,7 @@ Before an attempt begins, the schedulers are queried about the jobs of all attem
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -57,30 +58,21 @@ def holders(
 ) -> dict[Path, str]:
     """Returns the runs that another job or process has, with its name and how to stop it in words.
 
-    Call it within :func:`hires.core.store.campaign.starting` if the others are to be started.
-
-    Args:
-        runs: run folders.
-        job: name of this job, see :func:`alone`.
-        submitted: the attempt that it was submitted for.
+    Call it within :func:`hires.core.store.campaign.starting` if the others are to be started. Of
+    ``job`` and ``submitted`` see :func:`alone`.
     """
-    every = {
-        run: [Attempt(run, number) for number in file_names.attempt_numbers(run)] for run in runs
-    }
+    every = {run: [Attempt(run, n) for n in file_names.attempt_numbers(run)] for run in runs}
     jobs = [a.job for some in every.values() for a in some if a.job and may_restart(a)]
     statuses = interface.job_states(each for each in jobs if job_name(each) != job)
     held: dict[Path, str] = {}
-    for run, attempts in every.items():
-        for attempt in attempts:
-            who = _holder(attempt, job, submitted, statuses)
-            if who is None:
-                continue
-            stop = f"`hires cancel {shlex.quote(str(run))}`"
-            if attempt is not attempts[-1] and attempt.job_name is not None:
+    for attempt in itertools.chain(*every.values()):
+        who = _holder(attempt, job, submitted, statuses)
+        if who is not None and attempt.run not in held:
+            stop = f"`hires cancel {shlex.quote(str(attempt.run))}`"
+            if attempt is not every[attempt.run][-1] and attempt.job_name is not None:
                 launcher = interface.launcher_named(attempt.job["launcher"])
                 stop = launcher.cancel_command.format(attempt.job_name)
-            held[run] = f"{who}; {_ADVICE.format(stop)}"
-            break
+            held[attempt.run] = f"{who}; {_ADVICE.format(stop)}"
     for launcher in interface.all_launchers() if job is None else ():
         for run, name in launcher.orphan_jobs([run for run in every if run not in held]).items():
             who = f"job {name} has it, though its submission was not answered in time"
@@ -92,14 +84,9 @@ _ADVICE = "wait until that has ended, stop it with {}, or start this one with an
 
 
 def refuse_begun(run: Path, seen: int | None) -> None:
-    """Refuses to start a run that another command has begun since its state was read.
+    """Raises a RunError if another command has begun a run since its state was read.
 
-    Args:
-        run: the run folder.
-        seen: the latest attempt that it had; None: it had none.
-
-    Raises:
-        RunError: names the attempt, and its job if it has one.
+    ``seen`` is the latest attempt that it had; None: it had none.
     """
     last = file_names.last_number(run)
     if last != seen:

@@ -17,7 +17,7 @@ import pytest
 from hires.core.store import attempts, file_names, provenance, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.launcher.local import local_launcher
-from hires.launcher.slurm import allocation, batch
+from hires.launcher.slurm import allocation, batch, job_attempts
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_script import note_job
 from hires.launcher.status.state import OLD_S
@@ -42,7 +42,7 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setattr(allocation, "current", lambda: JOB)
     monkeypatch.setattr(
-        batch, "launch", functools.partial(local_launcher.launch, module="fake_rank")
+        job_attempts, "launch", functools.partial(local_launcher.launch, module="fake_rank")
     )
     return folder
 
