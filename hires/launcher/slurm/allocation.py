@@ -78,10 +78,7 @@ class Allocation:
     def places(self, num_ranks: int, config: RunConfig, *, packed: bool = False) -> RankPlaces:
         """Returns where the ranks of a world run: evenly over the nodes, neighbours together.
 
-        Args:
-            num_ranks: how many there are.
-            config: of the run.
-            packed: whether other runs share the job, so that its number is that of no run.
+        With ``packed`` other runs share the job, so that its number is that of no run.
 
         Raises:
             RunError: the nodes cannot reach this one, or lack one of ``cluster.modules``.
@@ -171,11 +168,7 @@ def cores(job: Allocation) -> list[int]:
 
 
 def current() -> Allocation:
-    """Returns the job that this process is part of.
-
-    Raises:
-        RunError: it is part of none, or Slurm does not answer.
-    """
+    """Returns the job that this process is part of, or raises a RunError."""
     environ = os.environ
     job, names = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NODELIST")
     if not job or not names:

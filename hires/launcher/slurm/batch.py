@@ -41,12 +41,7 @@ from hires.launcher.supervision.interrupts import Interrupts
 
 
 def main(argv: Sequence[str] | None = None, module: str = BATCH) -> int:
-    """Runs the job; returns its exit code.
-
-    Args:
-        argv: the words of the command line.
-        module: the Python module that supervises one of several runs.
-    """
+    """Runs the job; returns its exit code. ``module`` supervises one of several runs."""
     words = sys.argv[1:] if argv is None else list(argv)
     packed, checkup = "--packed" in words[:1], CHECKUP in words[2:]
     words = [word for word in words if word not in ("--packed", CHECKUP)]

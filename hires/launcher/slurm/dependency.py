@@ -20,12 +20,7 @@ _SHOWN = 3
 def dependency(
     after: Sequence[str], after_any: Sequence[str], results: StrPath = "results"
 ) -> str | None:
-    """Returns the value of sbatch's ``--dependency``; None if there is nothing to wait for.
-
-    Args:
-        after: numbers of jobs, or names of campaigns and runs, that must have ended well.
-        after_any: those that must have ended, in whatever state.
-        results: folder of all campaigns.
+    """Returns the value of sbatch's ``--dependency``, as ``Launcher.dependency`` describes it.
 
     Raises:
         ConfigError: a name is unknown, or what it means will never end well.

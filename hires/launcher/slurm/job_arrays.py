@@ -118,12 +118,7 @@ def _submit(
 def _sbatch(
     tasks: Sequence[Sequence[tuple[FrozenRun, Attempt]]], options: SubmitOptions, before: str | None
 ) -> str:
-    """Writes the folder of an array and submits it; returns its number.
-
-    Raises:
-        ConfigError: Slurm refuses an option, whose line is shown.
-        RunError: the folder cannot be written, or Slurm is not here.
-    """
+    """Writes the folder of an array and submits it; returns its number."""
     largest = max((run for some in tasks for run, _ in some), key=lambda run: run.ranks)
     folder = _new_folder(largest.path.parent / FOLDER)
     text = ""

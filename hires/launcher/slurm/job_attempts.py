@@ -125,12 +125,9 @@ class JobRun:
         return restarts(end.get("reason"))
 
     def take_attempt(self) -> int:
-        """Returns the attempt to launch: the submitted one, or the next if that was launched.
+        """Returns the attempt to launch: the submitted one, or a new one if that was launched.
 
-        A job that is queued again, and one that was submitted by hand, take a new attempt.
-
-        Raises:
-            RunError: another job has the run, or a process on some machine.
+        A RunError names another job or process that has the run.
         """
         fresh = self.submitted if self._is_fresh() else None
         with running_elsewhere.alone(self.path, self.job.name, fresh):

@@ -61,17 +61,9 @@ def write_script(
     argv: Sequence[str],
     array: ArrayShape | None = None,
 ) -> Path:
-    """Writes ``job.sbatch`` into the folder of a run or array and returns its path.
+    """Writes ``job.sbatch`` into the folder of a run and returns its path.
 
-    Args:
-        folder: absolute.
-        config: the frozen config, of an array that of any of its points.
-        num_ranks: ranks of the run, of an array those of its largest.
-        argv: the command line as typed.
-        array: its shape, if the job is one.
-
-    Raises:
-        RunError: the script cannot be written.
+    Of an array, the config is that of any of its runs, and the ranks are those of the largest.
     """
     from submitit.slurm.slurm import _make_sbatch_string
 
@@ -124,15 +116,10 @@ def submit_attempt(run: Path, attempt: int, options: Sequence[str] = (), *words:
 
 
 def submit(script: Path, options: Sequence[str] = (), *words: str) -> str:
-    """Submits a script and returns the number of the job or array.
+    """Submits a script with its ``words`` and returns the number of the job or array.
 
     A site may have put a command of its own in sbatch's place, that greets and advises; only the
     line that names the job counts.
-
-    Args:
-        script: its path.
-        options: more options for sbatch.
-        words: arguments of the script.
 
     Raises:
         ConfigError: Slurm refuses an option, whose line is shown.
@@ -151,11 +138,7 @@ def submit(script: Path, options: Sequence[str] = (), *words: str) -> str:
 
 
 def start_estimate(config: RunConfig, num_ranks: int) -> str:
-    """Returns when Slurm would start a run, in its own words, or why it does not answer.
-
-    Raises:
-        ConfigError: Slurm would refuse it.
-    """
+    """Returns when Slurm would start a run, in its own words; a ConfigError: it would refuse it."""
     with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
         script = write_script(Path(folder), config, num_ranks, ["hires", "run"])
         try:
@@ -172,10 +155,6 @@ def after(config: RunConfig, *others: str | None) -> list[str]:
     """Returns sbatch's ``--dependency`` for all that a job has to wait for, as a list of words.
 
     An option on the command line hides that line of the script, so it repeats the site's.
-
-    Args:
-        config: whose ``cluster.options`` may have a ``dependency``.
-        others: what else it waits for, in sbatch's words; None: nothing.
     """
     wanted = [text for text in others if text]
     site = config.cluster.options.get("dependency")
@@ -183,7 +162,7 @@ def after(config: RunConfig, *others: str | None) -> list[str]:
 
 
 def _joined(site: object, *others: str) -> str:
-    """Returns a list of the site and further ones as one list with commas, each entry once.
+    """Returns lists with commas as one, each entry once.
 
     >>> _joined("n[1-2,4],n5", "n5", "n6")
     'n[1-2,4],n5,n6'

@@ -41,11 +41,7 @@ class UnlistedError(RunError):
 
 
 def ask(*command: str, most_s: float | None = None) -> str:
-    """Returns what one of Slurm's tools prints, with dates and lists in one form.
-
-    Args:
-        command: its words.
-        most_s: how long it may take, in seconds; None: half a minute.
+    """Returns what one of Slurm's tools prints within ``most_s``; None: half a minute.
 
     Raises:
         UnlistedError: Slurm does not list the job that the command names.
@@ -163,10 +159,6 @@ def avoided_nodes(states: Sequence[RunState], configs: Sequence[RunConfig]) -> l
 
     An attempt whose end has the reason ``node`` ran on nodes that its events name. If Slurm says
     which of them are down, those are avoided; else all of them, as long as enough others are left.
-
-    Args:
-        states: how the runs ended.
-        configs: of the runs; if they name one partition, only its nodes count.
     """
     suspects: set[str] = set()
     for state in states:
@@ -179,6 +171,7 @@ def avoided_nodes(states: Sequence[RunState], configs: Sequence[RunConfig]) -> l
     if not suspects:
         return []
     partitions = {config.partition for config in configs}
+    # If all runs are of one partition, only its nodes count.
     only = [f"--partition={name}" for name in partitions if name and len(partitions) == 1]
     try:
         lines = ask("sinfo", "--noheader", "--Node", "--format=%N %T", *only).splitlines()

@@ -42,12 +42,7 @@ _TAIL = 5
 
 
 def slurm_checks(config: RunConfig) -> list[Check]:
-    """Returns the lines about Slurm; one if it is not here.
-
-    Args:
-        config: its launcher says how many nodes of which partition are wanted, and whether Slurm
-            is to be used at all.
-    """
+    """Returns the lines about Slurm; one if it is not here."""
     where, is_wanted = shutil.which("sbatch"), config.launcher.name == "slurm"
     if where is None and not is_wanted:
         return [Check("slurm", OK, "not here; runs start on this machine")]
@@ -102,16 +97,7 @@ def _nodes(config: RunConfig) -> Check:
 
 
 def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:
-    """Returns what one rank on each node of a job finds.
-
-    Args:
-        config: where the job goes: ``launcher.nodes``, ``launcher.partition``, ``results``, ...
-        argv: the command line as typed.
-        patience_s: how long the job may take, waiting included; then it is cancelled.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came; the job is cancelled.
-    """
+    """Returns what one rank on each node of a job finds, see ``Launcher.node_checks``."""
     launcher = dataclasses.replace(config.launcher, minutes=_MINUTES, signal_s=10)
     config = dataclasses.replace(config, launcher=launcher)
     folder = Path(config.results).absolute() / f".doctor-{uuid.uuid4().hex[:8]}"

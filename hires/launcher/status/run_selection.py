@@ -39,12 +39,8 @@ class Selection:
 def select(names: Sequence[str], results: StrPath = "results") -> Selection:
     """Returns the runs that some names mean; all campaigns if there are none.
 
-    Args:
-        names: of campaigns (by name or folder) and runs (by folder, name or beginning of a hash).
-        results: folder of all campaigns.
-
-    Raises:
-        ConfigError: a name is neither a campaign nor a run, or may be any of several runs.
+    A campaign is named by its name or folder, a run by its folder, name or beginning of its hash.
+    A name of neither, and one of several runs, is a ConfigError.
     """
     parts = [_named(name, Path(results)) for name in names]
     if not names:

@@ -40,8 +40,7 @@ def alone(run: Path, job: str | None = None, submitted: int | None = None) -> It
         submitted: the attempt that it was submitted for and that was not launched yet, if any.
 
     Raises:
-        UnderWayError: another job or process has the run; it is named.
-        RunError: another process holds the lock for long.
+        UnderWayError: names the job or process that has the run.
     """
     if not run.is_dir():  # a lock would make the folder, and no run is whole without its files
         yield
