@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
@@ -32,7 +31,7 @@ from hires.launcher.slurm import scheduler
 
 BATCH, CHECKUP = "hires.launcher.slurm.batch", "--checkup"
 """What a job starts, and its option for the ranks of ``hires doctor``."""
-RANKS = "the layout's ranks"
+OR_RANKS = " or the layout's ranks"
 """Where the number of ranks of a job comes from; that of a check follows from its nodes alone."""
 _TIMEOUT_S = 120
 _NUMBER = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?")
@@ -187,97 +186,67 @@ def _sbatch(*words: str, script: Path) -> str:
 
 
 class RefusedError(ConfigError):
-    """sbatch refuses a job because of an option of its script."""
+    """sbatch refuses a job because of an option of its script: why, and what would help."""
 
-    def __init__(self, why: str, keys: Sequence[str], advice: str) -> None:
-        """Takes why, and the keys to change, or else what to do."""
-        self.why, self._keys, self._advice = why, keys, advice
-        super().__init__(f"{why}; {self.remedy()}")
-
-    def remedy(self, besides: str | None = None) -> str:
-        """Returns what would help, without a key that this job does not have."""
-        if not self._keys:
-            return self._advice
-        *others, last = (key for key in self._keys if key != besides)
-        return f"change {', '.join(others)} or {last}" if others else f"change {last}"
-
-
-class _Cause(NamedTuple):
-    """What a message of sbatch means."""
-
-    words: str
-    """Words of the message; this and the next are regular expressions."""
-    options: str
-    """Options of the script that may be wrong."""
-    keys: tuple[str, ...] = ()
-    """Keys of the config that these options follow from."""
-    advice: str = ""
-    """What to do if there are no such keys."""
-    choices: tuple[str, ...] = ()
-    """The command that lists what ``launcher.OPTION`` may be."""
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(f"{why}; {remedy}")
+        self.why, self.remedy = why, remedy
 
 
 _OF_SITE = "exclude|nodelist|nodefile|constraint|gres|gpus[a-z-]*|mem[a-z-]*|reservation"
 """Options of ``cluster.options`` that leave fewer nodes to choose from."""
-_SIZES = ("launcher.nodes", "launcher.threads", RANKS)
+_SIZES = "nodes|ntasks-per-node|cpus-per-task"
 _CAUSES = (
-    _Cause(
-        "dependency",
-        "after",
-        advice="change --after: give the number of a job that Slurm knows, or a campaign",
-    ),
-    _Cause(
+    ("dependency", "after", "give --after the number of a job that Slurm knows, or a campaign"),
+    (
         "node name",
         "exclude",
-        advice="a node of that list does not exist (any more): change cluster.options.exclude, or "
-        "if it is not from there run the points with `hires sweep`",
+        "a node of that list does not exist (any more): change cluster.options.exclude, or if it "
+        "is not from there run the points with `hires sweep`",
     ),
-    _Cause(
-        "account",
-        "account",
-        choices=("sacctmgr", "-nP", "show", "associations", "users={user}", "format=Account"),
-    ),
-    _Cause("qos", "qos", ("launcher.qos",)),
-    _Cause("array", "array", advice="change --max-parallel, or sweep fewer points at once"),
-    _Cause("partition", "partition", choices=("sinfo", "--noheader", "--format=%R (%a)")),
-    _Cause("time limit|--time|deadline", "time", ("launcher.minutes",)),
-    _Cause("signal", "signal", ("launcher.signal_s",)),
-    _Cause(
+    ("account", "account", "sacctmgr -nP show associations users={user} format=Account"),
+    ("qos", "qos", "change launcher.qos"),
+    ("array", "array", "change --max-parallel, or sweep fewer points at once"),
+    ("partition", "partition", "sinfo --noheader '--format=%R (%a)'"),
+    ("time limit|--time|deadline", "time", "change launcher.minutes"),
+    ("signal", "signal", "change launcher.signal_s"),
+    (
         "cpu count|processors|cpus-per-task|--ntasks",
         "cpus-per-task|ntasks|ntasks-per-node",
-        _SIZES[1:],
+        f"change launcher.threads{OR_RANKS}",
     ),
-    _Cause(
+    (
         "node count|node configuration|--nodes",
-        f"nodes|ntasks-per-node|cpus-per-task|{_OF_SITE}",
-        _SIZES,
+        f"{_SIZES}|{_OF_SITE}",
+        f"change launcher.nodes or launcher.threads{OR_RANKS}",
     ),
 )
-"""The first whose words occur counts."""
+"""Words of sbatch's message, the options of the script that they may mean, and what would help; of
+what the site names, the command that lists it. The first whose words occur counts."""
 
 
 def _refusal(message: str, script: Path) -> ConfigError | RunError:
     why = "; ".join(line.removeprefix("sbatch: error: ") for line in message.splitlines() if line)
-    cause = next((one for one in _CAUSES if re.search(one.words, message, re.I)), None)
+    cause = next((one for one in _CAUSES if re.search(one[0], message, re.I)), None)
     if cause is None:
         return RunError(f"sbatch refused the job: {why or 'it gave no reason'}; see {script}")
-    text, of_site, advice = f"sbatch refused the job: {why}", [], cause.advice
-    pattern = re.compile(rf"#SBATCH --({cause.options})(=|$)")
+    _, option, remedy = cause
+    text = f"sbatch refused the job: {why}"
+    pattern = re.compile(rf"#SBATCH --({option})(=|$)")
     for number, line in enumerate(script.read_text(encoding="utf-8").splitlines(), start=1):
         match = pattern.match(line)
         if match is not None:
             text += f"; line {number} of {script} is: {line}"
-            if cause.keys and re.fullmatch(_OF_SITE, match[1]):
-                of_site.append(f"cluster.options.{match[1]}")
-    if cause.choices:
-        key = f"launcher.{cause.options}"
+            if _OF_SITE in option and re.fullmatch(_OF_SITE, match[1]):
+                remedy += f" or cluster.options.{match[1]}"
+    if option in ("account", "partition"):
+        key, command = f"launcher.{option}", shlex.split(remedy.format(user=getpass.getuser()))
         try:
-            user = getpass.getuser()
-            answer = scheduler.ask(*(word.format(user=user) for word in cause.choices))
+            lines = scheduler.ask(*command).splitlines()
         except RunError:
-            advice = f"choose another {key}"
+            remedy = f"choose another {key}"
         else:
-            names = (line.strip().removesuffix(" (up)") for line in answer.splitlines())
-            offered = ", ".join(dict.fromkeys(name for name in names if name))
-            advice = f"{key} may be one of {offered}" if offered else f"leave {key} out"
-    return RefusedError(text, (*of_site, *cause.keys), advice)
+            names = dict.fromkeys(line.strip().removesuffix(" (up)") for line in lines)
+            offered = ", ".join(filter(None, names))
+            remedy = f"{key} may be one of {offered}" if offered else f"leave {key} out"
+    return RefusedError(text, remedy)

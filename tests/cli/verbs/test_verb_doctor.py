@@ -243,7 +243,7 @@ def test_site_that_excludes_a_node_is_blamed_for_it(hires, commands, monkeypatch
     words = ("launcher=slurm", "cluster.options={exclude:n2}", "--nodes", "2", "--json")
     told = json.loads(hires("doctor", *words).out)["checks"][-1]
     assert "is: #SBATCH --exclude=n2" in told["text"]
-    assert told["remedy"] == "change cluster.options.exclude, launcher.nodes or launcher.threads"
+    assert told["remedy"] == "change launcher.nodes or launcher.threads or cluster.options.exclude"
 
 
 def test_slurm_that_does_not_answer_is_told(commands):
