@@ -5,7 +5,13 @@ run_dir=@RUN@
 pythonpath=@PYTHONPATH@
 # Exit code 66: this node does not see the run folder, which must lie where all nodes do.
 cd -- "$run_dir" && exec >>job.log 2>&1 || exit 66
-@MODULES@
+# cluster.modules: without one of them the supervisor starts, too, and writes down which is missing.
+unset HIRES_REFUSED_MODULE
+for name in @MODULES@; do
+    # A shell that is no login shell may not know the command yet.
+    command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile
+    [ -n "$HIRES_REFUSED_MODULE" ] || module load "$name" || export HIRES_REFUSED_MODULE="$name"
+done
 # Relative paths of the config (data.path, a network of your own) count from this folder.
 cd -- @FOLDER@ || exit 66
 if [ -n "$pythonpath" ]; then

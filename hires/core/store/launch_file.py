@@ -22,7 +22,7 @@ from hires.core.ranks import mpi_dialects
 NO_FOLDER = 66
 """Exit code of a job whose node does not see the run folder, so that nothing can be written."""
 REFUSED = "HIRES_REFUSED_MODULE"
-"""Variable that names the first module which did not load; the supervisor reads it."""
+"""Variable in which ``launch/job.sh`` names the first module that did not load."""
 
 
 def reproduce_line(argv: Sequence[str]) -> str:
@@ -43,24 +43,6 @@ def launch_script(config: RunConfig, argv: Sequence[str]) -> str:
         hosts = mpi_dialects.hosts_of(config, config.parallel.num_ranks)
         return render(argv, "mpirun.sh", STARTER=mpi_dialects.starter(config, hosts).words)
     return render(argv, "local.sh")
-
-
-def job_setup(config: RunConfig, argv: Sequence[str], run: Path) -> list[str]:
-    """Returns the lines of a Slurm job's script before its supervisor starts.
-
-    The supervisor starts without a module, too, because it can write down which one is missing.
-    """
-    modules = []
-    if config.cluster.modules:
-        modules = [
-            "# cluster.modules; a shell that is no login shell may not know the command yet.",
-            "command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile",
-            f"unset {REFUSED}",
-        ]
-    for quoted in map(shlex.quote, config.cluster.modules):
-        modules += [f'[ -n "${REFUSED}" ] || module load {quoted} || export {REFUSED}={quoted}']
-    text = render(argv, "job.sh", RUN=[str(run)], MODULES="\n".join(modules))
-    return text.rstrip("\n").split("\n")
 
 
 def render(argv: Sequence[str], template: str = "local.sh", **values: Sequence[str]) -> str:

@@ -74,6 +74,8 @@ def write_script(
         options["array"] = f"0-{array.count - 1}{limit}"
         if array.exclude:  # nodes that the site excludes stay excluded
             options["exclude"] = _joined(options.get("exclude"), *array.exclude)
+    run, modules = [str(folder)], config.cluster.modules
+    setup = launch_file.render(argv, "job.sh", RUN=run, MODULES=modules)
     text = _make_sbatch_string(
         command=f'exec {shlex.quote(sys.executable)} -u -m {BATCH} "$run_dir" "$@"',
         folder="/dev",
@@ -89,7 +91,7 @@ def write_script(
         wckey=None,  # type: ignore[arg-type]  # its own default is a key that few sites have
         stderr_to_stdout=True,
         use_srun=False,
-        setup=launch_file.job_setup(config, argv, folder),
+        setup=setup.rstrip("\n").split("\n"),
         additional_parameters={
             **options,
             "ntasks": num_ranks,
