@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, launch_file
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import LAUNCHERS, Launcher, OnLine, Outcome
@@ -47,7 +47,7 @@ class SlurmLauncher(Launcher):
         try:
             options = job_script.after(config, after)
             return job_script.submit_attempt(run.path, run.attempt, options)
-        except (ConfigError, RunError) as error:
+        except HiresError as error:
             leave(run.path, run.attempt, "failed", str(error))
             raise
 
