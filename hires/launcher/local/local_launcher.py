@@ -47,8 +47,8 @@ def launch(
     Args:
         run_dir: the run folder.
         attempt: its folder exists, and it was not launched yet.
-        args: more arguments for every rank, as ``--verify``; with any, no step is measured, so
-            success is what the exit codes say and no ``record.json`` is written.
+        args: more arguments for every rank, as ``--verify``; with any, no step is measured and no
+            ``record.json`` written: the exit codes decide.
         on_line: called with every new line of ``metrics.jsonl``.
         module: the Python module that every rank runs.
         places: where the ranks run; unset: where the config's launcher places them.

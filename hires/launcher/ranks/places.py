@@ -66,8 +66,7 @@ class RankPlaces:
     preemption: Callable[[], Preemption] = Preemption
     """Called when SIGUSR2 arrives."""
     termination: Callable[[], Preemption | None] = lambda: None
-    """Called when SIGTERM arrives, here or at a rank; None: a user ended the run, not a scheduler
-    that needs the machine."""
+    """Called when SIGTERM arrives, here or at a rank; None: a user ended the run."""
     is_cancelled: Callable[[], bool] = lambda: False
     """Called now and then: whether an earlier attempt has a request to cancel, meant for this."""
 

@@ -184,10 +184,9 @@ def release() -> None:
 
 @contextlib.contextmanager
 def warm(threads: int = 1, keep: bool = False) -> Iterator[None]:
-    """Forks modules that are started within the block from one warm process.
+    """Forks what is started within the block from one warm process, if the system is Linux.
 
-    Nothing changes where there is such a process already, or the system is not Linux. Ranks with
-    another number of compute threads are fresh processes.
+    Nothing changes where there is one already; ranks with other ``threads`` are fresh processes.
     """
     if _current is not None or not sys.platform.startswith("linux"):
         yield
@@ -229,9 +228,9 @@ def start(
     Args:
         command: its words; ``python -m MODULE ...`` is forked from the warm process if one fits.
         environ: its environment.
-        stdout: number of the file that is its standard output; ``stderr`` and ``stdin`` likewise.
-        stderr: for errors.
-        stdin: for input; unset: nothing can be read.
+        stdout: number of the file that is its standard output.
+        stderr: of that for errors.
+        stdin: of that for input; unset: nothing can be read.
         death_signal: what it gets when this process, or the thread that calls this, ends.
         heir: whether a forked child gets a warm process of its own, for children that it starts.
 
