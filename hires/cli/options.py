@@ -188,11 +188,10 @@ def named_runs(
     help: str = "unset: all campaigns", nargs: str = "*", metavar: str = "CAMPAIGN|RUN"
 ) -> tuple[Option, ...]:
     """Returns the names of runs and campaigns, and ``--results``."""
-
-    def known(current: str) -> list[str]:
-        return [*campaign_names(), *run_folders()]
-
-    return option("names", metavar, help, known, nargs=nargs), RESULTS
+    names = option(
+        "names", metavar, help, lambda _: [*campaign_names(), *run_folders()], nargs=nargs
+    )
+    return names, RESULTS
 
 
 JSON = flag("--json", "print the result as one JSON object, nothing else")

@@ -98,11 +98,6 @@ class Points:
         """Those that cannot run."""
         return [point for point in self.listed if point.reason]
 
-    def varied_words(self, point: SweepPoint) -> list[str]:
-        """Returns what sets a point apart: its words of the axes with several values."""
-        places = zip(self.axes, point.place, strict=True)
-        return [word for axis, at in places if len(axis.steps) > 1 for word in axis.steps[at]]
-
 
 class Where(Expression):
     """An expression that is true or false of a point."""
@@ -204,7 +199,8 @@ def print_points(points: Points, repeat: int) -> None:
     rows: list[list[Any]] = []
     excluded = [("point", "overrides", "reason", "nearest that can run")]
     for number, point in enumerate(points.listed, start=1):
-        words, state = points.varied_words(point), point.state
+        places, state = zip(points.axes, point.place, strict=True), point.state
+        words = [word for axis, at in places if len(axis.steps) > 1 for word in axis.steps[at]]
         if point.reason:  # a sentence, which is wrapped
             reason = textwrap.fill(point.reason, rest // 2)
             nearest = textwrap.fill(point.nearest or "-", rest // 4)
@@ -266,10 +262,9 @@ def _nearest(point: SweepPoint, valid: list[SweepPoint]) -> str | None:
         steps = [abs(a - b) for a, b in zip(point.place, other.place, strict=True)]
         return sum(step > 0 for step in steps), sum(steps)
 
-    best = min(valid, key=distance, default=None)
-    return (
-        None if best is None else " ".join(word for word in best.words if word not in point.words)
-    )
+    if not valid:
+        return None
+    return " ".join(word for word in min(valid, key=distance).words if word not in point.words)
 
 
 def _print_counts(points: Points) -> None:

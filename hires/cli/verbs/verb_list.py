@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import json
 from argparse import Namespace
-from collections.abc import Iterable
 from pathlib import Path
 
 from hires.cli.compose.choices import (
@@ -40,10 +39,6 @@ OPERATORS = "operators"
 PAGES = ("keys", "verbs", OPERATORS)
 
 
-def _sections(current: str) -> Iterable[str]:
-    return [*groups(), EXPERIMENTS, "keys", "verbs", "aliases", OPERATORS, RUNS]
-
-
 PARSER = Parser(
     "list",
     (
@@ -62,7 +57,7 @@ PARSER = Parser(
         "what",
         None,
         "a group (models or model, ...), keys, one key, verbs, aliases, operators or runs",
-        _sections,
+        lambda _: [*groups(), EXPERIMENTS, "keys", "verbs", "aliases", OPERATORS, RUNS],
         nargs="?",
     ),
     CONFIG_DIR,
