@@ -207,7 +207,7 @@ class Plan:
         replica, local = divmod(rank, self.ranks_per_replica)
         if direction:
             local = self.ranks_per_replica - 1 - local
-        stage = bisect.bisect_right(_first_ranks(self), local) - 1
+        stage = bisect.bisect_right(self.stages, local, key=lambda one: one.first_rank) - 1
         return Slot(replica, direction, stage, local - self.stages[stage].first_rank)
 
     def slots_of(self, rank: int) -> list[Slot]:
@@ -319,8 +319,3 @@ def derived(function: Callable[Concatenate[Plan, P], T]) -> Callable[Concatenate
         return results[key]  # type: ignore[no-any-return]
 
     return kept
-
-
-@derived
-def _first_ranks(plan: Plan) -> list[int]:
-    return [stage.first_rank for stage in plan.stages]

@@ -19,7 +19,6 @@ Receives are posted in one of two orders:
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from collections import deque
@@ -153,41 +152,38 @@ def _inside(
     """
     direction, back_pass = plan.direction_of(action), action[0] == "B"
     stage = plan.stages[plan.slot_of(rank, direction).stage]
-    position = plan.graph.position
     with_next = _companions(plan, stage)
     early = _gradient_events(plan, stage.index, "issue", action) if is_last and back_pass else ()
     sums = deque(event for event in early if event.part.node)
     posted: set[str] = set()
-    for op, back in pass_comm(plan, stage, back_pass):
-        # The pass has done the nodes behind this one; or, if the node belongs to a segment that is
-        # computed again, all nodes of the segments behind.
-        if sums:
-            done = position[op.node] + 1
-            if not back:
-                done = stage.segments[bisect.bisect_right(stage.segments, done - 1)]
-            while sums and position[sums[0].part.node] >= done:
-                yield sums.popleft()
-        if op.kind != "halo":
-            again = " again" if back_pass and not back else ""
-            what = f"{op.kind} of {op.node}{again} in {action}"
-            part = Part(action, op.node, op.value, back, op_index(plan, stage.index, op))
-            group = tile_group(plan, rank, direction)
-            yield Event("collective", group, 0, (op.elements,), plan.dtype, what, part=part)
-            continue
-        place: dict[str, Any] = {"action": action, "call": next(calls)}
-        sends, receives = halo_messages(plan, rank, direction, op, back, **place)
-        name = name_of(op)
-        if name not in posted:
-            yield from (*receives, *sends)
-        if not back:
-            posted.discard(name)
-            later = with_next.get(name)
-            if later is not None:
-                others = halo_messages(plan, rank, direction, later, back, node=op.node, **place)
+    done: set[str] = set()  # nodes whose gradients are complete
+    for step in steps_of(plan, stage, back_pass):
+        while step.comm and sums and sums[0].part.node in done:
+            yield sums.popleft()
+        for op in step.comm:
+            if op.kind != "halo":
+                again = " again" if back_pass and not step.back else ""
+                what = f"{op.kind} of {op.node}{again} in {action}"
+                part = Part(action, op.node, op.value, step.back, op_index(plan, stage.index, op))
+                group = tile_group(plan, rank, direction)
+                yield Event("collective", group, 0, (op.elements,), plan.dtype, what, part=part)
+                continue
+            place: dict[str, Any] = {"action": action, "call": next(calls)}
+            sends, receives = halo_messages(plan, rank, direction, op, step.back, **place)
+            name = name_of(op)
+            if name in posted:
+                posted.remove(name)
+            else:
+                yield from (*receives, *sends)
+            if not step.back and name in with_next:
+                later = with_next[name]
+                others = halo_messages(plan, rank, direction, later, False, node=op.node, **place)
                 yield from (*others[1], *others[0])
                 posted.add(name_of(later))
-        for post in (*receives, *sends):
-            yield _wait_for(post)
+            for post in (*receives, *sends):
+                yield _wait_for(post)
+        if step.back:
+            done.add(step.node.name)
     yield from sums
 
 

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import Span, StepSpans
@@ -29,16 +29,6 @@ BACK = 2
 """Operations of a backward pass for one of the forward pass: the gradients of input and weight."""
 SGD_TOUCHES = 5
 """Numbers that an update with momentum reads or writes for each parameter."""
-
-
-class Costs(Protocol):
-    """How long a rank computes."""
-
-    def steps_s(self, rank: int, action: str) -> list[float]:
-        """Returns the seconds of each of :func:`steps_of` an action of a rank."""
-
-    def optimiser_s(self, rank: int) -> float:
-        """Returns the seconds of a rank's update of its parameters."""
 
 
 @derived
@@ -142,6 +132,10 @@ class Roofline:
             return 0.0
         numbers = sum(self.plan.stages[index].params for index in held_stages(self.plan, rank))
         return SGD_TOUCHES * numbers * BYTES["float32"] / self.device.bytes_per_s
+
+
+Costs = ActionCosts | Roofline
+"""How long a rank computes."""
 
 
 @derived
