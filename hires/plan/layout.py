@@ -15,7 +15,7 @@ from hires.plan.halos import extents_of, halos_of, ran_back, widen
 from hires.plan.plan import CommOp, Edge, Finding, Plan, Stage, derived
 from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_in
 from hires.plan.search.joins import no_rule
-from hires.plan.tiling import area, intersect, is_empty, own_rects, regrid_messages, split
+from hires.plan.tiling import area, intersect, is_empty, own_rects, pieces_of_map, split
 
 
 class Box(NamedTuple):
@@ -65,7 +65,8 @@ def edge_of(graph: Graph, value: str, source: Stage, target: Stage, back: bool) 
     layouts = source.layout[value], target.layout[value]
     if layouts == (TILED, TILED):
         samples = graph.shape(value)[0]
-        pieces = regrid_messages(graph.shape(value)[2:], source.tiles, target.tiles)
+        size = graph.shape(value)[2:]
+        pieces = pieces_of_map(size, source.tiles, own_rects(size, target.tiles))
         messages = [[s, t, 0, samples, *rect] for s, t, *rect in pieces]
         return Edge(value, source.index, target.index, False, messages, messages if back else [])
     held, wanted = held_by(graph, source, value), held_by(graph, target, value)

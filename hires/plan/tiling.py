@@ -173,24 +173,17 @@ def window_loans(axes: Axes, grid: Sequence[int]) -> list[list[int]]:
 
 
 def loans(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[list[int]]:
-    """Returns the messages that give every tile the rectangle that it needs of a map.
-
-    They are [source tile, target tile, row0, row1, col0, col1], by target then source.
-    """
-    return [piece for piece in _pieces(size, grid, needs) if piece[0] != piece[1]]
+    """Returns the messages that give every tile the rectangle that it needs of a map."""
+    return [piece for piece in pieces_of_map(size, grid, needs) if piece[0] != piece[1]]
 
 
-def regrid_messages(
-    size: Sequence[int], source_grid: Sequence[int], target_grid: Sequence[int]
+def pieces_of_map(
+    size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]
 ) -> list[list[int]]:
-    """Returns the messages that turn the tiles of one grid into those of another.
+    """Returns the pieces of a map on a grid of which some rectangles consist.
 
-    As :func:`loans`, but with those from a tile to the tile of the same number.
+    They are [tile, index of the rectangle, row0, row1, col0, col1], by rectangle then tile.
     """
-    return _pieces(size, source_grid, own_rects(size, target_grid))
-
-
-def _pieces(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[list[int]]:
     pieces = []
     for target, need in enumerate(needs):
         rows = _owners(need[:2], size[0], grid[0])

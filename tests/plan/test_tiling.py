@@ -15,7 +15,8 @@ from hires.plan.tiling import (
     is_empty,
     need_of,
     own_rect,
-    regrid_messages,
+    own_rects,
+    pieces_of_map,
     split,
     window_loans,
 )
@@ -180,7 +181,7 @@ def test_tile_without_pixels_of_the_input_still_gets_what_its_output_needs():
 @given(size=st.tuples(SIZES, SIZES), source_grid=GRIDS, target_grid=GRIDS)
 def test_regrid_moves_every_pixel_once_from_its_owner_to_its_owner(size, source_grid, target_grid):
     moved: list[tuple[int, int]] = []
-    for source, target, *rect in regrid_messages(size, source_grid, target_grid):
+    for source, target, *rect in pieces_of_map(size, source_grid, own_rects(size, target_grid)):
         part = pixels((rect[0], rect[1], rect[2], rect[3]))
         assert part <= pixels(own_rect(size, source_grid, source))
         assert part <= pixels(own_rect(size, target_grid, target))
@@ -189,7 +190,7 @@ def test_regrid_moves_every_pixel_once_from_its_owner_to_its_owner(size, source_
 
 
 def test_join_onto_one_rank_takes_a_message_from_every_tile():
-    assert regrid_messages([3, 4], [2, 2], [1, 1]) == [
+    assert pieces_of_map([3, 4], [2, 2], own_rects([3, 4], [1, 1])) == [
         [0, 0, 0, 2, 0, 2],
         [1, 0, 0, 2, 2, 4],
         [2, 0, 2, 3, 0, 2],

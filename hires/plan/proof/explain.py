@@ -31,10 +31,10 @@ class Explanation:
         problems = [f"deadlock: {chain}"] if is_circle else []
         if stuck or machine.num_open:
             problems += self._one_sided()
-        for source, target, receive in machine.unused():
+        for (source, target, _), arrived in machine.arrived.items():
             waits = self.coming.get(("wait_recv", target, source), ())
-            if all(wait.tag != receive.tag for wait in waits):
-                text = f"rank {target} never waits for {receive.words} from rank {source}"
+            if arrived and all(wait.tag != arrived[0].tag for wait in waits):
+                text = f"rank {target} never waits for {arrived[0].words} from rank {source}"
                 problems.append(text)
         for (group, _), present in machine.meeting.items():
             rank, event = next(iter(present.items()))

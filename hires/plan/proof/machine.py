@@ -35,9 +35,8 @@ Source:
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -114,7 +113,8 @@ class Rendezvous:
         self.at = [0] * len(programs)
         self.ready = deque(range(len(programs)))
         self.streams: dict[Waiter, deque[Unit]] = defaultdict(deque)  # the first unit runs
-        self.arrived: dict[Channel, deque[Event]] = defaultdict(deque)  # not waited for yet
+        # By (source, target, tag): received and not waited for.
+        self.arrived: dict[tuple[int, int, Hashable], deque[Event]] = defaultdict(deque)
         self.open_sends: list[dict[Channel, deque[Event]]] = [{} for _ in programs]
         self.num_open = 0  # posts that have not met their other side
         self.meeting: dict[Meeting, dict[int, Event]] = {}
@@ -191,12 +191,6 @@ class Rendezvous:
                 f"rank {source} sends {send.words} as {list(send.shape)} {send.dtype} where rank "
                 f"{target} expects {receive.words} as {list(receive.shape)} {receive.dtype}"
             )
-
-    def unused(self) -> Iterator[tuple[int, int, Event]]:
-        """Yields (source, target, receive) of messages that have come and lie there."""
-        for (source, target, _), receives in self.arrived.items():
-            for receive in itertools.islice(receives, 1):
-                yield source, target, receive
 
     def unmet(self, rank: int, event: Event) -> list[Event]:
         """Returns the sends that an event waits for, the oldest of each channel."""
@@ -349,7 +343,9 @@ class Mailboxes(Rendezvous):
         here.append(event)
         if len(here) <= len(there):
             other = there[len(here) - 1]
-            self.match(source, target, *((event, other) if sending else (other, event)))
+            send, receive = (event, other) if sending else (other, event)
+            self.match(source, target, send, receive)
+            self.arrived[source, target, ("mail", receive.tag)].append(receive)
             self.ready.append(target)
         return 1
 
@@ -357,28 +353,21 @@ class Mailboxes(Rendezvous):
         """Reads the message that a rank waits for; one that is not the next stops the rank."""
         if not event.mail:
             return super().take(rank, event)
-        box = event.peer, rank, event.lane
-        met = [*zip(self.written[box], self.expected[box], strict=False)]
-        if rank in self.halted or not any(receive.tag == event.tag for _, receive in met):
+        box, arrived = (event.peer, rank, event.lane), (event.peer, rank, ("mail", event.tag))
+        if rank in self.halted or not self.arrived[arrived]:
             return False
-        if met[0][1].tag != event.tag:
+        first = self.expected[box][0]
+        if first.tag != event.tag:
             self.halted.add(rank)
             self.proof.problems.append(
-                f"rank {rank} waits for {event.words} from rank {event.peer} before "
-                f"{met[0][1].words}, which lies first in its mailbox"
+                f"rank {rank} waits for {event.words} from rank {event.peer} before {first.words}, "
+                f"which lies first in its mailbox"
             )
             return False
-        self.written[box].popleft()
-        self.expected[box].popleft()
+        for queue in (self.written[box], self.expected[box], self.arrived[arrived]):
+            queue.popleft()
         self.ready.append(event.peer)
         return True
-
-    def unused(self) -> Iterator[tuple[int, int, Event]]:
-        """Yields messages that were received and never read, too."""
-        yield from super().unused()
-        for box, receives in self.expected.items():
-            for _, receive in zip(self.written[box], receives, strict=False):
-                yield box[0], box[1], receive
 
 
 class SeparateStreams(Rendezvous):
