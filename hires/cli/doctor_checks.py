@@ -111,8 +111,7 @@ def torch_checks() -> list[Check]:
 def mpi_checks() -> list[Check]:
     """Returns the lines about MPI; a machine without any is fine.
 
-    An MPI library learns from its launcher, over PMI or PMIx, which rank it is. If the two do not
-    pair, every process is rank 0 of 1.
+    If a library and its launcher do not pair (over PMI or PMIx), every process is rank 0 of 1.
     """
     where = shutil.which("mpirun")
     code, text = ask("mpirun", "--version", most_s=30)
@@ -267,10 +266,7 @@ def _gloo() -> Check:
 
 
 def _mpi4py(library: str | None, launcher: str) -> Check:
-    """Whether mpi4py is of the same MPI as mpirun.
-
-    The library is None where there is no mpi4py, and empty where it cannot be loaded.
-    """
+    """Whether mpi4py is of mpirun's MPI; ``library`` is None without it, empty if it is broken."""
     if library is None:
         return Check("mpi4py", OK, "not here; only the backend mpi needs it")
     if not library:

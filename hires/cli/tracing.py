@@ -22,13 +22,12 @@ from hires.plan.plan import Plan
 
 _END_S = 5.0
 """How long a process that gave no answer may take to end by itself."""
-_MODULE = "hires.engine.footprint"
 
 
 class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
     """A process that has torch and answers requests, one line of JSON each."""
 
-    def __init__(self, module: str = _MODULE) -> None:
+    def __init__(self, module: str = "hires.engine.footprint") -> None:
         self._module = module
         self._process: spawn.Child | None = None
         self._pipes: list[IO[str]] = []
@@ -43,14 +42,13 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
 
     def trace(self, config: RunConfig) -> Graph:
         """Returns the graph of the config's network, for one microbatch."""
-        kept = self._module == _MODULE
-        key = answer_cache.trace_key(config) if kept else ""
-        answer = answer_cache.read("trace", key) if kept else None
+        key = answer_cache.trace_key(config)
+        answer = answer_cache.read("trace", key)
         if isinstance(answer, dict) and answer_cache.same_sources(answer.get("sources")):
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 return Graph.from_dict(answer["graph"])
         answer = self._ask("tracing the network", {"trace": to_dict(config)})
-        if kept and answer.get("sources") is not None:
+        if answer.get("sources") is not None:
             answer_cache.write("trace", key, answer)
         return Graph.from_dict(answer["graph"])
 

@@ -45,22 +45,16 @@ class Registry(Generic[T]):
         return iter(self._items)
 
 
-def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Returns up to ``count`` known words that look like ``word``, the most similar first.
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Returns up to three known words that look like ``word``, the most similar first.
 
     Upper and lower case are the same, and so are ``-`` and ``_``.
     """
-
-    def shape(name: str) -> str:
-        return name.lower().replace("-", "_")
-
-    def likeness(hit: str) -> float:
-        return difflib.SequenceMatcher(None, hit, shape(word)).ratio()
-
-    by_shape = {shape(name): name for name in known}
-    hits = difflib.get_close_matches(shape(word), list(by_shape), n=count, cutoff=0.6)
-    best = likeness(hits[0]) if hits else 0.0
-    return [by_shape[hit] for hit in hits if likeness(hit) > best - 0.12]
+    word = word.lower().replace("-", "_")
+    by_shape = {name.lower().replace("-", "_"): name for name in known}
+    hits = difflib.get_close_matches(word, list(by_shape), n=3, cutoff=0.6)
+    likeness = {hit: difflib.SequenceMatcher(None, hit, word).ratio() for hit in hits}
+    return [by_shape[hit] for hit in hits if likeness[hit] > max(likeness.values()) - 0.12]
 
 
 def offer(word: str, known: Iterable[str]) -> str:

@@ -23,6 +23,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def make(text: str) -> str:
         (tmp_path / "fake_trace.py").write_text("import json, sys\n" + text)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("HIRES_CACHE", "off")
         return "fake_trace"
 
     return make

@@ -1,8 +1,7 @@
 """Composes the config that the overrides on the command line describe.
 
 Hydra merges ``conf/`` and the overrides onto the dataclasses of
-:mod:`hires.core.config.run_config`; the result is those dataclasses again, checked. Any
-mistake is a ``ConfigError`` that names the word or the file, and a remedy.
+:mod:`hires.core.config.run_config`; the result is those dataclasses again, checked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Shows the progress of a run or a sweep: bars on a terminal, elsewhere a plain line now and then.
-
-Both go to standard error, so that standard output holds results only.
-"""
+"""Shows progress on standard error: bars on a terminal, elsewhere a plain line now and then."""
 
 from __future__ import annotations
 

@@ -182,20 +182,14 @@ def request_status(attempt: StrPath) -> None:
 def heartbeats(attempt: StrPath) -> dict[int, float]:
     """Returns when every rank last touched its file, by the file system's clock, in seconds."""
     beats: dict[int, float] = {}
-    with contextlib.suppress(OSError), os.scandir(Path(attempt) / file_names.ALIVE) as entries:
-        for entry in entries:
-            number = entry.name.removeprefix("rank")
-            if number.isdigit():
-                with contextlib.suppress(OSError):
-                    beats[int(number)] = entry.stat().st_mtime
+    for file in (Path(attempt) / file_names.ALIVE).glob("rank*[0-9]"):
+        with contextlib.suppress(OSError, ValueError):
+            beats[int(file.name.removeprefix("rank"))] = file.stat().st_mtime
     return beats
 
 
 def file_clock(folder: StrPath) -> float:
-    """Returns the time by the clock of a folder's file system, in seconds since the epoch.
-
-    Where nothing can be written, as in another user's results, it is this machine's clock.
-    """
+    """Returns the time by a folder's file system; this machine's if nothing can be written."""
     probe = Path(folder) / f".clock-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         probe.touch()

@@ -155,10 +155,7 @@ def dialect_of(config: RunConfig) -> str:
 
 
 def starter(config: RunConfig, hosts: Sequence[Host], in_slurm: bool = False) -> Starter:
-    """Returns the command that starts the agents of all ranks, rank 0 on the first host.
-
-    ``in_slurm``: this is part of a Slurm job, whose nodes the hosts are.
-    """
+    """Returns the command that starts the agents of all ranks, rank 0 on the first host."""
     name = dialect_of(config)
     dialect = DIALECTS[name]
     each = [host.name for host in hosts for _ in range(host.ranks)]
