@@ -182,7 +182,8 @@ def _end_of(run: Running[Task], code: int) -> tuple[str, str | None]:
         lines = last_lines(run.log)[-1:]
         state, cause = "failed", ": ".join([f"its launcher exited with code {code}", *lines])
     with contextlib.suppress(RunError):  # on a full disk the end is still shown on screen
-        write_exit(run.task.path, run.attempt, state, cause, {}, started=run.started)
+        end = {"state": state, "cause": cause, "started": run.started}
+        write_exit(run.task.path, run.attempt, {}, end)
     return state, cause
 
 

@@ -58,13 +58,13 @@ def test_folder_that_was_copied_writes_nothing_beside_it(fake_world, launch, tmp
 def test_end_that_the_queue_or_cancel_writes_has_a_line_too(fake_world):
     run = fake_world("ok")
     (run.attempt_dir / "record.json").write_text('{"state": "done", "loss": {"last": 2.0}}')
-    write_exit(run.path, 0, "lost", "its launcher was killed", {})
+    write_exit(run.path, 0, {}, {"state": "lost", "cause": "its launcher was killed"})
     [line] = lines(run)
     assert (line["exit"]["state"], line["record"]["loss"]) == ("lost", {"last": 2.0})
 
 
 def test_attempt_that_measured_nothing_has_none(fake_world):
     run = fake_world("ok")
-    write_exit(run.path, 0, "done", None, None)
+    write_exit(run.path, 0, None, {"state": "done", "cause": None})
     assert (run.attempt_dir / "exit.json").exists()
     assert not list(run.path.parents[1].glob("index.jsonl"))

@@ -84,9 +84,7 @@ def test_text_that_fits_no_line_is_refused(key, value):
 
 def test_time_limit_of_more_than_a_year_is_refused():
     assert config(minutes=525600).launcher.minutes == 525600
-    with pytest.raises(
-        ConfigError, match=r"launcher\.minutes=525601 must be at most 525600, which"
-    ):
+    with pytest.raises(ConfigError, match=r"launcher\.minutes=525601 must be at most 525600$"):
         config(minutes=525601)
 
 

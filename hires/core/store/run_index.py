@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,35 +44,19 @@ _BRIEF = {
 """What a line holds of some parts of the record."""
 
 
-def write_exit(
-    run: Path,
-    attempt: int,
-    state: str,
-    cause: str | None,
-    record: Values | None,
-    *,
-    reason: str | None = None,
-    exit_codes: Mapping[Any, int] | None = None,
-    started: str | None = None,
-    ended: str | None = None,
-) -> None:
+def write_exit(run: Path, attempt: int, record: Values | None, end: Values) -> None:
     """Writes ``exit.json`` of an attempt, and its line in the index of all results.
 
-    ``cause`` says why the attempt is not done, and ``reason`` says it in one word. ``record`` is
-    empty if the attempt has none; None: it measured nothing that belongs in a list of runs.
+    ``end`` has ``state`` and ``cause``, and may have ``reason`` (the cause in one word),
+    ``exit_codes`` by rank, ``started`` and ``ended``. ``record`` is empty if the attempt has none;
+    None: it measured nothing that belongs in a list of runs.
 
     Raises:
         RunError: ``exit.json`` cannot be written.
     """
-    codes = sorted((int(rank), code) for rank, code in _as_dict(exit_codes).items())
-    end: Values = {
-        "state": state,
-        "cause": cause,
-        "reason": reason,
-        "exit_codes": {str(rank): code for rank, code in codes},
-        "started": started,
-        "ended": ended or provenance.now(),
-    }
+    codes = sorted((int(rank), code) for rank, code in _as_dict(end.get("exit_codes")).items())
+    end = {"reason": None, "started": None, "ended": provenance.now(), **end}
+    end["exit_codes"] = {str(rank): code for rank, code in codes}
     folder = file_names.attempt_dir(run, attempt)
     write_atomically(folder / file_names.EXIT, json.dumps(end, indent=1) + "\n")
     if record is None:
@@ -98,8 +82,8 @@ def write_cancelled(run: Path, attempt: int, cause: str) -> None:
     before = Attempt(run, attempt).exit
     if before.get("cause"):
         cause = f"{cause}; before that: {before['cause']}"
-    facts = {key: before.get(key) for key in ("exit_codes", "started", "ended")}
-    write_exit(run, attempt, "cancelled", cause, {}, **facts)
+    facts = {key: before[key] for key in ("exit_codes", "started", "ended") if before.get(key)}
+    write_exit(run, attempt, {}, {"state": "cancelled", "cause": cause, **facts})
 
 
 def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) -> Values:

@@ -135,9 +135,9 @@ def _write_end(own: Attempt, end: Outcome, started: str, measured: bool = True) 
         end = _failed_too(end, str(error))
     except Exception as error:  # a bug in making the record must not hide how the ranks ended
         end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
-    facts: dict[str, Any] = {"reason": end.reason, "exit_codes": end.exit_codes}
+    facts = {"state": end.state, "cause": end.cause, "reason": end.reason, "started": started}
     try:
-        write_exit(own.run, own.number, end.state, end.cause, record, started=started, **facts)
+        write_exit(own.run, own.number, record, {**facts, "exit_codes": end.exit_codes})
     except RunError as error:
         end = _failed_too(end, str(error))
     # A rank that cannot even log does not say that the disk is full.
