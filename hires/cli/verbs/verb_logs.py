@@ -13,7 +13,6 @@ import time
 from argparse import Namespace
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from hires.cli.options import RUN, Parser, flag, option
 from hires.core.errors import INTERRUPTED, ConfigError
@@ -44,13 +43,9 @@ PARSER = Parser(
 )
 
 
-class LogEntry(NamedTuple):
-    """Some lines of one rank that belong together."""
-
-    time_s: float
-    """Since midnight of the day on which the log begins; -1: before the first time in it."""
-    rank: int
-    lines: list[str]
+LogEntry = tuple[float, int, list[str]]
+"""Time, rank, and lines that belong together. The time is in seconds since midnight of the day on
+which the log begins; -1: before the first time in it."""
 
 
 class RankLog(FileTail):
@@ -62,22 +57,21 @@ class RankLog(FileTail):
 
     def entries(self, to_end: bool) -> Iterator[LogEntry]:
         """Yields the entries that were added; ``to_end`` as :meth:`FileTail.lines` has it."""
-        entry = LogEntry(self._time_s, self.rank, [])
+        lines: list[str] = []
         for data in self.lines(to_end):
             text = data.decode(errors="replace").rstrip("\r\n")
             match = _TIME.match(text)
             if match is not None:
-                if entry.lines:
-                    yield entry
+                if lines:
+                    yield self._time_s, self.rank, lines
                 hours, minutes, seconds = match.groups()
                 time_s = int(hours) * 3600 + int(minutes) * 60 + float(seconds)
                 while time_s < self._time_s - _DAY_S / 2:  # it is of a later day
                     time_s += _DAY_S
-                self._time_s = time_s
-                entry = LogEntry(time_s, self.rank, [])
-            entry.lines.append(text)
-        if entry.lines:
-            yield entry
+                self._time_s, lines = time_s, []
+            lines.append(text)
+        if lines:
+            yield self._time_s, self.rank, lines
 
 
 class RankLogs:
@@ -135,9 +129,9 @@ def main(args: Namespace) -> int:
 
 def _show(entries: Iterator[LogEntry], pattern: re.Pattern[str]) -> None:
     """Prints the lines that match, with the rank in front."""
-    for entry in entries:
-        for text in filter(pattern.search, entry.lines):
-            print(f"[{entry.rank}] {text}")
+    for _, rank, lines in entries:
+        for text in filter(pattern.search, lines):
+            print(f"[{rank}] {text}")
 
 
 def _follow(logs: RankLogs, pattern: re.Pattern[str], attempt: int, newer: bool) -> None:

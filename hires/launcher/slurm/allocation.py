@@ -1,12 +1,8 @@
 """Reads what Slurm gave to this job, places the ranks on its nodes, and finds out why it ends.
 
-It runs inside the job, in the supervisor. Every rank is started by an ``srun`` of its own that
-names its node, or all by one command of an MPI; the ranks of a node share all that the job has
-there.
-
-Clusters differ in how they end a job early. Some send SIGUSR2 some time before, as ``--signal``
-asks; many send SIGTERM, as ``scancel`` does too, and SIGKILL soon afterwards. The fields that Slurm
-shows of the job and its nodes at that moment tell a preemption from a user's ``scancel``.
+It runs inside the job, in the supervisor. Some clusters send SIGUSR2 some time before they end a
+job early, as ``--signal`` asks; many send SIGTERM, as ``scancel`` does too, and SIGKILL soon
+afterwards. What Slurm shows of the job and its nodes at that moment tells the two apart.
 """
 
 from __future__ import annotations
@@ -78,7 +74,8 @@ class Allocation:
     def places(self, num_ranks: int, config: RunConfig, *, packed: bool = False) -> RankPlaces:
         """Returns where the ranks of a world run: evenly over the nodes, neighbours together.
 
-        With ``packed`` other runs share the job, so that its number is that of no run.
+        Each is started by an ``srun`` of its own that names its node, or all by one command of an
+        MPI. With ``packed`` other runs share the job, so that its number is that of no run.
 
         Raises:
             RunError: the nodes cannot reach this one, or lack one of ``cluster.modules``.

@@ -1,13 +1,11 @@
 """Submits many frozen runs as few Slurm job arrays, and finds jobs whose submission was cut short.
 
-Runs that want the same of Slurm become the tasks of one array, as long as the cluster allows. An
-array has a folder below its campaign, ``arrays/0``, with ``job.sbatch``, which may be submitted by
-hand too, and ``points.jsonl``: line k names the runs that task k starts, and their attempts.
+Runs that want the same of Slurm become the tasks of one array. Its folder below the campaign,
+``arrays/0``, has ``job.sbatch``, which may be submitted by hand too, and ``points.jsonl``: line k
+names the runs that task k starts, and their attempts.
 
-sbatch may die, or stop waiting, after the controller has taken the job; the attempt then has an
-``exit.json`` that says it failed, or none if the command was killed. Without the job's number the
-run would be submitted twice. Such a job is found in the queue by the script that it runs, which
-lies in the folder of the run, or of a job array.
+sbatch may die, or stop waiting, after the controller has taken the job. Such a job is found in the
+queue by the script that it runs; otherwise the run would be submitted twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes the attempts of a run in a Slurm job, and decides which, and whether another is needed.
 
-Slurm starts one job again and again: after a time limit, a preemption or the failure of a node.
-Each start makes the next attempt of its run. All state is in the run folder, none in the job.
+Slurm starts a job again after a time limit, a preemption or the failure of a node. Each start makes
+the next attempt of its run. All state is in the run folder, none in the job.
 """
 
 from __future__ import annotations

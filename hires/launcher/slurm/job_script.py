@@ -1,8 +1,7 @@
 """Writes the script of a Slurm job, ``job.sbatch``, submits it, and explains why sbatch refuses it.
 
-The script can be submitted by hand, too. Its batch step runs one supervisor
-(:mod:`hires.launcher.slurm.batch`) that starts the ranks. Many runs are the tasks of a job array
-(:mod:`hires.launcher.slurm.job_arrays`), whose script differs in few lines.
+The script can be submitted by hand, too. It runs one supervisor, :mod:`hires.launcher.slurm.batch`,
+that starts the ranks.
 
 submitit quotes and writes the lines of options. Its public executors only submit pickled functions,
 whereas all that a job of hires needs is in the run folder; the text alone comes from a private

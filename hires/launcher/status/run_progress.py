@@ -1,9 +1,8 @@
 """Reads the progress of a run from what its ranks append to ``metrics.jsonl``.
 
-A step is over when every rank has reported it, and took as long as its slowest rank.
-:class:`MetricsTail` and :class:`RunProgress` follow the file while it grows. :func:`read_ends`
-reads only its two ends, for the file of a long run holds millions of lines: the latest steps stand
-at its end, the memory of the ranks, written after the warm-up, near its beginning.
+A step is over when every rank has reported it, and took as long as its slowest rank. The file of a
+long run holds millions of lines, so :func:`read_ends` reads only its two ends: the latest steps
+stand at its end, the memory of the ranks, written after the warm-up, near its beginning.
 """
 
 from __future__ import annotations

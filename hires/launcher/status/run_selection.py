@@ -1,7 +1,7 @@
 """Resolves the names of campaigns and runs on a command line to run folders.
 
-A campaign is a folder of runs; what a sweep planned there is in its ``campaign.json``. Points that
-cannot run, and those that were not begun, have no run folder and still belong to it.
+Points of a sweep that cannot run, and those that were not begun, have no run folder, and belong to
+their campaign all the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Refuses to start a run that is under way already, in a job or as a process of some machine.
 
-A script may be submitted or started by hand while the job that it was made for still waits or runs.
-Before an attempt begins, the schedulers are queried about the jobs of all attempts without
-``exit.json``, and attempts without a job are searched for signs of life.
+A script may be started by hand while the job that it was made for still waits or runs. So before an
+attempt begins, the schedulers are queried about the jobs of attempts without ``exit.json``, and
+attempts without a job are searched for signs of life.
 """
 
 from __future__ import annotations
@@ -98,10 +98,7 @@ def refuse_begun(run: Path, seen: int | None) -> None:
 
 
 def _holder(
-    attempt: Attempt,
-    job: str | None,
-    submitted: int | None,
-    statuses: Mapping[str, JobStatus],
+    attempt: Attempt, job: str | None, submitted: int | None, statuses: Mapping[str, JobStatus]
 ) -> str | None:
     """Returns which job or process has an attempt, in words; None: no other than this one."""
     name, label = attempt.job_name, f"attempt a{attempt.number}"

@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def told(entries) -> list[str]:
-    return [f"{entry.rank} {text}" for entry in entries for text in entry.lines]
+    return [f"{rank} {text}" for _, rank, lines in entries for text in lines]
 
 
 def test_entries_of_all_ranks_are_merged_by_time_and_tracebacks_stay_whole(run):
