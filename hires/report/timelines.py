@@ -150,13 +150,11 @@ def _names(plan: Plan) -> Iterator[Event]:
         for rank in range(plan.world):
             pid = group * plan.world + rank
             places = " / ".join(_place(plan, slot) for slot in plan.slots_of(rank))
-            names: list[tuple[str, int, Event]] = [
-                ("process_name", 0, {"name": f"{title} {rank}: {places}"}),
-                ("process_sort_index", 0, {"sort_index": pid}),
-                *(("thread_name", t, {"name": n}) for t, n in enumerate(THREADS[: 2 - group])),
-            ]
-            for name, tid, args in names:
-                yield {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+            event = {"ph": "M", "pid": pid, "tid": 0}
+            yield {**event, "name": "process_name", "args": {"name": f"{title} {rank}: {places}"}}
+            yield {**event, "name": "process_sort_index", "args": {"sort_index": pid}}
+            for tid, name in enumerate(THREADS[: 2 - group]):
+                yield {**event, "tid": tid, "name": "thread_name", "args": {"name": name}}
 
 
 def _place(plan: Plan, slot: Any) -> str:
