@@ -22,7 +22,7 @@ from hires.report.compare import bootstrap
 from hires.report.compare.bootstrap import Estimate
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import ComparedPoint
-from hires.report.load.repeats import middle, paired, usable
+from hires.report.load.repeats import Repeat, middle, paired, usable
 
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "same", "unknown"
 UNDECIDED = "undecided"
@@ -139,13 +139,14 @@ def judge(
 
     ``a`` is the point as it was, or what the number should be, in the base unit.
     """
-    unjudged = _without_numbers(metric, a, b)
+    old = a.repeats(metric) if isinstance(a, ComparedPoint) else []
+    new = b.repeats(metric)
+    unjudged = _without_numbers(metric, a, old, b, new)
     if unjudged is not None:
         return PointVerdict(label, metric, *unjudged)
     rng = np.random.default_rng([settings.seed, zlib.crc32(f"{metric.name} {label}".encode())])
-    old = a.repeats(metric) if isinstance(a, ComparedPoint) else []
     # The numbers shown are those of the runs in the ratio, or the two would contradict each other.
-    old, new, alone = paired(old, b.repeats(metric))
+    old, new, alone = paired(old, new)
     exact = None if isinstance(a, ComparedPoint) else a
     estimate = bootstrap.compare(exact or old, new, rng, settings.resamples)
     verdict = _decided(label, metric, estimate, settings)
@@ -195,26 +196,27 @@ def _decided(label: str, metric: Metric, estimate: Estimate, settings: Settings)
 
 
 def _without_numbers(
-    metric: Metric, a: ComparedPoint | float, b: ComparedPoint
-) -> tuple[str, str, str] | None:
+    metric: Metric, a: ComparedPoint | float, old: Sequence[Repeat],
+    b: ComparedPoint, new: Sequence[Repeat],
+) -> tuple[str, str, str] | None:  # fmt: skip
     """Returns status, word and reason if a side has no numbers to compare; None if both do."""
-    if isinstance(a, ComparedPoint) and (why := _missing(metric, a)):
+    if isinstance(a, ComparedPoint) and (why := _missing(a, old)):
         return UNKNOWN, UNKNOWN, f"A: {metric.name} is missing ({why})"
     state, cause = b.trouble()
     if state in _FAILED and not b.attempts():
         return WORSE, state, f"B: {cause or state}"
-    if any(not math.isfinite(value) for repeat in b.repeats(metric) for value in repeat.values):
+    if any(not math.isfinite(value) for repeat in new for value in repeat.values):
         return WORSE, metric.words[not metric.higher_is_better], f"B: {metric.name} is not finite"
-    if why := _missing(metric, b):
+    if why := _missing(b, new):
         return UNKNOWN, UNKNOWN, f"B: {metric.name} is missing ({why})"
     if state in _FAILED and isinstance(a, ComparedPoint) and a.trouble()[0] not in _FAILED:
         return WORSE, state, f"B: {cause or state}"
     return None
 
 
-def _missing(metric: Metric, point: ComparedPoint) -> str | None:
+def _missing(point: ComparedPoint, repeats: Sequence[Repeat]) -> str | None:
     """Returns why the numbers of a point cannot be compared; None if they can."""
-    values = [value for repeat in point.repeats(metric) for value in repeat.values]
+    values = [value for repeat in repeats for value in repeat.values]
     if values:
         return next((f"it recorded {v:g}" for v in values if not usable([v])), None)
     if point.attempts():
