@@ -17,7 +17,7 @@ from typing import Any
 from hires.core.errors import ConfigError
 from hires.core.store.attempts import Attempt
 from hires.report.columns import RATES, STEP_TIMES, values
-from hires.report.compare.differences import origin
+from hires.report.compare.comparison import origin
 from hires.report.compare.metrics import METRICS
 from hires.report.load.plain_values import dig, number, steps_of, value_text
 from hires.report.load.runs import Run

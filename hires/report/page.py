@@ -17,7 +17,7 @@ from hires.core.store.attempts import Attempt
 from hires.core.store.reading import text
 from hires.core.units import MIB, size
 from hires.report.columns import CAMPAIGN, RANKS, Column, Row, Table, place_text, table_of
-from hires.report.compare.differences import origin
+from hires.report.compare.comparison import origin
 from hires.report.frames import Frames, plain_rows
 from hires.report.load.measured_points import (
     RIVALS,

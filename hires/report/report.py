@@ -14,13 +14,12 @@ from typing import Any
 
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.reading import Note
-from hires.report import formats
+from hires.report import summaries
 from hires.report.frames import add_campaign, load
 from hires.report.load.runs import Run
 from hires.report.plots import base as figures
 from hires.report.plots.backends import read_benches
 from hires.report.plots.base import PlotData
-from hires.report.summaries import summaries
 
 PAGE = "index.html"
 OPTION = "--out DIR"
@@ -94,13 +93,13 @@ def write_report(
         for folder in campaigns:
             add_campaign(frames, folder)
         report = ReportFiles(len(frames.run_list))
-        tables, plots = summaries(frames), []
+        tables, plots = summaries.summaries(frames), []
         if {"html", *figures.FORMATS} & set(request.formats):
             roots = dict.fromkeys(path.parent.parent for path in paths)
             benches = [bench for root in roots for bench in read_benches(root, frames.notes)]
             plots = figures.draw(PlotData(frames, benches))
-        for form in (form for form in formats.FORMATS if form in request.formats):
-            files = {table.name: formats.encoded(table, form) for table in tables}
+        for form in (form for form in summaries.FORMATS if form in request.formats):
+            files = {table.name: summaries.encoded(table, form) for table in tables}
             report.files += _written(out / "tables", files, form)
         for form in (form for form in figures.FORMATS if form in request.formats):
             files = {plot.name: figures.encoded(plot, form) for plot in plots}

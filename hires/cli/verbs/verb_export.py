@@ -50,8 +50,8 @@ def no_runs(results: str, verb: str) -> str:
 
 
 def _csv(args: Namespace, selection: Selection) -> tuple[dict[str, Any], str]:
-    from hires.report.formats import write_frames  # pandas: --help does without
     from hires.report.frames import add_campaign, load
+    from hires.report.summaries import write_frames  # pandas: --help does without
 
     frames = load(selection.paths)
     add_live_states(frames.run_list)

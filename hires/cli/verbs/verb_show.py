@@ -23,7 +23,7 @@ from hires.core.store.rundir import RunDir, locate, open_run
 from hires.core.units import size
 from hires.plan.plan import Plan
 from hires.report.columns import Column
-from hires.report.compare.differences import (
+from hires.report.compare.comparison import (
     Difference,
     named_differences,
     number_rows,

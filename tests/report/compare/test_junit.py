@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from hires.report.compare.comparison import Comparison, junit_text
-from hires.report.compare.differences import Difference
+from hires.report.compare.comparison import Comparison, Difference, junit_text
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.verdicts import PointVerdict, Settings, parse_tolerance
 

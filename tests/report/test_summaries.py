@@ -8,9 +8,9 @@ import io
 import pandas as pd
 import pytest
 
-from hires.report import formats, frames
+from hires.report import frames
 from hires.report.columns import Column, Table, memory_rows, safe_csv
-from hires.report.summaries import summaries
+from hires.report.summaries import encoded, latex_text, markdown_text, summaries
 from tests.helpers.report_runs import sized_campaign
 
 COLUMNS = [
@@ -76,7 +76,7 @@ def test_rank_without_a_tile_in_a_direction_has_none():
 
 
 def test_markdown_holds_no_markup():
-    text = formats.markdown_text(table("<script>a|b`c*"))
+    text = markdown_text(table("<script>a|b`c*"))
     assert "<script>" not in text
     assert "&lt;script>a\\|b\\`c\\*" in text
     assert "| x [KiB] |" in text
@@ -84,7 +84,7 @@ def test_markdown_holds_no_markup():
 
 
 def test_latex_is_booktabs_with_everything_escaped():
-    text = formats.latex_text(table(r"50%_a&b#$^~{}\x"))
+    text = latex_text(table(r"50%_a&b#$^~{}\x"))
     assert r"50\%\_a\&b\#\$\textasciicircum{}\textasciitilde{}\{\}\textbackslash{}x" in text
     assert [rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [True] * 3
     assert r"\begin{tabular}{lr}" in text
@@ -96,7 +96,7 @@ def test_latex_is_booktabs_with_everything_escaped():
 
 
 def test_parquet_gives_back_types(made):
-    read = pd.read_parquet(io.BytesIO(formats.encoded(made[0], "parquet")))
+    read = pd.read_parquet(io.BytesIO(encoded(made[0], "parquet")))
     assert list(read.columns) == [column.key for column in made[0].columns]
     assert read["img_per_s_median"].dtype.kind == "f"
     assert read["ranks"].dtype.kind == "i"
