@@ -27,10 +27,3 @@ LOSSES = {
     "l1": Loss("l1_loss", "images"),
 }
 """Value of ``task.loss`` -> the loss."""
-
-
-def choices_for(targets: str) -> str:
-    """Returns the values of ``task.loss`` for classes or images, as a message offers them."""
-    return " or ".join(
-        f"task.loss={name}" for name, loss in LOSSES.items() if loss.targets == targets
-    )

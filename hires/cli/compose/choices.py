@@ -78,8 +78,7 @@ class ConfigKey:
 
 def conf_dir() -> Path:
     """Returns the folder that holds ``config.yaml`` and the groups."""
-    [folder] = importlib.import_module("hires.conf").__path__
-    return Path(folder).resolve()
+    return Path(next(iter(importlib.import_module("hires.conf").__path__))).resolve()
 
 
 def groups(extra: Path | None = None) -> Groups:

@@ -14,7 +14,7 @@ from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.value_checks import SIZE, Checks, Section, build, choice, number, word
 from hires.core.errors import ConfigError
-from hires.core.losses import LOSSES, choices_for
+from hires.core.losses import LOSSES
 
 
 @dataclass
@@ -206,10 +206,11 @@ class RunConfig(Section):
                 f"steps={self.steps} leaves too little after measure.warmup={self.measure.warmup} "
                 f"for {self.measure.steps or 1} measured steps; use steps={counted} or more"
             )
+        images = [f"task.loss={name}" for name, one in LOSSES.items() if one.targets == "images"]
         if self.data.name == "pairs" and LOSSES[self.loss].targets == "classes":
             check.problems.append(
                 f"task.loss={self.loss} needs classes, which data=pairs does not have; use "
-                f"{choices_for('images')} or data=folder"
+                f"{' or '.join(images)} or data=folder"
             )
 
     @property
