@@ -1,12 +1,12 @@
 """Lists the images of a folder and reads windows of them, in the size and channels of the network.
 
-``data=folder`` has one sub-folder per class; images may lie in sub-folders of these. The images of
-``data=pairs`` may lie anywhere below the folder. Names are sorted character by character, so every
-rank and every machine numbers the images alike.
+Images may lie in sub-folders of the folder of their class, those of ``data=pairs`` anywhere. Names
+are sorted character by character, so every rank and every machine numbers the images alike.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Iterator
@@ -18,8 +18,19 @@ import numpy as np
 
 from hires.core.errors import ConfigError, RunError
 from hires.data.image_fit import crop, resize
-from hires.data.image_format import FORMATS, ImageFile, open_image, patterns, suffix_of
-from hires.data.image_window import ImageError, Pixels, Size, Span, Window, check_window, normalised
+from hires.data.image_format import (
+    FORMATS,
+    ImageError,
+    ImageFile,
+    Pixels,
+    Size,
+    Span,
+    Window,
+    check_window,
+    normalised,
+    open_image,
+    suffix_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +54,6 @@ class FolderIndex:
     paths: tuple[str, ...]
     """All images, class by class; plain strings, because there may be millions."""
     labels: tuple[int, ...]
-    num_ignored: int
-    """Files that are no images."""
 
 
 def scan(path: str | None, data: str = "folder") -> FolderIndex:
@@ -53,85 +62,76 @@ def scan(path: str | None, data: str = "folder") -> FolderIndex:
     Raises:
         ConfigError: the folder is missing, unfinished, or has no classes or no images.
     """
+    contents = CONTENTS[data]
+    if not path:
+        raise ConfigError(f"data={data} needs data.path=FOLDER, a folder with {contents}")
+    root = Path(path).expanduser()
     try:
-        root = _root(path, data)
-        if data == "pairs":
-            names, listed = ["images"], [_images(root)]
-        else:
-            names = sorted(e.name for e in root.iterdir() if e.is_dir() and _visible(e.name))
-            listed = [_images(root / name) for name in names]
+        _check_finished(root, path, contents)
+        folders = {"images": root}
+        if data == "folder":
+            entries = sorted(filter(lambda entry: _visible(entry.name), root.iterdir()))
+            folders = {entry.name: entry for entry in entries if entry.is_dir()}
+        files = {name: _files(folder) for name, folder in folders.items()}
     except OSError as error:
         raise ConfigError(
             f"data.path={path}: {error.filename or path} cannot be listed ({error.strerror}); "
             f"make it readable"
         ) from error
-    _check_classes(root, data, names, [images for images, _ in listed])
-    num_ignored = sum(ignored for _, ignored in listed)
-    if num_ignored:
+    images = {name: [*filter(_is_image, paths)] for name, paths in files.items()}
+    _check_classes(root, data, images)
+    paths = tuple(itertools.chain(*images.values()))
+    if num_ignored := sum(map(len, files.values())) - len(paths):
         log.info("%s: %d files that are no images are ignored", root, num_ignored)
-    return FolderIndex(
-        tuple(names),
-        tuple(image for images, _ in listed for image in images),
-        tuple(label for label, (images, _) in enumerate(listed) for _ in images),
-        num_ignored,
-    )
+    labels = tuple(label for label, paths in enumerate(images.values()) for _ in paths)
+    return FolderIndex(tuple(images), paths, labels)
 
 
-def _root(path: str | None, data: str) -> Path:
-    contents = CONTENTS[data]
-    if not path:
-        raise ConfigError(f"data={data} needs data.path=FOLDER, a folder with {contents}")
-    root = Path(path).expanduser()
+def _check_finished(root: Path, path: str, contents: str) -> None:
+    fault = ""
     if not root.exists():
-        raise ConfigError(
-            f"data.path={path} does not exist; give a folder with {contents}, or write one with "
-            f"`hires data make {path}`"
-        )
-    if not root.is_dir():
-        raise ConfigError(f"data.path={path} is a file; give the folder that holds {contents}")
-    if (root / UNFINISHED).exists():
-        raise ConfigError(
-            f"data.path={path} was not finished; repeat the `hires data make` that writes it, "
-            f"which goes on where it stopped"
-        )
-    return root
+        make = f"`hires data make {path}`"
+        fault = f"does not exist; give a folder with {contents}, or write one with {make}"
+    elif not root.is_dir():
+        fault = f"is a file; give the folder that holds {contents}"
+    elif (root / UNFINISHED).exists():
+        fault = "was not finished; repeat its `hires data make`, which goes on where it stopped"
+    if fault:
+        raise ConfigError(f"data.path={path} {fault}")
 
 
-def _images(folder: Path) -> tuple[list[str], int]:
-    """Returns the images below a folder in order of name, and the number of other files."""
+def _files(folder: Path) -> list[str]:
+    """Returns the visible files below a folder in order of name."""
 
     def refuse(error: OSError) -> None:  # os.walk would ignore it
         raise error
 
-    images, num_ignored = [], 0
+    found = []
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = sorted(filter(_visible, folders))  # os.walk visits them in this order
-        for name in sorted(filter(_visible, files)):
-            if suffix_of(name) in FORMATS:
-                images.append(f"{parent}/{name}")
-            else:
-                num_ignored += 1
-    return images, num_ignored
+        found += [f"{parent}/{name}" for name in sorted(filter(_visible, files))]
+    return found
 
 
-def _check_classes(root: Path, data: str, names: list[str], listed: list[list[str]]) -> None:
-    if not names:
-        loose = any(suffix_of(e.name) in FORMATS for e in root.iterdir())
+def _check_classes(root: Path, data: str, images: dict[str, list[str]]) -> None:
+    patterns = ", ".join(f"*{suffix}" for suffix in FORMATS)
+    if not images:
+        loose = any(_is_image(entry.name) for entry in root.iterdir())
         raise ConfigError(
             f"data.path={root} holds {'images but ' if loose else ''}no sub-folders; put the "
             f"images of each class into a sub-folder named after the class"
         )
-    empty = [name for name, images in zip(names, listed, strict=True) if not images]
-    if len(empty) == len(names):
-        below = "" if data == "pairs" else f" below its {len(names)} sub-folders"
+    empty = [name for name, paths in images.items() if not paths]
+    if len(empty) == len(images):
+        below = "" if data == "pairs" else f" below its {len(images)} sub-folders"
         raise ConfigError(
-            f"data.path={root} holds no images{below}; images are files named {patterns()}"
+            f"data.path={root} holds no images{below}; images are files named {patterns}"
         )
     if empty:
         more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
         raise ConfigError(
             f"data.path={root}: the class {empty[0]!r}{more} has no images; add some "
-            f"({patterns()}) or remove the sub-folder"
+            f"({patterns}) or remove the sub-folder"
         )
 
 
@@ -140,11 +140,14 @@ def _visible(name: str) -> bool:
     return not name.startswith(".")
 
 
+def _is_image(path: str) -> bool:
+    return suffix_of(path) in FORMATS
+
+
 class FolderSource:
     """Images of a folder; a window is read when it is used."""
 
     def __init__(self, index: FolderIndex, size: Size, channels: int, fit: str) -> None:
-        self.class_names = index.class_names
         self.num_classes = len(index.class_names)
         self._index = index
         self._size = size
@@ -186,16 +189,11 @@ class FolderSource:
 
 
 def to_channels(pixels: Pixels, colours: int, channels: int) -> Pixels:
-    """Returns the samples that the network sees, every pixel alone.
+    """Returns pixels with the samples that a network of so many input channels sees.
 
-    An image with exactly ``channels`` samples is used as it is. Otherwise alpha and other extra
-    samples are dropped, colour becomes luminance for a network of one channel, and grey stays one
-    sample, which ``normalised`` gives to every channel.
-
-    Args:
-        pixels: (h, w, samples), colours first.
-        colours: how many of the samples are colours: 1 or 3.
-        channels: channels of the network's input.
+    An image with exactly ``channels`` samples is used as it is. Otherwise alpha and other samples
+    after the ``colours`` (1 or 3) are dropped, colour becomes luminance for a network of one
+    channel, and grey stays one sample, which ``normalised`` gives to every channel.
     """
     samples = pixels.shape[2]
     if samples == channels:
@@ -223,6 +221,6 @@ def _naming(path: Path) -> Iterator[None]:
     except Exception as error:
         system = error.strerror if isinstance(error, OSError) else None
         reason = " ".join((system or str(error) or type(error).__name__).split())
-        has_remedy = isinstance(error, ImageError)
-        remedy = "" if has_remedy else "; replace the file or take it out of the data folder"
-        raise RunError(f"cannot read the image {path}: {reason}{remedy}") from error
+        if not isinstance(error, ImageError):
+            reason += "; replace the file or take it out of the data folder"
+        raise RunError(f"cannot read the image {path}: {reason}") from error

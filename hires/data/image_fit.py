@@ -2,11 +2,9 @@
 
 ``resize`` is bilinear with half-pixel centres; where it shrinks, the triangle widens with the scale
 so that no pixel is skipped (as Pillow and torch's ``antialias=True`` do). Pairs of images are made
-with a cubic kernel in the triangle's place. It is separable: every output row is a weighted sum of
-a few source rows, then the same along columns. ``crop`` keeps the middle of a larger image and sets
-a smaller one in the middle of mid-grey, which is zero for the network. A window reads only the
-source pixels that it depends on, and the taps of every output pixel, their weights and the order of
-summation do not depend on the window.
+with a cubic kernel instead. Every output row is a weighted sum of a few source rows, then the same
+along columns. A window reads only the source pixels that it depends on; the taps of every output
+pixel, their weights and the order of summation do not depend on the window.
 
 Source:
     Pillow, ``Resample.c`` (precompute_coeffs).
@@ -21,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.data.image_window import Pixels, Size, Span
+from hires.data.image_format import Pixels, Size, Span
 
 Read = Callable[[Span, Span], Pixels]
 """Reads rows and columns of the source, (h, w, samples)."""
@@ -54,10 +52,8 @@ def resize(
 ) -> Pixels:
     """Returns a window of the image after resizing; its rows and columns are in target pixels.
 
-    The ``linear`` kernel stays in the range of the source, the ``cubic`` may go a little beyond it.
-
-    Returns:
-        (h, w, samples), float32 in the units of the source; what ``read`` gave if sizes agree.
+    It is (h, w, samples) of float32 in the units of the source, or what ``read`` gave if the sizes
+    agree. The cubic kernel may go a little beyond the range of the source.
     """
     if source == target:
         return read(rows, cols)
@@ -114,7 +110,6 @@ def taps(source: int, target: int, kernel: str = "linear") -> Taps:
 
 
 def _linear(distance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the triangle's weight at a distance in pixels of the coarser image."""
     return np.maximum(1.0 - distance, 0.0)
 
 

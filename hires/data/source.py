@@ -1,9 +1,18 @@
-"""Opens the images that a config names, alone or as pairs, and chooses those of each step."""
+"""Opens the images that a config names, alone or as pairs, and chooses those of each step.
+
+0     cols        W       A window is the part rows x cols of an image. Its numbers are bit for
++-----------------+       bit those of the same part of the whole image, whatever the window:
+|     +----+      | rows  pixels go through elementwise operations that IEEE 754 rounds alike
+|     |    |      |       everywhere (+ - * / on float32); sines and sums, whose rounding may
+|     +----+      |       depend on the position in a vector, are taken over whole axes first.
++-----------------+ H
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +21,40 @@ from hires.core.config.run_config import DataConfig, RunConfig
 from hires.core.errors import ConfigError
 from hires.data.folder import CONTENTS, FolderSource, scan
 from hires.data.image_fit import resize
-from hires.data.image_window import Pixels, Size, Source, Span, Window, check_window
+from hires.data.image_format import Pixels, Size, Span, Window, check_window
 from hires.data.synthetic import SyntheticSource
 
 
-def open_data(config: RunConfig) -> Source | PairSource:
-    """Returns what a run learns from: images with classes, or pairs of images; reads no pixel.
+class Source(Protocol):
+    """Labelled images of one size, of which any window can be read alone."""
 
-    Raises:
-        ConfigError: as for :func:`open_source`.
+    num_classes: int
+    """Labels go from 0 to this, exclusive."""
+
+    def __len__(self) -> int:
+        """Returns the number of images."""
+        ...
+
+    def label(self, i: int) -> int:
+        """Returns the class of image ``i``; reads no pixel."""
+        ...
+
+    def window(self, i: int, rows: Span, cols: Span) -> Window:
+        """Returns a part of image ``i``, in pixels of an image at the size of the config.
+
+        Returns:
+            (C, h, w) float32, C-contiguous, from -2 (black) to 2 (white).
+
+        Raises:
+            RunError: the image cannot be read; the message names the file.
+        """
+        ...
+
+
+def open_data(config: RunConfig) -> Source | PairSource:
+    """Returns what a run learns from: images with classes, or pairs of images.
+
+    Errors are those of :func:`open_source`.
     """
     channels = config.model.channels
     if config.target_size is None:
@@ -32,15 +66,11 @@ def open_data(config: RunConfig) -> Source | PairSource:
 def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int) -> Source:
     """Returns the images that the config names; reads no pixel.
 
-    Args:
-        data: the config group ``data``.
-        image: [height, width] that every image is given.
-        channels: channels that every image is given.
-        seed: decides the images of ``data=synthetic``.
+    Every image is given the size ``image``, [height, width], and as many ``channels``; ``seed``
+    decides the images of ``data=synthetic``.
 
     Raises:
-        ConfigError: ``data.name`` is unknown, or ``data.path`` is no folder with one sub-folder of
-            images per class, or with images for ``data=pairs``.
+        ConfigError: ``data.name`` is unknown, or ``data.path`` does not hold what it needs.
     """
     size = (image[0], image[1])
     if data.name == "synthetic":
@@ -53,10 +83,9 @@ def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int
 class PairSource:
     """Pairs of images for super-resolution: inputs of ``size`` (height, width), larger targets.
 
-    The target is an image of ``large``, at ``scale`` times the size of the input. The input is the
-    target shrunk by bicubic interpolation whose kernel widens with the scale, as the pairs of
-    super-resolution are usually made, and kept between black and white. A window of the input reads
-    only the part of the target that it depends on.
+    The target is an image of ``large``, ``scale`` times as large. The input is the target shrunk by
+    bicubic interpolation whose kernel widens with the scale, as the pairs of super-resolution are
+    usually made, and kept between black and white. A window of it reads only a part of the target.
     """
 
     def __init__(self, large: Source, size: Size, scale: int, channels: int) -> None:
@@ -94,21 +123,13 @@ def step_indices(step: int, batch: int, length: int, seed: int, shuffle: bool) -
     [ 3 0 4 1 2 ]    [ 1 4 0 2 3 ]    [ 2 ...           (in order without ``shuffle``)
      step 0  | step 1   | step 2   |                    batch = 3
 
-    Args:
-        step: number of the step, from 0.
-        batch: images per step; may exceed ``length``.
-        length: images of the data set.
-        seed: decides the permutations.
-        shuffle: whether every epoch has a permutation of its own, or all go in order.
-
-    Returns:
-        ``batch`` indices, in the order in which replicas and microbatches take them.
+    Steps count from 0, ``batch`` may exceed the ``length`` of the data set, and ``seed`` decides
+    the permutations. Replicas and microbatches take the ``batch`` indices in their order.
     """
     assert step >= 0
     assert min(batch, length) >= 1
     indices: list[int] = []
-    position = step * batch
-    end = position + batch
+    position, end = step * batch, (step + 1) * batch
     while position < end:
         epoch, offset = divmod(position, length)
         count = min(length - offset, end - position)
@@ -122,7 +143,6 @@ def step_indices(step: int, batch: int, length: int, seed: int, shuffle: bool) -
 
 @lru_cache(maxsize=2)  # a step touches the end of one epoch and the start of the next
 def _permutation(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
-    """Returns the order of one epoch, (length,)."""
     order = np.random.Generator(np.random.PCG64([seed, epoch])).permutation(length)
     order.setflags(write=False)  # it is shared through the cache
     return order

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.data.image_window import Size, Span, Window, check_window, normalised
+from hires.data.image_format import Size, Span, Window, check_window, normalised
 
 GOLDEN = 0.6180339887498949
 PERIODS = (6.0, 15.0, 9.0, 24.0)
@@ -25,7 +25,6 @@ class SyntheticSource:
 
     def __init__(self, num_classes: int, length: int, size: Size, channels: int, seed: int) -> None:
         self.num_classes = num_classes
-        self.class_names = tuple(class_name(k, num_classes) for k in range(num_classes))
         self._length = length
         self._size = size
         self._channels = channels
@@ -41,8 +40,8 @@ class SyntheticSource:
     def window(self, i: int, rows: Span, cols: Span) -> Window:
         """Returns a window of an image, (C, h, w); no other pixel is computed."""
         check_window(rows, cols, self._size)
-        seed, channels = self._seed, self._channels
-        drawn = draw(self.label(i), channels, self._size, rows, cols, seed=seed, index=i)
+        label, channels = self.label(i), self._channels
+        drawn = draw(label, channels, self._size, rows, cols, seed=self._seed, index=i)
         return normalised(drawn.transpose(1, 2, 0), 1.0, channels)
 
 
@@ -56,7 +55,7 @@ def draw(
 ) -> Window:
     """Returns a window of an image, (channels, h, w), values from 0 to 1.
 
-    ``seed`` and the number of the image decide what varies between the images of a class.
+    ``seed`` and ``index`` decide what varies between the images of a class.
     """
     random = np.random.Generator(np.random.PCG64([seed, index]))
     hue = label * GOLDEN % 1.0  # multiples of the golden ratio keep any number of classes apart

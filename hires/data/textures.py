@@ -1,9 +1,8 @@
 """Writes the folders of labelled images of ``hires data make``.
 
-The images are those of :mod:`hires.data.synthetic`, as 8-bit TIFF files that can be read window by
-window. The same arguments give the same bytes. A folder in the making holds a note of what it will
-be, which becomes the manifest at the end: the next call continues an interrupted one, and half a
-folder never passes for a whole one.
+The images are those of :mod:`hires.data.synthetic` as 8-bit TIFF files; the same arguments give the
+same bytes. A folder in the making holds a note of what it will be, which becomes the manifest at
+the end: the next call continues an interrupted one, and half a folder never passes for a whole one.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ import tifffile
 from numpy.typing import NDArray
 
 from hires.core.errors import ConfigError, RunError
+from hires.core.store.reading import read_json
 from hires.data import synthetic
 from hires.data.folder import MANIFEST, UNFINISHED
-from hires.data.image_window import Span
+from hires.data.image_format import Span
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,7 @@ class Textures:
 
 
 def make_folder(
-    path: str | Path,
-    classes: int,
-    count: int,
-    size: Sequence[int],
-    seed: int,
-    tiled: bool = True,
+    path: str | Path, classes: int, count: int, size: Sequence[int], seed: int, tiled: bool = True
 ) -> int:
     """Writes a folder of images whose class a network can learn, unless it is there already.
 
@@ -107,15 +102,9 @@ def _check_usable(root: Path, wanted: dict[str, Any]) -> None:
                 f"{root} holds files that hires did not write; choose a new or an empty folder"
             )
         return
-    try:
-        stored = json.loads(note.read_bytes())
-    except ValueError:
-        stored = None
-    stored = stored if isinstance(stored, dict) else {}
-    if stored != wanted:
-        differing = [
-            f"{k}={stored.get(k)}, not {v}" for k, v in wanted.items() if stored.get(k) != v
-        ]
+    stored = read_json(note, [])
+    differing = [f"{k}={stored.get(k)}, not {v}" for k, v in wanted.items() if stored.get(k) != v]
+    if differing:
         raise ConfigError(
             f"{root} holds images made with {' and '.join(differing)}; choose another folder, "
             f"or remove this one first"

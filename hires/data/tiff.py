@@ -7,8 +7,8 @@
     +----+----+----+----+
 
 The first page counts. tifffile decodes deflate (zlib), PackBits and no compression by itself;
-others need the package imagecodecs. tifffile locates and decodes each segment, but selects them
-only through zarr, a large dependency in place of the twenty lines of ``_decoded``.
+others need the package imagecodecs. It selects segments only through zarr, a large dependency in
+place of the twenty lines of ``_decoded``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 from tifffile import PHOTOMETRIC, TIFF, TiffFile, TiffPage
 
-from hires.data.image_format import FORMATS, ImageFile
-from hires.data.image_window import ImageError, Pixels, Size, Span
+from hires.data.image_format import FORMATS, ImageError, ImageFile, Pixels, Size, Span
 from hires.data.whole import open_whole
 
 log = logging.getLogger(__name__)
@@ -35,7 +34,6 @@ COLOURS: dict[int, int] = {
     PHOTOMETRIC.YCBCR: 3,  # only inside JPEG, whose decoder returns RGB
 }
 JPEG = (6, 7)
-
 
 _warned: set[str] = set()
 
@@ -92,10 +90,7 @@ class TiffImage:
             Exception: whatever tifffile raises when the file is broken.
         """
         page = self._page
-        if page.is_contiguous and page.is_memmappable:
-            pixels = self._mapped(rows, cols)
-        else:
-            pixels = self._decoded(rows, cols)
+        pixels = (self._mapped if page.is_memmappable else self._decoded)(rows, cols)
         if pixels.dtype == np.bool_:
             pixels = pixels.astype(np.uint8)
         if pixels.dtype.kind == "f":
@@ -104,38 +99,28 @@ class TiffImage:
                 raise ImageError(
                     f"its floats reach from {low} to {high}; scale them to 0 (black) to 1 (white)"
                 )
+        made: Pixels = pixels
         if page.photometric == PHOTOMETRIC.MINISWHITE:
-            pixels = np.subtract(pixels.dtype.type(self._stored_peak), pixels)
-        if page.photometric == PHOTOMETRIC.SEPARATED:  # cyan, magenta, yellow and black
-            light = np.float32(1) - np.divide(
-                pixels[:, :, :4], np.float32(self.peak), dtype=np.float32
-            )
-            rgb: Pixels = light[:, :, :3] * light[:, :, 3:]
-            rgb *= np.float32(self.peak)
-            return rgb
-        if page.photometric == PHOTOMETRIC.PALETTE:
+            made = np.subtract(pixels.dtype.type(self._stored_peak), pixels)
+        elif page.photometric == PHOTOMETRIC.SEPARATED:  # cyan, magenta, yellow and black
+            peak = np.float32(self.peak)
+            light = np.float32(1) - np.divide(pixels[:, :, :4], peak, dtype=np.float32)
+            made = light[:, :, :3] * light[:, :, 3:]
+            made *= peak
+        elif page.photometric == PHOTOMETRIC.PALETTE:
             assert page.colormap is not None  # (3, entries)
-            coloured: Pixels = page.colormap.T[pixels[:, :, 0]]
-            return coloured
-        return pixels
+            made = page.colormap.T[pixels[:, :, 0]]
+        return made
 
     def _mapped(self, rows: Span, cols: Span) -> Pixels:
         """Returns a part of pixels that lie uncompressed in one piece."""
         page = self._page
-        assert page.dtype is not None
         short = page.dataoffsets[0] + page.nbytes - self._file.filehandle.size
         if short > 0:
             raise ValueError(f"it is cut off, {short} bytes short")
-        stored = np.memmap(
-            self._file.filehandle.path,
-            page.dtype.newbyteorder(self._file.byteorder),
-            "r",
-            page.dataoffsets[0],
-            page.shaped,
-        )  # (planes, 1, H, W, samples)
+        stored = page.asarray(out="memmap", squeeze=False)  # (planes, 1, H, W, samples)
         part = stored[:, 0, slice(*rows), slice(*cols)]
-        pixels = part.astype(part.dtype.newbyteorder("="))
-        return _samples_last(pixels)
+        return _samples_last(part.astype(part.dtype.newbyteorder("=")))
 
     def _decoded(self, rows: Span, cols: Span) -> Pixels:
         """Returns a part of pixels that lie in tiles or strips."""
@@ -154,10 +139,10 @@ class TiffImage:
             range(cols[0] // wide, -(-cols[1] // wide)),
         ):
             index = (plane * down + r) * across + c
-            data = self._segment(index)
             tables = {"jpegtables": page.jpegtables, "jpegheader": page.jpegheader}
-            segment, (_, _, top, left, _), _ = page.decode(data, index, **tables)
+            segment, place, _ = page.decode(self._segment(index), index, **tables)
             if segment is not None:
+                _, _, top, left, _ = place
                 to = out[plane, max(0, top - rows[0]) :, max(0, left - cols[0]) :]
                 part = segment[0, max(0, rows[0] - top) :, max(0, cols[0] - left) :]
                 h, w = min(len(to), len(part)), min(to.shape[1], part.shape[1])
@@ -174,10 +159,8 @@ class TiffImage:
             return None
         handle.seek(offset)
         data = handle.read(num_bytes)
-        if len(data) < num_bytes:
-            raise ValueError(
-                f"it is cut off in segment {index}, {num_bytes - len(data)} bytes short"
-            )
+        if short := num_bytes - len(data):
+            raise ValueError(f"it is cut off in segment {index}, {short} bytes short")
         return data
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from hires.data.image_format import FORMATS
-from hires.data.image_window import ImageError, Pixels, Size, Span
+from hires.data.image_format import FORMATS, ImageError, Pixels, Size, Span
 
 CACHE_BYTES = 64 * 2**20
 """Bytes of all decoded images that a process keeps."""
@@ -69,20 +68,13 @@ def open_whole(path: Path) -> WholeImage:
 
 
 def decode(path: Path) -> WholeImage:
-    """Returns the first image of a file that Pillow can read.
-
-    Raises:
-        ImageError: Pillow's mode of the pixels has no defined treatment.
-        Exception: whatever Pillow raises when the file is broken.
-    """
+    """Returns the first image of a file; raises whatever Pillow raises when it is broken."""
     try:
         with _any_number_of_pixels(), Image.open(path, formats=PILLOW_FORMATS) as opened:
             opened.load()
-            image: Image.Image = opened
-            if image.mode == "P":
-                image = image.convert("RGBA" if "transparency" in image.info else "RGB")
-            elif image.mode in CONVERTED:
-                image = image.convert(CONVERTED[image.mode])
+            palette = "RGBA" if "transparency" in opened.info else "RGB"
+            mode = {**CONVERTED, "P": palette}.get(opened.mode)
+            image = opened.convert(mode) if mode else opened
             pixels = np.asarray(image)
     except UnidentifiedImageError as error:
         raise ValueError(f"it is no {', '.join(PILLOW_FORMATS)} image") from error

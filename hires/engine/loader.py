@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from hires.core.config.run_config import RunConfig
-from hires.data.image_window import Source
-from hires.data.source import PairSource, open_data, step_indices
+from hires.data.source import PairSource, Source, open_data, step_indices
 from hires.parallel.context import Context
 from hires.plan.graph import INPUT, Rect
 from hires.plan.rules import TILED

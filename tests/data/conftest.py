@@ -12,8 +12,7 @@ import tifffile
 from PIL import Image
 
 from hires.core.config.run_config import DataConfig
-from hires.data.image_window import Source
-from hires.data.source import open_source
+from hires.data.source import Source, open_source
 
 
 @pytest.fixture

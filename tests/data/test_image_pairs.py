@@ -14,8 +14,7 @@ from PIL import Image
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, RunError
 from hires.data.image_fit import resize
-from hires.data.image_window import Source
-from hires.data.source import PairSource, open_data
+from hires.data.source import PairSource, Source, open_data
 
 SCALES = [1, 2, 3, 4]
 MODEL = {"name": "edsr"}

@@ -9,7 +9,7 @@ import tifffile
 from hires.core.config.run_config import DataConfig
 from hires.core.errors import ConfigError, RunError
 from hires.data import textures
-from hires.data.folder import MANIFEST, UNFINISHED
+from hires.data.folder import MANIFEST, UNFINISHED, scan
 from hires.data.source import open_source
 from hires.data.textures import make_folder
 
@@ -41,7 +41,7 @@ def test_the_folder_can_be_trained_on(tmp_path):
     assert make(tmp_path / "new" / "data") == 7
     path = str(tmp_path / "new" / "data")
     source = open_source(DataConfig(name="folder", path=path), (20, 36), 3, seed=0)
-    assert source.class_names == ("texture0", "texture1", "texture2")
+    assert scan(path).class_names == ("texture0", "texture1", "texture2")
     assert [source.label(i) for i in range(len(source))] == [0, 0, 0, 1, 1, 2, 2]
 
 
