@@ -82,15 +82,19 @@ def write_atomically(
         raise cannot_write(path, error, option) from error
 
 
-def append_line(path: StrPath, values: Values) -> None:
-    """Appends one JSON object as a line, many processes at once; raises RunError if it cannot."""
+def append_line(path: StrPath, values: Values, *, locked: bool = False) -> None:
+    """Appends one JSON object as a line, many processes at once; raises RunError if it cannot.
+
+    With ``locked`` no other process appends meanwhile, so that an unfinished last line is ended.
+    """
     # A loss may be NaN: these files are read by Python. One write, so that lines never mix.
     data = json.dumps(values).encode() + b"\n"
     try:
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             # A writer that died in the middle of a line, or a full disk, left no line break.
-            size = os.fstat(fd).st_size
+            # Without the lock it may be half of a line that another process writes now.
+            size = os.fstat(fd).st_size if locked else 0
             if size > 0 and os.pread(fd, 1, size - 1) != b"\n":
                 data = b"\n" + data
             written = os.write(fd, data)

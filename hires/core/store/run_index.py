@@ -118,7 +118,7 @@ def _as_dict(value: Any) -> Values:
 def append(results: Path, line: Values) -> None:
     """Adds a line, many processes at once; RunError: it cannot, or the lock is held for long."""
     with _locked(results):
-        append_line(results / FILE, line)
+        append_line(results / FILE, line, locked=True)
 
 
 def replace(results: Path, lines: Iterable[Values]) -> None:

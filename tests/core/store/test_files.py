@@ -167,3 +167,14 @@ def test_patience_is_for_each_holder(tmp_path, monkeypatch, turns):
     hold(0)
     with contextlib.nullcontext() if turns else pytest.raises(files.HeldError), waited(tmp_path, 3):
         assert now_s == 10
+
+
+def test_only_who_is_alone_ends_an_unfinished_line(tmp_path):
+    """Half of a line that another process writes is visible for a moment."""
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"half": ')
+    files.append_line(path, {"a": 1})
+    assert path.read_text() == '{"half": {"a": 1}\n'
+    path.write_text('{"half": ')
+    files.append_line(path, {"a": 1}, locked=True)
+    assert path.read_text() == '{"half": \n{"a": 1}\n'
