@@ -149,13 +149,8 @@ class Launcher(ABC):
     ) -> str | None:
         """Returns what jobs wait for, in the scheduler's words; None: nothing.
 
-        Args:
-            after: numbers of jobs, or names of campaigns and runs, that must have ended well.
-            after_any: those that must have ended, in whatever state.
-            results: folder of all campaigns.
-
-        Raises:
-            ConfigError: the launcher has no jobs that could wait, or a name is unknown.
+        The jobs, campaigns and runs of ``after`` must have ended well, those of ``after_any`` in
+        whatever state. A ConfigError: the launcher has no jobs, or a name is unknown.
         """
         if not (after or after_any):
             return None
@@ -164,13 +159,11 @@ class Launcher(ABC):
             f"{option} is about Slurm jobs; add launcher=slurm, or run one command after another"
         )
 
-    def write_scripts(
-        self, run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]
-    ) -> list[Path]:
+    def write_scripts(self, run: Path, config: RunConfig, argv: Sequence[str]) -> list[Path]:
         """Writes the scripts that the launcher needs; returns all that start the run by hand."""
         return [run / file_names.LAUNCH_SCRIPT]
 
-    def start_estimate(self, config: RunConfig, num_ranks: int) -> str | None:
+    def start_estimate(self, config: RunConfig) -> str | None:
         """Returns when a run would start, in the scheduler's words; a ConfigError: never."""
         return None
 
@@ -180,11 +173,8 @@ class Launcher(ABC):
     def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> str | None:
         """Submits a fresh attempt, to wait for ``after`` of :meth:`dependency`.
 
-        Returns the name of its job; None if the launcher has no jobs.
-
-        Raises:
-            ConfigError: the scheduler refuses the job; ``exit.json`` of the attempt says so, too.
-            RunError: the scheduler does not answer.
+        Returns the name of its job; None if the launcher has no jobs. If the scheduler refuses it
+        (a ConfigError) or does not answer (a RunError), ``exit.json`` of the attempt says so, too.
         """
 
     @abstractmethod
@@ -193,11 +183,8 @@ class Launcher(ABC):
     ) -> Outcome:
         """Returns how a run ended; without a job of :meth:`submit` it starts the ranks here.
 
-        ``args`` are further words for every rank, only without jobs.
-
-        Raises:
-            ConfigError: the port that the config names is taken.
-            RunError: the ranks cannot be started.
+        ``args`` are further words for every rank, only without jobs. A ConfigError says that the
+        config's port is taken, a RunError that the ranks cannot be started.
         """
 
     def rank_places(
@@ -226,7 +213,7 @@ class Launcher(ABC):
                 yield Submitted(run.path, None, "it was cancelled before it was submitted")
                 continue
             try:
-                self.write_scripts(run.path, run.config, run.ranks, options.argv)
+                self.write_scripts(run.path, run.config, options.argv)
                 fresh = RunDir(run.path, next_attempt(run.path, run.argv))
                 yield Submitted(run.path, self.submit(fresh, run.config, options.after), None)
             except HiresError as error:

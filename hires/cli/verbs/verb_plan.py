@@ -38,7 +38,7 @@ def main(args: Namespace) -> int:
     facts = plan.to_dict()
     if args.prove:  # a plan that could not be made has no messages, and no verdict
         facts["proofs"] = [v.to_dict(plan) for v in judged(plan)] if plan.verdict else []
-    start = launcher_of(config).start_estimate(config, plan.world) if plan.ok else None
+    start = launcher_of(config).start_estimate(config) if plan.ok else None
     if start is not None:
         facts[config.launcher.name] = start
     room = room_of(config)

@@ -76,7 +76,7 @@ def main(args: Namespace) -> int:
             refuse_begun(path, seen)
             with alone(path):
                 run = rundir.create(config, plan.to_dict(), argv)
-                launcher.write_scripts(path, config, plan.world, argv)
+                launcher.write_scripts(path, config, argv)
                 print(f"run folder: {path}", file=sys.stderr)
                 job = launcher.submit(run, config, after)
         if job is not None and not args.wait:
@@ -95,7 +95,7 @@ def _write_scripts(config: RunConfig, plan: Plan, argv: list[str]) -> int:
     path = run_path(config)
     with campaign.starting([path.parent]), alone(path):
         rundir.freeze(config, plan.to_dict(), argv)
-        scripts = launcher_of(config).write_scripts(path, config, plan.world, argv)
+        scripts = launcher_of(config).write_scripts(path, config, argv)
     print(f"run folder: {path}", file=sys.stderr)
     print("\n".join(map(str, scripts)))
     return 0

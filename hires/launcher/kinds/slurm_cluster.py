@@ -35,11 +35,9 @@ class SlurmLauncher(Launcher):
     checks = staticmethod(slurm_checks)
     node_checks = staticmethod(cluster_checks)
 
-    def write_scripts(
-        self, run: Path, config: RunConfig, num_ranks: int, argv: Sequence[str]
-    ) -> list[Path]:
+    def write_scripts(self, run: Path, config: RunConfig, argv: Sequence[str]) -> list[Path]:
         """Writes ``job.sbatch``."""
-        script = job_script.write_script(run, config, num_ranks, argv)
+        script = job_script.write_script(run, config, config.parallel.num_ranks, argv)
         return [run / file_names.LAUNCH_SCRIPT, script]
 
     def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> str:

@@ -1,7 +1,4 @@
-"""The launchers whose command starts the ranks and waits for them.
-
-They differ in the words that start the ranks: data of :mod:`hires.core.ranks.mpi_dialects`.
-"""
+"""The launchers whose command starts the ranks (``core.ranks.mpi_dialects``) and waits for them."""
 
 from __future__ import annotations
 
@@ -45,10 +42,7 @@ class OneCommandLauncher(LocalLauncher):
     def rank_places(
         self, config: RunConfig, num_ranks: int, words: Sequence[str] = ()
     ) -> RankPlaces:
-        """Returns the places and the command, or the nodes of the Slurm job, if this is its first.
-
-        ``words``: the command as launch.sh has it.
-        """
+        """Returns the places and the command, or the nodes of the Slurm job that begins here."""
         if dialect_of(config) != "srun":
             return on_hosts(num_ranks, config, words)
         try:

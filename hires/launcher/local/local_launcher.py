@@ -44,25 +44,17 @@ def launch(
 
     Call it from a thread that lives until it returns: ranks die with the thread that started them.
 
-    Args:
-        run_dir: the run folder.
-        attempt: its folder exists, and it was not launched yet.
-        args: more arguments for every rank, as ``--verify``; with any, no step is measured and no
-            ``record.json`` written: the exit codes decide.
-        on_line: called with every new line of ``metrics.jsonl``.
-        module: the Python module that every rank runs.
-        places: where the ranks run; unset: where the config's launcher places them.
-        aloud: whether the steps, and how it ended, are printed.
+    The attempt's folder exists, and it was not launched yet. A ConfigError says that
+    ``launcher.port`` is taken, a RunError that the run cannot be read or its ranks not be started.
 
-    Raises:
-        ConfigError: ``launcher.port`` is taken.
-        RunError: the run folder cannot be read, or the ranks cannot be started.
+    With ``args`` for every rank, as ``--verify``, no step is measured and no ``record.json``
+    written: the exit codes decide. Without ``places`` the config's launcher places the ranks. With
+    ``aloud`` the steps, and how it ended, are printed.
     """
     run_dir = Path(run_dir).absolute()
     config = records.read_config(run_dir)
     if places is None:
-        world = int(records.read_plan(run_dir)["world"])
-        places = launcher_of(config).rank_places(config, world)
+        places = launcher_of(config).rank_places(config, int(records.read_plan(run_dir)["world"]))
     if aloud:
         on_line = RunProgress(len(places.ranks), config.batch, config.steps).printer(say)
     job = Launch(run_dir, attempt, config, module, args, places, on_line)
@@ -86,10 +78,8 @@ def launch(
 def leave(
     run_dir: StrPath, attempt: int, state: str, cause: str, reason: str | None = None
 ) -> None:
-    """Writes ``exit.json`` and ``record.json`` of an attempt whose own launcher cannot.
-
-    A failure without a ``reason`` is ``launch``: its ranks were not started.
-    """
+    """Writes ``exit.json`` and ``record.json`` of an attempt whose own launcher cannot."""
+    # Where none is named, its ranks were not started.
     reason = reason or ("launch" if state == "failed" else None)
     own = Attempt(Path(run_dir).absolute(), attempt)
     _write_end(own, Outcome(state, cause, reason=reason), provenance.now())

@@ -1,7 +1,4 @@
-"""Describes where every rank of a world runs, what starts it there, and where all ranks meet.
-
-Launchers differ in nothing else while the ranks run, so it is data for one supervisor.
-"""
+"""Where each rank runs, what starts it there, and where all meet: how launchers differ, as data."""
 
 from __future__ import annotations
 
@@ -111,22 +108,15 @@ def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Ra
     if len(names) == 1:
         return places
     address, interface = meeting(config, "this machine", f"{names[1]} (launcher.hosts)", names[1])
-    ranks = [
-        RankPlace(local, host.ranks, node=host.name)
-        for host in hosts
-        for local in range(host.ranks)
-    ]
+    ranks = [RankPlace(n, host.ranks, node=host.name) for host in hosts for n in range(host.ranks)]
     return dataclasses.replace(places, ranks=ranks, address=address, interface=interface)
 
 
 def meeting(config: RunConfig, here: str, other: str, towards: str) -> tuple[str, str | None]:
     """Returns where the ranks of several machines meet, and the interface if one is named.
 
-    That is this machine's address in the network that leads ``towards`` another machine. ``here``
-    and ``other`` name the two in messages.
-
-    Raises:
-        RunError: this machine has no address that the other could reach.
+    That is this machine's address in the network that leads ``towards`` another; a RunError says
+    that the other could reach none. ``here`` and ``other`` name the two in messages.
     """
     interface = config.interface
     if interface is not None:

@@ -78,7 +78,7 @@ class Rank:
 
 
 class RankGroup(ABC):
-    """The ranks of one start: :class:`SeparateRanks`, or those of one command (``agent_ranks``)."""
+    """The ranks of one start: :class:`SeparateRanks`, or those of one command (``agent``)."""
 
     def __init__(self, job: Launch, port: int) -> None:
         """Takes what is to be started, and where the ranks meet."""

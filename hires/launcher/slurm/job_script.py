@@ -137,14 +137,13 @@ def submit(script: Path, options: Sequence[str] = (), *words: str) -> str:
     )
 
 
-def start_estimate(config: RunConfig, num_ranks: int) -> str:
+def start_estimate(config: RunConfig) -> str:
     """Returns when Slurm would start a run, in its own words; a ConfigError: it would refuse it."""
     with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
-        script = write_script(Path(folder), config, num_ranks, ["hires", "run"])
+        ranks = config.parallel.num_ranks
+        script = write_script(Path(folder), config, ranks, ["hires", "run"])
         try:
             lines = _sbatch("--test-only", str(script), script=script).splitlines()
-        except ConfigError:
-            raise
         except RunError as error:
             return str(error)
     estimates = [line for line in lines if " to start at " in line] or lines

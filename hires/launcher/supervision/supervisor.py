@@ -31,7 +31,7 @@ from hires.core.store import file_names, provenance
 from hires.core.store.attempts import Attempt
 from hires.launcher.interface import Outcome
 from hires.launcher.ranks import spawn
-from hires.launcher.ranks.agent_ranks import AgentRanks
+from hires.launcher.ranks.agent import AgentRanks
 from hires.launcher.ranks.places import Preemption
 from hires.launcher.ranks.rank_group import Launch, Rank, RankGroup, SeparateRanks
 from hires.launcher.status.run_progress import MetricsTail
