@@ -57,10 +57,7 @@ def layer_starts(graph: Graph) -> list[int]:
 def partition(graph: Graph, num_ranks: list[int], balance: list[int] | None) -> list[int]:
     """Returns the index of every stage's first node, then the number of nodes.
 
-    Args:
-        graph: the network, of at least as many layers as stages.
-        num_ranks: ranks that share each stage.
-        balance: layers per stage, summing to the number of layers; None: by FLOPs.
+    ``num_ranks`` share each stage; ``balance`` is layers per stage, None: by FLOPs.
     """
     starts, costs = layer_starts(graph), cut_costs(graph)
     before = [0, *itertools.accumulate(node.flops for node in graph.nodes)]
@@ -103,11 +100,8 @@ def cheapest_cuts(total: list[int], costs: list[int], num_ranks: list[int]) -> l
 
     Two rounds of dynamic programming over (stages so far, layers so far): the slowest stage of the
     best balance, then the least that crosses of all cuts whose slowest stage is within SLACK of it.
-
-    Args:
-        total: FLOPs of the layers before each layer, and of all.
-        costs: of a cut before each layer, in numbers that cross it.
-        num_ranks: ranks of each stage.
+    ``total`` is the FLOPs of the layers before each layer, and of all; ``costs`` the numbers that
+    cross a cut before each.
     """
     n = len(costs)
     slowest = [math.inf] + [work / num_ranks[0] for work in total[1:]]  # of the layers before i

@@ -152,7 +152,7 @@ def _inside(
     """
     direction, back_pass = plan.direction_of(action), action[0] == "B"
     stage = plan.stages[plan.slot_of(rank, direction).stage]
-    with_next = _companions(plan, stage)
+    with_next = companions(plan.graph, stage)
     early = _gradient_events(plan, stage.index, "issue", action) if is_last and back_pass else ()
     sums = deque(event for event in early if event.part.node)
     posted: set[str] = set()
@@ -185,11 +185,6 @@ def _inside(
         if step.back:
             done.add(step.node.name)
     yield from sums
-
-
-@derived
-def _companions(plan: Plan, stage: Stage) -> dict[str, CommOp]:
-    return companions(plan.graph, stage)
 
 
 def _gradient_events(plan: Plan, stage: int, kind: str, action: str = "") -> Iterator[Event]:
@@ -242,9 +237,11 @@ def halo_messages(
     the exchange's own node.
     """
     replica, _, stage, tile = plan.slot_of(rank, direction)
-    base, index = _first_tag(plan, stage), op_index(plan, stage, op)
-    # Halos of all microbatches have one tag; messages of one tag between two ranks keep order.
-    tag = base + 2 * (2 * index + direction) + back
+    index, before = op_index(plan, stage, op), sum(len(one.comm) for one in plan.stages[:stage])
+    # Behind the tags of the edges each exchange has four: two directions, two ways. Microbatches
+    # share them; messages of one tag between two ranks keep order.
+    tag = 2 * len(plan.edges) * plan.total_microbatches
+    tag += 2 * (2 * (before + index) + direction) + back
     part = Part(action, node or op.node, op.value, back, index)
     what = f"the {'gradient of the ' if back else ''}halo of {op.node}"
     what, lane = f"{what} in {action}" if action else what, plan.num_directions + direction
@@ -277,13 +274,6 @@ def halo_rows(plan: Plan, op: CommOp) -> dict[int, Peers]:
         by_tile.setdefault(source, []).append((target, row, shape))
         by_tile.setdefault(target, []).append((source, row, shape))
     return by_tile
-
-
-@derived
-def _first_tag(plan: Plan, stage: int) -> int:
-    """Returns the first tag of a stage's exchanges; each has four: two directions, two ways."""
-    before = sum(len(other.comm) for other in plan.stages[:stage])
-    return 2 * len(plan.edges) * plan.total_microbatches + 4 * before
 
 
 @derived

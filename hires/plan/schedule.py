@@ -76,13 +76,6 @@ class Pipeline:
         last = stage == self.num_stages - 1
         return Task(stage, microbatch, False) if last else Task(stage + 1, microbatch, True)
 
-    def task_of(self, rank: int, action: str) -> Task:
-        """Returns the task that an action of a rank is."""
-        microbatch = int(action[1:])
-        stages = self.ranks[self.direction_of(microbatch)]
-        stage = next(index for index, ranks in enumerate(stages) if rank in ranks)
-        return Task(stage, microbatch, action[0] == "B")
-
     def tasks(self) -> Iterator[Task]:
         """Yields everything that one step consists of."""
         for microbatch in range(self.total):
@@ -159,8 +152,7 @@ def gems(pipeline: Pipeline) -> Schedule:
     def may_start(task: Task, done: dict[Task, int]) -> bool:
         model_pass, index = divmod(task.microbatch, size)
         if task.back:  # as in GPipe, after all forward passes of the model pass
-            last = Task(task.stage, model_pass * size + size - 1, False)
-            return last in done
+            return Task(task.stage, model_pass * size + size - 1, False) in done
         if index or model_pass == 0 or task.stage:
             return True
         return Task(pipeline.num_stages - 1, model_pass * size - 1, True) in done
@@ -206,11 +198,9 @@ def forward_only(pipeline: Pipeline) -> Schedule:
 
 
 def timeline(pipeline: Pipeline, schedule: Schedule) -> list[str]:
-    """Draws a schedule in which every pass takes the same time.
+    """Draws a schedule in which every pass takes the same time, idle as ``.``.
 
-    Returns:
-        One line a stage, or one line a rank in two directions; each column is one unit of time and
-        ``.`` means idle. Actions that can never run are left out.
+    One line a stage, or a rank in two directions. Actions that can never run are left out.
     """
     start = started(pipeline, schedule)
     length = max(start.values(), default=-1) + 1
@@ -226,10 +216,12 @@ def timeline(pipeline: Pipeline, schedule: Schedule) -> list[str]:
 
 def started(pipeline: Pipeline, schedule: Schedule) -> dict[Task, int]:
     """Returns when each task of a schedule begins, as far as it can run; each takes one unit."""
-    todo = [
-        [pipeline.task_of(rank, action) for action in reversed(actions)]
-        for rank, actions in enumerate(schedule)
-    ]
+    todo: list[list[Task]] = [[] for _ in schedule]  # the next one is last
+    for rank, actions in enumerate(schedule):
+        for action in reversed(actions):
+            stages = pipeline.ranks[pipeline.direction_of(int(action[1:]))]
+            stage = next(index for index, ranks in enumerate(stages) if rank in ranks)
+            todo[rank].append(Task(stage, int(action[1:]), action[0] == "B"))
     start: dict[Task, int] = {}
     time, moved = 0, True
     while moved:
@@ -244,8 +236,7 @@ def started(pipeline: Pipeline, schedule: Schedule) -> dict[Task, int]:
             start[task] = time
             for rank in pipeline.ranks_of(task):
                 todo[rank].pop()
-        moved = bool(begun)
-        time += 1
+        time, moved = time + 1, bool(begun)
     return start
 
 

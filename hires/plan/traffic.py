@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from hires.core.units import MIB
 from hires.plan.event import BYTES
-from hires.plan.groups import num_holders, sums_of
+from hires.plan.groups import num_holders, sums_of, wide_dtype
 from hires.plan.plan import Plan, Stage
 from hires.plan.program import pass_comm
 
@@ -29,38 +29,34 @@ class PassTraffic(NamedTuple):
 
     kind: str
     """``halo``, ``stage``, ``join``, ``norm``, ``reduce``, ``share`` or ``loss``."""
-    source: Stage
-    target: Stage
-    sends: list[tuple[int, int, int]]
-    """Place of the sender in its stage, that of the receiver, and bytes."""
+    makers: Stage
+    readers: Stage
+    back: bool
+    """Whether gradients go from the readers to the makers."""
+    rows: list[list[int]]
+    """As the plan holds them: place among the makers, place among the readers, and more."""
+    sizes: list[int]
+    """Bytes of each row's message."""
     to_all: int = 0
-    """In the place of ``sends``: bytes that every rank sends to every other one."""
+    """In the place of messages: bytes that every rank sends to every other one."""
 
 
 def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
     """Yields what every microbatch sends on its way; gradients are summed once a step."""
-    graph, size, wide = plan.graph, BYTES[plan.dtype], _sum_bytes(plan)
+    graph, size, wide = plan.graph, BYTES[plan.dtype], BYTES[wide_dtype(plan)]
     for back in (False, True) if plan.training else (False,):
         for edge in plan.edges:
             makers, readers = plan.stages[edge.source], plan.stages[edge.target]
             kind = "stage" if makers.num_ranks == readers.num_ranks else "join"
             rows = edge.back if back else edge.messages
-            sends = [(row[0], row[1], math.prod(edge.shape(graph, row)) * size) for row in rows]
-            if back:  # these name the maker's tile first, too, though the reader sends
-                makers, readers = readers, makers
-                sends = _reversed(sends)
-            yield PassTraffic(kind, makers, readers, sends)
+            sizes = [math.prod(edge.shape(graph, row)) * size for row in rows]
+            yield PassTraffic(kind, makers, readers, back, rows, sizes)
         for stage in plan.stages:
             for op, way_back in pass_comm(plan, stage, back):
-                if op.kind != "halo":
-                    yield PassTraffic(op.kind, stage, stage, [], op.elements * wide)
-                    continue
-                row_bytes = math.prod(graph.shape(op.value)[:2]) * size
-                sends = [
-                    (source, target, (r1 - r0) * (c1 - c0) * row_bytes)
-                    for source, target, r0, r1, c0, c1 in op.messages
-                ]
-                yield PassTraffic("halo", stage, stage, _reversed(sends) if way_back else sends)
+                each = math.prod(graph.shape(op.value)[:2]) * size
+                sizes = [(r1 - r0) * (c1 - c0) * each for _, _, r0, r1, c0, c1 in op.messages]
+                to_all = op.elements * wide
+                yield PassTraffic(op.kind, stage, stage, way_back, op.messages, sizes, to_all)
 
 
 def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
@@ -75,15 +71,15 @@ def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
 
     # Every microbatch passes every stage once each way, so no rank is looked at.
     for one in pass_traffic(plan):
-        for size, number in Counter(num_bytes for *_, num_bytes in one.sends).items():
+        for size, number in Counter(one.sizes).items():
             add(one.kind, size, number * plan.pieces, number * size * plan.pieces)
         if one.to_all:
-            number = one.source.num_ranks * plan.pieces
-            add(one.kind, one.to_all, number, number * (one.source.num_ranks - 1) * one.to_all)
+            number = one.makers.num_ranks * plan.pieces
+            add(one.kind, one.to_all, number, number * (one.makers.num_ranks - 1) * one.to_all)
     for stage in plan.stages:
         holders = num_holders(plan, stage.index)
         for one_sum in sums_of(plan, stage.index):
-            size = one_sum.elements * _sum_bytes(plan)
+            size = one_sum.elements * BYTES[wide_dtype(plan)]
             add("gradient", size, holders, holders * int(2 * (holders - 1) / holders * size))
     return {key: (messages[key], total[key]) for key in sorted(messages)}
 
@@ -115,23 +111,17 @@ def matrix(plan: Plan) -> list[list[float]]:
 
     for one, copy in itertools.product(pass_traffic(plan), copies):
         passes = len(plan.microbatches_of(copy[1]))
-        sources, targets = ranks_of(one.source, copy), ranks_of(one.target, copy)
-        for source, target, num_bytes in one.sends:
-            sent[sources[source]][targets[target]] += num_bytes * passes
-        for source, target in itertools.permutations(sources, 2) if one.to_all else ():
+        makers, readers = ranks_of(one.makers, copy), ranks_of(one.readers, copy)
+        for (maker, reader, *_), num_bytes in zip(one.rows, one.sizes, strict=True):
+            source, target = makers[maker], readers[reader]
+            source, target = (target, source) if one.back else (source, target)
+            sent[source][target] += num_bytes * passes
+        for source, target in itertools.permutations(makers, 2) if one.to_all else ():
             sent[source][target] += one.to_all * passes
     for stage in plan.stages:
         holders = {rank for copy in copies for rank in ranks_of(stage, copy)}
         for one_sum in sums_of(plan, stage.index):
-            share = int(2 * one_sum.elements * _sum_bytes(plan) / len(holders))
+            share = int(2 * one_sum.elements * BYTES[wide_dtype(plan)] / len(holders))
             for source, target in itertools.permutations(holders, 2):
                 sent[source][target] += share
     return sent
-
-
-def _sum_bytes(plan: Plan) -> int:
-    return max(BYTES[plan.dtype], BYTES["float32"])
-
-
-def _reversed(sends: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    return [(target, source, num_bytes) for source, target, num_bytes in sends]

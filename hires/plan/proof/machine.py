@@ -148,8 +148,7 @@ class Rendezvous:
     def post(self, rank: int, event: Event) -> int:
         """Puts a send or receive, or its whole call, on its streams.
 
-        Returns:
-            How many events of the rank that takes; 0 where the rank cannot go on yet.
+        Returns how many events of the rank that takes; 0 where the rank cannot go on yet.
         """
         program, first = self.programs[rank], self.at[rank]
         end = first + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import itertools
@@ -101,9 +100,15 @@ def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdi
     joint = joint if plan.num_replicas > 1 else 0
     for semantics, order in ways:
         began = time.perf_counter()
-        with _no_collection():
+        # A search of Python's for cycles, which events cannot have, would visit all of them.
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
             proof = proof_in_order(order) if semantics in ORDERED else None
             proof = proof or run_machine(programs(order), members, semantics)
+        finally:
+            if was_on:
+                gc.enable()
         took = time.perf_counter() - began
         collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
         messages = proof.num_messages * plan.num_replicas
@@ -115,9 +120,7 @@ def run_machine(
 ) -> Proof:
     """Runs one list of events per rank; takes time in proportion to their number.
 
-    Returns:
-        The proof; ``problems`` is empty if every rank reaches its end with every message received,
-        else it names the mismatches, or the ranks that wait for each other.
+    The proof has no ``problems`` if every rank reaches its end with every message received.
     """
     machine = MACHINES[semantics](programs, members)
     machine.run()
@@ -151,18 +154,3 @@ def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
     for index, ranks in enumerate(members):
         if rank in ranks and len(ranks) > 1:
             yield Event("create", index, 0, what=f"the creation of group {index}")
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keeps Python from searching events for cycles, which they cannot have.
-
-    Each search visits all of them, so that in large worlds a message would cost more.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

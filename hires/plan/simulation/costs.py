@@ -63,7 +63,9 @@ class ActionCosts:
             pieces, measured = [steps_of(plan, stage, back)], [sum(measured)]
         each: list[float] = []
         for steps, seconds in zip(pieces, measured, strict=True):
-            each += _divided(steps, seconds)
+            weights = [step.node.flops * (BACK if step.back else 1) for step in steps]
+            weights = weights if any(weights) else [1] * len(steps)
+            each += [weight * seconds / max(1, sum(weights)) for weight in weights]
             if each and not steps:  # what follows the last collective belongs to the node before
                 each[-1] += seconds
         return each
@@ -158,31 +160,19 @@ def _modelled(plan: Plan, device: Device, stage: Stage, tile: int, back: bool) -
     return seconds
 
 
-def _divided(steps: list[Step], seconds: float) -> list[float]:
-    """Returns seconds divided among steps; a piece without any has no computation."""
-    weights = [step.node.flops * (BACK if step.back else 1) for step in steps]
-    weights = weights if any(weights) else [1] * len(steps)
-    return [weight * seconds / max(1, sum(weights)) for weight in weights]
-
-
 def _busy_pieces(spans: list[Span]) -> list[float]:
-    """Returns the seconds that an action computed before, between and after its collectives.
-
-    Reading the data counts as its beginning.
-    """
-    collectives = sorted(
-        (s for s in spans if s.kind == timeline.COLLECTIVE), key=lambda s: s.begin_s
-    )
+    """Returns the seconds that an action computed before, between and after its collectives."""
+    collectives = [span for span in spans if span.kind == timeline.COLLECTIVE]
+    collectives.sort(key=lambda span: span.begin_s)
     ends = [span.begin_s for span in collectives] + [math.inf]
     pieces = [0.0] * len(ends)
     for span in spans:
-        if span.kind in (timeline.FORWARD, timeline.BACKWARD, timeline.DATA):
+        if span.kind == timeline.DATA:  # reading counts as the beginning
+            pieces[0] += span.duration_s
+        elif span.kind in (timeline.FORWARD, timeline.BACKWARD):
             edges = [span.begin_s, *(t for c in collectives for t in c[2:4]), span.end_s]
-            if span.kind == timeline.DATA:
-                edges = [span.begin_s, span.end_s]
-            for index, (begin_s, end_s) in enumerate(itertools.pairwise(edges)):
-                if index % 2 == 0:
-                    pieces[index // 2] += end_s - begin_s
+            for index, begin_s in enumerate(edges[::2]):
+                pieces[index] += edges[2 * index + 1] - begin_s
         elif span.kind == timeline.HALO:
             pieces[bisect.bisect_right(ends, span.begin_s)] -= span.duration_s
     return [max(0.0, piece) for piece in pieces]

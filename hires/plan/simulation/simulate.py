@@ -69,12 +69,7 @@ class Network:
         return [("out", here, 0), ("in", there, 0)]
 
     def gather_s(self, ranks: list[int], num_bytes: float) -> float:
-        """Returns how long an all-gather takes from its last member's arrival.
-
-        Args:
-            ranks: its members.
-            num_bytes: what each hands in; each receives that of all others.
-        """
+        """Returns how long an all-gather takes from its last arrival; each hands in the bytes."""
         link = self.link(ranks)
         latency_s = link.latency_s
         if link is self.near and self.small_latency_s is not None:
@@ -85,8 +80,7 @@ class Network:
     def reduce_s(self, ranks: list[int], num_bytes: float) -> float:
         """Returns how long an all-reduce takes from its last member's arrival.
 
-        It sends the least that any algorithm can, 2 (n - 1) / n of the bytes, in a number of rounds
-        that is twice the logarithm.
+        Any algorithm sends 2 (n - 1) / n of the bytes at the least, here in twice the rounds.
         """
         link = self.link(ranks)
         share = 2 * (len(ranks) - 1) / len(ranks)
