@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -19,7 +19,7 @@ from hires.core.store import campaign
 from hires.core.store.reading import Note, text
 from hires.report.columns import Row
 from hires.report.load import measured_points, rows
-from hires.report.load.plain_values import count, counted_steps, dicts, dig, value_text
+from hires.report.load.plain_values import count, dicts, dig, value_text
 from hires.report.load.runs import Run, campaign_labels, read_runs
 
 DEVICE = "device"
@@ -65,13 +65,8 @@ class Frames:
     @functools.cached_property
     def points(self) -> pd.DataFrame:
         """One row a point: the median over its attempts, and its share of single processes."""
-        steps = {
-            (run.campaign, run.name, attempt.number): counted_steps(attempt.record)
-            for run in self.run_list
-            for attempt in run.complete
-        }
-        points = measured_points.point_rows(plain_rows(self.attempts), steps)
-        return _frame(measured_points.COLUMNS, points)
+        attempts = [row for run in self.run_list for row in rows.attempt_rows(run)]
+        return _frame(measured_points.COLUMNS, measured_points.point_rows(attempts))
 
     @functools.cached_property
     def planned(self) -> pd.DataFrame:
@@ -84,34 +79,33 @@ class Frames:
     @functools.cached_property
     def configs(self) -> pd.DataFrame:
         """One row a run, one column for every key of its config, as ``parallel.stages``."""
-        configs = [
-            {"campaign": run.campaign, "run": run.name}
-            | {key: value_text(value) for key, value in run.flat_config.items()}
-            for run in self.run_list
-        ]
-        keys = dict.fromkeys(["campaign", "run", *(key for row in configs for key in row)])
-        return _frame(list(keys), configs)
+        configs = []
+        for run in self.run_list:
+            texts = {key: value_text(value) for key, value in run.flat_config.items()}
+            configs.append({"campaign": run.campaign, "run": run.name, **texts})
+        return _frame(list(dict.fromkeys(key for row in configs for key in row)), configs)
 
     @functools.cached_property
     def setting(self) -> str:
         """What kind of device was measured, as it stands below every figure."""
-        places = [machine for run in self.run_list for machine in _machines(run)]
-        cores = sorted({place.cores for place in places if place.cores})
-        if not cores:
+        machines = [machine for run in self.run_list for machine in _machines(run)]
+        known = [(ranks, cores) for _, ranks, cores, _ in machines if cores]
+        if not known:
             return "device not recorded"
-        several = len({place.host for place in places})
+        several = len({host for host, *_ in machines})
+        every = sorted({cores for _, cores in known})
         sources = set(self.memory["source"].dropna())
         kinds = ["accelerator"] if DEVICE in sources else []
         kinds += ["CPU"] if sources != {DEVICE} else []
-        number = f"{cores[0]} to {cores[-1]}" if len(cores) > 1 else f"{cores[0]}"
+        number = f"{every[0]} to {every[-1]}" if len(every) > 1 else f"{every[0]}"
         where = "1 machine" if several == 1 else f"{several} machines"
         parts = [f"{' and '.join(kinds)}, {number} cores{'' if several == 1 else ' each'}, {where}"]
-        crowded = [place.ranks for place in places if place.cores and place.ranks > place.cores]
+        crowded = [ranks for ranks, cores in known if ranks > cores]
         if crowded and "CPU" in kinds:
             parts.append(f"simulated ranks: up to {max(crowded)} share the cores")
-        elif several == 1 and max(place.ranks for place in places) > 1:
+        elif several == 1 and max(ranks for _, ranks, *_ in machines) > 1:
             parts.append("ranks are processes of one machine")
-        most = max(place.ranks_per_device for place in places)
+        most = max(shared for *_, shared in machines)
         if most > 1 and DEVICE in sources:
             parts.append(f"up to {most} ranks share one accelerator")
         return "; ".join(parts)
@@ -157,18 +151,11 @@ def numeric(frame: pd.DataFrame, column: str) -> pd.Series:
     return pd.to_numeric(frame[column], errors="coerce").astype("float64")
 
 
-class _Place(NamedTuple):
-    host: str
-    ranks: int
-    """Ranks of the run on it."""
-    cores: int | None
-    """Cores that these ranks may use together; None: not recorded."""
-    ranks_per_device: int
-    """Most ranks that share one accelerator; 0 if none was recorded."""
+def _machines(run: Run) -> Iterator[tuple[str, int, int | None, int]]:
+    """Yields the machines that a run recorded: host, ranks on it, their cores, None if unknown.
 
-
-def _machines(run: Run) -> list[_Place]:
-    """Returns the machines of a run, in the order of its ranks; empty if none was recorded."""
+    The last number is that of the ranks which share one accelerator at most, 0 if unknown.
+    """
     origin = run.provenance
     host, rank0_cores = text(origin.get("host"), 60), count(dig(origin, "hardware", "cores"))
     by_host: dict[str, list[Row]] = {}
@@ -176,15 +163,12 @@ def _machines(run: Run) -> list[_Place]:
         by_host.setdefault(text(rank.get("host"), 60) or host or "?", []).append(rank)
     if host and not by_host:  # an older record, with the machine of rank 0 only
         by_host[host] = [{}] * (count(run.record.get("world")) or 1)
-    machines = []
     for name, ranks in by_host.items():
         lists = [rank.get("cores") for rank in ranks]
         used = {n for own in lists if isinstance(own, list) for n in map(count, own)} - {None}
         visible = Counter(words for rank in ranks if (words := text(rank.get("devices"), 200)))
         shares = [-(-number // len(words.split(","))) for words, number in visible.items()]
-        most = max(shares, default=0)
-        machines.append(_Place(name, len(ranks), len(used) or rank0_cores, most))
-    return machines
+        yield name, len(ranks), len(used) or rank0_cores, max(shares, default=0)
 
 
 _DTYPES = {

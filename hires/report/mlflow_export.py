@@ -24,14 +24,11 @@ from hires.report.load.runs import Run
 
 TAG = "hires.attempt"
 """Tag that holds campaign, run and attempt."""
-_MAX_METRICS = 1000
-"""Per call of mlflow."""
-_MAX_PARAMS = 100
-"""Per call of mlflow; also the characters of a name that are kept."""
+_MAX_METRICS = 1000  # per call of mlflow
+_MAX_PARAMS = 100  # per call of mlflow; also the characters of a name that are kept
 _INVALID = re.compile(r"[^A-Za-z0-9_.-]|\.(?=\.)|^\.|\.$")
 """What a name must not hold, because mlflow makes files of names."""
-_MAX_VALUE = 500
-"""Characters of a parameter that every version of mlflow takes."""
+_MAX_VALUE = 500  # characters of a parameter that every version of mlflow takes
 
 
 def write_mlflow(runs: Sequence[Run], out: Path) -> tuple[int, int]:

@@ -19,16 +19,8 @@ from hires.core.units import MIB, size
 from hires.report.columns import CAMPAIGN, RANKS, Column, Row, Table, place_text, table_of
 from hires.report.compare.comparison import origin
 from hires.report.frames import Frames, plain_rows
-from hires.report.load.measured_points import (
-    RIVALS,
-    WORK,
-    common_work,
-    defaults,
-    distinction,
-    fastest,
-    group_key,
-    median_speed,
-)
+from hires.report.load import measured_points
+from hires.report.load.measured_points import RIVALS, WORK, common_work, group_key
 from hires.report.load.plain_values import count, dicts, dig, listed, value_text
 from hires.report.load.rows import largest
 from hires.report.load.runs import Run
@@ -40,8 +32,7 @@ MAX_ROWS = 2000
 """Rows of one table on the page; files hold all of them."""
 MAX_CARDS = 2000
 MAX_NOTES = 200
-_MAX_VALUES = 6
-"""Values that a line lists before it counts the others."""
+_MAX_VALUES = 6  # values that a line lists before it counts the others
 _MAX_ATTEMPTS = 20
 _MAX_KEYS = 80
 _MAX_RANKS = 64
@@ -134,7 +125,7 @@ def headline(frames: Frames) -> Table:
 
     It is the work that most layouts were run with; a layout without it shows its fastest one.
     """
-    points = fastest(frames.points)
+    points = measured_points.fastest(frames.points)
     if len(points):
         # The common work is sorted first, and the first row of each layout is kept.
         common = group_key(common_work(points, WORK), WORK).iloc[0]
@@ -147,8 +138,8 @@ def headline(frames: Frames) -> Table:
     for row, rivals in zip(plain_rows(points), group_key(points, RIVALS), strict=True):
         words = " ".join(str(row[key] or "?") for key in ("model", "image", "precision"))
         words += f", batch {row['batch'] or '?'}, {row['task'] or '?'}"
-        settings = distinction(row, points, ("settings",))
-        arranged = distinction(row, frames.points[every == rivals], ("arranged",))
+        settings = measured_points.distinction(row, points, ("settings",))
+        arranged = measured_points.distinction(row, frames.points[every == rivals], ("arranged",))
         rows.append({**row, "point": ", ".join(filter(None, (words, settings, arranged)))})
     first = 0 if points["campaign"].nunique() > 1 else 1
     title = "Layouts side by side, each the median over its attempts by the latest commit"
@@ -160,7 +151,7 @@ def run_card(run: Run, number: int) -> dict[str, Any]:
     state, reason, cause = run.end
     record = run.record
     repeats = [attempt.record for attempt in run.repeats]
-    rate = median_speed(repeats)
+    rate = measured_points.median_speed(repeats)
     peaks = [largest(dicts(one.get("memory")), "peak_bytes") for one in repeats or [record]]
     known = [peak for peak in peaks if peak]
     summary = [f"{rate:.2f} img/s"] if rate is not None else []
@@ -169,7 +160,7 @@ def run_card(run: Run, number: int) -> dict[str, Any]:
     summary += [f"fullest rank {size(int(statistics.median(known)))}"] if known else []
     layout = text(record.get("layout"), 60) or text(dig(run.config, "parallel", "name"), 60)
     settings = [(key, value_text(value)) for key, value in run.flat_config.items()]
-    changed = [(key, word) for key, word in settings if defaults().get(key) != word]
+    changed = [(key, word) for key, word in settings if measured_points.defaults().get(key) != word]
     ranks = dicts(record.get("memory"))
     placement = [
         (f"rank {count(entry.get('rank'))}", _place(entry)) for entry in ranks[:_MAX_RANKS]
@@ -193,7 +184,7 @@ def run_card(run: Run, number: int) -> dict[str, Any]:
 
 def _attempt_words(attempt: Attempt) -> str:
     state = text(attempt.record.get("state"), 20) or text(attempt.exit.get("state"), 20)
-    rate = median_speed([attempt.record]) if state == "done" else None
+    rate = measured_points.median_speed([attempt.record]) if state == "done" else None
     return (state or "not ended") + (f", {rate:.2f} img/s" if rate is not None else "")
 
 

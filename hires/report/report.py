@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,7 @@ from hires.report.plots.base import PlotData
 
 PAGE = "index.html"
 OPTION = "--out DIR"
-_MAX_NOTES = 20
-"""Notes that are printed one by one."""
-
-
-@dataclass(frozen=True)
-class ReportRequest:
-    """What a report consists of, and where it is written."""
-
-    formats: tuple[str, ...]
-    """``html``, formats of tables and formats of plots."""
-    out: Path
-    title: str | None = None
-    """Heading of the page; unset: the names of the campaigns."""
+_MAX_NOTES = 20  # notes that are printed one by one
 
 
 @dataclass
@@ -72,17 +60,19 @@ class ReportFiles:
 def write_report(
     paths: Sequence[Path],
     campaigns: Sequence[Path],
-    request: ReportRequest,
+    formats: Collection[str],
+    out: Path,
+    title: str | None = None,
     add_states: Callable[[Iterable[Run]], None] = lambda runs: None,
 ) -> ReportFiles:
-    """Writes a report of some run folders, and of the planned points of some campaigns.
+    """Writes a report of some run folders, and of the planned points of some campaigns, to ``out``.
 
-    ``add_states`` sets the status of runs without an exit record.
+    ``formats`` are ``html`` and those of tables and plots; without a ``title`` the page is headed
+    by the campaigns' names; ``add_states`` sets the status of runs without an exit record.
 
     Raises:
         ConfigError: a file cannot be written.
     """
-    out = request.out
     with contextlib.ExitStack() as stack:
         # Hundreds of thousands of plain values are made, and no cycle that must be searched for.
         if gc.isenabled():
@@ -94,23 +84,23 @@ def write_report(
             add_campaign(frames, folder)
         report = ReportFiles(len(frames.run_list))
         tables, plots = summaries.summaries(frames), []
-        if {"html", *figures.FORMATS} & set(request.formats):
+        if {"html", *figures.FORMATS} & set(formats):
             roots = dict.fromkeys(path.parent.parent for path in paths)
             benches = [bench for root in roots for bench in read_benches(root, frames.notes)]
             plots = figures.draw(PlotData(frames, benches))
-        for form in (form for form in summaries.FORMATS if form in request.formats):
+        for form in (form for form in summaries.FORMATS if form in formats):
             files = {table.name: summaries.encoded(table, form) for table in tables}
             report.files += _written(out / "tables", files, form)
-        for form in (form for form in figures.FORMATS if form in request.formats):
+        for form in (form for form in figures.FORMATS if form in formats):
             files = {plot.name: figures.encoded(plot, form) for plot in plots}
             report.files += _written(out / "plots", files, form)
         report.left_out = figures.missing(plots)
         report.notes = frames.all_notes()
-        if "html" in request.formats:
+        if "html" in formats:
             from hires.report.page import render
 
             make_folder(out, OPTION)
-            text = render(frames, tables, plots, request.title)
+            text = render(frames, tables, plots, title)
             write_atomically(out / PAGE, text, option=OPTION)
             report.files.insert(0, out / PAGE)
     return report

@@ -155,8 +155,7 @@ def _planned(frames: Frames) -> pd.DataFrame:
     return frames.planned.loc[order.sort_values(kind="stable").index]
 
 
-_ORDER = defaultdict(lambda: 2, infeasible=0, failed=1, done=9)
-"""Order of the states of points."""
+_ORDER = defaultdict(lambda: 2, infeasible=0, failed=1, done=9)  # order of the states of points
 _REPRODUCE = Column("reproduce", "reproduce")
 
 _TABLES = (

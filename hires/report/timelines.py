@@ -17,20 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import ConfigError
-from hires.core.ranks.timeline import (
-    BACKWARD,
-    COLLECTIVE,
-    COMPUTE,
-    DATA,
-    FORWARD,
-    GRADIENTS,
-    HALO,
-    OPTIMISER,
-    Span,
-    StepSpans,
-    complete_steps,
-    length_s,
-)
+from hires.core.ranks import timeline
+from hires.core.ranks.timeline import BACKWARD, FORWARD, Span, StepSpans, complete_steps, length_s
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.plan.plan import Plan
@@ -45,7 +33,13 @@ DIRECTIONS = ("down", "up")
 US = 1e6
 """Microseconds of a second."""
 _IDLE, _WAITING = ".", "~"
-_FILL = {FORWARD: "f", BACKWARD: "b", OPTIMISER: "o", DATA: "d", GRADIENTS: "g"}
+_FILL = {
+    FORWARD: "f",
+    BACKWARD: "b",
+    timeline.OPTIMISER: "o",
+    timeline.DATA: "d",
+    timeline.GRADIENTS: "g",
+}
 LEGEND = (
     "F0fff forward of microbatch 0, B0bbb its backward, ~ waiting for other tiles inside a pass, "
     "g sum of gradients, o optimiser, d data, . idle or waiting for another stage"
@@ -104,7 +98,7 @@ def draw(spans: list[Span], took_s: float, width: int) -> str:
         name = span.action if span.kind in (FORWARD, BACKWARD) else ""
         for place, column in enumerate(columns(span, 1)):
             cells[column] = name[place] if place < len(name) else _FILL[span.kind]
-    for span in (s for s in spans if s.kind in (HALO, COLLECTIVE)):
+    for span in (s for s in spans if s.kind in (timeline.HALO, timeline.COLLECTIVE)):
         for column in columns(span, 0):
             if cells[column] in _FILL.values():
                 cells[column] = _WAITING
@@ -179,7 +173,7 @@ def _span(plan: Plan, rank: int, step: int, begin_s: float, span: Span) -> Event
         "ph": "X",
         "name": span.action if named else span.kind,
         "cat": span.kind,
-        "tid": COMPUTATION if span.kind in COMPUTE else MESSAGES,
+        "tid": COMPUTATION if span.kind in timeline.COMPUTE else MESSAGES,
         "ts": (begin_s + span.begin_s) * US,
         "dur": span.duration_s * US,
         "args": args,

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
-from hires.report.report import ReportRequest, write_report
+from hires.report.report import write_report
 from tests.helpers.hostile import hostile_campaign
 from tests.helpers.report_runs import report_run
 
@@ -183,7 +183,7 @@ def test_page_prints(opened):
 
 def test_hostile_runs_execute_nothing(one_browser, tmp_path):
     paths = hostile_campaign(tmp_path / "results")
-    made = write_report(paths, [paths[0].parent], ReportRequest(("html",), tmp_path))
+    made = write_report(paths, [paths[0].parent], ("html",), tmp_path)
     one_browser.resize(1600)
     one_browser.open(made.files[0])
     one_browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
@@ -201,7 +201,7 @@ def test_hostile_runs_execute_nothing(one_browser, tmp_path):
 def test_link_that_was_followed_last_opens_its_box_again(one_browser, tmp_path):
     # Only a change of the hash was listened to, and the same link changes none.
     paths = [report_run(tmp_path / "results")]
-    made = write_report(paths, [], ReportRequest(("html",), tmp_path))
+    made = write_report(paths, [], ("html",), tmp_path)
     one_browser.resize(1600)
     one_browser.open(made.files[0])
     follow = "document.querySelector('td a[href^=\"#run-\"]').click()"

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from hires.report.report import ReportRequest, write_report
+from hires.report.report import write_report
 from tests.helpers.hostile import ATTACK, LONG, hostile_campaign
 from tests.helpers.report_runs import report_run, sized_campaign
 
@@ -31,7 +31,7 @@ class Seen(HTMLParser):
 
 
 def page_of(folder, paths):
-    made = write_report(paths, [paths[0].parent], ReportRequest(FORMATS, folder))
+    made = write_report(paths, [paths[0].parent], FORMATS, folder)
     return (folder / "index.html").read_text(encoding="utf-8"), made
 
 
@@ -131,6 +131,5 @@ def test_report_of_a_pending_run_says_what_is_missing(tmp_path):
 
 def test_title_is_whatever_is_asked_for(tmp_path):
     run = report_run(tmp_path / "results")
-    request = ReportRequest(("html",), tmp_path / "out", "<b>Mine</b>")
-    write_report([run], [], request)
+    write_report([run], [], ("html",), tmp_path / "out", "<b>Mine</b>")
     assert "<h1>&lt;b&gt;Mine&lt;/b&gt;</h1>" in (tmp_path / "out/index.html").read_text()

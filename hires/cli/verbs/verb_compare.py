@@ -15,6 +15,7 @@ from hires.core.store.launch_file import reproduce_line
 from hires.launcher.status.run_selection import select
 from hires.report.columns import Column
 from hires.report.compare import comparison, references
+from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.comparison import Comparison
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.verdicts import PointVerdict, Settings, parse_tolerance
@@ -128,7 +129,7 @@ def _print(made: Comparison) -> None:
     (a, b), settings = made.names, made.settings
     print(f"A: {a}\nB: {b}")
     print(
-        f"{100 * settings.confidence:g} % bootstrap intervals of B/A, {settings.resamples} "
+        f"{100 * CONFIDENCE:g} % bootstrap intervals of B/A, {settings.resamples} "
         f"resamples, seed {settings.seed}\n"
     )
     for result in made.overall:

@@ -41,17 +41,18 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Writes a report; returns 0, however the runs ended."""
-    from hires.report.report import ReportRequest, write_report  # matplotlib: --help does without
+    from hires.report.report import write_report  # matplotlib: --help does without
 
     formats: Sequence[str] = DEFAULT
     if args.format:
         formats = chosen("--format", ",".join(args.format), [*FORMATS, "all"])
         formats = FORMATS if "all" in formats else formats
-    request = ReportRequest(tuple(formats), Path(args.out), args.title)
     selection = select(args.names, args.results)
     paths = selection.paths
     if not paths and not selection.planned:
         raise ConfigError(no_runs(args.results, "report"))
-    report = write_report(paths, selection.whole_campaigns, request, add_live_states)
+    report = write_report(
+        paths, selection.whole_campaigns, formats, Path(args.out), args.title, add_live_states
+    )
     print(json.dumps(report.to_dict(), indent=2) if args.json else "\n".join(report.lines()))
     return 0

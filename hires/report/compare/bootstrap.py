@@ -1,8 +1,8 @@
 """Estimates a ratio and its confidence, by a bootstrap that resamples independent units only.
 
 Steps of one run are not independent: they share the state of the machine, and neighbours share
-more. So the units are, in this order: pairs of runs with a seed that both sides have; repeats, if
-both sides have several; else blocks of consecutive steps, as long as their correlation needs.
+more. The units are pairs of runs with a seed that both sides have; repeats, if both sides have
+several; else blocks of consecutive steps, as long as their correlation needs.
 
 Everything is computed on logarithms, whose difference is the ratio's. A bootstrap of few units
 spreads less than it should; each draw is widened by sqrt(n / (n - 1)) and by the chi-square
@@ -33,17 +33,13 @@ Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-_MAX_STEPS = 1024
-"""A longer run is reduced to so many groups of consecutive steps, each by its median."""
-_MIN_BLOCKS = 4
-"""A block is at most so long that the steps make this many, if there are that many steps."""
+_MAX_STEPS = 1024  # groups of consecutive steps, each by its median, that a longer run becomes
+_MIN_BLOCKS = 4  # that a series is cut into at least, if it has so many steps
 
 _LARGEST = math.floor(math.log(sys.float_info.max))
-_NORMAL = 1.96
-"""Standard deviations on either side that hold 95 % of a normal distribution."""
+_NORMAL = 1.96  # standard deviations on either side that hold 95 % of a normal distribution
 _MIN_REPEATS = 3
-_TOO_WIDE = 1e3
-"""Largest factor by which an interval counts as too wide."""
+_TOO_WIDE = 1e3  # largest factor by which an interval counts as too wide
 _NO_INTERVAL = "one number each: no interval"
 
 
@@ -66,11 +62,11 @@ class Estimate:
         """B over A."""
         return _exp(self.log_ratio)
 
-    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-        """Returns the ends between which the ratio lies with this confidence; None if unknown."""
+    def interval(self) -> tuple[float, float] | None:
+        """Returns the ends of the interval of ``CONFIDENCE`` around the ratio; None if unknown."""
         if self.draws is None:
             return None
-        tail = (1 - confidence) / 2
+        tail = (1 - CONFIDENCE) / 2
         low, high = np.quantile(self.draws, (tail, 1 - tail))
         return _exp(self.log_ratio + float(low)), _exp(self.log_ratio + float(high))
 

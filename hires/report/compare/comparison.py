@@ -10,6 +10,7 @@ from typing import Any
 from hires.core.errors import ConfigError
 from hires.core.store.reading import text
 from hires.core.units import size
+from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.pairing import ComparedPoint, pair, points
 from hires.report.compare.references import Reference, best
@@ -20,22 +21,14 @@ from hires.report.load.rows import run_row
 from hires.report.load.runs import Run
 from hires.report.templates import rendered
 
-_FEW = 3
-"""Repeats from which on their spread is known at least roughly."""
-_MAX_NOTES = 5
-"""Notes about unreadable files that are listed."""
-_MAX_LABELS = 4
-"""Points that a note names."""
-_MAX_MISFITS = 300
-"""Characters of the differences between a run and a reference."""
-_MANY = 20
-"""Points from which on some differ by chance alone."""
-_MAX_XML_TEXT = 100_000
-"""Characters; no text of a comparison is as long."""
-_PLACES = ("campaign", "results")
-"""Keys that say where a run is kept."""
-_MAX_VALUES = 4
-"""Values that are listed before the others are counted."""
+_FEW = 3  # repeats from which on their spread is known at least roughly
+_MAX_NOTES = 5  # notes about unreadable files that are listed
+_MAX_LABELS = 4  # points that a note names
+_MAX_MISFITS = 300  # characters of the differences between a run and a reference
+_MANY = 20  # points from which on some differ by chance alone
+_MAX_XML_TEXT = 100_000  # characters; no text of a comparison is as long
+_PLACES = ("campaign", "results")  # keys that say where a run is kept
+_MAX_VALUES = 4  # values that are listed before the others are counted
 _NUMBERS = {
     "img_per_s_median": "throughput [img/s]",
     "step_s_median": "step time [s]",
@@ -107,7 +100,7 @@ class Comparison:
             "a": self.names[0],
             "b": self.names[1],
             "regression": self.is_worse,
-            "confidence": settings.confidence,
+            "confidence": CONFIDENCE,
             "resamples": settings.resamples,
             "seed": settings.seed,
             "overall": [verdict.to_dict() for verdict in self.overall],
@@ -191,7 +184,8 @@ def junit_text(comparison: Comparison) -> str:
     """
     names, settings, verdicts = comparison.names, comparison.settings, comparison.verdicts
     facts = list(zip("AB", names, strict=True))
-    facts += [(key, str(getattr(settings, key))) for key in ("seed", "resamples", "confidence")]
+    facts += [("seed", str(settings.seed)), ("resamples", str(settings.resamples))]
+    facts.append(("confidence", str(CONFIDENCE)))
     facts += [(d.what, f"{d.a} -> {d.b}") for d in [*comparison.config, *comparison.origin]]
     values = {"names": names, "facts": facts, "verdicts": verdicts, "clean": _xml_text}
     return rendered("junit.xml", values)
@@ -278,15 +272,12 @@ def _add_notes(
             f"the memory of {rough} of {len(records)} attempts is that of whole processes, which "
             f"differs by chance, most for small networks; measure.warmup=2 measures that of a step"
         )
-    alone: dict[str, dict[str, None]] = {}
-    for verdict in results:
-        if verdict.alone:
-            alone.setdefault(", ".join(verdict.alone), {})[verdict.point] = None
-    for seeds, labels in alone.items():
-        several = "," in seeds
+    for alone in dict.fromkeys(tuple(verdict.alone) for verdict in results if verdict.alone):
+        seeds, them = ("seeds", "them") if len(alone) > 1 else ("seed", "it")
+        labels = dict.fromkeys(one.point for one in results if tuple(one.alone) == alone)
         notes.append(
-            f"seed{'s' if several else ''} {seeds} left out, because only one side has "
-            f"{'them' if several else 'it'}: {listed(list(labels), _MAX_LABELS, '; ')}"
+            f"{seeds} {', '.join(alone)} left out, because only one side has {them}: "
+            f"{listed(list(labels), _MAX_LABELS, '; ')}"
         )
     if any(1 < min(verdict.repeats) < _FEW for verdict in results):
         notes.append(
@@ -295,7 +286,7 @@ def _add_notes(
     judged = sum(verdict.interval is not None for verdict in results)
     if judged >= _MANY:
         notes.append(
-            f"of {judged} equal points about {(1 - comparison.settings.confidence) * judged:.0f} "
+            f"of {judged} equal points about {(1 - CONFIDENCE) * judged:.0f} "
             f"would differ by chance; the tolerance keeps small ones out, repeats keep out more"
         )
     damaged = list(dict.fromkeys(f"{n.where}: {n.text}" for run in runs for n in run.notes))

@@ -18,8 +18,7 @@ from hires.report.load.rows import what
 from hires.report.load.runs import SEED, Run, repeats_of
 
 _COLUMNS = ("model", "image", "layout", "precision")
-_MAX_LABEL = 160
-"""Characters."""
+_MAX_LABEL = 160  # characters
 _Key = tuple[tuple[str, str], ...]
 
 

@@ -30,11 +30,11 @@ from hires.report.columns import Row
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.pairing import points
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
-from hires.report.load.measured_points import defaults
+from hires.report.load.measured_points import WITH_COLUMN, defaults
 from hires.report.load.plain_values import number, same_value, value_text
 from hires.report.load.repeats import middle
 from hires.report.load.rows import what
-from hires.report.load.runs import SEED, Run
+from hires.report.load.runs import Run
 
 ENDINGS = (".yaml", ".yml")
 OPTION = "--write-reference FILE"
@@ -42,10 +42,6 @@ _KEYS = ("metric", "value", "unit", "tolerance", "cluster", "point", "others")
 _DEFAULT = "default"
 _COLUMNS = ("model", "image", "layout", "precision", "task", "batch", "ranks")
 """Columns that name a point in a file that is written."""
-_IN_COLUMNS = (
-    SEED, "image", "batch", "task.name", "parallel.name", "precision.name", "model.name",
-)  # fmt: skip
-"""Keys that the columns hold already, and the one in which repeats differ."""
 _MEASUREMENT = ("steps", "measure.warmup", "measure.steps")
 """Keys that change how often something is measured, and the last loss, but nothing else."""
 
@@ -129,7 +125,7 @@ def measured(
     Keys in which the runs differ are named even if they have their defaults. Without a ``cluster``
     the references are of the host that was measured.
     """
-    configs = [run.identity(*_IN_COLUMNS) for run in runs]
+    configs = [run.identity(*WITH_COLUMN) for run in runs]
     every = {key for config in configs for key in config}
     keys = {key for key in every if len({config.get(key) for config in configs}) > 1}
     references = []
@@ -167,7 +163,7 @@ def _identity(run: Run, metric: Metric, keys: Collection[str]) -> dict[str, str]
     ignored = () if metric.name == "loss" else _MEASUREMENT
     row = what(run)
     identity = {key: value_text(row[key]) for key in _COLUMNS if row.get(key) is not None}
-    for key, value in run.identity(*_IN_COLUMNS).items():
+    for key, value in run.identity(*WITH_COLUMN).items():
         if key in keys or (key not in ignored and defaults().get(key) != value):
             identity[key] = value
     return identity

@@ -28,12 +28,9 @@ BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "same", "unknown"
 UNDECIDED = "undecided"
 DECIDED = (BETTER, WORSE, SAME)
 OVERALL = "overall"
-_FAILED = ("failed", "lost")
-"""States of a run that count as worse; a user who cancelled one did so on purpose."""
-_MUCH_WIDER = 2.0
-"""An interval so many times as wide as the tolerance does not show that nothing changed."""
-_FINEST = 0.01
-"""A smaller tolerance means any difference at all, and no interval is as narrow as that."""
+_FAILED = ("failed", "lost")  # states that count as worse; a user cancels a run on purpose
+_MUCH_WIDER = 2.0  # widths of the tolerance; a wider interval does not show that nothing changed
+_FINEST = 0.01  # a smaller tolerance means any difference; no interval is as narrow as that
 _PERCENT = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*%")
 
 
@@ -62,7 +59,6 @@ class Settings:
     tolerance: Tolerance
     seed: int = 0
     resamples: int = bootstrap.RESAMPLES
-    confidence: float = bootstrap.CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -177,7 +173,7 @@ def overall(metric: Metric, points: Sequence[PointVerdict], settings: Settings) 
 
 
 def _decided(label: str, metric: Metric, estimate: Estimate, settings: Settings) -> PointVerdict:
-    interval = estimate.interval(settings.confidence)
+    interval = estimate.interval()
     ratio, tolerance = estimate.ratio, settings.tolerance
     low, high = interval or (ratio, ratio)
     widest = _MUCH_WIDER * tolerance.width

@@ -39,7 +39,7 @@ SPREAD = (
 )
 """How a point of several attempts is drawn, for captions."""
 
-_WITH_COLUMN = (
+WITH_COLUMN = (
     SEED, "image", "batch", "model.name", "precision.name", "task.name", "parallel.name",
 )  # fmt: skip
 """Keys that have a column of their own, and the one in which repeats differ."""
@@ -64,7 +64,7 @@ def unusual_keys(run: Run) -> dict[str, str]:
     ``arranged`` holds those of the layout, ``settings`` all others.
     """
     words: dict[str, list[str]] = {"arranged": [], "settings": []}
-    for key, value in run.identity(*_WITH_COLUMN).items():
+    for key, value in run.identity(*WITH_COLUMN).items():
         if key.startswith("cluster.") and key != "cluster.name":
             continue
         if defaults().get(key) != value:
@@ -72,30 +72,23 @@ def unusual_keys(run: Run) -> dict[str, str]:
     return {name: _JOIN.join(sorted(kept)) for name, kept in words.items()}
 
 
-def point_rows(
-    attempts: Sequence[Row], steps: Mapping[tuple[str, str, int], list[float]]
-) -> list[Row]:
+def point_rows(attempts: Iterable[Row]) -> list[Row]:
     """Returns one row a point: the median over its attempts, p10 and p90 over their steps.
 
     Only those attempts count that repeat the latest one.
-
-    Args:
-        attempts: rows of complete attempts.
-        steps: seconds of the counted steps by campaign, run and attempt.
     """
     import numpy as np
 
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in attempts:
         if row["img_per_s_median"] is not None:
-            groups.setdefault(tuple(row[key] for key in POINT), []).append(row)
+            groups.setdefault(tuple(row.get(key) for key in POINT), []).append(row)
     points: list[Row] = []
     for group in groups.values():
         latest = repeat_latest([(row["git"], row["host"], row["ended"] or "") for row in group])
         repeats = [row for row, counts in zip(group, latest, strict=True) if counts]
         point = {**repeats[0], "layout": repeats[0]["layout"] or "?"}
-        keys = [(row["campaign"], row["run"], row["attempt"]) for row in repeats]
-        took = [step_s for key in keys for step_s in steps.get(key, ())]
+        took = [step_s for row in repeats for step_s in row["steps"]]
         # A record without its steps still has the spread of each attempt.
         lows, highs = _known(repeats, "img_per_s_p10"), _known(repeats, "img_per_s_p90")
         spread = [min(lows, default=None), max(highs, default=None)]
@@ -203,4 +196,4 @@ def _known(rows: Sequence[Row], key: str) -> list[float]:
 
 
 def _work_of(row: Row) -> tuple[str, ...]:
-    return tuple(str(row[key]) for key in ("campaign", *WORK))
+    return tuple(str(row.get(key)) for key in ("campaign", *WORK))

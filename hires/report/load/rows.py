@@ -18,14 +18,20 @@ from hires.core.store.reading import Note, text
 from hires.plan import traffic
 from hires.report.columns import MEMORY, RATES, SPEED, Row, keys, memory_rows, values
 from hires.report.load import measured_points
-from hires.report.load.plain_values import count, dicts, dig, number, steps_of, value_text
+from hires.report.load.plain_values import (
+    count,
+    counted_steps,
+    dicts,
+    dig,
+    number,
+    steps_of,
+    value_text,
+)
 from hires.report.load.repeats import attempt_origin
 from hires.report.load.runs import Run, end_of
 
-_EXACTNESS = ("fp64", "fp32", "bf16", "fp16", "int8")
-"""Precisions, the most exact first."""
-_NOT_PLANNED = ("seed", "steps", "task.lr")
-"""Keys that change no message of the plan."""
+_EXACTNESS = ("fp64", "fp32", "bf16", "fp16", "int8")  # precisions, the most exact first
+_NOT_PLANNED = ("seed", "steps", "task.lr")  # keys that change no message of the plan
 
 _RUN = ("campaign", "run", "model", "image", "layout", "precision")
 _SIZED = ("model", "image", "height", "width", "layout", "precision", "task", "batch", "ranks")
@@ -101,12 +107,12 @@ def run_row(run: Run) -> Row:
 
 
 def attempt_rows(run: Run) -> Iterator[Row]:
-    """Yields the rows of a run's complete attempts."""
+    """Yields the rows of a run's complete attempts, with the seconds of their counted steps."""
     for attempt in run.complete:
         peak = largest(dicts(attempt.record.get("memory")), "peak_bytes")
         origin = zip(("git", "host", "ended"), attempt_origin(attempt.record), strict=True)
-        row = {"attempt": attempt.number, "peak_bytes_max": peak, **dict(origin)}
-        yield {**what(run), **values(SPEED, attempt.record), **row}
+        row = {**values(SPEED, attempt.record), "attempt": attempt.number, **dict(origin)}
+        yield {**what(run), **row, "peak_bytes_max": peak, "steps": counted_steps(attempt.record)}
 
 
 def sample_rows(run: Run) -> Iterator[Row]:

@@ -30,8 +30,7 @@ SEED = "seed"
 """Key in which the repeats of a point differ."""
 MAX_WORLD = 2**16
 """Ranks of a plan that is opened."""
-_MAX_NAME = 80
-"""Characters of a campaign's name."""
+_MAX_NAME = 80  # characters of a campaign's name
 _ENDED = ("done", "failed", "cancelled", "lost", "infeasible")
 
 

@@ -16,8 +16,7 @@ from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot
 
 MAX_POINTS = 500
 """Points of a curve; a longer one is drawn by the means of as many parts."""
-_FLOOR = 1e-17
-"""Where an error of exactly 0 is drawn on a logarithmic axis."""
+_FLOOR = 1e-17  # where an error of exactly 0 is drawn on a logarithmic axis
 
 
 @plot(110, "loss", "Loss curves")

@@ -11,8 +11,7 @@ from hires.report.load.measured_points import group_key, point_name
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, PlotData, plot
 
-_LETTERS_PER_INCH = 13
-"""Of a title."""
+_LETTERS_PER_INCH = 13  # of a title
 _PANEL = ("campaign", "model", "precision", "task", "batch", "limit")
 """Columns that the bars of one panel of images share."""
 

@@ -7,19 +7,7 @@ from collections import defaultdict
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hires.core.ranks.timeline import (
-    BACKWARD,
-    COLLECTIVE,
-    DATA,
-    FORWARD,
-    GRADIENTS,
-    HALO,
-    OPTIMISER,
-    WAIT,
-    Span,
-    StepSpans,
-    length_s,
-)
+from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, WAIT, StepSpans, length_s
 from hires.plan.plan import Plan
 from hires.plan.program import edge_messages
 from hires.report.plots import style
@@ -31,15 +19,12 @@ PARTS = tuple(kind for kind in style.KINDS if kind != WAIT)
 """Parts of a step; together they are as long as the step."""
 MAX_TIMELINES = 4
 """Runs whose time lines fit into a figure."""
-_FINEST = 1 / 1500
-"""Share of a step; adjacent spans of one kind with a smaller gap are drawn as one."""
-_NAMED = 1 / 40
-"""Share of a step from which a pass has room for its name."""
+_FINEST = 1 / 1500  # share of a step; spans of one kind with a smaller gap are drawn as one
+_NAMED = 1 / 40  # share of a step from which a pass has room for its name
 _MISSING = (
     f"no run that is drawn kept the time line of its last steps, or all have more than {MAX_RANKS} "
     f"ranks"
 )
-_ORDER = (FORWARD, BACKWARD, HALO, COLLECTIVE, WAIT, GRADIENTS, OPTIMISER, DATA)
 
 
 @plot(60, "step_split", "Where the time of a step goes")
@@ -151,11 +136,17 @@ def split_rank(
 
 def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> None:
     for rank in ranks:
-        for level, kind in enumerate(_ORDER):
-            merged = _merged([s for s in rank.spans if s.kind == kind], took_s)
+        # Halos and batch statistics lie inside passes, and are drawn over them.
+        for level, (kind, (label, colour, hatch)) in enumerate(style.KINDS.items()):
+            spans = sorted((s.begin_s, s.end_s) for s in rank.spans if s.kind == kind)
+            # Those too close to be told apart are one.
+            merged: list[tuple[float, float]] = []
+            for begin, end in spans:
+                if merged and begin - merged[-1][1] < _FINEST * took_s:
+                    begin, end = merged[-1][0], max(merged.pop()[1], end)
+                merged.append((begin, end))
             if not merged:
                 continue
-            label, colour, hatch = style.KINDS[kind]
             axis.broken_barh(
                 [(1e3 * begin, 1e3 * (end - begin)) for begin, end in merged],
                 (rank.rank - 0.41, 0.82), facecolors=colour, linewidth=0,
@@ -174,17 +165,6 @@ def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> N
     axis.set_yticks([r.rank for r in ranks][:: max(1, len(ranks) // 16)])
     axis.set_ylabel("rank", fontsize=8)
     style.no_grid(axis, "y")
-
-
-def _merged(spans: list[Span], took_s: float) -> list[tuple[float, float]]:
-    """Returns begin and end of spans in seconds; those too close to be told apart are one."""
-    merged: list[tuple[float, float]] = []
-    for span in sorted(spans, key=lambda s: s.begin_s):
-        if merged and span.begin_s - merged[-1][1] < _FINEST * took_s:
-            merged[-1] = merged[-1][0], max(merged[-1][1], span.end_s)
-        else:
-            merged.append((span.begin_s, span.end_s))
-    return merged
 
 
 def _split_words(drawn: DrawnRun, ranks: list[dict[str, float]]) -> str:

@@ -180,8 +180,3 @@ def log_axis(axis: Axes, which: str, base: float = 10.0) -> None:
 def short(name: str, length: int = 26) -> str:
     """Returns a name of at most ``length`` characters."""
     return name if len(name) <= length else f"{name[: length - 3]}..."
-
-
-def listed(words: Sequence[str]) -> str:
-    """Returns words as a list in prose: ``a, b and c``."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -8,31 +8,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from hires.report.frames import Frames, numeric, plain_rows
-from hires.report.load.measured_points import (
-    SPREAD,
-    WORK,
-    common_work,
-    fastest,
-    group_key,
-    point_name,
-    weight,
-    work_name,
-)
+from hires.report.load import measured_points
+from hires.report.load.measured_points import SPREAD, WORK, group_key, point_name, work_name
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, Drawing, PlotData, plot
 
 MAX_BARS = 20
 _PANEL = tuple(key for key in ("campaign", *WORK) if key != "image")
 """Columns that the points of one panel against image size share."""
-_BARS = tuple(key for key in WORK if key != "precision")
-"""Columns that the bars of one figure share."""
+_BARS = tuple(key for key in WORK if key != "precision")  # columns that bars of a figure share
 
 
 @plot(10, "throughput_by_layout", "Throughput of each layout")
 def by_layout(data: PlotData) -> Drawing | str:
     """Draws a bar for every layout and number of ranks, at the work most layouts were run with."""
     frame = _points(data.frames)
-    bars = common_work(frame, _BARS) if len(frame) else frame
+    bars = measured_points.common_work(frame, _BARS) if len(frame) else frame
     if bars["layout"].nunique() < 2:
         return "no network and image was run to the end in two layouts"
     bars = bars.assign(bar=[point_name(row, bars) for row in plain_rows(bars)])
@@ -105,7 +96,7 @@ def by_ranks(data: PlotData) -> Drawing | str:
     works = [part for part in works if part["ranks"].nunique() > 1]
     if not works:
         return "no network, image, batch and precision was run on different numbers of ranks"
-    work = max(works, key=lambda part: (part["ranks"].nunique(), *weight(part)))
+    work = max(works, key=lambda part: (part["ranks"].nunique(), *measured_points.weight(part)))
     fig, [[speed, share]] = style.figure(1, 2, 3.4)
     words = _draw_scaling(speed, share, work)
     style.legend(fig, [speed])
@@ -154,7 +145,7 @@ def _draw_scaling(speed: Axes, share: Axes, work: pd.DataFrame) -> str:
 
 def _points(frames: Frames) -> pd.DataFrame:
     """Returns the fastest point of each work, layout and number of ranks, with its pixels."""
-    frame = fastest(frames.points)
+    frame = measured_points.fastest(frames.points)
     kept = frame[frame["height"].notna() & frame["width"].notna()].copy()
     kept["pixels"] = numeric(kept, "height") * numeric(kept, "width")
     return kept
