@@ -80,7 +80,6 @@ class AttemptQueue(ABC, Generic[Task]):
     """Runs that wait and run, and share some resources."""
 
     def __init__(self, tasks: Sequence[Task], rooms: Sequence[float]) -> None:
-        """Takes the runs in the order of their start, and how much there is of each resource."""
         self.waiting = list(tasks)
         self.running: list[Running[Task]] = []
         self.stopped: str | None = None
@@ -143,11 +142,7 @@ class AttemptQueue(ABC, Generic[Task]):
                         run.process.wait()
 
     def launch(self, task: Task, attempt: int, words: Sequence[str], log: Path) -> None:
-        """Starts ``python -m words``, the launcher of an attempt, which Ctrl-C does not reach.
-
-        Raises:
-            RunError: it cannot be started; that is the end of the attempt.
-        """
+        """Starts ``python -m words``, an attempt's launcher; if it cannot, that is its end."""
         command = [sys.executable, "-m", *words]
         options = {"death_signal": signal.SIGTERM, "heir": True}
         try:
@@ -228,15 +223,10 @@ class LocalQueue(AttemptQueue[FrozenRun]):
         rank_hours: float | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Takes the attempts in the order of their start, and what they may use.
+        """Takes the attempts in the order of their start, and what they may use at once.
 
-        Args:
-            tasks: one attempt each.
-            rooms: how much of the machine they may use at once.
-            watcher: is called at every start and end, and with every line of metrics.
-            module: the Python module that every rank runs, if it is not hires' own.
-            rank_hours: no attempt starts once ranks times hours, over all attempts, come to this.
-            cancelled: called again and again; if it returns True all ends, as after Ctrl-C.
+        None starts once ranks times hours, over all attempts, come to ``rank_hours``. If
+        ``cancelled``, which is called again and again, returns True all ends, as after Ctrl-C.
         """
         super().__init__(tasks, rooms)
         self.ends: list[Ended] = []

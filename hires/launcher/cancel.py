@@ -50,7 +50,12 @@ def cancel_all(states: Sequence[RunState]) -> Iterator[tuple[RunState, str, bool
             elif attempt.job_name is None:
                 yield state, _stop_process(attempt), True
             elif attempt.job_name not in whole:
-                yield state, _leave_shared_job(attempt, waits), True
+                write_atomically(attempt.folder / file_names.CANCEL, "")
+                if waits:
+                    cause = f"cancelled while it waited for its turn in job {attempt.job_name}"
+                    write_cancelled(attempt.run, attempt.number, cause)
+                what = "will not be begun" if waits else "will end soon"
+                yield state, f"{what}; the other runs of job {attempt.job_name} go on", True
             elif why is not None:
                 yield state, why, False
             else:
@@ -79,23 +84,8 @@ def _whole_jobs(attempts: Sequence[Attempt]) -> dict[str, Job]:
     return whole
 
 
-def _leave_shared_job(attempt: Attempt, waits: bool) -> str:
-    """Requests that a run ends whose job others share; returns that in words."""
-    write_atomically(attempt.folder / file_names.CANCEL, "")
-    others = f"the other runs of job {attempt.job_name} go on"
-    if waits:
-        cause = f"cancelled while it waited for its turn in job {attempt.job_name}"
-        write_cancelled(attempt.run, attempt.number, cause)
-        return f"will not be begun; {others}"
-    return f"will end soon; {others}"
-
-
 def _stop_process(attempt: Attempt) -> str:
-    """Stops the launcher of an attempt and waits until it has written its end.
-
-    Raises:
-        RunError: it cannot be stopped from here.
-    """
+    """Stops the launcher of an attempt and waits until it has written its end."""
     launched = attempt.launched
     if not launched:
         return "was not started yet; there is nothing to cancel"

@@ -15,11 +15,7 @@ class MissingProgramError(RunError):
 def run(
     *command: str, most_s: float, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Returns what a program printed and its exit code, whatever that is.
-
-    Raises:
-        RunError: it is not installed, cannot be run, or does not end within ``most_s`` seconds.
-    """
+    """Returns what a program printed and its exit code; a RunError: it did not run to its end."""
     try:
         return subprocess.run(
             command,

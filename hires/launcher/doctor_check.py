@@ -56,24 +56,21 @@ def ask(*command: str, most_s: float = _TIMEOUT_S) -> tuple[int, str]:
 def node_checks(
     config: RunConfig, facts: Sequence[Report], met: Sequence[Report], here_s: float
 ) -> list[Check]:
-    """Returns the checks of the nodes.
+    """Returns the checks of a job's nodes, by what every rank of ``comm.node_report`` measured.
 
-    Args:
-        config: of the job.
-        facts: what every rank measured alone, see :mod:`hires.comm.node_report`.
-        met: what every rank measured together with the others.
-        here_s: by how much the file system's clock is ahead of this machine's.
+    That is ``facts`` alone, ``met`` with the others; the file system's clock is ``here_s`` ahead.
     """
     if not facts:
         return []
-    checks = [_versions(facts), _gpus(facts), _disk(facts), _clock(facts, met, here_s)]
+    names = {one["rank"]: one["node"] for one in facts}
+    checks = [_versions(facts), _gpus(facts), _disk(facts), _clock(facts, met, names, here_s)]
     nodes = config.launcher.nodes
     if len(met) < nodes:
         text = f"{nodes - len(met)} of {nodes} ranks did not come to the end"
         remedy = "see the job's line; if they wait for each other, set launcher.interface=NAME"
         checks.append(_of_job("network", FAILED, text, remedy))
     else:
-        checks += [_shared(facts, met), _network(facts, met), _nccl(met)]
+        checks += [_shared(met, names), _network(facts, met), _nccl(met)]
     return checks
 
 
@@ -117,9 +114,11 @@ def _disk(facts: Sequence[Report]) -> Check:
     return _of_job("disk", WARNING, text, remedy)
 
 
-def _clock(facts: Sequence[Report], met: Sequence[Report], here_s: float) -> Check:
+def _clock(
+    facts: Sequence[Report], met: Sequence[Report], names: dict[int, str], here_s: float
+) -> Check:
     """Whether the clocks agree: of the nodes with each other, and with the file system."""
-    first, names = facts[0], _names(facts)
+    first = facts[0]
     ahead = {first["node"]: 0.0}
     ahead |= {names[one["rank"]]: one["ahead_s"] for one in met if one["rank"] in names}
     # Rank 0 wrote its time within a second or so before the file got its own.
@@ -135,8 +134,7 @@ def _clock(facts: Sequence[Report], met: Sequence[Report], here_s: float) -> Che
     return _of_job("clock", WARNING, text, remedy)
 
 
-def _shared(facts: Sequence[Report], met: Sequence[Report]) -> Check:
-    names = _names(facts)
+def _shared(met: Sequence[Report], names: dict[int, str]) -> Check:
     for one in met:
         if one["unseen"]:
             others = dict.fromkeys(names[rank] for rank in one["unseen"] if rank in names)
@@ -180,7 +178,3 @@ def _nccl(met: Sequence[Report]) -> Check:
         return _of_job("nccl", FAILED, why, remedy)
     slowest = max(one["sum_s"] for one in reports)
     return _of_job("nccl", OK, f"a sum of {size(_SUM_BYTES)} takes {seconds(slowest)}")
-
-
-def _names(facts: Sequence[Report]) -> dict[int, str]:
-    return {one["rank"]: one["node"] for one in facts}

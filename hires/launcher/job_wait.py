@@ -31,7 +31,6 @@ class JobWait:
     def __init__(
         self, launcher: Launcher, run: RunDir, job: str, on_line: OnLine | None = None
     ) -> None:
-        """Takes the launcher, the run with the submitted attempt, and the name of its job."""
         self.launcher, self.run, self.job, self.on_line = launcher, run, job, on_line
         self.status = JobStatus(UNKNOWN)
         """What the scheduler answered last."""

@@ -175,11 +175,7 @@ def read(attempt: Path, patience_s: float = 0.0) -> dict[str, Any]:
 
 
 def connect(facts: dict[str, Any], rank: int, timeout_s: float) -> JsonConnection:
-    """Returns the connection of a rank's agent to its supervisor; ``facts``: from :func:`read`.
-
-    Raises:
-        RunError: the supervisor does not answer within ``timeout_s``.
-    """
+    """Returns the connection of a rank's agent to its supervisor; ``facts``: from :func:`read`."""
     address, port = facts["line"]
     try:
         connection = socket.create_connection((address, port), timeout=timeout_s)

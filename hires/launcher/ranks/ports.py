@@ -28,11 +28,7 @@ class PortTakenError(ConfigError):
 
 @contextlib.contextmanager
 def reserve(port: int) -> Iterator[int]:
-    """Yields the port to use, ``port`` itself or any free one for 0, and keeps it until the end.
-
-    Raises:
-        PortTakenError: ``port`` is taken or not permitted.
-    """
+    """Yields the port to use, ``port`` itself or any free one for 0, and keeps it until the end."""
     with socket.socket() as kept, socket.socket(socket.AF_UNIX) as name:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -81,7 +81,6 @@ class RankGroup(ABC):
     """The ranks of one start: :class:`SeparateRanks`, or those of one command (``agent``)."""
 
     def __init__(self, job: Launch, port: int) -> None:
-        """Takes what is to be started, and where the ranks meet."""
         self.job, self.port = job, port
         self.ranks: list[Rank] = []
         """Those that were started, in order."""
@@ -221,8 +220,7 @@ def rank_environment(
 ) -> dict[str, str]:
     """Returns the environment variables of a rank.
 
-    ``base`` is what it inherits, which decides on the ``interface`` of its messages and on the
-    variables of ``cluster.environment``, if it names them.
+    What it inherits, ``base``, counts before ``interface`` and ``cluster.environment``.
     """
     # Under torchrun these make torch expect a store that another process hosts, and none does.
     environ = {k: v for k, v in base.items() if not k.startswith("TORCHELASTIC_")}

@@ -83,12 +83,8 @@ class WarmProcess:
         modules: Sequence[str] = MODULES,
         kept: bool = False,
     ) -> None:
-        """Takes the environment under which it imports the modules, and its channel if it runs.
-
-        With ``kept`` it outlives :func:`release`.
-        """
-        self.environ = dict(environ)
-        self.kept = kept
+        self.environ = dict(environ)  # under which it imports the modules
+        self.kept = kept  # it outlives release()
         self._modules = modules
         self._channel = channel
         self._process: subprocess.Popen[bytes] | None = None
@@ -105,10 +101,7 @@ class WarmProcess:
         )
 
     def start(self, request: Mapping[str, object], files: list[int]) -> Adopted | None:
-        """Returns a child that runs what is requested; None if it cannot be forked.
-
-        ``files`` are its standard input, output and error.
-        """
+        """Returns a child that runs the request, or None; ``files``: its three streams."""
         prctl = ctypes.CDLL(None).prctl
         ours, theirs = socket.socketpair()
         # As a subreaper this process adopts the children of its descendants that end.
@@ -221,21 +214,12 @@ def start(
     death_signal: signal.Signals = signal.SIGKILL,
     heir: bool = False,
 ) -> Child:
-    """Starts a program as the leader of a session of its own.
+    """Starts a program as the leader of a session of its own; an OSError: it cannot be started.
 
-    For a Python module SIGUSR2 waits until it listens; by default it would end the child.
-
-    Args:
-        command: its words; ``python -m MODULE ...`` is forked from the warm process if one fits.
-        environ: its environment.
-        stdout: number of the file that is its standard output.
-        stderr: of that for errors.
-        stdin: of that for input; unset: nothing can be read.
-        death_signal: what it gets when this process, or the thread that calls this, ends.
-        heir: whether a forked child gets a warm process of its own, for children that it starts.
-
-    Raises:
-        OSError: it cannot be started.
+    ``python -m MODULE ...`` is forked from the warm process if one fits; with ``heir`` it gets a
+    warm process of its own, for children that it starts. For a module SIGUSR2 waits until it
+    listens; by default it would end the child. The streams are numbers of files; without ``stdin``
+    nothing can be read. ``death_signal`` comes when this process, or the calling thread, ends.
     """
     with Path(os.devnull).open("rb") as nothing:
         stdin = nothing.fileno() if stdin is None else stdin
@@ -268,11 +252,7 @@ def start(
 def start_logged(
     what: str, command: Sequence[str], environ: Mapping[str, str], log: Path, **options: Any
 ) -> Child:
-    """Starts a program whose output is appended to a log; ``options`` are those of :func:`start`.
-
-    Raises:
-        RunError: the log cannot be written or the program cannot be started; ``what`` names it.
-    """
+    """Starts a program, as :func:`start`, with output to a log; a RunError names ``what``."""
     try:
         output = log.open("ab")
     except OSError as error:

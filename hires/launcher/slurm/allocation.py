@@ -75,10 +75,8 @@ class Allocation:
         """Returns where the ranks of a world run: evenly over the nodes, neighbours together.
 
         Each is started by an ``srun`` of its own that names its node, or all by one command of an
-        MPI. With ``packed`` other runs share the job, so that its number is that of no run.
-
-        Raises:
-            RunError: the nodes cannot reach this one, or lack one of ``cluster.modules``.
+        MPI. With ``packed`` other runs share the job, so that its number is that of no run. A
+        RunError: the nodes cannot reach this one, or lack one of ``cluster.modules``.
         """
         module = os.environ.get(launch_file.REFUSED)
         if module is not None:
@@ -113,10 +111,7 @@ class Allocation:
         return RankPlaces(ranks, ports, address, interface, relayed=True, starter=starter)
 
     def after_sigusr2(self, signal_s: int) -> Preemption:
-        """Returns why Slurm sent SIGUSR2, ``launcher.signal_s`` before the end of the job.
-
-        That is its time limit if little time is left, else a preemption.
-        """
+        """Returns why Slurm sent SIGUSR2: its time limit if little is left, else a preemption."""
         left_s = _seconds_left(self.name)
         if left_s is not None and left_s <= signal_s + _EARLY_S:
             reason, cause = "timeout", f"the time limit of job {self.name} came near"

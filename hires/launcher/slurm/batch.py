@@ -138,7 +138,6 @@ class _PackedRuns(AttemptQueue[JobRun]):
     """The runs of one job: one after the other, and side by side where they fit."""
 
     def __init__(self, job: Allocation, runs: Sequence[JobRun], module: str) -> None:
-        """Takes the job, its runs in the order of their start, and the module of supervisors."""
         super().__init__(runs, allocation.cores(job))
         self.refused: list[JobRun] = []
         """Those that this job cannot start, nor would another start of it."""

@@ -20,11 +20,7 @@ _SHOWN = 3
 def dependency(
     after: Sequence[str], after_any: Sequence[str], results: StrPath = "results"
 ) -> str | None:
-    """Returns the value of sbatch's ``--dependency``, as ``Launcher.dependency`` describes it.
-
-    Raises:
-        ConfigError: a name is unknown, or what it means will never end well.
-    """
+    """Returns the value of sbatch's ``--dependency``, as ``Launcher.dependency`` describes it."""
     parts = [_condition("afterok", name, results) for name in after]
     parts += [_condition("afterany", name, results) for name in after_any]
     return ",".join(filter(None, parts)) or None

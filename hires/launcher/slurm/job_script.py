@@ -1,7 +1,6 @@
 """Writes the script of a Slurm job, ``job.sbatch``, submits it, and explains why sbatch refuses it.
 
-The script can be submitted by hand, too. It runs one supervisor, :mod:`hires.launcher.slurm.batch`,
-that starts the ranks.
+It runs one supervisor (``slurm.batch``), which starts the ranks, and may be submitted by hand, too.
 
 submitit quotes and writes the lines of options. Its public executors only submit pickled functions,
 whereas all that a job of hires needs is in the run folder; the text alone comes from a private
@@ -59,10 +58,7 @@ def write_script(
     argv: Sequence[str],
     array: ArrayShape | None = None,
 ) -> Path:
-    """Writes ``job.sbatch`` into the folder of a run and returns its path.
-
-    Of an array, the config is that of any of its runs, and the ranks are those of the largest.
-    """
+    """Writes ``job.sbatch`` into the folder of a run, or of an array of such; returns its path."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     launcher, name, attempts = config.launcher, folder.name, 1
@@ -106,10 +102,7 @@ def write_script(
 
 
 def submit_attempt(run: Path, attempt: int, options: Sequence[str] = (), *words: str) -> str:
-    """Submits a run's script for an attempt that was not launched yet, and writes ``job.json``.
-
-    Arguments, errors and what comes back are those of :func:`submit`.
-    """
+    """Submits a run's script for an attempt, as :func:`submit`, and writes ``job.json``."""
     job = submit(run / file_names.JOB_SCRIPT, options, str(attempt), *words)
     note_job(file_names.attempt_dir(run, attempt), job)
     return job
@@ -119,11 +112,8 @@ def submit(script: Path, options: Sequence[str] = (), *words: str) -> str:
     """Submits a script with its ``words`` and returns the number of the job or array.
 
     A site may have put a command of its own in sbatch's place, that greets and advises; only the
-    line that names the job counts.
-
-    Raises:
-        ConfigError: Slurm refuses an option, whose line is shown.
-        RunError: Slurm is not here, does not answer, or names no job.
+    line that names the job counts. A ConfigError shows the option that Slurm refuses; a RunError:
+    it is not here, does not answer, or names no job.
     """
     answer = _sbatch("--parsable", *options, str(script), *words, script=script)
     matches = [_NUMBER.fullmatch(line.strip()) for line in answer.splitlines()]

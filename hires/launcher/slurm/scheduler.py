@@ -43,9 +43,7 @@ class UnlistedError(RunError):
 def ask(*command: str, most_s: float | None = None) -> str:
     """Returns what one of Slurm's tools prints within ``most_s``; None: half a minute.
 
-    Raises:
-        UnlistedError: Slurm does not list the job that the command names.
-        RunError: it failed, is not installed, or does not answer.
+    A RunError: it failed, is not installed, does not answer, or lists no such job (UnlistedError).
     """
     environ = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     environ["SLURM_BITSTR_LEN"] = "0"  # or lists of tasks would be cut after 64 characters

@@ -33,7 +33,6 @@ class FileTail:
     """Reads a growing file, each time what was added."""
 
     def __init__(self, path: Path) -> None:
-        """Takes the file; it may not exist yet."""
         self.path = path
         self._offset = 0
 
@@ -82,7 +81,6 @@ class RunProgress:
     """Puts the lines of all ranks together to steps."""
 
     def __init__(self, world: int, batch: int, steps: int) -> None:
-        """Takes the number of ranks, the images per step and the number of steps."""
         self.world, self.batch, self.steps = world, batch, steps
         self._open: dict[int, dict[int, _Line]] = {}
 

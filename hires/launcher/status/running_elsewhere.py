@@ -34,13 +34,8 @@ class UnderWayError(RunError):
 def alone(run: Path, job: str | None = None, submitted: int | None = None) -> Iterator[None]:
     """Lets one process at a time take an attempt of a run, and only if no other has the run.
 
-    Args:
-        run: the run folder; one that does not exist yet is under way nowhere.
-        job: name of this job; None: this process belongs to no job.
-        submitted: the attempt that it was submitted for and that was not launched yet, if any.
-
-    Raises:
-        UnderWayError: names the job or process that has the run.
+    ``job`` names this process's job, if it belongs to one, and ``submitted`` the attempt that it
+    was submitted for and that was not launched yet. An UnderWayError names who has the run.
     """
     if not run.is_dir():  # a lock would make the folder, and no run is whole without its files
         yield
@@ -83,10 +78,7 @@ _ADVICE = "wait until that has ended, stop it with {}, or start this one with an
 
 
 def refuse_begun(run: Path, seen: int | None) -> None:
-    """Raises a RunError if another command has begun a run since its state was read.
-
-    ``seen`` is the latest attempt that it had; None: it had none.
-    """
+    """Raises a RunError if another command has begun a run whose latest attempt was ``seen``."""
     last = file_names.last_number(run)
     if last != seen:
         job = None if last is None else Attempt(run, last).job_name

@@ -31,18 +31,9 @@ from hires.core.store.records import other_schema
 from hires.core.store.run_index import write_cancelled
 from hires.launcher import interface
 from hires.launcher.end_reasons import JOB_ENDS, restarts
-from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus
+from hires.launcher.interface import ENDED, GONE, PENDING, RUNNING, UNKNOWN, JobStatus
 from hires.launcher.status.run_progress import read_ends
-from hires.launcher.status.run_state import (
-    CANCELLED,
-    DONE,
-    FAILED,
-    LOST,
-    PENDING,
-    RUNNING,
-    STATES,
-    RunState,
-)
+from hires.launcher.status.run_state import CANCELLED, DONE, FAILED, LOST, STATES, RunState
 
 OLD_S = 60.0
 """A heartbeat of this age has stopped: twelve beats."""

@@ -8,6 +8,7 @@ memory: a person, a scheduler or a container can send it, too; so the kernel's o
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -27,11 +28,8 @@ def first_failure(
 ) -> Outcome:
     """Returns the end of a world as that of the rank that failed first.
 
-    Args:
-        ranks: all ranks.
-        failed: those that ended with an error before the supervisor stopped the rest.
-        events: lines of ``events.jsonl``; a rank that could still write noted ``rank_failed``.
-        oom: evidence that the kernel killed a process for lack of memory meanwhile, in words.
+    ``failed`` ended with an error before the supervisor stopped the rest. Those of them that could
+    still write noted ``rank_failed`` in ``events``. ``oom`` tells of a kill for lack of memory.
     """
     reports: dict[int, _Event] = {}
     for line in events:
@@ -91,8 +89,7 @@ class OomCount:
         self._counter: Path | None = None
         self._before = 0
         for file in (*_counters(), Path("/proc/vmstat")):
-            kills = _kills(file)
-            if kills is not None:
+            if (kills := _kills(file)) is not None:
                 self._counter, self._before = file, kills
                 break
 
@@ -123,8 +120,6 @@ def _counters() -> list[Path]:
 def _kills(file: Path) -> int | None:
     """Returns the number behind ``oom_kill`` in a file; None if it has none."""
     with contextlib.suppress(OSError, ValueError):
-        for line in file.read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
+        if match := re.search(r"^oom_kill (\d+)$", file.read_text(encoding="utf-8"), re.M):
+            return int(match[1])
     return None

@@ -17,7 +17,6 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        """Starts with nothing counted."""
         self.count = 0
         self.requests = 0
         """How often SIGUSR2 came; it is not in ``count``."""

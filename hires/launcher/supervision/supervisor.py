@@ -56,7 +56,6 @@ class Supervisor:
     """Runs one world of ranks to its end."""
 
     def __init__(self, job: Launch, port: int, interrupts: Interrupts) -> None:
-        """Takes the job, the port to meet at, and where interrupts are counted."""
         self.job, self.port, self.interrupts = job, port, interrupts
         starter = job.places.starter
         self._group: RankGroup = (
@@ -219,10 +218,7 @@ class Supervisor:
     def _wait(
         self, most_s: float, enough: Callable[[], bool] = lambda: False, ended: bool = True
     ) -> None:
-        """Waits for an interrupt, at most so long, until ``enough`` returns True.
-
-        With ``ended`` the wait ends with the last rank, too.
-        """
+        """Waits so long at most: for an interrupt, ``enough`` or, with ``ended``, the last rank."""
         until = time.monotonic() + most_s
         while time.monotonic() < until and not self.interrupts.count and not enough():
             if ended and not self._group.running:

@@ -49,7 +49,6 @@ class Watchdog:
     """Looks at the files of an attempt for ranks that are stuck or silent."""
 
     def __init__(self, attempt: Path, timeout_s: float) -> None:
-        """Takes the attempt's folder, and how long a rank may stand still."""
         self.attempt, self.timeout_s = attempt, timeout_s
         self._events = MetricsTail(attempt / file_names.EVENTS)
         self._events.read()  # of an earlier start of the same attempt
