@@ -1,7 +1,4 @@
-"""Checks what this machine has: Python, disk, clock, address, torch, GPUs and MPI.
-
-What might crash, as a torch that cannot be loaded, runs in a process of its own.
-"""
+"""Checks what this machine has; what might crash, as a torch, runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -147,7 +144,6 @@ def plugins(text: str) -> list[str]:
 
 
 def _good(name: str, is_good: bool, text: str, remedy: str) -> Check:
-    """Returns a check that passed, or else warns and names a remedy."""
     return Check(name, OK, text) if is_good else Check(name, WARNING, text, remedy)
 
 
@@ -173,7 +169,6 @@ def _machine() -> Check:
 
 
 def _results(results: Path) -> Check:
-    """Whether run folders can be written here, how much fits, and how fast it goes."""
     place = _existing(results)
     free = shutil.disk_usage(place).free
     text = f"{results.absolute()}, {gib(free)} free"
@@ -190,13 +185,11 @@ def _results(results: Path) -> Check:
 
 
 def _existing(folder: Path) -> Path:
-    """Returns a folder, or the first one above it that exists."""
     folder = folder.absolute()
     return next(one for one in (folder, *folder.parents) if one.is_dir())
 
 
 def _clock(results: Path) -> Check:
-    """Whether this machine's clock and that of the results' file system agree."""
     ahead_s = heartbeat.file_clock(_existing(results)) - time.time()
     text = f"the file system of the results is {abs(ahead_s):.1f} s "
     text += "ahead of this machine" if ahead_s > 0 else "behind this machine"
@@ -279,7 +272,6 @@ def _mpi4py(library: str | None, launcher: str) -> Check:
 
 
 def _pmi(mpi: str, offered: list[str]) -> Check:
-    """Whether srun has a plug-in for the MPI that is here."""
     summary = f"srun offers {', '.join(offered) or 'nothing'}"
     kind = family(mpi)
     if kind is None:

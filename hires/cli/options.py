@@ -1,7 +1,6 @@
 """Parses the command line of a verb: overrides and options in any order.
 
-A mistake is a ``ConfigError`` like any other instead of argparse's usage text. An option is
-declared with the words that may follow it, so the shell completion has no table of its own.
+An option is declared with the words that may follow it, for the shell completion.
 """
 
 from __future__ import annotations

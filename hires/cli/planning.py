@@ -1,7 +1,6 @@
 """Turns configs into plans with all findings; nothing is started here.
 
-Points of a sweep share the work: a network is traced once at each size, and points that differ only
-in keys that do not decide the plan have one plan.
+Points that differ only in keys that do not decide the plan have one plan.
 """
 
 from __future__ import annotations
@@ -90,12 +89,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Returns the plan of a config (:func:`with_classes`), with all findings.
 
         With ``memory`` the memory of every rank is predicted and compared with what there is; a
-        plan that does not fit comes with the changes that would.
-
-        Raises:
-            ConfigError: the network cannot be built or traced, or ``checkpoint.resume`` names
-                nothing that the run can go on with.
-            RunError: the process that has torch failed.
+        plan that does not fit comes with the changes that would. ConfigError: the network cannot be
+        built or traced, or ``checkpoint.resume`` names nothing that the run can go on with.
         """
         budget = Budget()  # tracing and planning count: the answer is to come in time
         plan = self._planned(config)
@@ -178,16 +173,12 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             checkpoints.refuse_other_network(others, shapes_of(self._traced(config)), source)
 
     def _traced(self, config: RunConfig) -> Graph:
-        """Returns the graph of the network, which is traced once at each size.
-
-        If it cannot be traced, the error also says what is wrong with the layout.
-        """
         key = answer_cache.trace_key(config)
         if key not in self._graphs:
             print_activity("tracing the network ...")
             try:
                 self._graphs[key] = self._process.trace(config)
-            except ConfigError as error:
+            except ConfigError as error:  # which also says what is wrong with the layout
                 from hires.plan.checks import check_numbers
 
                 others = [f"{f.text} [{f.key}]" for f in [*check_numbers(config), *offered(config)]]
@@ -221,9 +212,6 @@ def with_classes(config: RunConfig, seen: dict[str, int] | None = None) -> RunCo
     """Returns the config with ``model.classes`` as many as the data has, unless it is set.
 
     Data that was ``seen`` is not opened again.
-
-    Raises:
-        ConfigError: the data folder is missing or unusable, or has more classes than the network.
     """
     seen = {} if seen is None else seen
     data = {**vars(config.data), "channels": config.model.channels, "loss": config.loss}
@@ -243,11 +231,7 @@ def with_classes(config: RunConfig, seen: dict[str, int] | None = None) -> RunCo
 
 
 def require_feasible(plan: Plan) -> None:
-    """Prints warnings and notes; refuses a plan that has errors.
-
-    Raises:
-        PlanError: the plan has errors; the message holds all of them.
-    """
+    """Prints warnings and notes; raises PlanError with all errors of a plan that has any."""
     others = [finding for finding in plan.findings if finding.severity != "error"]
     for line in finding_lines([dataclasses.asdict(finding) for finding in others]):
         print(line, file=sys.stderr)

@@ -66,10 +66,6 @@ def wait_for(
     """Returns how an attempt ended; shows the steps meanwhile. Without a job it starts the ranks.
 
     Ctrl-C ends the waiting for a job only. ``args`` are further words for every rank.
-
-    Raises:
-        ConfigError: the port that the config names is taken.
-        RunError: the ranks cannot be started.
     """
     try:
         with StepProgress(world, config.batch, config.steps) as progress:
@@ -82,10 +78,7 @@ def wait_for(
 
 
 def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
-    """Prints what went wrong with checkpoints, and why an attempt failed if it did.
-
-    The folder is named only if it is to be kept.
-    """
+    """Prints what went wrong with checkpoints, and why an attempt failed; names a kept folder."""
     lines = []
     for event in read_lines(run.attempt_dir / file_names.EVENTS) if keep else ():
         if event.get("event") == "checkpoint_failed":
@@ -108,7 +101,6 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
 
 
 def _print_jobs(submitted: Sequence[Submitted]) -> None:
-    """Prints the jobs of runs, and why others have none, each reason once."""
     jobs = [one for one in submitted if one.job is not None]
     lines = [f"{one.path.name}: job {one.job}" for one in jobs]
     if len(jobs) > _SHOWN:

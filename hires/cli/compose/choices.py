@@ -1,7 +1,4 @@
-"""Lists what can be chosen: groups and their files, stored sweeps, and every config key.
-
-Nothing here needs Hydra: ``hires list``, the shell completion and answers to a typo come at once.
-"""
+"""Lists what can be chosen, without Hydra: groups and their files, stored sweeps, config keys."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Composes the config that the overrides on the command line describe.
-
-Hydra merges ``conf/`` and the overrides onto the dataclasses of
-:mod:`hires.core.config.run_config`; the result is those dataclasses again, checked.
-"""
+"""Composes the config that overrides describe: Hydra merges ``conf/`` and them onto RunConfig."""
 
 from __future__ import annotations
 
@@ -62,7 +58,6 @@ class Composer:
     """
 
     def __init__(self, config_dir: str | None = None) -> None:
-        """Takes the folder of ``--config-dir``."""
         self._extra = Path(config_dir).expanduser().absolute() if config_dir else None
         self.groups = groups(self._extra)
         self._bases: dict[tuple[str, ...], tuple[bytes, dict[str, str]]] = {}
@@ -117,7 +112,6 @@ class Composer:
         return self._bases[words]
 
     def _explained(self, error: Exception, words: list[str]) -> str:
-        """Returns an error of Hydra or OmegaConf in the words of the config."""
         if isinstance(error, RecursionError):
             return f"{self._extra}: the defaults of a file lead back to itself"
         text, _, place = str(error).partition("full_key:")
@@ -159,7 +153,6 @@ def read_mapping(path: Path, example: str = "name: mine") -> dict[str, Any]:
 
 
 def _yaml_mistake(error: yaml.YAMLError, path: Path | None = None) -> str:
-    """Returns in plain words, with file and line, why something is no YAML."""
     mark, begin = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     if mark is None:
         return f"{path or 'a config file'} is no YAML: {' '.join(str(error).split())}"

@@ -1,8 +1,4 @@
-"""Checks the overrides on the command line.
-
-Hydra's own answers to a typo are misleading ("use +paralel=..."), so every word is checked before
-Hydra reads it: its form, its key, its choice, and that it has one value.
-"""
+"""Checks overrides before Hydra, whose own answers to a typo mislead ("use +paralel=...")."""
 
 from __future__ import annotations
 
@@ -123,7 +119,6 @@ def _check_key(key: str, groups: Groups) -> None:
 
 
 def _check_choice(group: str, value: str, choices: dict[str, str]) -> None:
-    """Refuses a group value that is no file of ``conf/GROUP``."""
     name = value.strip("'\"")
     if name in choices:
         return
@@ -153,7 +148,6 @@ def _joined(group: str, parts: list[str], choices: dict[str, str]) -> str:
 
 
 def _no_override(word: str, before: str, groups: Groups) -> str:
-    """Returns the answer to a word that is not ``key=value``."""
     group, equals, value = before.partition("=")
     if group in groups and equals:
         joined = _joined(group, [*value.split("+"), word], groups[group])

@@ -61,7 +61,6 @@ class StepProgress(Bars):
     """Shows the steps of one run; call it with every line of ``metrics.jsonl``."""
 
     def __init__(self, world: int, batch: int, steps: int, stream: TextIO | None = None) -> None:
-        """Takes the number of ranks, images per step, steps, and where to draw."""
         super().__init__(stream, remaining=True)
         self.progress = RunProgress(world, batch, steps)
         self._bar = self.bars.add_task("steps", total=steps, facts="starting the ranks")
@@ -106,7 +105,6 @@ class SweepProgress(Bars):
     """Shows the attempts of a sweep: a bar for all, and one for each that runs."""
 
     def __init__(self, total: int) -> None:
-        """Takes the number of attempts."""
         super().__init__()
         self.total = total
         self.count = 0

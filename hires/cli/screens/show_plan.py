@@ -138,10 +138,7 @@ def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> 
 
 
 def node_lines(room: Room, plan: Plan) -> list[str]:
-    """Returns what the ranks of each machine need together; nothing unless nodes are counted.
-
-    Machines side by side that need the same share a line.
-    """
+    """Returns what each machine's ranks need, alike ones on one line; empty if not counted."""
     if not plan.memory or not room.counts_nodes:
         return []
     has = f" of {size(room.machine_bytes)}" if room.machine_bytes is not None else ""
@@ -190,7 +187,6 @@ def _block(slots: list[Facts], stage: Facts) -> list[str]:
 
 
 def _stage_lines(plan: Facts) -> list[str]:
-    """Returns one line a stage: its layers and what they cost."""
     rows = [["stage", "layers", "from", "to", "tiles", "shards", "FLOPs", "parameters"]]
     for stage in plan["stages"]:
         layers = (stage[key] for key in ("index", "num_layers", "first_layer", "last_layer"))

@@ -1,7 +1,6 @@
-"""Reads the values of every key of a sweep, typed or stored, and forms their combinations.
+"""Reads the values of every key of a sweep, typed or stored, as words with one value each.
 
-Words are Hydra's: commas separate values except inside brackets, braces and quotes, and
-``choice()``, ``range()`` and ``glob()`` work too. What comes out are words with one value each.
+Words are Hydra's: commas separate values except inside brackets, braces and quotes.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ class SweepAxis(NamedTuple):
 
 
 def stored_sweep(words: Sequence[str], extra: Path | None) -> tuple[list[str], StoredSweep]:
-    """Returns the words without ``experiment=NAME``, and what that stands for.
-
-    ``extra`` is the folder of ``--config-dir``, which may hold experiments too.
-    """
+    """Returns the words without ``experiment=NAME``, and what it stands for, also in ``extra``."""
     rest = [word for word in words if not _is_experiment(word)]
     names = [word.partition("=")[2].strip("'\"") for word in words if _is_experiment(word)]
     if not names:
@@ -101,10 +97,9 @@ def _is_experiment(word: str) -> bool:
 
 
 def axes_of(words: Sequence[str], zipped: Sequence[str], groups: Groups) -> list[SweepAxis]:
-    """Returns the axes that the words on a command line describe; the first changes slowest.
+    """Returns the axes of words, the first of which changes slowest; the last word of a key counts.
 
-    A word replaces an earlier one of the same key. ``zipped`` are keys with commas between them, as
-    ``image,batch``, whose values are paired.
+    The values of ``zipped`` keys, as ``image,batch``, are paired.
     """
     check = Checks()
     axes: dict[str, SweepAxis] = {}
@@ -175,7 +170,6 @@ def _values(word: str, text: str, choices: dict[str, str]) -> list[str]:
 
 
 def _zip(keys: str, by_key: dict[str, SweepAxis]) -> None:
-    """Joins the axes of some keys to one, in the place of the first."""
     names = [name.strip() for name in keys.split(",")]
     for name in names:
         if name not in by_key:

@@ -1,8 +1,4 @@
-"""Runs a planned sweep and writes its tables.
-
-Every point that lacks attempts is frozen in its run folder, ``campaign.json`` records the plan of
-the sweep, the launcher gets the run folders, and the tables of the whole campaign follow.
-"""
+"""Runs a planned sweep, records it in ``campaign.json``, and writes its tables."""
 
 from __future__ import annotations
 
@@ -36,12 +32,7 @@ GROUPED, INTERLEAVED = "grouped", "interleaved"
 
 @dataclass
 class Sweep:
-    """A sweep with its points and options, all of one campaign and one launcher.
-
-    Raises:
-        ConfigError: the points have several launchers, or repeats in an order that no job array
-            can make.
-    """
+    """A sweep with its points and options, all of one campaign and one launcher."""
 
     points: Points
     options: argparse.Namespace
@@ -95,10 +86,7 @@ class Sweep:
         rundir.freeze(run.config, point.planned.facts(), run.argv or ())
 
     def refuse_costly(self) -> None:
-        """Refuses jobs that may need more than the budget, since none is stopped early.
-
-        Local attempts are stopped in time.
-        """
+        """Refuses jobs that may need more than the budget; only local attempts stop in time."""
         hours, most = self.options.budget_gpu_hours, 0.0
         if hours is None or not self.has_jobs:
             return
@@ -115,10 +103,7 @@ class Sweep:
 
 
 def run_sweep(sweep: Sweep) -> int:
-    """Shows the points of a planned sweep and, unless it is a dry run, runs them; the exit code.
-
-    The caller holds the lock of its campaign if they are to run.
-    """
+    """Shows the points of a planned sweep and runs them under its lock; returns the exit code."""
     points, options = sweep.points, sweep.options
     if not options.json:
         print_points(points, options.repeat)
@@ -138,7 +123,6 @@ def run_sweep(sweep: Sweep) -> int:
 
 
 def _record(sweep: Sweep) -> campaign.Campaign:
-    """Adds the sweep to ``campaign.json`` and returns the campaign."""
     options, recorded = sweep.options, campaign.read(sweep.folder)
     facts = {"argv": options.argv, "time": provenance.now(), "repeat": options.repeat}
     facts |= {"order": options.order, "max_parallel": options.max_parallel}
@@ -192,7 +176,6 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> LocalQueue:
 
 
 def _submit(sweep: Sweep, attempts: Sequence[SweepPoint]) -> tuple[int, list[Any]]:
-    """Submits each point as one job that makes all its attempts; returns exit code and jobs."""
     points = {point.path: point for point in attempts}
     counts = collections.Counter(point.path for point in attempts)
     runs = [sweep.run_of(point, counts[point.path]) for point in points.values()]
@@ -207,10 +190,6 @@ def _submit(sweep: Sweep, attempts: Sequence[SweepPoint]) -> tuple[int, list[Any
 
 
 def _finish(sweep: Sweep, queue: LocalQueue, recorded: campaign.Campaign) -> int:
-    """Writes the tables of the campaign, and prints them and how the attempts ended.
-
-    Returns 130 after Ctrl-C, 1 if a point failed, else 0.
-    """
     for path in dict.fromkeys(end.task.path for end in queue.ends if end.state == "done"):
         record = read_record(path)
         if record is not None:

@@ -1,8 +1,4 @@
-"""Composes, plans and shows the points of a sweep.
-
-Every combination of the axes is composed, filtered by ``--where``, planned and proved before
-anything is started.
-"""
+"""Composes, filters, plans and shows the points of a sweep, before anything is started."""
 
 from __future__ import annotations
 
@@ -103,7 +99,6 @@ class Where(Expression):
     """An expression that is true or false of a point."""
 
     def __init__(self, text: str, groups: Iterable[str]) -> None:
-        """Takes the expression and the groups of the config."""
         self._groups = set(groups)
         super().__init__(text, {*config_keys(), *self._groups, *_DERIVED, "model.args."})
 
@@ -131,12 +126,7 @@ class Where(Expression):
 
 
 def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) -> Points:
-    """Returns every combination of the axes with its config; nothing is planned.
-
-    Raises:
-        ConfigError: a value has the wrong type, no point has values that go together, or
-            ``--where`` keeps none or has no value at some point.
-    """
+    """Returns every combination of the axes with its config; ConfigError: there is none."""
     points = Points(axes)
     for place in itertools.product(*(range(len(axis.steps)) for axis in axes)):
         steps = (axis.steps[at] for axis, at in zip(axes, place, strict=True))
@@ -220,10 +210,7 @@ def print_points(points: Points, repeat: int) -> None:
 
 
 def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1) -> dict[str, Any]:
-    """Returns the points as plain values, each with the ends of its attempts by this command.
-
-    ``ends`` is None if none was to be started; ``repeat`` is how many each point shall complete.
-    """
+    """Returns the points as plain values; ``ends`` is None if no attempt was to be started."""
     by_path = collections.defaultdict(list)
     for end in ends or ():
         attempt = {"attempt": end.attempt, "state": end.state, "cause": end.cause}

@@ -1,7 +1,6 @@
 """``hires bench NAME``: runs a benchmark.
 
-Benchmarks need torch, so this process becomes ``python -m hires.bench.NAME_bench``: signals reach
-the benchmark itself, which shows what it has measured until then.
+They need torch, so this process becomes ``python -m hires.bench.NAME_bench``, signals and all.
 """
 
 from __future__ import annotations

@@ -100,7 +100,6 @@ def _metrics(names: str | None) -> list[Metric]:
 
 
 def _runs(name: str, results: str) -> list[Run]:
-    """Returns the runs of a name, each with its state."""
     runs = read_runs(select([name], results).paths)
     if not runs:
         raise ConfigError(f"{name} has no run; start one with `hires run campaign={name}`")

@@ -1,9 +1,7 @@
 """``hires completion SHELL``: prints the script with which a shell completes command lines.
 
-The scripts call ``hires _complete WORDS...``, which asks the parser of the verb, so a new release
-or a new choice in ``conf/`` needs no new script. shtab writes its candidates into the script, where
-choices and runs would soon be out of date; with argcomplete the candidates would still be ours,
-and the parsers of all verbs would be built at every Tab.
+They call ``hires _complete WORDS...``, so that a new choice needs no new script, as with shtab;
+argcomplete would build the parsers of all verbs at every Tab.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ def _action(text: str) -> str:
 
 
 def _size(text: str) -> list[int]:
-    """Returns [height, width] of ``256x320`` or ``256``."""
     match = re.fullmatch(r"(\d+)(?:[x,](\d+))?", text.strip("[]"))
     if match is None or "0" in (match[1], match[2]):
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write HEIGHTxWIDTH, as 256x320")

@@ -1,7 +1,6 @@
 """``hires list``: lists what can be chosen, or the runs that there are.
 
-Choices are read from folder names and dataclasses only, so that the answer comes at once. The
-reference pages of the documentation are written here, too.
+The reference pages of the documentation are written here, too.
 """
 
 from __future__ import annotations

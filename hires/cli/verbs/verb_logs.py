@@ -1,7 +1,6 @@
 """``hires logs RUN``: prints the logs of a run's ranks in the order of time, once or as they grow.
 
-Every rank has a log of its own. A line that begins with a time begins an entry; lines without one,
-as a traceback, belong to it, so that entries of several ranks never mix.
+A line that begins with a time begins an entry; lines without one, as a traceback, belong to it.
 """
 
 from __future__ import annotations
@@ -75,10 +74,9 @@ class RankLog(FileTail):
 
 
 class RankLogs:
-    """The logs of some ranks of a run."""
+    """The logs of some ranks of a run, or of all if it names none."""
 
     def __init__(self, run: Path, ranks: Collection[int] = ()) -> None:
-        """Takes the run folder and the ranks; none: all."""
         self.run, self.ranks = run, ranks
         self._logs: dict[Path, RankLog] = {}
 
@@ -128,7 +126,6 @@ def main(args: Namespace) -> int:
 
 
 def _show(entries: Iterator[LogEntry], pattern: re.Pattern[str]) -> None:
-    """Prints the lines that match, with the rank in front."""
     for _, rank, lines in entries:
         for text in filter(pattern.search, lines):
             print(f"[{rank}] {text}")

@@ -88,7 +88,8 @@ def main(args: Namespace) -> int:
     for path, state in by_path.items():  # all are checked before the first one starts
         try:
             config = records.read_config(path)
-        except HiresError as error:  # an older hires wrote it
+            records.read_plan(path)
+        except HiresError as error:  # an older hires wrote it, or it is damaged
             print(f"hires: {path.name} is left out: {error}", file=sys.stderr)
             code = RunError.exit_code
             continue
@@ -106,9 +107,7 @@ def main(args: Namespace) -> int:
 def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunConfig:
     """Returns a config with some keys changed that leave its point as it is.
 
-    Raises:
-        ConfigError: a key is unknown, its value has the wrong type, or it makes another point, for
-            which the error adds the change to the command that made the run.
+    For one that makes another point the error adds the change to the command that made the run.
     """
     values = plain(config)
     for change in changes:
@@ -130,7 +129,6 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
 
 
 def _submit(runs: Sequence[FrozenRun], states: States, seen: Seen, argv: list[str]) -> int:
-    """Submits the next attempts of points of one launcher; returns 0 if all were submitted."""
     configs = {run.path: run.config for run in runs}
     launcher, ends = launcher_of(runs[0].config), [states[run.path] for run in runs]
     exclude = tuple(launcher.avoided_nodes(ends, list(configs.values())))
@@ -144,7 +142,6 @@ def _submit(runs: Sequence[FrozenRun], states: States, seen: Seen, argv: list[st
 
 
 def _run_here(runs: Sequence[FrozenRun], states: States, seen: Seen) -> int:
-    """Runs points one after the other, each as often as it lacks attempts; returns the code."""
     code = 0
     turns = [run for run in runs for _ in range(run.attempts)]
     for number, frozen in enumerate(turns, start=1):

@@ -22,7 +22,6 @@ from hires.core.store.rundir import RunDir, run_path
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.launcher.status.running_elsewhere import alone, refuse_begun
-from hires.plan.plan import Plan
 from hires.report.tables import write
 
 PARSER = Parser(
@@ -68,7 +67,12 @@ def main(args: Namespace) -> int:
         plan = planned(config)
         require_feasible(plan)
         if args.dry_run:
-            return _write_scripts(config, plan, argv)
+            with campaign.starting([path.parent]), alone(path):
+                rundir.freeze(config, plan.to_dict(), argv)
+                scripts = launcher.write_scripts(path, config, argv)
+            print(f"run folder: {path}", file=sys.stderr)
+            print("\n".join(map(str, scripts)))
+            return 0
         with campaign.starting([path.parent]):
             if not args.again and done_attempt(path) is not None:
                 _print(path, args.json)  # another command completed it while this one planned
@@ -90,19 +94,7 @@ def main(args: Namespace) -> int:
     return outcome.exit_code
 
 
-def _write_scripts(config: RunConfig, plan: Plan, argv: list[str]) -> int:
-    """Makes the run folder and prints the scripts in it that start the run; returns 0."""
-    path = run_path(config)
-    with campaign.starting([path.parent]), alone(path):
-        rundir.freeze(config, plan.to_dict(), argv)
-        scripts = launcher_of(config).write_scripts(path, config, argv)
-    print(f"run folder: {path}", file=sys.stderr)
-    print("\n".join(map(str, scripts)))
-    return 0
-
-
 def _print_job(config: RunConfig, run: RunDir, job: str, as_json: bool) -> None:
-    """Prints the job of a run, and the commands that watch and stop it."""
     if as_json:
         print(json.dumps({"run": str(run.path), "attempt": run.attempt, "job": job}, indent=2))
         return

@@ -107,11 +107,6 @@ def _show(run: RunDir, as_json: bool) -> None:
     for line in saved:
         print(line)
     print_record(record)
-    _print_layout(run)
-
-
-def _print_layout(run: RunDir) -> None:
-    """Prints the throughput over several attempts, placement and time line, as far as there are."""
     read = read_run(run.path)
     repeats = ComparedPoint([read]).repeats(METRICS["throughput"])
     if len(repeats) > 1:
@@ -133,7 +128,7 @@ def _print_layout(run: RunDir) -> None:
 
 
 def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> None:
-    """Draws the time line of the attempt that the record is of, or writes it into a file."""
+    # Of the attempt that the record is of.
     record = read_record(run.path)
     attempt = None if record is None else count(record.get("attempt"))
     folder = run.attempt_dir if attempt is None else attempt_dir(run.path, attempt)
@@ -147,7 +142,6 @@ def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> None:
 
 
 def _reproduce(path: Path, as_json: bool) -> None:
-    """Prints the line that makes a run again, and what of code and machine is not as it was."""
     run = read_run(path)
     try:  # every word quoted, so that a shell reads words and nothing else
         line = shlex.join(shlex.split(run.reproduce)) if run.reproduce else None

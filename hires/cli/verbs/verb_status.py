@@ -1,7 +1,4 @@
-"""``hires status``: shows the state of runs.
-
-Plain text in columns: a table of 1,500 rows is ready at once, and can be searched with grep.
-"""
+"""``hires status``: shows the state of runs as plain text, of 1,500 at once, for grep."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """``hires verify``: compares a layout with one process.
 
-The layout runs one step in float64 in a temporary folder; its rank 0 compares it with one process
-on the same microbatches and writes ``verify.json``, which is shown here.
+Rank 0 compares one step in float64 with one process on the same microbatches (``verify.json``).
 """
 
 from __future__ import annotations

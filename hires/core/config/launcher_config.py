@@ -1,8 +1,4 @@
-"""The section ``launcher`` of the config: what starts the ranks, and where.
-
-What its keys mean to Slurm is in :mod:`hires.launcher.slurm.job_script`, and to each MPI in
-:mod:`hires.core.ranks.mpi_dialects`.
-"""
+"""Declares ``launcher.*`` and ``cluster.*``: what starts the ranks, and where."""
 
 from __future__ import annotations
 
@@ -114,7 +110,6 @@ def spread(num_ranks: int, num_nodes: int) -> list[int]:
 
 
 def _check_option(name: str, value: Any) -> None:
-    """Refuses what is no further option of sbatch."""
     if not _OPTION.fullmatch(name):
         raise ConfigError(
             f"cluster.options has {name!r}: write an option of sbatch in small letters and "

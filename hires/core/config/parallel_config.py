@@ -101,10 +101,7 @@ class ParallelConfig(Section, key="parallel"):
 
     @property
     def label(self) -> str:
-        """The name of this layout in the words of ``conf/parallel``, as ``sp+pp+gems+dp``.
-
-        ``name`` stays where it holds other words, or means the same (``lp+gems`` is ``gems``).
-        """
+        """Its name in the words of ``conf/parallel``, as ``sp+pp``; one with other words stays."""
         given = self.name.split("+")
         mirrored = self.directions > 1
         piped = self.schedule in OVERLAPPING if mirrored else self.microbatches > 1
@@ -121,7 +118,6 @@ class ParallelConfig(Section, key="parallel"):
         return "+".join(word for word, held in holds.items() if held) or "single"
 
     def _check_tiles(self) -> None:
-        """Refuses what is no grid, or not one grid for each spatial stage."""
         many = isinstance(self.tiles, list) and any(isinstance(grid, list) for grid in self.tiles)
         grids = self.tiles if many else [self.tiles]
         if not all(

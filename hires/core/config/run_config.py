@@ -1,7 +1,6 @@
 """Declares the keys of a run's config, with every default; ``conf/`` holds differences only.
 
-Each value is checked as its field declares; the plan checks what only makes sense together. The
-worker reads a frozen ``config.yaml`` with :func:`from_dict`, without hydra and omegaconf.
+Each value is checked as its field declares; the plan checks what only makes sense together.
 """
 
 from __future__ import annotations
@@ -277,7 +276,6 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 
 
 def _image_size(image: Any) -> list[int]:
-    """Returns [height, width] of ``image``, which is n or [height, width]."""
     size = [image, image] if isinstance(image, int) else image
     good = isinstance(size, (list, tuple)) and len(size) == 2
     if not good or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in size):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from hires.core.errors import ConfigError
@@ -34,17 +33,11 @@ class Checks:
 
     def __call__(self, check: Callable[..., T], *args: Any) -> T | None:
         """Returns what a check returns; None if it failed."""
-        with self.noting():
-            return check(*args)
-        return None
-
-    @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """Keeps the error of its block as a problem."""
         try:
-            yield
+            return check(*args)
         except ConfigError as error:
             self.problems.append(str(error))
+            return None
 
     def done(self) -> None:
         """Raises ConfigError if some check failed."""
@@ -53,10 +46,7 @@ class Checks:
 
 
 def choice(default: str | None, choices: Iterable[str]) -> Any:
-    """Returns a field that takes one of some names, and None only if that is its default.
-
-    They may be a registry that another package fills; while it is empty nothing is refused.
-    """
+    """Returns a field that takes one of some names, or all while a registry of them is empty."""
     return dataclasses.field(default=default, metadata={"choices": choices})
 
 
@@ -131,16 +121,10 @@ SIZE = {"check": _check_size}
 
 
 def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> T:
-    """Returns an instance of a dataclass or NamedTuple, its fields checked one by one.
+    """Returns an instance of a dataclass or NamedTuple, which may be a list, its fields checked.
 
-    Args:
-        cls: the class.
-        values: by the names of its fields; a NamedTuple may be a list.
-        prefix: what stands before the names in messages, as ``parallel.``.
-        usable: leave out unknown keys, wrong values and wrong entries of lists.
-
-    Raises:
-        ConfigError: names all that is unknown, wrong or missing.
+    ``prefix`` stands before the names in messages, as ``parallel.``. With ``usable``, what is
+    unknown or wrong is left out; else ConfigError names all of it, and what is missing.
     """
     whole = prefix.rstrip(".") or "the config"
     names = getattr(cls, "_fields", None)
@@ -156,8 +140,10 @@ def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> 
         )
     made, check = {}, Checks()
     for name in [name for name in values if name in hints]:
-        with check.noting():
+        try:
             made[name] = _typed(hints[name], values[name], prefix + name, usable)
+        except ConfigError as error:
+            check.problems.append(str(error))
     problems = Checks() if usable else check
     try:
         # With defaults in the place of what is wrong, the rest is checked too.
@@ -170,14 +156,12 @@ def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> 
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    """Returns the declared types of a dataclass or NamedTuple by the names of its fields."""
     hints = typing.get_type_hints(cls)
     names = getattr(cls, "_fields", None) or [field.name for field in dataclasses.fields(cls)]
     return {name: hints[name] for name in names}
 
 
 def _typed(hint: Any, value: Any, key: str, usable: bool) -> Any:
-    """Returns the value as the type that a field declares."""
     if hint is Any:
         return value
     args = typing.get_args(hint)

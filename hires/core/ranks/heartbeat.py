@@ -221,10 +221,9 @@ def clock_ahead_s(folder: Path) -> float:
 def beat(
     run_dir: StrPath, attempt: int, rank: int, activity: Activity, timeout_s: float
 ) -> Iterator[None]:
-    """Shows that this rank lives, and whether it moves, while the block runs.
+    """Shows in files that this rank lives, and whether it moves; RunError: they cannot be written.
 
-    Without a move of its ``activity`` for longer than ``timeout_s`` seconds the rank is stuck. It
-    raises RunError if the files cannot be written.
+    Without a move of its ``activity`` for longer than ``timeout_s`` seconds the rank is stuck.
     """
     thread = HeartbeatThread(run_dir, attempt, rank, activity, timeout_s)
     stacks = thread.stacks

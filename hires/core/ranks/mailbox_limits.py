@@ -1,7 +1,4 @@
-"""Limits the messages that ranks of one machine exchange through shared memory.
-
-``hires.plan`` proves a plan with these numbers, and ``hires.comm.shared`` runs with them.
-"""
+"""Limits messages through shared memory, for the proofs of plans and for ``hires.comm.shared``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Describes the programs that start many processes at once, as data.
-
-Every process runs the agent of one rank (:mod:`hires.launcher.ranks.agent`).
-"""
+"""Describes the programs that start many processes at once, each the agent of a rank, as data."""
 
 from __future__ import annotations
 

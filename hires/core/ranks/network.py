@@ -1,7 +1,6 @@
 """Finds the address of this machine that other machines reach, and its interface.
 
-Ranks meet there. Left alone, a transport takes the interface of the host's own name, which is often
-the loopback.
+Left alone, a transport takes that of the host's own name, which is often the loopback.
 """
 
 from __future__ import annotations

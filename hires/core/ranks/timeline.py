@@ -107,17 +107,18 @@ class Recorder:
             self.action = before
 
     def write(self, folder: StrPath, rank: int) -> None:
-        """Appends one line a kept step to an attempt's timeline; raises RunError if it cannot.
-
-        Times are in seconds since the step began, to a tenth of a us.
-        """
+        """Appends one line a kept step, with times in s since it began; RunError: it cannot."""
         for step in self.steps:
             began_s = step.begin_s
             spans = [
-                (kind, action, round(begin_s - began_s, 7), round(end_s - began_s, 7), what)
-                for kind, action, begin_s, end_s, what in sorted(
-                    step.spans, key=lambda s: s.begin_s
+                (
+                    s.kind,
+                    s.action,
+                    round(s.begin_s - began_s, 7),
+                    round(s.end_s - began_s, 7),
+                    s.what,
                 )
+                for s in sorted(step.spans, key=lambda s: s.begin_s)
             ]
             line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": began_s}
             line |= {"dropped": step.dropped, "spans": spans}
@@ -127,7 +128,7 @@ class Recorder:
 def read(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
     """Returns the kept steps of all ranks of an attempt, by step and rank.
 
-    What is wrong goes into ``notes``, and no steps are returned; without notes it raises RunError.
+    If something is wrong: none and a note, or a RunError without ``notes``.
     """
     path = Path(folder) / FILE
     steps = []

@@ -165,7 +165,6 @@ def devices_of(world: World, gpus: int | None, visible: str | None) -> str | Non
 
 
 def _fact(core: int, name: str) -> int:
-    """Returns a fact of a core's topology; 0 if nothing."""
     with contextlib.suppress(OSError, ValueError):
         return int((_SYSTEM / f"cpu{core}" / "topology" / name).read_text(encoding="ascii"))
     return 0

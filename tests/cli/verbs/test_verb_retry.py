@@ -82,6 +82,17 @@ def test_run_of_an_old_hires_is_left_out_and_the_others_are_run_again(hires, run
     assert (ends(runs["failed"]), ends(runs["done"])) == (["failed"], ["done", "done"])
 
 
+@pytest.mark.parametrize("damage", ["", "{", "[]", None])
+def test_run_whose_plan_is_damaged_is_left_out_before_anything_starts(hires, runs, damage):
+    plan = runs["failed"] / "plan.json"
+    plan.unlink() if damage is None else plan.write_text(damage)
+    answer = hires("retry", "--state", "failed,done")
+    assert answer.code == 1
+    assert f"hires: {runs['failed'].name} is left out: " in answer.err
+    assert str(plan) in answer.err
+    assert (ends(runs["failed"]), ends(runs["done"])) == (["failed"], ["done", "done"])
+
+
 def test_key_that_leaves_the_point_as_it_is_may_change(hires, runs):
     words = ["--set", "comm.timeout_s=600", "--set", "memory.limit=8GiB"]
     answer = hires("retry", "mine", *words)
