@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.cli import answer_cache
 from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
-from hires.cli.tracing import TorchProcess
+from hires.cli.tracing import TorchProcess, cached, keep, key_of, trace_key
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
 from hires.core.store import checkpoints
@@ -173,7 +172,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             checkpoints.refuse_other_network(others, shapes_of(self._traced(config)), source)
 
     def _traced(self, config: RunConfig) -> Graph:
-        key = answer_cache.trace_key(config)
+        key = trace_key(config)
         if key not in self._graphs:
             print_activity("tracing the network ...")
             try:
@@ -192,13 +191,13 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         values = {key: value for key, value in deciding(config).items() if key in _DECIDE}
         del values["memory"]["limit"]
         facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
-        key = answer_cache.key_of(values, facts)
-        memory: list[dict[str, int]] = answer_cache.read("memory", key)
+        key = key_of(values, facts)
+        memory: list[dict[str, int]] = cached("memory", key)
         if not isinstance(memory, list) or len(memory) != plan.ranks_per_replica:
             if self._left_s <= 0:
                 raise RunError("the time for it is used up; planning again goes on with the cache")
             memory = self._process.footprint(config, plan)
-            answer_cache.write("memory", key, memory)
+            keep("memory", key, memory)
         return memory
 
 

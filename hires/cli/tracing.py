@@ -1,25 +1,36 @@
 """Gets graphs and memory from a process that has torch, since the front end imports no torch.
 
-``python -m hires.engine.footprint`` starts with the first request that the cache cannot answer.
+``python -m hires.engine.footprint`` starts with the first request that the user's cache of answers
+does not hold. ``HIRES_CACHE=off`` leaves the cache alone; a damaged entry counts as absent.
+
+    ~/.cache/hires/trace/HASH.json     graph of a network, with hashes of the files it came from
+    ~/.cache/hires/memory/HASH.json    memory of every rank of a plan
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import importlib.metadata
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import IO, Any, cast
 
-from hires.cli import answer_cache
+import hires
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.errors import ConfigError, PlanError, RunError
+from hires.core.errors import ConfigError, HiresError, PlanError, RunError
+from hires.core.store.files import write_atomically
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan
 
+MOST_BYTES = 256 * 2**20
+"""Size of all cached entries of one kind."""
 _END_S = 5.0
 """How long a process that gave no answer may take to end by itself."""
 
@@ -42,14 +53,14 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
 
     def trace(self, config: RunConfig) -> Graph:
         """Returns the graph of the config's network, for one microbatch."""
-        key = answer_cache.trace_key(config)
-        answer = answer_cache.read("trace", key)
-        if isinstance(answer, dict) and answer_cache.same_sources(answer.get("sources")):
+        key = trace_key(config)
+        answer = cached("trace", key)
+        if isinstance(answer, dict) and same_sources(answer.get("sources")):
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 return Graph.from_dict(answer["graph"])
         answer = self._ask("tracing the network", {"trace": to_dict(config)})
         if answer.get("sources") is not None:
-            answer_cache.write("trace", key, answer)
+            keep("trace", key, answer)
         return Graph.from_dict(answer["graph"])
 
     def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
@@ -109,3 +120,77 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
                 pipe.close()
         self._process.wait()
         self._process, self._pipes = None, []
+
+
+def cache_dir() -> Path:
+    """Returns the folder of this user for what can be made again."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    # The standard says to ignore a relative path.
+    return (base if base.is_absolute() else Path.home() / ".cache") / "hires"
+
+
+def cached(kind: str, key: str) -> Any:
+    """Returns an entry as plain values, or None if there is none that can be read."""
+    path = cache_dir() / kind / f"{key}.json"
+    with contextlib.suppress(OSError, ValueError):
+        if os.environ.get("HIRES_CACHE") != "off":
+            values = json.loads(path.read_text(encoding="utf-8"))
+            os.utime(path)
+            return values
+    return None
+
+
+def keep(kind: str, key: str, values: Any) -> None:
+    """Adds an entry, and removes the oldest ones if there are too many."""
+    if os.environ.get("HIRES_CACHE") == "off":
+        return
+    folder = cache_dir() / kind
+    with contextlib.suppress(HiresError, OSError):  # a folder that cannot be written to stays empty
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{key}.json", json.dumps(values))
+        stats = {entry: entry.stat() for entry in folder.glob("*.json")}
+        oldest = sorted(stats, key=lambda entry: stats[entry].st_mtime_ns)
+        size = sum(stat.st_size for stat in stats.values())
+        while size > MOST_BYTES:
+            entry = oldest.pop(0)
+            entry.unlink(missing_ok=True)
+            size -= stats[entry].st_size
+
+
+def key_of(*facts: Any) -> str:
+    """Returns the hash of some plain values, of torch's version and of hires' own code."""
+    text = json.dumps([facts, _versions()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def trace_key(config: RunConfig) -> str:
+    """Returns the key of a network's trace: the network, the shape of its input, and the task."""
+    samples = max(1, config.batch // config.parallel.pieces)
+    facts = [to_dict(config)["model"], samples, config.image, config.task.name]
+    if config.model.name == "custom":
+        # The user's function may draw what it builds; its module is looked up in these folders.
+        facts += [config.seed, str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
+    return key_of(facts)
+
+
+def same_sources(hashes: Any) -> bool:
+    """Whether files have the content that they had when they were traced."""
+    try:
+        return all(
+            hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
+            for path, digest in hashes.items()
+        )
+    except (OSError, AttributeError, TypeError):
+        return False
+
+
+@functools.cache
+def _versions() -> list[Any]:
+    """Returns torch's version, and name, size and time of every file of hires."""
+    torch = ""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        torch = importlib.metadata.version("torch")
+    folder = Path(hires.__file__).parent
+    files = [(path, path.stat()) for path in sorted(folder.rglob("*.py"))]
+    code = [(str(path.relative_to(folder)), s.st_size, s.st_mtime_ns) for path, s in files]
+    return [torch, code]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli import answer_cache
+from hires.cli import tracing
 from hires.cli.tracing import TorchProcess
 from hires.core.config.run_config import ModelConfig, RunConfig
 
@@ -68,40 +68,40 @@ def test_edit_of_a_module_that_the_network_imports_is_never_stale(
 
 
 def test_damaged_entry_counts_as_absent(cache):
-    assert answer_cache.read("memory", "key") is None
-    answer_cache.write("memory", "key", [1])
-    assert answer_cache.read("memory", "key") == [1]
+    assert tracing.cached("memory", "key") is None
+    tracing.keep("memory", "key", [1])
+    assert tracing.cached("memory", "key") == [1]
     (cache / "memory" / "key.json").write_text("[1")
-    assert answer_cache.read("memory", "key") is None
+    assert tracing.cached("memory", "key") is None
 
 
 @pytest.mark.parametrize("sources", [None, 3, {"/nowhere": "0"}, {"/nowhere": 3}])
 def test_sources_that_cannot_be_compared_are_not_the_same(sources):
-    assert not answer_cache.same_sources(sources)
-    assert answer_cache.same_sources({})
+    assert not tracing.same_sources(sources)
+    assert tracing.same_sources({})
 
 
 def test_cache_can_be_turned_off(cache, monkeypatch):
-    answer_cache.write("memory", "key", [1])
+    tracing.keep("memory", "key", [1])
     monkeypatch.setenv("HIRES_CACHE", "off")
-    assert answer_cache.read("memory", "key") is None
-    answer_cache.write("memory", "other", [1])
+    assert tracing.cached("memory", "key") is None
+    tracing.keep("memory", "other", [1])
     assert [path.name for path in (cache / "memory").iterdir()] == ["key.json"]
 
 
 def test_entries_that_were_not_used_for_longest_go_first(cache, monkeypatch):
-    monkeypatch.setattr(answer_cache, "MOST_BYTES", 250)
+    monkeypatch.setattr(tracing, "MOST_BYTES", 250)
     for number, name in enumerate("abc"):
-        answer_cache.write("memory", name, "x" * 98)
+        tracing.keep("memory", name, "x" * 98)
         os.utime(cache / "memory" / f"{name}.json", (number, number))
-    answer_cache.read("memory", "b")
-    answer_cache.write("memory", "d", "x" * 98)
+    tracing.cached("memory", "b")
+    tracing.keep("memory", "d", "x" * 98)
     assert sorted(path.stem for path in (cache / "memory").iterdir()) == ["b", "d"]
 
 
 def test_key_holds_what_decides_the_trace():
     def key(**keys) -> str:
-        return answer_cache.trace_key(RunConfig(**keys))
+        return tracing.trace_key(RunConfig(**keys))
 
     assert key(batch=4) != key(batch=8)
     assert key(image=32) != key(image=64)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.answer_cache import cache_dir
 from hires.cli.planning import Planner
+from hires.cli.tracing import cache_dir
 from hires.core.config.run_config import MemoryConfig, ModelConfig, RunConfig, TaskConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.units import MIB
