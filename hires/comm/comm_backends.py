@@ -25,21 +25,11 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 @BACKENDS.register("gloo")
 def _gloo(world: World, timeout_s: float) -> Any:
-    _choose_interface(world)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://{world.address}:{world.port}",
-        rank=world.rank,
-        world_size=world.size,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
-    return dist
-
-
-def _choose_interface(world: World) -> None:
     # The network that leads to the other machines, if there are any: gloo would take the interface
     # of this host's own name, which is often the loopback.
-    if world.local_size < world.size and _INTERFACE not in os.environ:
-        interface = interface_towards(world.address)
-        if interface is not None:
-            os.environ[_INTERFACE] = interface
+    apart = world.local_size < world.size
+    if apart and _INTERFACE not in os.environ and (own := interface_towards(world.address)):
+        os.environ[_INTERFACE] = own
+    place, patience = f"tcp://{world.address}:{world.port}", datetime.timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", place, patience, world.size, world.rank)
+    return dist

@@ -271,20 +271,19 @@ def _check(checkpoint: Checkpoint, plan: Plan, rank: int) -> None:
     # DamagedError: something that the rank needs has changed since it was written.
     stages = {slot.stage for slot in plan.slots_of(rank)}
     names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
-    for file in _opened(checkpoint):
-        file.check(names & file.names)
+    for name in checkpoint.files:
+        if not name.startswith("rank"):
+            file = TensorFile(checkpoint.path / name)
+            file.check(names & file.names)
     if checkpoint.layout == _layout_of(plan):
         TensorFile(checkpoint.path / _rank_file(rank)).check([RANDOM])
 
 
-def _opened(checkpoint: Checkpoint, kind: str = "") -> list[TensorFile]:
-    # The files of stages, of one kind or of all.
-    files = [name for name in checkpoint.files if name.startswith(kind)]
-    return [TensorFile(checkpoint.path / name) for name in files if not name.startswith("rank")]
-
-
 def _files(checkpoint: Checkpoint, kind: str) -> dict[str, TensorFile]:
-    return {name: file for file in _opened(checkpoint, kind) for name in file.names}
+    # By exact names: one kind may begin with another's name, as exp_avg_sq with exp_avg.
+    stages = [_stage_file(kind, stage) for stage in range(len(checkpoint.files))]
+    files = [TensorFile(checkpoint.path / name) for name in stages if name in checkpoint.files]
+    return {name: file for file in files for name in file.names}
 
 
 def _fitting(

@@ -1,6 +1,6 @@
 """Runs the steps of an attempt on one rank, to its end or until a preemption.
 
-SIGUSR2 asks a rank to save its state and end. The handler only sets a flag; where a step begins,
+SIGUSR2 asks a rank to save its state and end. The handler only notes it; where a step begins,
 all ranks take the largest flag, so that they end at the same step whichever of them got the signal:
 
     rank 0   step 3 ............ | barrier: max(0, 1) | save, end with code 75
@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from hires import comm
 from hires.core.config.run_config import RunConfig
@@ -32,8 +31,8 @@ PREEMPTION_SIGNAL = signal.SIGUSR2
 
 log = logging.getLogger(__name__)
 
-# A process has one handler of a signal, so the flag belongs to the module.
-_preempted = False
+# A process has one handler of a signal, so what has come belongs to the module.
+_signals: list[int] = []
 
 
 def hold_preemption() -> None:
@@ -42,7 +41,7 @@ def hold_preemption() -> None:
     # meanwhile: those of libraries do not expect that a system call is interrupted.
     if threading.current_thread() is threading.main_thread():
         signal.pthread_sigmask(signal.SIG_BLOCK, {PREEMPTION_SIGNAL})
-        signal.signal(PREEMPTION_SIGNAL, _on_preemption)
+        signal.signal(PREEMPTION_SIGNAL, lambda number, frame: _signals.append(number))
         signal.siginterrupt(PREEMPTION_SIGNAL, False)
 
 
@@ -55,11 +54,10 @@ def accept_preemption() -> None:
 
 def is_preempted(clear: bool = False) -> bool:
     """Whether the signal has come since the last call with ``clear``."""
-    global _preempted
-    was = _preempted
+    has_come = bool(_signals)
     if clear:
-        _preempted = False
-    return was
+        _signals.clear()
+    return has_come
 
 
 def run_steps(
@@ -120,8 +118,3 @@ def _timeline(engine: RankEngine, folder: Path) -> Iterator[None]:
             engine.recorder.write(folder, engine.context.rank)
         raise
     engine.recorder.write(folder, engine.context.rank)
-
-
-def _on_preemption(number: int, frame: FrameType | None) -> None:
-    global _preempted
-    _preempted = True

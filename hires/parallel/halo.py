@@ -193,11 +193,6 @@ def gather_window(x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
     return _GatherWindow.apply(x, borrowed, frame)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def crop(x: Tensor, held: Rect, wanted: Rect) -> Tensor:
-    """Returns the wanted part of a tensor; the tensor itself if that is all of it."""
-    return x if wanted == held else part(x, held, wanted)
-
-
 def add_pieces(grad: Tensor, held: Rect, arriving: Borrowed | None) -> None:
     """Waits for the gradients of pixels that others borrowed, and adds them to their owner's."""
     if arriving is not None:
@@ -214,8 +209,10 @@ def paste(target: Tensor, origin: Rect, pieces: Iterable[Piece], within: Rect) -
 
 
 def part(x: Tensor, origin: Rect, rect: Rect | None) -> Tensor:
-    """Returns the view of ``rect`` of a tensor that holds the pixels of ``origin``."""
+    """Returns ``rect`` of a tensor that holds ``origin``, as a view or, if it is all, itself."""
     assert rect is not None
+    if rect == origin:
+        return x
     rows = slice(rect[0] - origin[0], rect[1] - origin[0])
     return x[:, :, rows, rect[2] - origin[2] : rect[3] - origin[2]]
 

@@ -36,7 +36,7 @@ from torch import Tensor
 from hires.core.registry import Registry
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
-from hires.parallel.halo import crop, part
+from hires.parallel.halo import part
 from hires.plan.graph import Node, Rect
 from hires.plan.layout import held_by
 
@@ -57,7 +57,7 @@ def _image_mean(node: Node, context: Context, bind: Bind) -> Operator:
     held, own = context.extent(source), context.own([height, width])
 
     def run(values: Values) -> Tensor:
-        x = crop(values[source], held, own)  # (n, C, h, w); a tile may hold no pixel
+        x = part(values[source], held, own)  # (n, C, h, w); a tile may hold no pixel
         partial = x.sum((2, 3), keepdim=True, dtype=_wide(x))
         total = _SumOverTiles.apply(partial, context.cursor, node.name, False)  # type: ignore[no-untyped-call]
         mean: Tensor = (total / (height * width)).to(x.dtype)
@@ -111,9 +111,6 @@ class _NormTiles:
         self._shares = (torch.tensor(counts, dtype=torch.float64) / self.count).view(-1, 1)
         self._constants: dict[torch.dtype, Tensor] = {}
 
-    def gather(self, tensor: Tensor, back: bool = False) -> Tensor:
-        return self.cursor.gather(tensor, self.node, back)
-
     def own(self, x: Tensor) -> Tensor:
         return x if self.rects is None else part(x, *self.rects)
 
@@ -135,7 +132,7 @@ class _TiledBatchNorm(torch.autograd.Function):
             local = torch.stack(torch.batch_norm_update_stats(own, None, None, 0.0)).to(kind)
         else:  # a tile without pixels has the share 0
             local = x.new_zeros(2, x.shape[1], dtype=kind)
-        means, variances = tiles.gather(local).unbind(1)  # (tiles, C) each
+        means, variances = tiles.cursor.gather(local, tiles.node).unbind(1)  # (tiles, C) each
         shares = tiles.shares(means)
         # Products and sums, not a matrix product, which autocast would lower to bfloat16.
         mean = (shares * means).sum(0)
@@ -163,7 +160,7 @@ class _TiledBatchNorm(torch.autograd.Function):
             sums = mean.new_zeros(2, x.shape[1])
         grad_x = None
         if ctx.needs_input_grad[0]:
-            total = tiles.gather(sums, back=True).sum(0)
+            total = tiles.cursor.gather(sums, tiles.node, back=True).sum(0)
             grad_x = _gradient_of_input(ctx, grad, total)
         return grad_x, sums[0].to(weight.dtype), sums[1].to(weight.dtype), None, None
 

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from hires.parallel.convolution import convolve, convolve_backward
-from hires.parallel.halo import Borrowed, Piece, add_pieces, crop, new_part, part, paste
+from hires.parallel.halo import Borrowed, Piece, add_pieces, new_part, part, paste
 from hires.plan.graph import Rect
 from hires.plan.halos import BORDER_SHARE
 from hires.plan.operators.operator_table import pair
@@ -125,7 +125,7 @@ class _StripConvolution(torch.autograd.Function):
         narrow = weight.to(x.dtype)
         offset = None if bias is None else bias.to(x.dtype)
         stride, dilation, groups = how
-        main = crop(x, strips.held, strips.main)
+        main = part(x, strips.held, strips.main)
         y = convolve(main, narrow, offset, stride, strips.padding, dilation, groups)
         pieces = borrowed.pieces() if borrowed is not None else []
         for strip in strips.borders:
@@ -143,20 +143,15 @@ class _StripConvolution(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         strips: Strips = ctx.strips
-        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
+        needs = [*ctx.needs_input_grad[:3]]
         arriving, local = None, []
-        if need_x:
+        if needs[0]:
             local = _gradients_of_bands(ctx, grad, x, weight)
             arriving = ctx.borrowed.reduce_halo_gradients() if ctx.borrowed is not None else None
-        grad_x, grad_weight, grad_bias = convolve_backward(
-            grad,
-            crop(x, strips.held, strips.main),
-            weight,
-            strips.padding,
-            ctx.how,
-            [need_x, need_weight, need_bias],
-        )
-        if need_weight:
+        operands = grad, part(x, strips.held, strips.main), weight
+        grads = convolve_backward(*operands, strips.padding, ctx.how, needs)
+        grad_x, grad_weight, grad_bias = grads
+        if needs[1]:
             grad_weight = grad_weight.to(ctx.weight_dtype)
             pieces = ctx.borrowed.pieces() if ctx.borrowed is not None else []
             for strip in strips.bands:  # the part of the missing pixels

@@ -23,7 +23,7 @@ from torch import Tensor
 from hires.core.registry import Registry
 from hires.parallel.context import Context
 from hires.parallel.convolution import convolve, convolve_transposed
-from hires.parallel.halo import Borrowed, Exchange, Frame, crop, gather_window, part
+from hires.parallel.halo import Borrowed, Exchange, Frame, gather_window, part
 from hires.parallel.strips import Strips, strip_convolution, strips_of
 from hires.plan.graph import Node, Rect
 from hires.plan.operators.operator_facts import facts_of
@@ -57,7 +57,11 @@ class Window:
         self.native = [padded and parts == 1 for parts in context.stage.tiles]
         pads = [axis.padding if n else 0 for axis, n in zip(axes, self.native, strict=True)]
         self.padding = pads  # padding that torch's kernel applies in each dim
-        self.rect = self._rect(need_of(axes, self.out))
+        self.rect = need_of(axes, self.out)
+        if self.ring is not None and not is_empty(self.out):
+            dims = zip(axes, self.native, (self.out[:2], self.out[2:]), strict=True)
+            rows, cols = ((0, a.size_in) if native else a.reach(out) for a, native, out in dims)
+            self.rect = rows + cols
         self.blank = 0 in self.shape or is_empty(self.rect)  # the tile makes no pixel, or only 0
         self.local = exchange is None and not is_empty(self.rect) and inside(self.rect, self.held)
         if self.local and facts.strips and padded:
@@ -78,7 +82,7 @@ class Window:
         ring = args.get(self.ring) if isinstance(self.ring, str) else self.ring
         fill = float(ring or 0.0)
         if self.local:
-            window = crop(x, self.held, self.rect)
+            window = part(x, self.held, self.rect)
         else:
             window = gather_window(x, borrowed, Frame(self.held, self.rect, self.size, fill))
         if self.blank:
@@ -88,13 +92,6 @@ class Window:
             bias = args.get("bias")
             return blank if bias is None else blank + bias.view(1, -1, 1, 1)
         return self.kernel(self, window, args)
-
-    def _rect(self, need: Rect) -> Rect:
-        if is_empty(self.out) or self.ring is None:
-            return need
-        dims = zip(self.axes, self.native, (self.out[:2], self.out[2:]), strict=True)
-        rows, cols = ((0, a.size_in) if native else a.reach(out) for a, native, out in dims)
-        return rows + cols
 
     def _without_crop(self) -> Rect:
         # A convolution of stride 2 may end one row before the tile. Without that row the window

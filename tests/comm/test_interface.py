@@ -13,13 +13,14 @@ from hires.core.ranks.world import World
 @pytest.fixture(autouse=True)
 def _routes(monkeypatch):
     monkeypatch.setattr(comm_backends, "interface_towards", {"10.0.0.1": "eth7"}.get)
+    monkeypatch.setattr(comm_backends.dist, "init_process_group", lambda *_: None)
     # Set before it is taken away: so what a test makes the code set is taken away afterwards.
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
 
 
 def chosen(local_size: int, address: str = "10.0.0.1") -> str | None:
-    comm_backends._choose_interface(World(0, 4, 0, local_size, address, 29500, 0))
+    comm_backends.BACKENDS["gloo"](World(0, 4, 0, local_size, address, 29500, 0), 1.0)
     return os.environ.get("GLOO_SOCKET_IFNAME")
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from hires.core.errors import PREEMPTED
-from hires.core.store import checkpoints, file_names, records
+from hires.core.ranks.world import World
+from hires.core.store import attempts, checkpoints, file_names, records
 from hires.core.store.reading import read_lines
+from hires.engine.optimizer import OPTIMIZERS, Optimizer
+from tests.helpers.ranks import run_ranks
 from tests.helpers.saved import (
     STEPS,
     attempt,
@@ -18,6 +22,7 @@ from tests.helpers.saved import (
     losses,
     make,
     mean_losses,
+    numbered,
 )
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(200)]
@@ -57,6 +62,33 @@ def test_stopped_run_goes_on_with_the_very_same_losses(layout, tmp_path):
     assert record["loss"] == records.read_record(whole)["loss"]
     assert [sample["step"] for sample in record["samples"]] == [4, 5, 6, 7]
     assert {"step": 4, "why": "warm-up"} in record["throughput"]["discarded"]
+
+
+class Averaging(Optimizer):
+    """Keeps two numbers for each parameter, the name of one of which begins the other's."""
+
+    keys = ("lr",)
+    kept: ClassVar = {"exp_avg": torch.zeros_like, "exp_avg_sq": torch.zeros_like}
+
+    def update(self, parameters, gradients, kept) -> None:
+        pairs = zip(kept["exp_avg"], kept["exp_avg_sq"], strict=True)
+        for parameter, gradient, (mean, square) in zip(parameters, gradients, pairs, strict=True):
+            mean.lerp_(gradient, 0.1)
+            square.lerp_(gradient.square(), 0.01)
+            parameter -= self.settings["lr"] * mean / (square.sqrt() + 1e-3)
+
+
+def averaging(world: World, folder: str, number: int, stop_at: int | None) -> int:
+    OPTIMIZERS._items["sgd"] = Averaging
+    return numbered(world, folder, number, stop_at)
+
+
+def test_optimiser_that_keeps_several_numbers_gets_each_of_them_back(tmp_path):
+    whole, stopped = make(tmp_path / "whole", **FP32), make(tmp_path / "stopped", **FP32)
+    run_ranks(averaging, 1, str(whole), 0, None)
+    assert run_ranks(averaging, 1, str(stopped), 0, 4) == [PREEMPTED]
+    run_ranks(averaging, 1, str(stopped), attempts.next_attempt(stopped), None)
+    assert losses(stopped, 0, 1) == losses(whole, 0)
 
 
 def test_checkpoint_of_one_layout_resumes_in_another(tmp_path):
