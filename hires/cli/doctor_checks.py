@@ -20,6 +20,7 @@ from subprocess import SubprocessError
 from typing import Any
 
 from hires.cli.compose.choices import conf_dir
+from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import HiresError
 from hires.core.ranks import heartbeat, network
 from hires.core.store.files import write_rate
@@ -53,14 +54,9 @@ dist.all_reduce(x)
 dist.destroy_process_group()
 sys.exit(x.item() != 2)
 """
-_FAMILIES = (
-    ("Open MPI", r"open ?mpi|open-?rte|prte", ("pmix",)),
-    ("MVAPICH", r"mvapich", ("pmi2", "pmix")),
-    ("Intel MPI", r"intel", ("pmi2", "pmix")),
-    ("MPICH", r"mpich|hydra", ("pmi2", "pmix")),
-)
-"""Name, pattern of its version, and the plug-ins of srun that serve it, the best first. The first
-that matches counts: MVAPICH and Intel MPI call themselves MPICH, too."""
+_FAMILIES = [(one.label, one.version, one.plugins) for one in DIALECTS.values() if one.label]
+_FAMILIES.insert(-1, ("Intel MPI", r"intel", ("pmi2", "pmix")))  # it calls itself MPICH, too
+"""Name, pattern of its version, and the plug-ins of srun that serve it; the first match counts."""
 
 _python = functools.partial(ask, sys.executable, "-c")
 """Runs a piece of Python in a process of its own."""

@@ -7,14 +7,13 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from hires.core.config.mpi_dialects import MPIS
 from hires.core.config.value_checks import SIZE, Checks, Section, check_word, choice, number, word
 from hires.core.errors import ConfigError
 from hires.core.units import parse_size
 
 HERE = "workstation"
 """Name of the cluster where none is configured: this machine."""
-MPIS = ("openmpi", "mpich", "mvapich", "srun")
-"""What may start the ranks of several nodes."""
 OWN_OPTIONS = {
     "nodes": "launcher.nodes",
     "ntasks": "parallel",

@@ -1,7 +1,7 @@
 """Reads which rank this process is from its environment, and binds it to its share of the machine.
 
 A launcher sets seven variables for every rank, which ``env://`` of ``torch.distributed`` reads
-too; an MPI or ``srun`` numbers its processes in others (:mod:`hires.core.ranks.mpi_dialects`).
+too; an MPI or ``srun`` numbers its processes in others (:mod:`hires.core.ranks.mpi_starter`).
 
     cores     0  4  1  5  2  6  3  7     hardware threads of one core side by side
     ranks    |--- 0 ---|--- 1 ---| ...   neighbouring ranks on neighbouring cores

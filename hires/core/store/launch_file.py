@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.core.ranks import mpi_dialects
+from hires.core.ranks import mpi_starter
 
 NO_FOLDER = 66
 """Exit code of a job whose node does not see the run folder, so that nothing can be written."""
@@ -40,8 +40,8 @@ def launch_script(config: RunConfig, argv: Sequence[str]) -> str:
     name = config.launcher.name
     if name == "torchrun" or (name == "mpirun" and config.mpi != "srun"):
         # One command starts the ranks, on machines that are known beforehand.
-        hosts = mpi_dialects.hosts_of(config, config.parallel.num_ranks)
-        return render(argv, "mpirun.sh", STARTER=mpi_dialects.starter(config, hosts).words)
+        hosts = mpi_starter.hosts_of(config, config.parallel.num_ranks)
+        return render(argv, "mpirun.sh", STARTER=mpi_starter.starter(config, hosts).words)
     return render(argv, "local.sh")
 
 

@@ -1,4 +1,4 @@
-"""The launchers whose command starts the ranks (``core.ranks.mpi_dialects``) and waits for them."""
+"""The launchers whose command starts the ranks (``core.ranks.mpi_starter``) and waits for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.ranks.mpi_dialects import dialect_of
+from hires.core.ranks.mpi_starter import dialect_of
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import LAUNCHERS, Launcher, OnLine, Outcome
 from hires.launcher.local.local_launcher import launch

@@ -25,8 +25,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import HiresError, RunError
-from hires.core.ranks.mpi_dialects import Starter, numbers, require_program
+from hires.core.ranks.mpi_starter import Starter, numbers, require_program
 from hires.core.store import file_names, provenance, records
 from hires.launcher.ranks import control_channel, spawn
 from hires.launcher.ranks.places import RankPlace, RankPlaces
@@ -38,7 +39,7 @@ START_S = 120.0
 """How long all agents may take to connect, at least; starts over many nodes are slow."""
 LOST_S = 1.0
 """How long agents may still report after their command has ended."""
-_OUTER = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "MV2_COMM_")
+_OUTER = tuple(word for dialect in DIALECTS.values() for word in dialect.outer.split())
 """Variables of an outer start about its own ranks, which would mislead those of this one."""
 _CONNECT_S = 30.0
 """How long the supervisor may take to answer."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.ranks import mpi_dialects, network
-from hires.core.ranks.mpi_dialects import Starter
+from hires.core.ranks import mpi_starter, network
+from hires.core.ranks.mpi_starter import Starter
 
 LOOPBACK = "127.0.0.1"
 """Where the ranks of one machine meet."""
@@ -88,11 +88,11 @@ def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Ra
     The command is ``words``, as launch.sh has them, or follows from the config. A RunError says
     that the first host is not this machine, or the others do not reach it.
     """
-    hosts = mpi_dialects.hosts_of(config, num_ranks)
+    hosts = mpi_starter.hosts_of(config, num_ranks)
     if words:
-        starter = Starter(mpi_dialects.dialect_of(config), tuple(words))
+        starter = Starter(mpi_starter.dialect_of(config), tuple(words))
     else:
-        starter = mpi_dialects.starter(config, hosts)
+        starter = mpi_starter.starter(config, hosts)
     places = dataclasses.replace(here(num_ranks, config.launcher.port), starter=starter)
     names = config.launcher.hosts
     if not names:

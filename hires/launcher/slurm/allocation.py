@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.ranks import mpi_dialects
+from hires.core.ranks import mpi_starter
 from hires.core.store import launch_file
 from hires.launcher.ranks.places import (
     LOOPBACK,
@@ -106,8 +106,8 @@ class Allocation:
         ]
         starter = None
         if one_command:
-            hosts = [mpi_dialects.Host(node.name, size) for node, size in shares]
-            starter = mpi_dialects.starter(config, hosts, in_slurm=True)
+            hosts = [mpi_starter.Host(node.name, size) for node, size in shares]
+            starter = mpi_starter.starter(config, hosts, in_slurm=True)
         return RankPlaces(ranks, ports, address, interface, relayed=True, starter=starter)
 
     def after_sigusr2(self, signal_s: int) -> Preemption:

@@ -1,4 +1,4 @@
-"""Describes the programs that start many processes at once, each the agent of a rank, as data."""
+"""Puts together the command that starts the agents of all ranks: mpirun, srun or torchrun."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hires.core.config.launcher_config import spread
+from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks.world import number_of
@@ -30,73 +31,6 @@ class Host:
 
     name: str
     ranks: int
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """What differs between programs that start many processes; several words stand in one text.
-
-    ``{ranks}`` is the size of the world and ``{mpi}`` is ``launcher.srun_mpi``.
-    """
-
-    programs: str
-    """Names under which the program goes, the most specific first."""
-    words: str
-    """What follows the program always. Ranks are bound by themselves, so nothing else may."""
-    numbering: str
-    """Variables of each process that hold its rank, the size of the world, and both on its node."""
-    hosts: str = ""
-    """What names the hosts: ``{slots}`` stands for ``a:2,b:1``, ``{list}`` for ``a,a,b``, and
-    ``{each}`` for the words ``a a b``; empty: it starts processes on this machine only."""
-    forward: str = ""
-    """What passes on one variable of the environment; empty: all of it goes along."""
-    in_slurm: str = ""
-    """Options inside a Slurm job that make it start through ``srun``."""
-    as_root: Mapping[str, str] | None = None
-    """Variables without which it refuses to run as root."""
-    node: str | None = None
-    """Where the last of ``numbering`` holds the counts of all nodes, as ``2(x3),1``: which node
-    this is."""
-
-
-_FOUR = "{0}_RANK {0}_SIZE {0}_LOCAL_RANK {0}_LOCAL_SIZE"
-DIALECTS = {
-    "openmpi": Dialect(
-        programs="mpirun.openmpi mpirun",
-        words="-np {ranks} --bind-to none",
-        numbering=_FOUR.format("OMPI_COMM_WORLD"),
-        hosts="--host {slots}",
-        forward="-x",
-        as_root={"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
-    ),
-    "mpich": Dialect(
-        programs="mpiexec.hydra mpirun.mpich mpirun",
-        words="-n {ranks} -bind-to none -genvall",
-        numbering="PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS",
-        hosts="-hosts {slots}",
-        in_slurm="-bootstrap slurm",
-    ),
-    "mvapich": Dialect(
-        programs="mpirun_rsh",
-        words="-export -np {ranks}",
-        numbering=_FOUR.format("MV2_COMM_WORLD"),
-        hosts="{each} MV2_ENABLE_AFFINITY=0",
-    ),
-    "srun": Dialect(
-        programs="srun",
-        words="--mpi={mpi} --ntasks={ranks} --overlap --export=ALL --cpu-bind=none --input=none "
-        "--kill-on-bad-exit=0",
-        numbering="SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE",
-        node="SLURM_NODEID",
-        hosts="--distribution=arbitrary --nodelist={list}",
-    ),
-    "torchrun": Dialect(
-        programs="torchrun",
-        words="--standalone --nproc-per-node={ranks} --max-restarts=0 --no-python",
-        numbering="RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE",
-    ),
-}
-"""``launcher.mpi``, or ``torchrun`` -> its dialect."""
 
 
 @dataclass(frozen=True)

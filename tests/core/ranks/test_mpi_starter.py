@@ -11,8 +11,8 @@ import pytest
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.ranks import mpi_dialects
-from hires.core.ranks.mpi_dialects import Host, Numbers, numbers
+from hires.core.ranks import mpi_starter
+from hires.core.ranks.mpi_starter import Host, Numbers, numbers
 
 HOSTS = [Host("n1", 3), Host("n2", 2)]
 AGENT = f"{sys.executable} -m hires.launcher.ranks.agent"
@@ -21,7 +21,7 @@ AGENT = f"{sys.executable} -m hires.launcher.ranks.agent"
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch):
     """No program is found, and the environment is small."""
-    monkeypatch.setattr(mpi_dialects.shutil, "which", lambda name: None)
+    monkeypatch.setattr(mpi_starter.shutil, "which", lambda name: None)
     for name in list(os.environ):
         monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", "/bin")
@@ -34,7 +34,7 @@ def config(**keys) -> RunConfig:
 
 
 def line(hosts=HOSTS, in_slurm=False, **keys) -> str:
-    return shlex.join(mpi_dialects.starter(config(**keys), hosts, in_slurm).words)
+    return shlex.join(mpi_starter.starter(config(**keys), hosts, in_slurm).words)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_program_that_is_named_is_taken():
 
 
 def test_program_of_the_dialect_is_preferred_to_one_of_any(monkeypatch):
-    monkeypatch.setattr(mpi_dialects.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(mpi_starter.shutil, "which", lambda name: f"/usr/bin/{name}")
     assert line(mpi="openmpi").startswith("mpirun.openmpi ")
     assert line(mpi="mpich").startswith("mpiexec.hydra ")
 
 
 def test_open_mpi_runs_as_root_only_if_it_is_told_to(monkeypatch):
-    starter = mpi_dialects.starter(config(), HOSTS)
+    starter = mpi_starter.starter(config(), HOSTS)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert starter.environment({"A": "1"})["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -89,13 +89,13 @@ def test_open_mpi_runs_as_root_only_if_it_is_told_to(monkeypatch):
 
 def test_missing_program_is_named_with_what_would_help():
     with pytest.raises(RunError, match=r"no mpirun_rsh here.*launcher.mpi=mvapich"):
-        mpi_dialects.require_program(mpi_dialects.starter(config(mpi="mvapich"), HOSTS))
+        mpi_starter.require_program(mpi_starter.starter(config(mpi="mvapich"), HOSTS))
 
 
 def test_hosts_share_the_ranks_evenly():
-    found = mpi_dialects.hosts_of(config(hosts=["n1", "n2"]), 5)
+    found = mpi_starter.hosts_of(config(hosts=["n1", "n2"]), 5)
     assert found == HOSTS
-    assert mpi_dialects.hosts_of(config(), 5) == [Host("localhost", 5)]
+    assert mpi_starter.hosts_of(config(), 5) == [Host("localhost", 5)]
 
 
 @pytest.mark.parametrize(
