@@ -47,6 +47,13 @@ class BenchTable:
     fact: str = ""
     """What was measured or assumed besides; it stands below the table."""
 
+    def paragraphs(self, *, markdown: bool) -> list[str]:
+        """Returns the table between its title, note and fact."""
+        table = "\n".join(self.lines(markdown=markdown))
+        if markdown:
+            return [f"## {self.title}", self.note, table, self.fact]
+        return [f"{self.title}\n{table}", self.fact]
+
     def lines(self, *, markdown: bool) -> list[str]:
         """Returns headings and rows; columns of numbers are flush right."""
         columns = zip(*(row.values() for row in self.rows), strict=True)
@@ -76,16 +83,12 @@ class Benchmark:
     facts: Callable[[Result], list[str]] = lambda result: []
     """What stands above the tables."""
 
-    def main(self, argv: Sequence[str] | None = None) -> int:
+    def main(self, words: Sequence[str]) -> int:
         """Measures, prints the result, and keeps it where ``--out`` says.
 
-        Args:
-            argv: words after ``hires bench NAME``; None for those of this process.
-
-        Returns:
-            The exit code: 0 done, 1 the result is not ok, 130 stopped, or that of an error.
+        Takes the words after ``hires bench NAME`` and returns the exit code: 0 done, 1 the result
+        is not ok, 130 stopped, or that of an error.
         """
-        words = sys.argv[1:] if argv is None else list(argv)
         result: Result | None = None
         as_json, code = False, 0
         try:
@@ -110,39 +113,29 @@ class Benchmark:
         if result is not None:
             if not result["complete"]:
                 sys.stderr.write("what was measured until then:\n")
-            shown = json.dumps(result, indent=1) + "\n" if as_json else self.text(result)
-            sys.stdout.write(shown)
+            sys.stdout.write(_json(result) if as_json else self.text(result))
         return code
 
-    def text(self, result: Result) -> str:
-        """Returns the tables for the screen."""
-        parts = ["\n".join(self.facts(result))]
-        for table in filter(lambda table: table.rows, self.tables(result)):
-            fact = ["", table.fact] if table.fact else []
-            parts.append("\n".join([table.title, *table.lines(markdown=False), *fact]))
+    def text(self, result: Result, title: str | None = None) -> str:
+        """Returns the tables for the screen or, with a title, those of a README."""
+        facts = self.facts(result)
+        parts = ["\n".join(facts)]
+        if title is not None:
+            head = [*header(title, result), *(f"* {fact}" for fact in facts)]
+            parts = ["\n".join(head), self.notes]
+        for table in self.tables(result):
+            parts += table.paragraphs(markdown=title is not None) if table.rows else []
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def keep(self, folder: Path | None, result: Result) -> None:
-        """Writes ``NAME.json``, and a ``README.md`` with the numbers beside command and machine.
-
-        Raises:
-            ConfigError: the folder or a file cannot be written.
-        """
+        """Writes ``NAME.json`` and ``README.md``; raises ConfigError if it cannot."""
         if folder is None:
             return
         make_folder(folder, OPTION)
-        lines = [*header(folder.name, result), *(f"* {fact}" for fact in self.facts(result))]
-        lines += ["", self.notes] if self.notes else []
-        for table in filter(lambda table: table.rows, self.tables(result)):
-            lines += ["", f"## {table.title}", ""]
-            lines += [table.note, ""] if table.note else []
-            lines += table.lines(markdown=True)
-            lines += ["", table.fact] if table.fact else []
-        text = json.dumps(result, indent=1) + "\n"
-        write_atomically(folder / f"{self.name}.json", text, option=OPTION)
-        write_atomically(folder / "README.md", "\n".join(lines) + "\n", option=OPTION)
+        write_atomically(folder / f"{self.name}.json", _json(result), option=OPTION)
+        write_atomically(folder / "README.md", self.text(result, folder.name), option=OPTION)
 
-    def _parse(self, words: list[str]) -> tuple[Any, bool, Path | None]:
+    def _parse(self, words: Sequence[str]) -> tuple[Any, bool, Path | None]:
         """Returns the checked options, and the values of ``--json`` and ``--out``."""
         parser = argparse.ArgumentParser(
             prog=f"hires bench {self.name}",
@@ -180,8 +173,8 @@ def option(
     """Returns the field of an option, which is named after it.
 
     Args:
-        default: a number or text, as one would type it; True is switched off by ``--no-NAME``.
         text: for ``--help``.
+        default: a number or text, as one would type it; True is switched off by ``--no-NAME``.
         low: the least that a whole number may be; others must be above 0.
         parse: makes the value of (flag, text), for what is neither number nor text.
         argument: arguments of argparse for what takes several words, with its ``flag``.
@@ -233,16 +226,16 @@ def header(title: str, result: Result) -> list[str]:
     ]
 
 
+def _json(result: Result) -> str:
+    return json.dumps(result, indent=1) + "\n"
+
+
 def _flag(field: dataclasses.Field[Any]) -> str:
     return "--" + field.name.replace("_", "-")
 
 
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Returns the value of an option.
-
-    Raises:
-        ConfigError: it makes no sense.
-    """
+    """Returns the value of an option; raises ConfigError if it makes no sense."""
     flag, parse, low = _flag(field), field.metadata["parse"], field.metadata["low"]
     if parse is not None:
         return parse(flag, value)

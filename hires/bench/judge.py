@@ -69,9 +69,8 @@ class Judge:
         deviation = None
         if self.rank == 0 and row.checked:
             deviation = compare(answers, *self._reference(row.config))
-            log.info(
-                "%s: error %.1e, of gradients %.1e", row.name, deviation.value, deviation.gradient
-            )
+            errors = deviation.value, deviation.gradient
+            log.info("%s: error %.1e, of gradients %.1e", row.name, *errors)
         barrier()
         return deviation
 
@@ -91,8 +90,7 @@ def compare(answers: list[RankAnswer], expected: RankAnswer, noise: float = 0.0)
 
     ``noise`` is the relative error of gradients that another order of summation makes.
     """
-    values = [answer.value for answer in answers if answer.value is not None]
-    value = _value_error(values, expected.value)
+    value = _value_error([a.value for a in answers if a.value is not None], expected.value)
     floor = FLOOR * max(expected.gradients.values(), default=0.0)
     errors = [0.0]
     for name, norm in expected.gradients.items():
@@ -126,10 +124,7 @@ def _answer(runner: Runner) -> RankAnswer:
     """Runs one step; returns what this rank holds then."""
     runner.prepare()
     value = runner.step()
-    gradients = {
-        name: float(parameter.grad.norm())
-        for name, parameter in runner.parameters.items()
-        if parameter.grad is not None
-    }
+    held = {name: parameter.grad for name, parameter in runner.parameters.items()}
+    gradients = {name: float(grad.norm()) for name, grad in held.items() if grad is not None}
     runner.tidy()
     return RankAnswer(value, gradients)

@@ -100,9 +100,6 @@ def peaks(row: Contestant, timeout_s: float) -> list[dict[str, int]] | None:
 
     The peak of a shared process is not that of one row, so each layout runs three steps in
     fresh processes, measured and predicted as ``hires run`` does it.
-
-    Raises:
-        RunError: a rank failed or the time was over.
     """
     if row.kind != "hires" or row.plan is None or row.threads > 1:
         return None
@@ -136,4 +133,4 @@ BENCHMARK = Benchmark("layouts", __doc__, LayoutsOptions, measure, tables, NOTES
 
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    sys.exit(BENCHMARK.main(sys.argv[1:]))

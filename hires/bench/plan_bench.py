@@ -12,16 +12,17 @@ import json
 import logging
 import math
 import statistics
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
 from hires.bench.contestants import model_config
+from hires.bench.ranks import run_program
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig, TaskConfig, to_dict
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import ConfigError
 from hires.core.units import MIB, size
 from hires.nets.trace import trace_config
 
@@ -58,35 +59,28 @@ log = logging.getLogger(__name__)
 
 def whole_replicas(flag: str, text: str) -> tuple[int, ...]:
     """Returns sizes of worlds that whole replicas of ``REPLICAS`` make up."""
-    sizes, per_replica = _numbers(flag, text), REPLICAS.num_ranks
-    for number in sizes:
-        if number % per_replica:
-            low = max(1, number // per_replica) * per_replica
-            raise ConfigError(
-                f"{flag} {number} is not a number of replicas of {per_replica} ranks; use {low}"
-            )
-    return sizes
+    each = REPLICAS.num_ranks
+    what = f"a number of replicas of {each} ranks"
+    return _sizes(flag, text, what, lambda ranks: max(1, ranks // each) * each)
 
 
 def squares(flag: str, text: str) -> tuple[int, ...]:
     """Returns sizes of replicas whose stages are square grids."""
-    sizes = _numbers(flag, text)
-    for number in sizes:
-        side = max(1, math.isqrt(number // TILES.stages))
-        if side * side * TILES.stages != number:
-            raise ConfigError(
-                f"{flag} {number} is not {TILES.stages} times a square; "
-                f"use {TILES.stages * side * side}"
-            )
-    return sizes
+    each = TILES.stages
+    what = f"{each} times a square"
+    return _sizes(flag, text, what, lambda ranks: max(1, math.isqrt(ranks // each)) ** 2 * each)
 
 
-def _numbers(flag: str, text: str) -> tuple[int, ...]:
-    """Returns the numbers of a list, smallest first."""
+def _sizes(flag: str, text: str, what: str, nearest: Callable[[int], int]) -> tuple[int, ...]:
+    """Returns the numbers of a list, smallest first, if each is a possible size."""
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) for part in parts):
         raise ConfigError(f"{flag} {text} must be numbers with commas between, as 64,256")
-    return tuple(sorted({int(part) for part in parts}))
+    sizes = tuple(sorted({int(part) for part in parts}))
+    for ranks in sizes:
+        if nearest(ranks) != ranks:
+            raise ConfigError(f"{flag} {ranks} is not {what}; use {nearest(ranks)}")
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -114,12 +108,16 @@ def measure(options: PlanOptions) -> Results:
         "one replica": [replace(TILES, tiles=[side, side]) for side in grids],
     }
     rows: Series = {name: [] for name in series}
+    plan_one = [sys.executable, "-m", "hires.bench.plan_size"]
     for name, layouts in series.items():
         for layout in layouts:
             batch = layout.replicas * layout.microbatches
             config = replace(base, batch=batch, parallel=layout)
             request = json.dumps({"config": to_dict(config), "graph": graph})
-            samples = [_measured(request, options.timeout) for _ in range(options.repeats)]
+            samples = [
+                json.loads(run_program("planning", plan_one, options.timeout, request))
+                for _ in range(options.repeats)
+            ]
             rows[name].append(_row(layout, samples))
             log.info("%s: %d ranks planned", name, rows[name][-1]["ranks"])
             yield judged(dataclasses.asdict(options), rows)
@@ -142,40 +140,19 @@ def judged(options: dict[str, Any], series: Series) -> Result:
     }
 
 
-def _measured(request: str, timeout_s: float) -> dict[str, Any]:
-    """Plans in a fresh process.
-
-    Raises:
-        RunError: the process failed or took too long.
-    """
-    command = [sys.executable, "-m", "hires.bench.plan_size"]
-    how: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
-    try:
-        done = subprocess.run(command, input=request, timeout=timeout_s, **how)
-    except subprocess.TimeoutExpired as error:
-        raise RunError(f"a plan took longer than --timeout {timeout_s:g} s") from error
-    except subprocess.CalledProcessError as error:
-        last = " | ".join(error.stderr.strip().splitlines()[-3:])
-        raise RunError(f"planning failed: {last}") from None
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
 def _row(layout: ParallelConfig, samples: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns one size: medians of times, the largest of memory."""
     first = samples[0]
     planned_once = first["messages"] / layout.replicas
-    plan_s = statistics.median(sample["plan_s"] for sample in samples)
-    cpu_s = statistics.median(sample["cpu_s"] for sample in samples)
+    middle = {key: statistics.median(s[key] for s in samples) for key in ("plan_s", "cpu_s")}
     return {
         **first,
+        **middle,
         "layout": dataclasses.asdict(layout),
         "replicas": layout.replicas,
-        "plan_s": plan_s,
-        "cpu_s": cpu_s,
         "peak_bytes": max(sample["peak_bytes"] for sample in samples),
         "planned_messages": planned_once,
-        "us_per_message": cpu_s / planned_once * 1e6,
+        "us_per_message": middle["cpu_s"] / planned_once * 1e6,
         "samples_s": [sample["plan_s"] for sample in samples],
     }
 
@@ -225,4 +202,4 @@ BENCHMARK = Benchmark("plan", __doc__, PlanOptions, measure, _tables, NOTES, _fa
 
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    sys.exit(BENCHMARK.main(sys.argv[1:]))

@@ -1,8 +1,7 @@
 """Starts the ranks of a benchmark, collects what they report, and leaves none behind.
 
-Like the ranks of a run they talk over gloo and have one thread each. They are forked by a server
-that has imported torch, and die with this process, with Ctrl-C, when one of them fails, and when
-the time is over.
+Like the ranks of a run they use gloo and one thread each. They are forked by a server that has
+imported torch, and end with this process, with Ctrl-C, when one fails, and when the time is over.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -39,6 +39,23 @@ _SETTLE_S = 0.5
 """How long the other ranks may still report after one failed, so that the cause is among them."""
 
 
+def run_program(what: str, command: Sequence[str], timeout_s: float, given: str = "") -> str:
+    """Returns what a program prints that gets some text on its standard input.
+
+    Raises:
+        RunError: it failed or the time was over.
+    """
+    how: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+    try:
+        answer: str = subprocess.run(command, input=given, timeout=timeout_s, **how).stdout
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{what} was not done after {timeout_s:g} s; use --timeout") from None
+    except subprocess.CalledProcessError as error:
+        last = " | ".join(error.stderr.strip().splitlines()[-3:]) or "no message"
+        raise RunError(f"{what} failed: {last}") from None
+    return answer
+
+
 def run_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Any:
     """Returns the last value of :func:`stream_ranks`."""
     *_, last = stream_ranks(job, num_ranks, timeout_s, *args)
@@ -48,8 +65,7 @@ def run_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Any:
 def stream_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Iterator[Any]:
     """Yields what ``job(rank, *args)`` yields or returns on rank 0 of ``num_ranks`` processes.
 
-    Communication is up while the job, a function of a module or a generator, runs on all ranks;
-    after ``timeout_s`` they are killed.
+    The job, a function of a module or a generator, runs on all ranks, with communication up.
 
     Raises:
         RunError: a rank failed or the time was over.
@@ -114,7 +130,6 @@ def _receive(pipe: Connection) -> tuple[str, Any]:
 def _rank(
     pipe: Connection, world: World, timeout_s: float, job: Job, args: tuple[Any, ...]
 ) -> None:
-    """Runs one rank to its end."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, wherever it waits
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logs.setup(world.rank)
@@ -123,7 +138,7 @@ def _rank(
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
     torch.set_num_threads(1)
     keep_memory()  # as in a run, for all contestants alike
-    end: tuple[str, str | None]
+    end: tuple[str, str | None] = (_DONE, None)
     try:
         comm.start(world, timeout_s)
         made = job(world.rank, *args)
@@ -131,7 +146,6 @@ def _rank(
             if world.rank == 0:
                 pipe.send((_VALUE, value))
         comm.barrier()
-        end = (_DONE, None)
     except HiresError as error:
         end = (_ERROR, f"{type(error).__name__}: {error}")
     except Exception:

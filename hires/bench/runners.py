@@ -1,8 +1,8 @@
 """Builds a row as one rank runs it: a layout of hires, or torch's own ways of doing the same.
 
-Torch's own are built as their documentation describes them, with every advantage that hires gives
-itself: the 1x1 trick, channels_last, the same optimiser, and for pipelining the same operators cut
-at the same node, whose maps travel as NHWC, so that nothing is copied on the way.
+Torch's own are built as their documentation describes them, with every advantage of hires: the 1x1
+trick, channels_last, the same optimiser, and for pipelining the same operators cut at the same
+node, whose maps travel as NHWC, so that nothing is copied on the way.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ def build(row: Contestant, rank: int) -> Runner | None:
         make = HiresSteps if row.kind == "hires" else PipelineSteps
         runner = make(row.config, row.plan, rank)
     else:
-        runner = module_steps(row.config, rank, ddp=row.kind == "ddp", **row.settings)
+        module = plain_module(row.config, row.settings.get("trick", True))
+        if row.kind == "ddp":
+            views = row.settings.get("views", False)
+            module = DistributedDataParallel(module, gradient_as_bucket_view=views)
+        replica = rank if row.config.parallel.replicas > 1 else 0
+        runner = ModuleSteps(module, row.config, whole_microbatches(row.config, replica))
     runner.threads = row.threads
     return runner
 
@@ -87,21 +92,6 @@ class ModuleSteps(Runner):
         return torch.stack(losses).sum().view(1)
 
 
-def module_steps(
-    config: RunConfig, rank: int, trick: bool = True, ddp: bool = False, views: bool = False
-) -> ModuleSteps:
-    """Returns a plain module; rank r has the images of replica r, if there are replicas.
-
-    With ``ddp`` it is in DistributedDataParallel, ``views`` its ``gradient_as_bucket_view``; all
-    ranks call it together.
-    """
-    module = plain_module(config, trick)
-    if ddp:
-        module = DistributedDataParallel(module, gradient_as_bucket_view=views)
-    replica = rank if config.parallel.replicas > 1 else 0
-    return ModuleSteps(module, config, whole_microbatches(config, replica))
-
-
 def reference_steps(config: RunConfig) -> ModuleSteps:
     """Returns a plain module that computes the whole step, all replicas, in one process."""
     replicas = range(config.parallel.replicas)
@@ -129,20 +119,15 @@ class PipelineSteps(Runner):
 
     def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
         engine = build_rank(config, plan, rank, 1)
-        self.optimizer = engine.optimizer
-        self.parameters = engine.parameters
-        self.images, self.target = whole_batch(config)
-        self.is_first, self.is_last = rank == 0, rank == len(plan.stages) - 1
-        stage = PipelineStage(
-            StagePeer(engine.modules[0], plan, rank),
-            rank,
-            len(plan.stages),
-            torch.device("cpu"),
-            # With examples torch need not run the stage on uninitialised numbers to learn shapes.
-            input_args=_examples(plan, rank - 1),
-            output_args=_examples(plan, rank),
-        )
-        count = config.parallel.microbatches
+        self.optimizer, self.parameters = engine.optimizer, engine.parameters
+        count, num_stages = config.parallel.microbatches, len(plan.stages)
+        images, target = whole_batch(config)
+        self.inputs = [images] if rank == 0 else []
+        self.target = target if rank == num_stages - 1 else None
+        # With examples torch need not run the stage on uninitialised numbers to learn shapes.
+        takes, gives = _examples(plan, rank - 1), _examples(plan, rank)
+        peer, cpu = StagePeer(engine.modules[0], plan, rank), torch.device("cpu")
+        stage = PipelineStage(peer, rank, num_stages, cpu, input_args=takes, output_args=gives)
         make = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -153,15 +138,13 @@ class PipelineSteps(Runner):
 
     def step(self) -> Tensor | None:
         """Runs one step; returns what :meth:`ModuleSteps.step` does on the last stage's rank."""
-        args = [self.images] if self.is_first else []
         if self.optimizer is None:
             with torch.no_grad():
-                output: Tensor | None = self.schedule.eval(*args)
+                output: Tensor | None = self.schedule.eval(*self.inputs)
             return output
         self.optimizer.zero_grad()
         losses: list[Tensor] = []
-        target = self.target if self.is_last else None
-        self.schedule.step(*args, target=target, losses=losses, return_outputs=False)
+        self.schedule.step(*self.inputs, target=self.target, losses=losses, return_outputs=False)
         self.optimizer.step()
         return torch.stack([loss.detach() for loss in losses]).sum().view(1) if losses else None
 
@@ -194,8 +177,7 @@ def crossing(plan: Plan, stage: int) -> list[str]:
 def _examples(plan: Plan, stage: int) -> tuple[Tensor, ...]:
     """Returns tensors as they leave a stage; stage -1 is the data."""
     if stage < 0:
-        images = torch.empty(plan.graph.input_shape)
-        return (images.contiguous(memory_format=torch.channels_last),)
+        return (torch.empty(plan.graph.input_shape, memory_format=torch.channels_last),)
     shapes = [plan.graph.shape(value) for value in crossing(plan, stage)]
     wire = [[s[0], *s[2:], s[1]] if len(s) == 4 else s for s in shapes]
     if stage == len(plan.stages) - 1:

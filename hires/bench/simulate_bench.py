@@ -14,7 +14,6 @@ import dataclasses
 import logging
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,10 +25,10 @@ from typing import Any
 import torch
 
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, names_of, option
-from hires.bench.ranks import run_ranks
-from hires.bench.thesis import CANNOT, CLUSTER, RATIOS, Predictor
+from hires.bench.ranks import run_program, run_ranks
+from hires.bench.thesis import CANNOT, CLUSTER, RATIOS, device, predict
 from hires.comm import all_gather, barrier, irecv, isend, make_groups
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import ConfigError
 from hires.core.ranks import timeline
 from hires.core.store import file_names, records
 from hires.plan.plan import Plan
@@ -70,7 +69,7 @@ class SimulateOptions:
     )
     runs: tuple[Path, ...] = option(
         (),
-        "run folders to compare",
+        "folders to compare",
         flag="--from",
         dest="runs",
         nargs="+",
@@ -98,14 +97,13 @@ def measure(options: SimulateOptions) -> Results:
             result["runs"].append(run)
             yield result
     if "thesis" in options.only:
-        predictor = Predictor()
         result |= {"thesis": [], "devices": {}, "cluster": dataclasses.asdict(CLUSTER)}
         for ratio in RATIOS:
             what = [ratio[key] for key in ("what", "network", "where")]
             log.info("predicting %s, %s (%s)", *what)
-            result["thesis"].append(predictor.predict(ratio))
-            devices = predictor.devices.items()
-            result["devices"] = {name: dataclasses.asdict(device) for name, device in devices}
+            row = predict(ratio)
+            result["thesis"].append(row)
+            result["devices"][row["precision"]] = dataclasses.asdict(device(row["precision"]))
             yield result
 
 
@@ -146,17 +144,8 @@ def _runs(options: SimulateOptions, network: Network) -> Iterator[dict[str, Any]
             log.info("running %s", " ".join(layout))
             words = ["run", *RUN, *layout, *options.overrides]
             words += [f"campaign={number}", f"results={folder}"]
-            typed = shlex.join(["hires", *words])
             command = [sys.executable, "-m", "hires", *words, "--json"]
-            how: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
-            try:
-                subprocess.run(command, timeout=options.timeout, **how)
-            except subprocess.TimeoutExpired:
-                limit = f"{options.timeout:g} s"
-                raise RunError(f"`{typed}` was not done after {limit}; use --timeout") from None
-            except subprocess.CalledProcessError as error:
-                last = (error.stderr.strip().splitlines() or ["no message"])[-1]
-                raise RunError(f"`{typed}` failed: {last}") from None
+            run_program(f"`{shlex.join(['hires', *words])}`", command, options.timeout)
             [run_dir] = Path(folder, str(number)).iterdir()
             yield compare(run_dir, network)
 
@@ -262,4 +251,4 @@ BENCHMARK = Benchmark("simulate", __doc__, SimulateOptions, measure, _tables)
 
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    sys.exit(BENCHMARK.main(sys.argv[1:]))

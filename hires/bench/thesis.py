@@ -1,8 +1,8 @@
 """Predicts the ratios of throughputs that the thesis published, with a model of its machine.
 
-The published numbers are ratios of throughputs on up to 128 GPUs. Each is predicted with plans of
-our own for the same network, image, batch and number of GPUs, by simulating them with a roofline
-model of the device. The device is calibrated on one number that the thesis publishes itself.
+Each ratio, on up to 128 GPUs, is predicted with plans of our own for the same network, image, batch
+and number of GPUs, simulated with a roofline model of the device, which is calibrated on one number
+that the thesis publishes itself.
 
 Source:
     "The thesis" is the one whose layouts hires implements (MPI4DL); figures and tables are cited
@@ -12,13 +12,12 @@ Source:
 
 from __future__ import annotations
 
+import functools
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
 from hires.bench.contestants import bench_data
 from hires.core.config.run_config import from_dict
-from hires.core.errors import PlanError
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
 from hires.plan.partition import layer_starts
@@ -55,93 +54,77 @@ BISECTIONS = 60
 """Halvings of the interval that holds the device's speed; far below a float's precision."""
 
 
-@dataclass
-class Predictor:
-    """Predicts rows; networks are traced and the device is calibrated once."""
+def predict(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row of RATIOS as images per second, predicted and published.
 
-    graphs: dict[str, Graph] = field(default_factory=dict)
-    devices: dict[str, Device] = field(default_factory=dict)
-
-    def predict(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Returns a row of RATIOS as images per second, predicted and published.
-
-        Raises:
-            PlanError: a layout cannot cut the network.
-        """
-        task, precision = row.get("task", "train"), row.get("precision", "fp32")
-        sides = {}
-        for side in ("base", "layout"):
-            layout, batch = LAYOUTS[row[side]], row["batch"]
-            if side == "base":
-                batch = row.get("base_batch", batch)
-            where = (NETWORKS[row["network"]], row["image"], batch, task, precision)
-            plan = self._planned(where, layout, f"{row['what']}, {layout['name']}")
-            step = simulate(plan, Roofline(plan, self.device(precision)), CLUSTER)
-            sides[side] = {
-                "name": layout["name"],
-                "parallel": layout["parallel"],
-                "gpus": plan.world,
-                "step_s": step.step_s,
-                "images_per_s": batch / step.step_s,
-                "bubble": step.bubble,
-            }
-        return {
-            **{key: row[key] for key in ("what", "where", "image", "batch")},
-            "model": row["network"],
-            "task": task,
-            "precision": precision,
-            **sides,
-            "predicted": sides["layout"]["images_per_s"] / sides["base"]["images_per_s"],
-            "published": row.get("published"),
-            "note": row.get("note", ""),
-        }
-
-    def device(self, precision: str) -> Device:
-        """Returns the device on which the model infers as fast as the thesis measured.
-
-        Bisection on the speed of the arithmetic, since memory and launches take time of their own.
-        """
-        if precision not in self.devices:
-            plan = self.calibration_plan(precision)
-            wanted_s = CALIBRATION_BATCH / PUBLISHED_IMG_PER_S[precision]
-            low, high = 1e9, 1e18
-            for _ in range(BISECTIONS):
-                middle = (low * high) ** 0.5
-                device = Device(middle, MEMORY_BYTES_PER_S, LAUNCH_S)
-                slow = simulate(plan, Roofline(plan, device)).step_s > wanted_s
-                low, high = (middle, high) if slow else (low, middle)
-            self.devices[precision] = Device(high, MEMORY_BYTES_PER_S, LAUNCH_S)
-        return self.devices[precision]
-
-    def calibration_plan(self, precision: str) -> Plan:
-        """Returns the plan of Table 2.1."""
-        where = (NETWORKS["resnet"], CALIBRATION_IMAGE, CALIBRATION_BATCH, "infer", precision)
-        return self._planned(where, LAYOUTS["single"], "Table 2.1")
-
-    def _planned(
-        self, where: tuple[dict[str, Any], int, int, str, str], layout: dict[str, Any], what: str
-    ) -> Plan:
-        """Returns the plan of a layout, for (network, image, batch, task, precision)."""
-        model, image, batch, task, precision = where
-        values = {
-            "model": model,
-            "image": image,
-            "batch": batch,
-            "task": {"name": task},
-            "precision": {"name": precision},
+    Raises:
+        PlanError: a layout cannot cut the network.
+    """
+    task, precision = row.get("task", "train"), row.get("precision", "fp32")
+    batches = {"base": row.get("base_batch", row["batch"]), "layout": row["batch"]}
+    sides = {}
+    for side, batch in batches.items():
+        layout = LAYOUTS[row[side]]
+        sizes = {"model": NETWORKS[row["network"]], "image": row["image"], "batch": batch}
+        plan = _planned(layout, task, precision, **sizes)
+        step = simulate(plan, Roofline(plan, device(precision)), CLUSTER)
+        sides[side] = {
+            "name": layout["name"],
             "parallel": layout["parallel"],
+            "gpus": plan.world,
+            "step_s": step.step_s,
+            "images_per_s": batch / step.step_s,
+            "bubble": step.bubble,
         }
-        config = from_dict(values)
-        samples = config.batch // config.parallel.pieces
-        key = json.dumps([model, image, samples, task])
-        if key not in self.graphs:
-            self.graphs[key] = trace_config(config)
-        graph = self.graphs[key]
-        if layout.get("only_head"):  # the last of two stages is the classifier (Figure 3.9)
-            balance = [len(layer_starts(graph)) - 1, 1]
-            config = from_dict({**values, "parallel": {**layout["parallel"], "balance": balance}})
-        plan = make_plan(config, graph)
-        errors = [finding.text for finding in plan.findings if finding.severity == "error"]
-        if errors:
-            raise PlanError(f"{what}: {'; '.join(errors)}")
-        return plan
+    return {
+        **{key: row[key] for key in ("what", "where", "image", "batch")},
+        "model": row["network"],
+        "task": task,
+        "precision": precision,
+        **sides,
+        "predicted": sides["layout"]["images_per_s"] / sides["base"]["images_per_s"],
+        "published": row.get("published"),
+        "note": row.get("note", ""),
+    }
+
+
+@functools.cache
+def device(precision: str) -> Device:
+    """Returns the device on which the model infers as fast as the thesis measured.
+
+    Bisection on the speed of the arithmetic, since memory and launches take time of their own.
+    """
+    plan = calibration_plan(precision)
+    wanted_s = CALIBRATION_BATCH / PUBLISHED_IMG_PER_S[precision]
+    low, high = 1e9, 1e18
+    for _ in range(BISECTIONS):
+        middle = (low * high) ** 0.5
+        costs = Roofline(plan, Device(middle, MEMORY_BYTES_PER_S, LAUNCH_S))
+        slow = simulate(plan, costs).step_s > wanted_s
+        low, high = (middle, high) if slow else (low, middle)
+    return Device(high, MEMORY_BYTES_PER_S, LAUNCH_S)
+
+
+def calibration_plan(precision: str) -> Plan:
+    """Returns the plan of Table 2.1."""
+    sizes = {"image": CALIBRATION_IMAGE, "batch": CALIBRATION_BATCH}
+    return _planned(LAYOUTS["single"], "infer", precision, model=NETWORKS["resnet"], **sizes)
+
+
+def _planned(layout: dict[str, Any], task: str, precision: str, **sizes: Any) -> Plan:
+    """Returns the plan of a layout for a model, image and batch."""
+    values = {**sizes, "task": {"name": task}, "precision": {"name": precision}}
+    config = from_dict({**values, "parallel": layout["parallel"]})
+    samples = config.batch // config.parallel.pieces
+    graph = _graph(json.dumps({**values, "batch": samples}))
+    if layout.get("only_head"):  # the last of two stages is the classifier (Figure 3.9)
+        config.parallel.balance = [len(layer_starts(graph)) - 1, 1]
+    plan = make_plan(config, graph)
+    plan.require_ok()
+    return plan
+
+
+@functools.cache
+def _graph(config: str) -> Graph:
+    """Returns the graph of a config in JSON; networks are traced once."""
+    return trace_config(from_dict(json.loads(config)))

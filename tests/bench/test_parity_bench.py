@@ -34,7 +34,11 @@ def inductor_folder(tmp_path, monkeypatch):
 
 def drawn(count: int, seed: int = 0) -> list[RunConfig]:
     """Returns rows whose plans nobody looks at."""
-    return [config_of(settings) for settings in draw_rows(count, seed, lambda config: True)]
+    return [config for _, config in draw_rows(count, seed, lambda config: config)]
+
+
+def layout(**values: object) -> dict[str, object]:
+    return {f"parallel.{key}": value for key, value in values.items()}
 
 
 def test_sixty_rows_show_every_value_of_every_key():
@@ -44,10 +48,10 @@ def test_sixty_rows_show_every_value_of_every_key():
         matching = [c for c in shown if all(getattr(c.model, k) == v for k, v in network.items())]
         assert matching, name
     assert {tuple(c.image) for c in shown} == set(map(tuple, CHOICES["image"]))
-    assert {c.parallel.stages for c in shown} == set(CHOICES["stages"])
-    assert {c.parallel.halo.fuse for c in shown} == set(CHOICES["fuse"])
-    assert {c.parallel.halo.overlap for c in shown} == set(CHOICES["overlap"])
-    assert {c.memory.checkpoint for c in shown} == set(CHOICES["checkpoint"])
+    assert {c.parallel.stages for c in shown} == set(CHOICES["parallel.stages"])
+    assert {c.parallel.halo.fuse for c in shown} == set(CHOICES["parallel.halo.fuse"])
+    assert {c.parallel.halo.overlap for c in shown} == set(CHOICES["parallel.halo.overlap"])
+    assert {c.memory.checkpoint for c in shown} == set(CHOICES["memory.checkpoint"])
     for key in ("directions", "pairs", "local_dp", "replicas", "microbatches"):
         assert {getattr(c.parallel, key) for c in shown} == {1, 2}, key
     grids = {tuple(map(tuple, c.parallel.grids[: c.parallel.spatial_stages])) for c in shown}
@@ -60,9 +64,9 @@ def test_the_same_seed_draws_the_same_rows():
 
 
 def test_line_that_makes_a_row_again_makes_the_same_config():
-    for settings in draw_rows(20, 0, lambda config: True):
+    for settings, config in draw_rows(20, 0, lambda config: config):
         again = compose([*overrides(settings), "precision=fp64", "steps=3"])
-        ours, theirs = to_dict(config_of(settings)), to_dict(again)
+        ours, theirs = to_dict(config), to_dict(again)
         ours["parallel"].pop("name")
         theirs["parallel"].pop("name")
         assert theirs == ours
@@ -70,16 +74,17 @@ def test_line_that_makes_a_row_again_makes_the_same_config():
 
 def test_layout_on_too_many_ranks_is_drawn_again():
     choice = draw(random.Random(0))
-    choice |= {"tiles": [3, 3], "stages": 4, "local_dp": 2, "replicas": 2}
-    assert settings_of(choice, 0) is None
+    choice |= layout(tiles=[3, 3], stages=4, local_dp=2, replicas=2)
+    assert config_of(settings_of(choice, 0)) is None
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 def test_network_that_hires_does_not_know_is_equal_too():
-    choice = draw(random.Random(0)) | {"network": "custom", "image": [25, 29], "task": "train"}
-    choice |= {"tiles": [2, 1], "stages": 3, "directions": 2, "pairs": 1, "replicas": 1}
-    settings = settings_of(choice | {"microbatches": 1, "local_dp": 1, "fuse": 2}, 0)
+    choice = draw(random.Random(0)) | {"network": "custom", "image": [25, 29]}
+    choice |= layout(tiles=[2, 1], stages=3, directions=2, pairs=1, replicas=1)
+    choice |= layout(microbatches=1, local_dp=1) | {"parallel.halo.fuse": 2, "task.name": "train"}
+    settings = settings_of(choice, 0)
     config = config_of(settings)
     assert config is not None
     assert config.model.name == "custom"

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from hires.bench import simulate_bench as bench
-from hires.bench.thesis import CALIBRATION_BATCH, PUBLISHED_IMG_PER_S, RATIOS, Predictor
+from hires.bench import thesis
+from hires.bench.thesis import CALIBRATION_BATCH, PUBLISHED_IMG_PER_S, RATIOS
 from hires.core.ranks.timeline import Recorder
 from hires.plan.simulation.costs import Roofline
 from hires.plan.simulation.simulate import Link, Network, simulate
@@ -67,10 +68,9 @@ def test_rows_cite_the_thesis_and_the_published_ratios_are_its_own():
 
 
 def test_device_infers_as_fast_as_the_thesis_measured():
-    predictor = Predictor()
     for precision, wanted in PUBLISHED_IMG_PER_S.items():
-        plan = predictor.calibration_plan(precision)
-        costs = Roofline(plan, predictor.device(precision))
+        plan = thesis.calibration_plan(precision)
+        costs = Roofline(plan, thesis.device(precision))
         assert CALIBRATION_BATCH / simulate(plan, costs).step_s == pytest.approx(wanted, rel=1e-6)
 
 
