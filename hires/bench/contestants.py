@@ -1,8 +1,7 @@
 """Makes the rows of ``hires bench layouts`` from ``layouts.yaml``.
 
-Every row computes the same network on microbatches of the same size, so that its images per second
-can be divided by those of its baseline. A row of hires stands beside rows of torch's own that do
-the same work with the same weights, the same cut and the same loss.
+Every row computes the same network on microbatches of the same size. A row of hires stands beside
+rows of torch's own that do the same work with the same weights, the same cut and the same loss.
 """
 
 from __future__ import annotations
@@ -90,11 +89,7 @@ class Contestant:
 
 
 def line_up(options: LayoutsOptions, task: str) -> list[Contestant]:
-    """Returns the rows of one task.
-
-    Raises:
-        PlanError: a layout cannot cut this network and image.
-    """
+    """Returns the rows of one task; raises PlanError if a layout cannot cut the network."""
     base = {
         "image": list(options.image),
         "batch": options.batch,
@@ -112,14 +107,9 @@ def line_up(options: LayoutsOptions, task: str) -> list[Contestant]:
 
 
 def model_config(name: str) -> ModelConfig:
-    """Returns the network of a name as ``resnet101`` or ``preact_resnet110``.
-
-    Raises:
-        ConfigError: no network has this name.
-    """
-    cells = re.fullmatch(r"amoebanet-(\d+)-(\d+)", name)
-    if cells:
-        layers, filters = int(cells[1]), int(cells[2])
+    """Returns the network of a name as ``resnet101``; raises ConfigError if there is none."""
+    if cells := re.fullmatch(r"amoebanet-(\d+)-(\d+)", name):
+        layers, filters = map(int, cells.groups())
         return ModelConfig(name="amoebanet", layers=layers, filters=filters, classes=CLASSES)
     residual = re.fullmatch(r"(preact_)?resnet(\d+)", name)
     if residual is None:
@@ -138,9 +128,9 @@ def _contestant(
 ) -> Contestant:
     """Returns a row with its config, and with its plan if it has one."""
     counts = {"all": options.microbatches, "half": max(1, options.microbatches // 2)}
-    layout = dict(row.get("parallel", {}))
+    layout = row.get("parallel", {})
     if "microbatches" in layout:
-        layout["microbatches"] = counts[layout["microbatches"]]
+        layout = {**layout, "microbatches": counts[layout["microbatches"]]}
     memory = {"checkpoint": row.get("checkpoint", "none")}
     config = from_dict({**base, "parallel": layout, "memory": memory})
     config = replace(config, batch=options.batch * config.parallel.pieces)

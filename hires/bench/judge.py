@@ -59,10 +59,7 @@ class Judge:
         self._expected: dict[tuple[int, int], tuple[RankAnswer, float]] = {}
 
     def judge(self, row: Contestant, runner: Runner | None) -> Deviation | None:
-        """Returns whether a row's step is right, None if there is nothing to compare.
-
-        All ranks call it together; rank 0 gets the answer.
-        """
+        """Returns on rank 0 whether a row's step is right; all ranks call it together."""
         own = RankAnswer(None, {}) if runner is None else _answer(runner)
         answers: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(answers, own)
@@ -103,16 +100,13 @@ def compare(answers: list[RankAnswer], expected: RankAnswer, noise: float = 0.0)
 
 
 def _value_error(values: list[Tensor], expected: Tensor | None) -> float:
-    """Returns the largest difference over the largest expected value.
-
-    Losses of several ranks are averaged; outputs that several tiles hold are compared each.
-    """
+    """Returns the largest difference over the largest expected value."""
     if not values or expected is None:
         return math.inf
     got = torch.cat(values)
-    if got.dim() == 1:
+    if got.dim() == 1:  # losses, of several replicas
         got = got.mean(0, keepdim=True)
-    else:
+    else:  # outputs, which several tiles may hold
         expected = expected.repeat(len(got) // len(expected), 1)
     if got.shape != expected.shape:
         return math.inf

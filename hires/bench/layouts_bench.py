@@ -110,8 +110,7 @@ def peaks(row: Contestant, timeout_s: float) -> list[dict[str, int]] | None:
         {"measured_bytes": size, "predicted_bytes": predicted[rank % len(predicted)].peak_bytes}
         for rank, size in enumerate(measured)
     ]
-    errors = ", ".join(f"{prediction_error(entry):+.1f} %" for entry in entries)
-    log.info("%s: %s", row.name, errors)
+    log.info("%s: %s", row.name, ", ".join(f"{prediction_error(e):+.1f} %" for e in entries))
     return entries
 
 

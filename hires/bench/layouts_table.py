@@ -157,10 +157,8 @@ def ratio_cells(pair: dict[str, Any]) -> dict[str, str]:
 
 
 def _spread_text(value: dict[str, float] | None) -> str:
-    """Returns a ratio with its p10 and p90."""
     return f"{value['median']:.2f} ({value['p10']:.2f}-{value['p90']:.2f})" if value else "-"
 
 
 def _fullest_rank(row: Row) -> int | None:
-    """Returns the peak of a row's fullest rank, if it was measured."""
     return max((entry["measured_bytes"] for entry in row.get("memory") or ()), default=None)

@@ -1,8 +1,8 @@
 """Compares many drawn layouts with one process in float64: ``hires bench parity``.
 
 ``python -m hires.bench.parity_bench`` draws layouts and networks, runs one step of each on real
-ranks in float64, compares it with the user's plain module in one process, and writes a table with
-the largest relative error of every row. Exit codes: 0 all equal, 1 some row is not, 2 bad options.
+ranks in float64 and compares it with the user's plain module in one process. Exit codes: 0 all
+equal, 1 some row is not, 2 bad options.
 
 Of many random rows the one is taken that shows the most pairs of values that no row before it has
 shown, so that a few dozen rows try every value with nearly every other.
@@ -182,7 +182,6 @@ def verify_one(rank: int, config: RunConfig, plan: Plan, folder: Path) -> Row | 
 
 
 def _pairs(choice: Choice) -> set[tuple[tuple[str, str], ...]]:
-    """Returns all pairs of a row's values."""
     return set(itertools.combinations(sorted((key, str(v)) for key, v in choice.items()), 2))
 
 

@@ -141,7 +141,6 @@ def judged(options: dict[str, Any], series: Series) -> Result:
 
 
 def _row(layout: ParallelConfig, samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns one size: medians of times, the largest of memory."""
     first = samples[0]
     planned_once = first["messages"] / layout.replicas
     middle = {key: statistics.median(s[key] for s in samples) for key in ("plan_s", "cpu_s")}

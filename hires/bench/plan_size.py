@@ -18,11 +18,7 @@ from hires.plan.planner import make_plan
 
 
 def measure(config: dict[str, Any], graph: dict[str, Any]) -> dict[str, Any]:
-    """Plans and verifies once, from a config and the graph of its network as plain values.
-
-    Returns what the plan holds and what it took: ``plan_s`` (wall clock), ``cpu_s``, ``peak_bytes``
-    of the whole process, and ``base_bytes`` of them before it began.
-    """
+    """Returns what a plan holds and took; ``base_bytes`` is the memory before it was made."""
     run, traced = from_dict(config), Graph.from_dict(graph)
     base = _peak_bytes()
     began_s, began_cpu_s = time.perf_counter(), time.process_time()

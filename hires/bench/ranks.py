@@ -40,11 +40,7 @@ _SETTLE_S = 0.5
 
 
 def run_program(what: str, command: Sequence[str], timeout_s: float, given: str = "") -> str:
-    """Returns what a program prints that gets some text on its standard input.
-
-    Raises:
-        RunError: it failed or the time was over.
-    """
+    """Returns what a program prints; raises RunError if it failed or the time was over."""
     how: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:
         answer: str = subprocess.run(command, input=given, timeout=timeout_s, **how).stdout
@@ -65,10 +61,8 @@ def run_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Any:
 def stream_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Iterator[Any]:
     """Yields what ``job(rank, *args)`` yields or returns on rank 0 of ``num_ranks`` processes.
 
-    The job, a function of a module or a generator, runs on all ranks, with communication up.
-
-    Raises:
-        RunError: a rank failed or the time was over.
+    The job, a function of a module or a generator, runs on all ranks, with communication up. If one
+    fails or the time is over, all are killed, and a RunError is raised.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)

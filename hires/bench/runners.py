@@ -100,14 +100,11 @@ def reference_steps(config: RunConfig) -> ModuleSteps:
 
 
 def plain_module(config: RunConfig, trick: bool = True) -> nn.Module:
-    """Returns the network as a plain module with its first weights, channels_last.
-
-    With the ``trick`` 1x1 convolutions have the dilation that makes ATen choose oneDNN.
-    """
+    """Returns the network as a plain module with its first weights, channels_last."""
     model = whole_model(config)
     for module in model.modules() if trick else ():
         if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
-            module.dilation = (2, 2)
+            module.dilation = (2, 2)  # makes ATen choose oneDNN
             # The strides that its gradient will have, or DDP warns of a slow copy.
             weight, width = module.weight, module.in_channels
             weight.data = weight.data.as_strided(weight.shape, (width, 1, width, width))

@@ -1,9 +1,8 @@
 """Compares simulated plans with runs and with the thesis's ratios: ``hires bench simulate``.
 
-``python -m hires.bench.simulate_bench`` runs a few small layouts on this machine and prints each
-measured step beside the one simulated from the run's own action times and the measured links; then
-it predicts the thesis's ratios on its machine and prints them beside the published ones. Exit
-codes: 0 done, 1 a run failed, 2 bad options, 3 a layout cannot be planned.
+``python -m hires.bench.simulate_bench`` runs small layouts here, simulates each of their steps from
+the run's own action times and the measured links, and predicts the thesis's ratios on its machine.
+Exit codes: 0 done, 1 a run failed, 2 bad options, 3 a layout cannot be planned.
 
 Example: hires bench simulate model=resnet34 image=256 --only runs
 """
@@ -99,8 +98,7 @@ def measure(options: SimulateOptions) -> Results:
     if "thesis" in options.only:
         result |= {"thesis": [], "devices": {}, "cluster": dataclasses.asdict(CLUSTER)}
         for ratio in RATIOS:
-            what = [ratio[key] for key in ("what", "network", "where")]
-            log.info("predicting %s, %s (%s)", *what)
+            log.info("predicting %(what)s, %(network)s (%(where)s)", ratio)
             row = predict(ratio)
             result["thesis"].append(row)
             result["devices"][row["precision"]] = dataclasses.asdict(device(row["precision"]))
@@ -108,12 +106,9 @@ def measure(options: SimulateOptions) -> Results:
 
 
 def compare(run_dir: Path, network: Network) -> dict[str, Any]:
-    """Returns a run's measured step beside the one simulated from its own action times.
+    """Returns the median of a run's measured steps beside that of the simulated ones.
 
-    Each kept step is simulated from what it measured itself; medians of both are compared.
-
-    Raises:
-        RunError: the last attempt of the run kept no time line.
+    Each is simulated from its own action times; RunError: the last attempt kept no time line.
     """
     record = records.read_record(run_dir)
     attempt = file_names.attempt_dir(run_dir, record["attempt"] if record else 0)
@@ -153,8 +148,7 @@ def _runs(options: SimulateOptions, network: Network) -> Iterator[dict[str, Any]
 def measure_network(timeout_s: float) -> Network:
     """Returns the links of this machine, measured between two ranks."""
     small_s, large_s, gather_s = run_ranks(_measure_links, NUM_RANKS, timeout_s)
-    bytes_per_s = 4 * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
-    link = Link(small_s, bytes_per_s)
+    link = Link(small_s, bytes_per_s=4 * (LARGE - SMALL) / max(large_s - small_s, 1e-9))
     return Network(near=link, far=link, small_latency_s=gather_s)
 
 
@@ -175,7 +169,6 @@ def _measure_links(rank: int) -> tuple[float, float, float]:
 
 
 def _median_s(run: Callable[[], object]) -> float:
-    """Returns the median seconds of a few runs."""
     taken = []
     for _ in range(WARMUP + ROUNDS):
         barrier()

@@ -55,11 +55,7 @@ BISECTIONS = 60
 
 
 def predict(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row of RATIOS as images per second, predicted and published.
-
-    Raises:
-        PlanError: a layout cannot cut the network.
-    """
+    """Returns a row of RATIOS as images per second, predicted and published."""
     task, precision = row.get("task", "train"), row.get("precision", "fp32")
     batches = {"base": row.get("base_batch", row["batch"]), "layout": row["batch"]}
     sides = {}

@@ -1,8 +1,7 @@
 """Times steps, the one stopwatch: warm-up, barrier, the slowest rank is the sample.
 
-Contestants run round-robin, one sample each per round and in another order every round, so that
-whatever else happens on the machine hits all of them alike. Numbers of different runs are never
-compared; a ratio is taken round by round.
+Contestants take turns, in another order every round, so that whatever else happens on the machine
+hits all of them alike. A ratio is taken round by round, never between numbers of different runs.
 """
 
 from __future__ import annotations
@@ -75,11 +74,8 @@ def race(
 ) -> Iterator[dict[str, Samples]]:
     """Yields the seconds of every counted step so far, after each round that follows the warm-up.
 
-    Args:
-        runners: contestants by name, the same names on all ranks; None where this rank is not in.
-        rounds: counted rounds.
-        warmup: rounds before them.
-        world: all ranks, which get the same samples.
+    ``runners`` has the same names on all ranks, and None where this rank is not in. All ranks of
+    the ``world`` get the same samples.
     """
     samples = {name: Samples([], []) for name in runners}
     gc.collect()
@@ -95,10 +91,9 @@ def race(
             took_s = time.perf_counter() - began
             log.info("round %d of %d took %.1f s", index + 1, warmup + rounds, took_s)
             if index >= warmup:
-                slowest, cpu = ranks[..., 0].amax(0).tolist(), ranks[..., 1].sum(0).tolist()
-                for sampled, step_s, cpu_s in zip(samples.values(), slowest, cpu, strict=True):
-                    sampled.step_s.append(step_s)
-                    sampled.cpu_s.append(cpu_s)
+                for sampled, steps in zip(samples.values(), ranks.unbind(1), strict=True):
+                    sampled.step_s.append(float(steps[:, 0].max()))
+                    sampled.cpu_s.append(float(steps[:, 1].sum()))
                 yield samples
             gc.collect()
     finally:

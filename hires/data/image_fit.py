@@ -38,10 +38,7 @@ class Taps:
     """Their weights, (target, taps); every line sums to 1."""
 
     def part(self, span: Span) -> tuple[Taps, Span]:
-        """Returns the taps of some output pixels, and the source pixels that they read.
-
-        Indices of the result count from the first of these source pixels.
-        """
+        """Returns the taps of some output pixels, counted from the first source pixel they read."""
         index = self.index[slice(*span)]
         first, last = int(index.min()), int(index.max())
         return Taps(index - first, self.weight[slice(*span)]), (first, last + 1)
@@ -125,7 +122,6 @@ KERNELS = {"linear": (1, _linear), "cubic": (2, _cubic)}
 
 
 def _resampled(pixels: Pixels, axis: Taps) -> NDArray[np.float32]:
-    """Returns the pixels resampled along dim 0."""
     flat = np.ascontiguousarray(pixels).reshape(len(pixels), -1)
     out = np.zeros((len(axis.index), flat.shape[1]), np.float32)
     # Tap by tap, so that every output value is summed in the same order in every window.

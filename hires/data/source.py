@@ -40,22 +40,15 @@ class Source(Protocol):
         ...
 
     def window(self, i: int, rows: Span, cols: Span) -> Window:
-        """Returns a part of image ``i``, in pixels of an image at the size of the config.
+        """Returns a part of image ``i`` at the size of the config, from -2 (black) to 2 (white).
 
-        Returns:
-            (C, h, w) float32, C-contiguous, from -2 (black) to 2 (white).
-
-        Raises:
-            RunError: the image cannot be read; the message names the file.
+        An image that cannot be read raises a RunError that names the file.
         """
         ...
 
 
 def open_data(config: RunConfig) -> Source | PairSource:
-    """Returns what a run learns from: images with classes, or pairs of images.
-
-    Errors are those of :func:`open_source`.
-    """
+    """Returns what a run learns from; errors are those of :func:`open_source`."""
     channels = config.model.channels
     if config.target_size is None:
         return open_source(config.data, config.image, channels, config.seed)

@@ -1,9 +1,8 @@
 """Draws the images of ``data=synthetic``, which are also those of ``hires data make``.
 
-A class has a colour, and stripes or a weave of its own direction and width; an image of the class
-varies their phase, direction, width and brightness and adds noise. Colour and width can be seen in
-any window of any size, so a network learns them from a tile and a person tells the classes apart.
-A window is computed alone, from functions of the row and of the column.
+A class has a colour, and stripes or a weave of its own direction and width, which can be seen in
+any window of any size; an image of the class varies their phase, direction, width and brightness
+and adds noise. A window is computed alone, from functions of the row and of the column.
 """
 
 from __future__ import annotations
@@ -53,10 +52,7 @@ def class_name(label: int, num_classes: int) -> str:
 def draw(
     label: int, channels: int, size: Size, rows: Span, cols: Span, *, seed: int, index: int
 ) -> Window:
-    """Returns a window of an image, (channels, h, w), values from 0 to 1.
-
-    ``seed`` and ``index`` decide what varies between the images of a class.
-    """
+    """Returns a window of image ``index``, (channels, h, w), values from 0 to 1."""
     random = np.random.Generator(np.random.PCG64([seed, index]))
     hue = label * GOLDEN % 1.0  # multiples of the golden ratio keep any number of classes apart
     plane = _plane(label, np.pi * hue, random, size, rows, cols)

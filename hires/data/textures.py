@@ -52,18 +52,10 @@ class Textures:
 def make_folder(
     path: str | Path, classes: int, count: int, size: Sequence[int], seed: int, tiled: bool = True
 ) -> int:
-    """Writes a folder of images whose class a network can learn, unless it is there already.
+    """Writes ``count`` images whose class a network can learn; returns how many were missing.
 
-    Args:
-        path: the folder, new or empty, or one that this function wrote with the same arguments.
-        classes: number of classes.
-        count: number of images, of all classes together; at least one of each class.
-        size: [height, width] of the images in pixels.
-        seed: decides the images.
-        tiled: whether the TIFF files are tiled, so that ranks read their window only.
-
-    Returns:
-        The number of images that were not there already.
+    The folder is new or empty, or one that this function wrote with the same arguments. Of tiled
+    TIFF files ranks read their window only; ``size`` is [height, width].
 
     Raises:
         ConfigError: the folder holds something else.

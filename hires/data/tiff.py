@@ -83,12 +83,7 @@ class TiffImage:
         self._file.close()
 
     def read(self, rows: Span, cols: Span) -> Pixels:
-        """Returns a part of the image, (h, w, samples), colours first, white = ``peak``.
-
-        Raises:
-            ImageError: it holds floats outside 0 to 1.
-            Exception: whatever tifffile raises when the file is broken.
-        """
+        """Returns a part of the image, (h, w, samples), colours first, white = ``peak``."""
         page = self._page
         pixels = (self._mapped if page.is_memmappable else self._decoded)(rows, cols)
         if pixels.dtype == np.bool_:
@@ -165,7 +160,6 @@ class TiffImage:
 
 
 def _check_readable(page: TiffPage) -> None:
-    """Refuses pages that hires cannot convert to channels."""
     ycbcr = page.photometric == PHOTOMETRIC.YCBCR and page.compression not in JPEG
     if page.photometric not in COLOURS or ycbcr:
         name = getattr(page.photometric, "name", page.photometric)
